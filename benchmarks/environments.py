@@ -40,6 +40,7 @@ ENTRIES = {
     "mcp": "../calculator/mcp.yml",
     "pair": "pair.yml",
     "kuhn_poker": "kuhn_poker.yml",
+    "kuhn_pool": "kuhn_pool.yml",
 }
 """The configs, by the names of their rows. Of a config with several targets each is a row: `pair_checker`."""
 OPPOSED = {"kuhn_poker.yml"}

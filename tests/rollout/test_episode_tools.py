@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from etude.core.episode import call_counts
 from etude.core.errors import RequestError, ToolError
 from etude.core.tools import ToolLimits, ToolResult, ToolSet
 from etude.rollout.reply import ToolCall
@@ -87,6 +88,8 @@ async def test_functions_are_tools_and_what_goes_wrong_is_told_to_the_model(jour
     ]
     outcomes = [event.tool.outcome for event in record.events]
     assert outcomes == ["ok", "ok", "error", "ok", "error", "refused", "refused"]
+    counts = {name: count for name, count in call_counts(record).items() if name.startswith("tool")}
+    assert counts == {"tool_calls": 7, "tool_error": 2, "tool_refused": 2}
     assert read_episode(journal, record.id) == record
 
 
@@ -221,6 +224,7 @@ async def test_an_agent_may_go_on_without_a_tool_that_fails(journal: Journal) ->
     record = await collect_one(workflow, journal, tools={"numbers": ToolSet("numbers", Counting(dies_at=2))})
     assert record.output == "went on: out of numbers"
     assert sorted(event.tool.outcome for event in record.events if event.tool) == ["failed", "ok"]
+    assert call_counts(record)["tool_failed"] == 1
 
 
 def test_two_functions_of_one_name_are_refused() -> None:

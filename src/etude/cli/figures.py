@@ -60,8 +60,8 @@ def show_evaluators(history: History) -> None:
 
 
 def show_troubles(run: Path, calls: Mapping[str, int], causes: list[dict[str, Any]]) -> None:
-    """Answers that were cut off, calls that were made again, and why episodes and scores failed, with the
-    command that shows one of them.
+    """Answers that were cut off, calls that were made again, tools that did not answer, and why episodes and
+    scores failed, with the command that shows one of them.
 
     `calls` are those of an evaluation run's output.
     """
@@ -73,9 +73,18 @@ def show_troubles(run: Path, calls: Mapping[str, int], causes: list[dict[str, An
     if retries:
         text = f"{retries} attempts at model calls gave no usable answer, and were made again"
         say_wrapped(f"retries         {text}")
+    if calls.get("tool_failed"):
+        text = f"{calls['tool_failed']} of {calls['tool_calls']} calls of tools had no answer"
+        say_wrapped(f"tools           {text}")
     for cause in causes[:_CAUSES]:
         say_wrapped(f"failed          {shown_cause(cause)}")
         say(f"                {show_command(path_shown(run), cause)}")
+
+
+def show_addresses(addresses: Mapping[str, Mapping[str, int]]) -> None:
+    """How many calls each of a model's several addresses answered, and how many attempts failed there."""
+    for url, counts in addresses.items():
+        say_wrapped(f"address         {url}: {counts['answers']} answers, {counts['failed']} failed attempts")
 
 
 def side_by_side(facts: list[RunFacts]) -> list[tuple[Any, ...]]:

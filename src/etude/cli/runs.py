@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
@@ -13,7 +14,14 @@ import typer
 from etude.cli import hints
 from etude.cli.command import RUNS, AsJson, OutputDir, Run, argument, reported
 from etude.cli.console import emit, next_step, path_shown, said_once, say, say_wrapped, table
-from etude.cli.figures import by_target, show_evaluators, show_outcome, show_troubles, side_by_side
+from etude.cli.figures import (
+    by_target,
+    show_addresses,
+    show_evaluators,
+    show_outcome,
+    show_troubles,
+    side_by_side,
+)
 from etude.core.stats import Estimate, shown_mean
 
 if TYPE_CHECKING:
@@ -164,6 +172,7 @@ def _show_facts(facts: RunFacts) -> None:
     for name, scores in (result.get("scores") or {}).items():
         examples = "" if scores["n"] == scores["scored"] else f" examples, {scores['scored']} scores"
         say(f"{name:<15} {shown_score(scores)}{examples}")
+    show_addresses(result.get("addresses") or {})
     show_troubles(facts.path, result.get("model_calls") or {}, result.get("causes") or [])
 
 
@@ -180,7 +189,7 @@ def _storage(status: Mapping[str, Any]) -> str:
 
 
 def _show_history(target: str | None, history: History, run: Path) -> None:
-    from etude.store.figures import drift_of, failed_counts
+    from etude.store.figures import addresses_of, drift_of, failed_counts
     from etude.store.summary import causes_in
 
     validations = {entry.epoch: entry.metrics for entry in history.validations}
@@ -210,9 +219,13 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
     show_evaluators(history)
     for fault, count in drift_of(history).most_common():
         say_wrapped(f"drift           {count} branches, {fault} (see `etude doctor --drift MODEL`)")
+    show_addresses(addresses_of(history))
     entries: list[Entry] = [*history.validations, *history.epochs]
-    retries = sum((entry.metrics.get("calls") or {}).get("retries", 0) for entry in entries)
-    show_troubles(run, {"retries": retries}, causes_in(entries))
+    calls = Counter[str]()
+    for entry in entries:
+        calls.update(entry.metrics.get("calls") or {})
+    # What was cut off is a warning of the entry's own.
+    show_troubles(run, {**calls, "cut_off": 0}, causes_in(entries))
 
 
 def shown_share(share: float | None) -> str | None:

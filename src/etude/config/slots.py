@@ -125,7 +125,14 @@ _WORDS: dict[Any, str] = {
     Path: "a path",
     Any: "any value",
 }
-_PLURALS: dict[Any, str] = {str: "texts", int: "integers", float: "numbers", Path: "paths", Any: "values"}
+_PLURALS: dict[Any, str] = {
+    str: "texts",
+    SecretStr: "texts",
+    int: "integers",
+    float: "numbers",
+    Path: "paths",
+    Any: "values",
+}
 _BOUNDS = {
     "ge": ">= {}",
     "gt": "> {}",

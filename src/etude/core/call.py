@@ -180,6 +180,8 @@ class Completion:
     `drifted`: why the model's family begins anew here on purpose."""
     constraint: Constraint | None = None
     """The form that it was sampled in, where the request's tools ask for another than its sampling has."""
+    address: str = ""
+    """The one of the model's several addresses that answered; empty where it has only one."""
 
     @property
     def thinking(self) -> str:
@@ -203,6 +205,8 @@ class Call:
     """Why there is no completion, for a call that failed for good."""
     retries: int = 0
     """Attempts after the first, because the model gave no usable answer."""
+    failed_at: tuple[str, ...] = ()
+    """The address of each of the attempts that gave none, where the model has several."""
 
 
 def continues(messages: Sequence[Message], earlier: Call) -> bool:

@@ -5,8 +5,8 @@ This is the finished value. The live object that a workflow is handed is `etude.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -79,7 +79,11 @@ def cut_off_share(calls: Mapping[str, int]) -> float | None:
 
 
 def call_counts(record: EpisodeRecord) -> Counter[str]:
-    """The model calls of an episode: `answers`, of them `cut_off` ones, `failed` ones and `retries`."""
+    """The model calls of an episode: `answers`, of them `cut_off` ones, `failed` ones and `retries`.
+
+    Where it called tools, also `tool_calls`, and of them, by outcome, `tool_error`, `tool_refused` and
+    `tool_failed` ones, if there are any.
+    """
     counts = Counter(answers=0, cut_off=0, failed=0, retries=0)
     for call in record.calls:
         counts["retries"] += call.retries
@@ -88,4 +92,29 @@ def call_counts(record: EpisodeRecord) -> Counter[str]:
         else:
             counts["answers"] += 1
             counts["cut_off"] += call.completion.finish_reason == "length"
+    for event in record.events:
+        if event.tool is not None:
+            outcome = event.tool.outcome
+            counts.update(["tool_calls"] if outcome == "ok" else ["tool_calls", f"tool_{outcome}"])
     return counts
+
+
+def address_counts(record: EpisodeRecord) -> dict[str, Counter[str]]:
+    """The attempts at model calls of an episode, where a model has several addresses: `answers` and `failed`
+    ones, by address."""
+    counts: defaultdict[str, Counter[str]] = defaultdict(lambda: Counter(answers=0, failed=0))
+    for call in record.calls:
+        for address in call.failed_at:
+            counts[address]["failed"] += 1
+        if call.completion is not None and call.completion.address:
+            counts[call.completion.address]["answers"] += 1
+    return dict(counts)
+
+
+def added_up(counts: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
+    """Counts by address, of several episodes or collections, as one."""
+    sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for by_address in counts:
+        for address, count in by_address.items():
+            sums[address].update(count)
+    return {address: dict(sums[address]) for address in sorted(sums)}

@@ -82,6 +82,8 @@ class EvaluationRunOutput(DataModel):
     """The most frequent causes of failures, the most frequent first."""
     calls: dict[str, int] = Field(default_factory=dict)
     """Model calls: `answers`, of them `cut_off` at the limit of tokens, `failed` ones and `retries`."""
+    addresses: dict[str, dict[str, int]] = Field(default_factory=dict)
+    """Of models with several addresses: the attempts at calls, `answers` and `failed` ones, by address."""
     left_out: list[EvalOutputItem] = Field(default_factory=list)
     """Why there is no reward, of each episode that `scored_by` has taken out."""
 

@@ -102,6 +102,8 @@ class RetryCount:
     """How often a call was tried again so far."""
 
     retries: int = 0
+    failed_at: list[str] = field(default_factory=list)
+    """The address of each attempt without a usable answer, where the model has several."""
 
 
 _COUNT: ContextVar[RetryCount | None] = ContextVar("retry_count", default=None)
@@ -122,3 +124,9 @@ def note_retry() -> None:
     """To be called by an engine before each attempt after the first."""
     if count := _COUNT.get():
         count.retries += 1
+
+
+def note_failed_attempt(address: str) -> None:
+    """To be called by an engine with several addresses, after each attempt that gave no usable answer."""
+    if count := _COUNT.get():
+        count.failed_at.append(address)

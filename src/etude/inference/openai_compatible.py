@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import stamina
@@ -13,21 +14,16 @@ from pydantic_core import from_json
 
 from etude.config.registry import register_llm
 from etude.core.call import ChatRequest, Completion
-from etude.core.errors import EngineError, ImpossibleCall, RequestError
+from etude.core.errors import EngineError, ImpossibleCall
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
 from etude.core.keys import generator
-from etude.inference.engine import note_retry
-from etude.inference.http_lanes import HttpLanes
-from etude.inference.openai_config import NOT_FOR_REASONING, OPENAI_URL, OpenAiLlmConfig
+from etude.inference.engine import note_failed_attempt, note_retry
+from etude.inference.http_addresses import HttpAddresses
+from etude.inference.openai_config import NOT_FOR_REASONING, OpenAiLlmConfig
+from etude.inference.routes import Address, beginning, conversation_of
 from etude.wire.asking import USUAL_FIELDS, request_fields
-from etude.wire.client import (
-    Disturbed,
-    Refused,
-    encode,
-    failure_of,
-    parse_completion,
-)
+from etude.wire.client import Disturbed, Refused, encode, parse_completion
 from etude.wire.logprobs import require_asked, require_possible
 
 if TYPE_CHECKING:
@@ -43,10 +39,8 @@ class OpenAiEngine(Engine):
 
     def __init__(self, config: OpenAiLlmConfig) -> None:
         self._config = config
-        self._base_url = config.address
+        self._addresses = HttpAddresses(config)
         self._provider = config.provider_there
-        self._secrets = [value.get_secret_value() for value in config.headers.values()]
-        self._lanes = HttpLanes(self._headers())
         self._model = config.model_name
         self._version = 0
         self._closed = False
@@ -80,14 +74,18 @@ class OpenAiEngine(Engine):
         top = max(request.top_logprobs, self._config.top_logprobs or 0)
         fields = self._fixed_fields | self._logprob_fields(request, top) | fields | self._config.extra_body
 
-        def read(data: bytes, version: int) -> Completion:
+        def read(data: bytes, version: int, model: str | None) -> Completion:
             prompt_top, vocabulary = request.prompt_logprobs or 0, self._config.vocabulary
-            completion = parse_completion(data, version, vocabulary, top=top, prompt_top=prompt_top)
+            completion = parse_completion(
+                data, version, vocabulary, top=top, prompt_top=prompt_top, model=model
+            )
             self._require_asked(completion, request, top)
             return completion
 
         path = "chat/completions" if request.prompt is None else "completions"
-        return await self._answer(path, fields, request.key, read)
+        conversation = conversation_of(request) if self._addresses.are_several else ""
+        completion, address = await self._answer(path, fields, request.key, conversation, read)
+        return replace(completion, address=address) if self._addresses.are_several else completion
 
     def _require_asked(self, completion: Completion, request: ChatRequest, top: int) -> None:
         """Raise ImpossibleCall where config or request asked for what the answer does not have."""
@@ -112,7 +110,7 @@ class OpenAiEngine(Engine):
         """
         fields = {"prompt": list(ids), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
 
-        def read(data: bytes, version: int) -> tuple[float, ...]:
+        def read(data: bytes, version: int, model: str | None) -> tuple[float, ...]:
             try:
                 rows = from_json(data)["choices"][0]["prompt_logprobs"]
                 values = [
@@ -126,94 +124,148 @@ class OpenAiEngine(Engine):
                 ) from error
             return (0.0, *values)
 
-        return await self._answer("completions", fields, len(ids), read)
+        return (await self._answer("completions", fields, len(ids), beginning(tuple(ids)), read))[0]
 
     async def adopt(self, version: ModelVersion) -> None:
-        """Ask for `version.location`, the endpoint's name for the new weights, from the next attempt on."""
+        """Ask for `version.location`, the endpoint's name for the new weights, from the next attempt on.
+
+        Of several addresses, those that do not have it are set aside until they do. Raises EngineError where
+        none has.
+        """
+        if (version.location, version.number) == (self._model, self._version):
+            return
+        addresses, before = self._addresses, self._addresses.wanted
+        lacking: dict[Address, str] = {}
+        if addresses.are_several:
+            addresses.wanted, every = version.location, addresses.routes.addresses
+            lacked = [address.lacks_model for address in every]
+            reasons = await asyncio.gather(*map(addresses.lacking, every))
+            lacking = {address: why for address, why in zip(every, reasons, strict=True) if why}
+            if len(lacking) == len(every):
+                addresses.wanted = before
+                for address, was_lacking in zip(every, lacked, strict=True):
+                    address.lacks_model = was_lacking
+                causes = "; ".join(f"{address.url}: {why}" for address, why in lacking.items())
+                raise EngineError(f"no address can answer for the model '{version.location}': {causes}")
         self._model, self._version = version.location, version.number
+        for address, why in lacking.items():
+            addresses.set_aside(address, why)
+
+    def address_states(self) -> dict[str, str]:
+        """How each of several addresses is; nothing for a single one."""
+        return self._addresses.states() if self._addresses.are_several else {}
 
     async def close(self) -> None:
         self._closed = True
-        await self._lanes.close()
+        await self._addresses.close()
 
     async def _answer(
-        self, path: str, fields: dict[str, Any], key: int, read: Callable[[bytes, int], T]
-    ) -> T:
-        """The result of `read`, given an answer and the version that gave it. Raises EngineError."""
-        config = self._config
+        self,
+        path: str,
+        fields: dict[str, Any],
+        key: int,
+        conversation: str,
+        read: Callable[[bytes, int, str | None], T],
+    ) -> tuple[T, str]:
+        """The result of `read`, given an answer and the version that gave it, and the address.
+
+        Raises EngineError.
+        """
+        config, routes = self._config, self._addresses.routes
+        causes: dict[str, str] = {}
+        tried: set[str] = set()
 
         def wait(error: Exception) -> bool | float:
             if not isinstance(error, Disturbed):
                 return False
+            if routes.has_other(tried):
+                return 0.0
+            tried.clear()
             if error.retry_after is None:
                 return True
             # Calls that were turned away together should not come back together.
             spread = generator(key, "retry").uniform(0, config.retry_wait)
             return min(error.retry_after + spread, config.max_retry_wait)
 
+        most = config.max_retries + len(routes.addresses)
         attempts = stamina.retry_context(
             on=wait,
-            attempts=config.max_retries + 1,
+            attempts=most,
             timeout=None,
             wait_initial=config.retry_wait,
             wait_max=config.max_retry_wait,
             wait_jitter=config.retry_wait,
         )
+        address = routes.addresses[0]
         try:
             async for attempt in attempts:
                 if attempt.num > 1:
                     note_retry()
-                with attempt:
-                    return read(*await self._attempt(path, fields))
+                with attempt, routes.call(conversation, tried) as address:
+                    try:
+                        return await self._attempt(address, path, fields, read), address.url
+                    except (Disturbed, Refused) as error:
+                        causes[address.url] = str(error)
+                        tried.add(address.url)
+                        if self._another_may_answer(address, error) and routes.has_other(tried):
+                            raise Disturbed(str(error)) from error
+                        raise
         except Refused as error:
-            raise error.error(self._told(str(error))) from None
-        except Disturbed as error:
-            raise EngineError(self._told(f"{error} (attempt {config.max_retries + 1}, the last)")) from None
+            if not error.impossible:
+                raise EngineError(self._all_told(causes)) from None
+            raise error.error(self._told(str(error), address.url)) from None
+        except Disturbed:
+            raise EngineError(self._all_told(causes, f" (attempt {most}, the last)")) from None
         raise AssertionError("the loop above returns or raises")
 
-    async def _attempt(self, path: str, fields: dict[str, Any]) -> tuple[bytes, int]:
-        """The body of an answer, and the version that gave it. Raises Disturbed or Refused."""
-        import httpx
+    def _another_may_answer(self, address: Address, error: Disturbed | Refused) -> bool:
+        """Note a failed attempt at one of several addresses; whether another may do what this one refused."""
+        if not self._addresses.are_several or self._closed:
+            return False
+        note_failed_attempt(address.url)
+        if isinstance(error, Disturbed) or error.impossible:
+            return False
+        self._addresses.refused(address, str(error))
+        return True
 
+    async def _attempt(
+        self, address: Address, path: str, fields: dict[str, Any], read: Callable[[bytes, int, str | None], T]
+    ) -> T:
+        """The content of an address's answer. Raises Disturbed or Refused."""
         if self._closed:
             raise Refused("the engine is closed")
-        model, version = self._model, self._version
+        if address.lacks_model:
+            raise Disturbed(address.reason)
+        model, version, since = self._model, self._version, time.monotonic()
         content = encode({"model": model, **fields})
-        seconds = self._config.request_timeout
         try:
-            # httpx limits each read; an endpoint that trickles bytes could hold the call for ever.
-            async with asyncio.timeout(seconds):
-                response = await self._lanes.post(f"{self._base_url}/{path}", content)
-        except TimeoutError:
-            raise Disturbed(f"no answer within {seconds:g} s; `request_timeout` sets the limit") from None
-        except httpx.LocalProtocolError as error:
-            raise Refused(f"the request cannot be sent: {error}") from error
-        except httpx.RequestError as error:
-            raise Disturbed(f"{type(error).__name__}: {error}".rstrip(": ")) from error
-        if response.status_code != 200:
-            raise failure_of(response.status_code, response.headers, response.content)
-        return response.content, version
+            data = await self._addresses.post(address, path, content)
+            # Weights that were adopted are asked for by name: no address may put others in their place.
+            result = read(data, version, None if self._addresses.wanted is None else model)
+        except Disturbed as error:
+            self._addresses.failed(address, since, error)
+            raise
+        if model == self._model:
+            self._addresses.routes.answered(address)
+        return result
 
-    def _headers(self) -> dict[str, str]:
-        headers = {"content-type": "application/json"}
-        configured = self._config.api_key
-        key = configured.get_secret_value() if configured else os.environ.get("OPENAI_API_KEY", "")
-        key = key.strip()
-        if key:
-            self._secrets.append(key)
-            headers["authorization"] = f"Bearer {key}"
-        elif self._base_url == OPENAI_URL:
-            raise RequestError(
-                f"model '{self._config.model_name}' is to be sampled from OpenAI, but there is no API key. "
-                "Set OPENAI_API_KEY, or `api_key`, or `base_url` for another endpoint."
-            )
-        return headers | {name: value.get_secret_value() for name, value in self._config.headers.items()}
+    def _all_told(self, causes: dict[str, str], attempts: str = "") -> str:
+        """The error of a call that no address answered, with the cause of each."""
+        if not self._addresses.are_several:
+            [(url, cause)] = causes.items()
+            return self._told(f"{cause}{attempts}", url)
+        aside = {
+            address.url: f"set aside: {address.reason}"
+            for address in self._addresses.routes.addresses
+            if address.state == "aside"
+        }
+        each = "; ".join(f"{url}: {cause}" for url, cause in (aside | causes).items())
+        return self._told(f"{each}{attempts}", f"{len(self._addresses.routes.addresses)} addresses")
 
-    def _told(self, reason: str) -> str:
+    def _told(self, reason: str, where: str | None = None) -> str:
         """The reason of an error with model and address, and without secrets."""
-        for secret in filter(None, self._secrets):
-            reason = reason.replace(secret, "***")
-        return f"model '{self._model}' at {self._base_url}: {reason}"
+        where = where or self._config.address
+        return f"model '{self._model}' at {where}: {self._addresses.masked(reason)}"
 
 
 @register_llm(config_type=OpenAiLlmConfig)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from etude.config.component import CHANGEABLE, LlmConfig
 from etude.core.call import Sampling
@@ -102,10 +102,12 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
 
     model_name: str = Field(min_length=1)
     """The endpoint's name for the model."""
-    base_url: str | None = None
-    """Address that ends before `/chat/completions`. Left out: `OPENAI_BASE_URL`, else OpenAI."""
-    api_key: SecretStr | None = None
-    """Left out: `OPENAI_API_KEY`, else none is sent."""
+    base_url: str | list[str] | None = None
+    """Address that ends before `/chat/completions`. Left out: `OPENAI_BASE_URL`, else OpenAI. Several that
+    serve the same model, as a list or with commas between them, share its conversations: each stays at one,
+    and goes on at another when that fails."""
+    api_key: SecretStr | list[SecretStr] | None = None
+    """Left out: `OPENAI_API_KEY`, else none is sent. A list has a key for each of the addresses."""
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -115,7 +117,8 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
     request_timeout: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
     """Seconds for one attempt, all in all."""
     max_retries: Annotated[int, CHANGEABLE] = Field(default=4, ge=0)
-    """More attempts after 408, 409, 429, 5xx, a lost connection or a malformed answer."""
+    """More attempts after 408, 409, 429, 5xx, a lost connection or a malformed answer. Each address but the
+    first adds one, and another address is tried without a wait."""
     retry_wait: Annotated[float, CHANGEABLE] = Field(default=0.5, ge=0)
     """Seconds before the first retry; doubles with each. `Retry-After` goes first."""
     max_retry_wait: Annotated[float, CHANGEABLE] = Field(default=30.0, ge=0)
@@ -145,8 +148,17 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
 
     @field_validator("base_url")
     @classmethod
-    def _plain_address(cls, value: str | None) -> str | None:
-        return None if value is None else plain_address(value)
+    def _plain_addresses(cls, value: str | list[str] | None) -> str | list[str] | None:
+        if value is None:
+            return None
+        addresses = plain_addresses(value)
+        return addresses[0] if len(addresses) == 1 else addresses
+
+    @model_validator(mode="after")
+    def _a_key_each(self) -> OpenAiLlmConfig:
+        if isinstance(self.api_key, list):
+            require_a_key_each(len(self.api_key), self.addresses)
+        return self
 
     @field_validator("extra_body")
     @classmethod
@@ -157,9 +169,22 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
         return value
 
     @property
-    def address(self) -> str:
+    def addresses(self) -> list[str]:
         """Where requests go: `base_url`, or else what the environment says, or else OpenAI."""
-        return self.base_url or os.environ.get("OPENAI_BASE_URL", "").rstrip("/") or OPENAI_URL
+        if isinstance(self.base_url, list):
+            return self.base_url
+        given = self.base_url or os.environ.get("OPENAI_BASE_URL", "") or OPENAI_URL
+        return [address.strip().rstrip("/") for address in given.split(",")]
+
+    @property
+    def address(self) -> str:
+        """The first of the addresses: that of everything but model calls."""
+        return self.addresses[0]
+
+    @property
+    def keys(self) -> list[SecretStr | None]:
+        """The key of each address, as far as the config has one."""
+        return [*self.api_key] if isinstance(self.api_key, list) else [self.api_key] * len(self.addresses)
 
     @property
     def provider_there(self) -> Provider:
@@ -187,6 +212,25 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
     def sampling(self) -> Sampling:
         """How to sample where a call does not say."""
         return Sampling(temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_tokens)
+
+
+def plain_addresses(value: str | list[str]) -> list[str]:
+    """The addresses of a list, or of a text with commas between them. Raises ValueError for what is none."""
+    several = value.split(",") if isinstance(value, str) else value
+    addresses = [plain_address(address.strip()) for address in several]
+    if not addresses:
+        raise ValueError("expected at least one address; leave the key out for OpenAI's")
+    if repeated := {address for address in addresses if addresses.count(address) > 1}:
+        raise ValueError(f"has an address twice: {', '.join(sorted(repeated))}")
+    return addresses
+
+
+def require_a_key_each(keys: int, addresses: list[str]) -> None:
+    """Raise ValueError unless there are as many keys as addresses."""
+    if keys != len(addresses):
+        raise ValueError(
+            f"`api_key` has {keys} keys for {len(addresses)} addresses; give one key for all, or one for each"
+        )
 
 
 def plain_address(value: str) -> str:

@@ -6,7 +6,6 @@ gradient and metrics is summed over all of them before anything changes.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -82,7 +81,7 @@ class Team:
 
 
 class ProcessTeam(Team):
-    """Several processes, which `accelerate launch` started."""
+    """Several processes, which a launcher started."""
 
     device: torch.device
 
@@ -177,7 +176,7 @@ class ShardingTeam(ProcessTeam):
 
 @contextmanager
 def joined(device: str, timeout: float, *, shards: bool = False) -> Iterator[ProcessTeam]:
-    """The team of the processes that `accelerate launch` started, this one among them.
+    """The team of the processes that a launcher started, this one among them.
 
     `device` is `cpu`, or `auto` or `cuda` for one GPU each. A process that others have waited for longer
     than `timeout` seconds is lost to them. With `shards` each will hold a part of the weights. Raises
@@ -191,19 +190,6 @@ def joined(device: str, timeout: float, *, shards: bool = False) -> Iterator[Pro
     yield kind(state.process_index, state.num_processes, state.device)
     # Not after an error: the others may wait for this process to go away, and find that out by its end.
     state.destroy_process_group()
-
-
-def launch_command(module: str, arguments: Sequence[str], processes: int) -> list[str]:
-    """The command that runs a Python module in several processes at once, as a team.
-
-    `accelerate launch` is given all that a config file of the user's would otherwise decide. When one of the
-    processes fails, the others are ended. `--multi_gpu` is its word for several processes on one machine,
-    with GPUs or without.
-    """
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
-    machines = ["--num_machines=1", "--machine_rank=0", "--main_process_port=0", "--gpu_ids=all"]
-    kind = ["--mixed_precision=no", "--dynamo_backend=no", f"--num_processes={processes}"]
-    return [*launch, *machines, *kind, "--module", module, *arguments]
 
 
 def idle(model: Any) -> torch.Tensor:

@@ -15,12 +15,13 @@ from etude.core.around import entered
 from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord, cut_off_share
 from etude.core.errors import TrainingError
-from etude.core.evaluation import EvalOutputItem
+from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
 from etude.core.history import EpochEntry, History, WarmUpEntry
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import TrajectoryCollection
 from etude.groups.line import LineRules, ModelLine
 from etude.groups.opponents import Game, OpponentPool, games_of
+from etude.inference.routes import HasAddresses
 from etude.jobs.content import JobNameTakenError
 from etude.loop.checks import Provenance, TargetWatch
 from etude.loop.metrics import collection_metrics, selection_metrics
@@ -220,6 +221,7 @@ class Bookkeeper:
             "failures": output.failures,
             "failure_causes": [cause.model_dump() for cause in output.causes],
             "calls": output.calls,
+            **self._addresses(output),
             "cut_off_share": cut_off_share(output.calls),
             "unscored": sum(not item.is_scored for item in items),
             "completion_tokens": seen.completion_tokens,
@@ -230,6 +232,16 @@ class Bookkeeper:
         metrics = collection_metrics(collection, {**counted, **facts, "scores": output.scores()})
         met = {pool.name: self._met(epoch, pool) for pool in self.opponents}
         return self.record.with_name({**metrics, **({"opponents": met} if met else {}), **self._facts()})
+
+    def _addresses(self, output: EvaluationRunOutput) -> dict[str, Any]:
+        """The attempts at calls by address, and how each address is now; nothing where models have one."""
+        engine = self.line.engine
+        states = engine.address_states() if isinstance(engine, HasAddresses) else {}
+        rows: dict[str, dict[str, Any]] = {url: {"answers": 0, "failed": 0} for url in states}
+        rows |= {url: dict(counts) for url, counts in output.addresses.items()}
+        for url, state in states.items():
+            rows[url]["state"] = state
+        return {"addresses": rows} if rows else {}
 
     def _met(self, epoch: int, pool: OpponentPool) -> dict[str, Any]:
         reward = self.config.reward_function

@@ -67,6 +67,7 @@ class Evaluation:
             "scores": self.scores(),
             **self.output.model_dump(include={"failures", "causes"}),
             "model_calls": dict(self.output.calls),
+            **({"addresses": dict(self.output.addresses)} if self.output.addresses else {}),
             **self.usage,
         }
 

@@ -59,6 +59,7 @@ def validation_metrics(output: EvaluationRunOutput, evaluator: str) -> dict[str,
         "failures": dict(output.failures),
         "failure_causes": [cause.model_dump() for cause in output.causes],
         "calls": dict(output.calls),
+        **({"addresses": dict(output.addresses)} if output.addresses else {}),
         "cut_off_share": cut_off_share(output.calls),
     }
 

@@ -41,16 +41,6 @@ class Matcher(Protocol):
         """Why it cannot; empty while it can."""
 
 
-class Masks(Protocol):
-    """The tokens that grammars allow next, of rows that go on together; they may still be worked out."""
-
-    def bits(self) -> Bits:
-        """A row [B, words] for each of them."""
-
-    def has_faults(self) -> bool:
-        """Whether any of them cannot go on."""
-
-
 class Shape(NamedTuple):
     """How the distribution of one token differs from the model's own."""
 
@@ -97,8 +87,6 @@ class Shaper:
         self._counts: Counter[int] | None = Counter() if counts else None
         self._bias = _entries(sampling.logit_bias) if sampling.logit_bias else _NOTHING
         self._allowed = allowed
-        self.coming: tuple[Masks, int] | None = None
-        """Where the bits are that the grammar allows now, until they are asked for."""
         only_masked = sampling.changed().keys() <= {
             "constraint",
             "max_tokens",
@@ -106,8 +94,7 @@ class Shaper:
             "seed",
             "stop_token_ids",
         }
-        self.is_mask = matcher is not None and only_masked
-        """Whether what the grammar allows is all that there is to it."""
+        self._is_mask = matcher is not None and only_masked
         self._constant = not (repeats or counts or sampling.min_tokens or matcher)
         self._last: Shape | None = None
 
@@ -116,10 +103,9 @@ class Shaper:
         """Whether a token's distribution is not just the softmax of the logits, as that of greedy ones is."""
         return sampling.shape() not in (_PLAIN, _GREEDY)
 
-    def take(self, token: int, coming: tuple[Masks, int] | None = None) -> None:
-        """Go on by a sampled token; what the grammar allows then is a row of `coming`, or said by `allow`."""
+    def take(self, token: int) -> None:
+        """Go on by a sampled token; what the grammar allows then is said by `allow`."""
         self._length += 1
-        self.coming = coming
         if self._seen is not None:
             self._seen.add(token)
         if self._counts is not None:
@@ -152,12 +138,13 @@ class Shaper:
         self._last = Shape(sampling, self._bias, seen, penalties, allowed, barred)
         return self._last
 
+    def mask(self) -> Bits | None:
+        """The bits of what the grammar allows, where that is all that there is to the shape; else None."""
+        return self._next_allowed() if self._is_mask else None
+
     def _next_allowed(self) -> Bits | None:
         if self.matcher is None:
             return None
-        if self.coming is not None:
-            masks, row = self.coming
-            self._allowed, self.coming = masks.bits()[row], None
         if self.matcher.is_error():
             self.fault = f"the answer cannot be held to its form any longer: {self.matcher.get_error()[:300]}"
             return None
@@ -165,22 +152,14 @@ class Shaper:
 
 
 def masked(logits_BV: Tensor, shapers: Sequence[Shaper | None]) -> Tensor | None:
-    """The logits of `shaped`, in a fraction of the time, of rows that went on together and are only masked.
-
-    None for others.
-    """
-    if shapers[0] is None or shapers[0].coming is None:
-        return None
-    masks, places = shapers[0].coming[0], []
+    """The logits of `shaped`, in a fraction of the time, of rows that are only masked; None for others."""
+    masks = list[Bits]()
     for shaper in shapers:
-        if shaper is None or not shaper.is_mask or shaper.coming is None or shaper.coming[0] is not masks:
+        mask = None if shaper is None else shaper.mask()
+        if mask is None:
             return None
-        places.append(shaper.coming[1])
-    if masks.has_faults():
-        return None
-    bits = masks.bits()
-    barred = np.invert(bits if places == list(range(len(bits))) else bits[places])
-    barred_BV = _tensor(barred, logits_BV.shape[1]).to(logits_BV.device)
+        masks.append(mask)
+    barred_BV = _tensor(np.invert(np.stack(masks)), logits_BV.shape[1]).to(logits_BV.device)
     return logits_BV.float().masked_fill(barred_BV, -torch.inf)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 
 from etude.core.call import Constraint, Sampling
 from etude.core.errors import ImpossibleCall
-from etude.models.distribution import Bits, Masks, Shape, Shaper, words_of
+from etude.models.distribution import Bits, Shape, Shaper, words_of
 
 _KEPT_GRAMMARS = 256
 """Compiled grammars that are remembered: the calls of an agent have the same few."""
@@ -25,7 +24,8 @@ _THINK = ("<think>", "</think>")
 _LONGEST_ERROR = 500
 _ONE_BY_ONE = 1 << 14
 """Tokens of a vocabulary up to which the masks of a step are made one after the other: to share them out
-among threads takes more CPU time than it saves (two thirds more for 64 rows and 512 or 8192 tokens)."""
+among threads, or to make them in one while the model reads, takes more CPU time than it saves (two thirds
+more for 64 rows and 512 or 8192 tokens)."""
 _SCHEMA_ERROR = re.compile(r"failed to compile JSON schema: (.*)")
 FORM = "response_format"
 """The field of a request that asks for a form, whichever of them it is."""
@@ -158,35 +158,16 @@ class Grammars:
 
 
 def advance(shapers: Sequence[tuple[Shaper, int]], vocabulary: int) -> None:
-    """Go on by a sampled token each; what grammars allow next is found out in other threads meanwhile."""
-    bound = [(shaper.matcher, token) for shaper, token in shapers if shaper.matcher is not None]
-    masks = NextMasks(bound, vocabulary) if bound else None
-    row = 0
+    """Go on by a sampled token each, and find out what grammars allow then."""
+    bound = list[tuple[Shaper, Any, int]]()
     for shaper, token in shapers:
-        if masks is None or shaper.matcher is None:
-            shaper.take(token)
-        else:
-            shaper.take(token, (masks, row))
-            row += 1
-
-
-class NextMasks(Masks):
-    """The tokens that matchers allow after a token each, worked out in another thread."""
-
-    def __init__(self, bound: Sequence[tuple[Any, int]], vocabulary: int) -> None:
-        self._future = _thread().submit(_next_bits, bound, vocabulary)
-        self._result: tuple[Bits, bool] | None = None
-
-    def bits(self) -> Bits:
-        return self._known()[0]
-
-    def has_faults(self) -> bool:
-        return self._known()[1]
-
-    def _known(self) -> tuple[Bits, bool]:
-        """All rows ask for it, and only the first of them has to wait."""
-        self._result = self._result or self._future.result()
-        return self._result
+        shaper.take(token)
+        if shaper.matcher is not None:
+            bound.append((shaper, shaper.matcher, token))
+    if bound:
+        allowed = _next_bits([(matcher, token) for _, matcher, token in bound], vocabulary)
+        for (shaper, _, _), bits in zip(bound, allowed, strict=True):
+            shaper.allow(bits)
 
 
 def _bits(matcher: Any, vocabulary: int) -> Bits:
@@ -196,9 +177,8 @@ def _bits(matcher: Any, vocabulary: int) -> Bits:
     return bits
 
 
-def _next_bits(bound: Sequence[tuple[Any, int]], vocabulary: int) -> tuple[Bits, bool]:
-    """Let matchers go on by a token each: the bits [B, words] of those that they allow then, and whether one
-    of them cannot go on."""
+def _next_bits(bound: Sequence[tuple[Any, int]], vocabulary: int) -> Bits:
+    """Let matchers go on by a token each: the bits [B, words] of those that they allow then."""
     bits = np.empty((len(bound), words_of(vocabulary)), np.uint32)
     address, size = bits.ctypes.data, bits.strides[0]
     if vocabulary > _ONE_BY_ONE:
@@ -210,7 +190,7 @@ def _next_bits(bound: Sequence[tuple[Any, int]], vocabulary: int) -> tuple[Bits,
         for row, (matcher, token) in enumerate(bound):
             matcher.consume_token(token)
             matcher.unsafe_compute_mask_ptr(address + row * size, size)
-    return bits, any(matcher.is_error() for matcher, _ in bound)
+    return bits
 
 
 def lark_of(constraint: Constraint) -> str:
@@ -271,11 +251,6 @@ def _regex(pattern: str) -> str:
 
     body = json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"][0]
     return str(body["lark_grammar"]).removeprefix("start: ")
-
-
-@cache
-def _thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, "etude-grammars")
 
 
 @cache

@@ -35,6 +35,7 @@ from etude.core.job import ModelVersion
 from etude.core.stats import estimate
 from etude.core.tools import ToolSet
 from etude.core.trajectory import Method
+from etude.inference.http_addresses import HttpAddresses
 from etude.inference.local import LocalLlmConfig, require_local_extra
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
 from etude.inference.tiny import make_base
@@ -230,6 +231,8 @@ async def _check_models(
         what = f"model {name}"
         if not isinstance(llm, LocalLlmConfig):
             _check_remote(what, llm, findings)
+            if isinstance(llm, OpenAiLlmConfig) and len(llm.addresses) > 1:
+                await _check_addresses(what, llm, findings)
             continue
         with findings.of_errors(what):
             require_local_extra()
@@ -253,13 +256,30 @@ def _check_remote(what: str, llm: Any, findings: Findings) -> None:
     if not isinstance(llm, OpenAiLlmConfig):
         findings.ok(what, f"_type: {llm.type_name}")
         return
-    where = "OpenAI" if llm.address == OPENAI_URL else llm.address
+    where = "OpenAI" if llm.address == OPENAI_URL else ", ".join(llm.addresses)
     details = ["token ids"] * llm.asks_for_token_ids + ["logprobs"] * llm.asks_for_logprobs
-    if llm.api_key is None and not os.environ.get("OPENAI_API_KEY") and where == "OpenAI":
+    if not llm.api_key and not os.environ.get("OPENAI_API_KEY") and where == "OpenAI":
         findings.warn(what, "no api_key in the config and no OPENAI_API_KEY in the environment")
     else:
         request = f"asked for {' and '.join(details)}" if details else "text only"
-        findings.ok(what, f"{llm.model_name} at {where}, {request}; whether it answers is not tried")
+        tried = "" if len(llm.addresses) > 1 else "; whether it answers is not tried"
+        findings.ok(what, f"{llm.model_name} at {where}, {request}{tried}")
+
+
+async def _check_addresses(what: str, llm: OpenAiLlmConfig, findings: Findings) -> None:
+    """Ask each of several addresses for the list of its models; nothing is sampled."""
+    with findings.of_errors(what):
+        addresses = HttpAddresses(llm)
+        addresses.wanted, every = llm.model_name, addresses.routes.addresses
+        try:
+            reasons = await asyncio.gather(*map(addresses.lacking, every))
+        finally:
+            await addresses.close()
+        for address, reason in zip(every, reasons, strict=True):
+            if reason is None:
+                findings.ok(f"{what} at {address.url}", "answers")
+            else:
+                findings.warn(f"{what} at {address.url}", f"{reason}; a run would use the others")
 
 
 def _adapter_of(config: Config, block: FinetuneConfig) -> Any:

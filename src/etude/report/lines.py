@@ -164,10 +164,12 @@ class LineProgress(RunState):
     def trained(self, epoch: int, metrics: Mapping[str, Any]) -> None:
         super().trained(epoch, metrics)
         failed, unscored = failed_counts(metrics)
+        calls = metrics.get("calls") or {}
         counts = {
             "failed": failed,
             "scores failed": unscored,
-            "retries": (metrics.get("calls") or {}).get("retries"),
+            "retries": calls.get("retries"),
+            "tool calls failed": calls.get("tool_failed"),
             "branches by drift": metrics.get("drifted"),
         }
         cut_off = metrics.get("cut_off_share")

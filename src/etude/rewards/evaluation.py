@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from etude.core.episode import EpisodeRecord
+from etude.core.episode import EpisodeRecord, added_up
 from etude.core.evaluation import (
     EvalInput,
     EvalInputItem,
@@ -118,6 +118,7 @@ def together(outputs: Sequence[EvaluationRunOutput]) -> EvaluationRunOutput:
         failures=dict(failures),
         causes=merge_causes(cause for output in outputs for cause in output.causes),
         calls=dict(calls),
+        addresses=added_up(output.addresses for output in outputs),
         left_out=[item for output in outputs for item in output.left_out],
     )
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from etude.core.episode import EpisodeRecord, call_counts
+from etude.core.episode import EpisodeRecord, added_up, address_counts, call_counts
 from etude.core.errors import ErrorBudgetExceeded
 from etude.core.evaluation import EvalInput, EvalInputItem, EvaluationRunOutput, FailureCause
 from etude.rewards.evaluation import OnEpisode, OnScore, item_of, merge_causes, summary_of
@@ -95,6 +95,7 @@ class Gathering:
         self._waiting: dict[str, list[tuple[EpisodeRecord, EvalInputItem, Scores]]] = {}
         self._done: dict[tuple[str, int], tuple[EvalInputItem, Scores]] = {}
         self._calls: Counter[str] = Counter()
+        self._addresses: dict[str, dict[str, int]] = {}
 
     async def output_of(self, records: AsyncGenerator[EpisodeRecord]) -> EvaluationRunOutput:
         """Have all episodes scored. Not too many wait for their scores, so that memory stays flat.
@@ -129,6 +130,8 @@ class Gathering:
         if self._on_episode is not None:
             self._on_episode(record)
         self._calls.update(call_counts(record))
+        if by_address := address_counts(record):
+            self._addresses = added_up([self._addresses, by_address])
         item = item_of(record)
         scores: Scores = {}
         if record.failure is None:
@@ -180,4 +183,5 @@ class Gathering:
             failures=dict(self._budget.counts),
             causes=merge_causes(self._budget.failures),
             calls=dict(self._calls),
+            addresses=self._addresses,
         )

@@ -210,14 +210,18 @@ class Recorder:
             )
             engine, request = self.models.engines[asked.model], asked.request
             completion = await engine.complete(replace(request, earlier=earlier, on_delta=on_delta))
-            return replace(asked, completion=completion, retries=count.retries)
+            return replace(
+                asked, completion=completion, retries=count.retries, failed_at=tuple(count.failed_at)
+            )
 
         def encode(call: Call) -> Json:
             return encode_call(call, self._parent(call))
 
         def decode(data: Json) -> Call:
             stored = self._reader.decode(name, data)
-            return replace(asked, completion=stored.completion, retries=stored.retries)
+            return replace(
+                asked, completion=stored.completion, retries=stored.retries, failed_at=stored.failed_at
+            )
 
         try:
             with counting_retries() as count:
@@ -229,7 +233,9 @@ class Recorder:
             raise
         except BaseException as error:
             if not self._closed:
-                self._calls[asked.index] = replace(asked, error=_reason(error), retries=count.retries)
+                self._calls[asked.index] = replace(
+                    asked, error=_reason(error), retries=count.retries, failed_at=tuple(count.failed_at)
+                )
             raise
         self._reader.add(name, call)
         return call

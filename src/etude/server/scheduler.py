@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 import signal
 import sys
 import time
@@ -18,7 +17,7 @@ from typing import Any
 
 from etude.backends.lm_client import FREE_ENGINE
 from etude.inference.child_process import last_lines
-from etude.learner.team import launch_command
+from etude.learner.launch import Launcher, LocalLauncher, exit_words
 from etude.server.database import Row
 from etude.server.engines import JOBS, EnginePool
 from etude.server.jobs import LIVE, JobFolder, JobStore
@@ -33,8 +32,6 @@ _ATTEMPTS = 3
 """Workers that may end without a checkpoint before their job is given up."""
 _LOOK_SECONDS = 0.5
 _LOG_LINES = 5
-_ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*: (\d+).*?exitcode\s*: (-?\d+)", re.DOTALL)
-"""In the words of torch's launcher."""
 _GRACE_SECONDS = 20.0
 """For a worker to end by itself once its job is cancelled or the server stops."""
 
@@ -54,8 +51,9 @@ class Workers:
     They are forked from a nursery, a process that has imported what takes seconds to import.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        """`environment` is that of the workers."""
+    def __init__(self, environment: Mapping[str, str], launcher: Launcher) -> None:
+        """`environment` is that of the workers; `launcher` starts those that train a job together."""
+        self._launcher = launcher
         # With NVML, as CUDA itself could not be used any more after a fork.
         self._environment = {**environment, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         self._nursery: Process | None = None
@@ -74,7 +72,7 @@ class Workers:
         folder.path.mkdir(parents=True, exist_ok=True)
         processes = order.settings.training_processes or 1
         if processes > 1:
-            command = launch_command(_MODULE, [order.model_dump_json()], processes)
+            command = self._launcher.command(_MODULE, [order.model_dump_json()], processes)
             with folder.log.open("ab") as log:
                 process = await self._spawn(command, stdin=DEVNULL, stdout=log, stderr=log)
             return Worker(process.pid, asyncio.ensure_future(process.wait()))
@@ -150,7 +148,8 @@ class Scheduler:
         self._workers_settings = settings.model_copy(update={**own, "api_key": None, "vllm_args": ()})
         self._jobs = jobs
         self._pool = pool
-        self._workers = Workers(_without_keys(settings))
+        self._launcher: Launcher = LocalLauncher()
+        self._workers = Workers(_without_keys(settings), self._launcher)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._workers_of: dict[str, Worker] = {}
         """Those that this server has started, by their jobs."""
@@ -269,7 +268,7 @@ class Scheduler:
             code = await self._wait(job, worker.code)
         finally:
             self._workers_of.pop(job, None)
-        await self._settle(job, _first_failure(log, begin) or _exit_words(code))
+        await self._settle(job, self._launcher.first_failure(_text_of(log, begin)) or exit_words(code))
 
     async def _wait_for_orphan(self, job: str) -> None:
         """A job that an earlier server started: its worker may still be at it."""
@@ -323,18 +322,12 @@ class Scheduler:
             await asyncio.to_thread(self._jobs.requeue, job, event, attempts)
 
 
-def _first_failure(log: Path, begin: int) -> str | None:
-    """Which of several processes ended first and how, as the launcher has logged from `begin` on."""
+def _text_of(log: Path, begin: int) -> str:
+    """A log from the byte `begin` on."""
     try:
-        causes = _ROOT_CAUSE.findall(log.read_bytes()[begin:].decode(errors="replace"))
+        return log.read_bytes()[begin:].decode(errors="replace")
     except OSError:
-        return None
-    return f"process {causes[-1][0]}: {_exit_words(int(causes[-1][1]))}" if causes else None
-
-
-def _exit_words(code: int) -> str:
-    """How a process ended, by its exit code."""
-    return f"exit code {code}" if code >= 0 else f"signal {-code}"
+        return ""
 
 
 def _without_keys(settings: ServerSettings) -> dict[str, str]:

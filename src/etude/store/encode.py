@@ -52,6 +52,7 @@ def encode_call(call: Call, parent: tuple[str, Call] | None) -> Json:
         "tools": None if has_tools else request.tools,
         "error": call.error,
         "retries": call.retries or None,
+        "failed_at": call.failed_at or None,
         "completion": None if call.completion is None else _encode_completion(call.completion, before),
     }
     return _without_none(data)
@@ -86,6 +87,7 @@ def decode_call(data: Json, conversation: str, parent: Call | None) -> Call:
         completion=None if completion is None else _decode_completion(completion, parent),
         error=data.get("error"),
         retries=data.get("retries", 0),
+        failed_at=tuple(data.get("failed_at", ())),
     )
 
 
@@ -127,6 +129,7 @@ def _encode_completion(completion: Completion, parent: Call | None) -> Json:
         "drifted": completion.drifted or None,
         "fault": completion.fault or None,
         "constraint": None if completion.constraint is None else asdict(completion.constraint),
+        "address": completion.address or None,
     }
     return _without_none(data)
 
@@ -149,6 +152,7 @@ def _decode_completion(data: Json, parent: Call | None) -> Completion:
         drifted=data.get("drifted", False),
         fault=data.get("fault", ""),
         constraint=Constraint(**data["constraint"]) if "constraint" in data else None,
+        address=data.get("address", ""),
     )
 
 

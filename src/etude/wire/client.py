@@ -50,10 +50,12 @@ class Refused(Exception):
 class Disturbed(Exception):
     """There is no usable answer this time; another attempt may get one."""
 
-    def __init__(self, reason: str, retry_after: float | None = None) -> None:
+    def __init__(self, reason: str, retry_after: float | None = None, *, is_gone: bool = False) -> None:
         super().__init__(reason)
         self.retry_after = retry_after
         """Seconds that the endpoint asked to wait, where it did."""
+        self.is_gone = is_gone
+        """Whether nothing is to be had there for now, whatever is asked."""
 
 
 def encode(body: Mapping[str, Any]) -> bytes:
@@ -116,11 +118,18 @@ def _retry_after(value: str | None) -> float | None:
 
 
 def parse_completion(
-    data: bytes, model_version: int = 0, vocabulary: int | None = None, *, top: int = 0, prompt_top: int = 0
+    data: bytes,
+    model_version: int = 0,
+    vocabulary: int | None = None,
+    *,
+    top: int = 0,
+    prompt_top: int = 0,
+    model: str | None = None,
 ) -> Completion:
     """The completion in the body of a 200 answer.
 
-    `top` and `prompt_top` are how many of the likeliest tokens were asked for.
+    `top` and `prompt_top` are how many of the likeliest tokens were asked for. `model` is the only name that
+    the answer may have for its model, where it has one.
 
     Raises Disturbed when the body is not one: broken JSON, no choices, fields of the wrong type, as many
     logprobs as there are not tokens, numbers that cannot be. Raises Refused when a content filter cut it.
@@ -131,6 +140,9 @@ def parse_completion(
         raise Disturbed(f"malformed JSON in the answer: {error}") from error
     try:
         choice = _only_choice(reply)
+        if model is not None and reply.get("model") not in (None, model):
+            answerer = repr(reply["model"])[:_SHOWN_CHARACTERS]
+            raise Disturbed(f"the model {answerer} answered in place of '{model}'", is_gone=True)
         if "text" in choice:
             choice = _as_chat(choice)
         message = _message(choice["message"])

@@ -219,3 +219,23 @@ def test_wrong_blocks_are_named(block: Any, problem: str):
 
     with pytest.raises(RequestError, match=problem):
         read_block(block)
+
+
+@pytest.mark.parametrize(
+    ("stop", "reason"),
+    [("await asyncio.sleep(60)", "it took longer than 0.2 s"), ("1 / 0", "ZeroDivisionError")],
+)
+async def test_an_environment_that_does_not_stop_is_named_and_ends_no_run(
+    stop: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    from etude.integrations.verifiers import serving
+
+    monkeypatch.setattr(serving, "STOP_SECONDS", 0.2)
+    module = environments.SUMS + environments.STUBBORN.format(stop=stop)
+    (tmp_path / "stubborn_env.py").write_text(module, encoding="utf-8")
+    sys.modules.pop("stubborn_env", None)
+    async with playing("stubborn_env", {"policy": ScriptedEngine(["1"])}, tmp_path) as (player, play):
+        record = await play(player.tasks.examples("all", 1, None, 0)[0])
+    assert record.failure is None, record.failure
+    (line,) = [each.getMessage() for each in caplog.records if each.name.startswith("etude")]
+    assert line.startswith("environment 'stubborn_env' did not stop: ") and reason in line

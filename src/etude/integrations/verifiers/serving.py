@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,8 +11,14 @@ from typing import Any
 from verifiers.v1.interception import InterceptionServer
 from verifiers.v1.runtimes import runtime_is_local
 
+from etude.config.import_path import where_raised
 from etude.core.errors import EnvironmentAway
 from etude.integrations.verifiers.client import EpisodeClientConfig
+
+STOP_SECONDS = 30.0
+"""Seconds that an environment may take to stop; it is cancelled then, and gets as long again."""
+
+_LOG = logging.getLogger("etude.integrations.verifiers")
 
 
 class RecordingServer(InterceptionServer):
@@ -64,10 +71,25 @@ class Servers:
         await asyncio.shield(self._ready)
 
     async def close(self) -> None:
-        """Stop it. Calling it twice is fine."""
+        """Stop it. Calling it twice is fine.
+
+        What has been played counts all the same: an environment that does not stop is named in the log, and
+        left to itself.
+        """
         self._over.set()
-        if self._task is not None:
-            await self._task
+        task, self._task = self._task, None
+        if task is None:
+            return
+        stopped, _ = await asyncio.wait([task], timeout=STOP_SECONDS)
+        if not stopped:
+            task.cancel()
+            await asyncio.wait([task], timeout=STOP_SECONDS)
+            reason = f"it took longer than {STOP_SECONDS:g} s"
+        elif task.cancelled() or (error := task.exception()) is None:
+            return
+        else:
+            reason = where_raised(error)
+        _LOG.warning("environment '%s' did not stop: %s", self._env.config.env_id, reason)
 
     async def _serve(self, ready: asyncio.Future[None]) -> None:
         try:

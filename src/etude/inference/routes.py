@@ -1,0 +1,243 @@
+"""Which of several addresses of one model a call goes to.
+
+A conversation stays at one address, where the engine still has its tokens in the prefix cache. A new one
+goes to the address that rendezvous hashing prefers (Thaler and Ravishankar, 1998), so that a lost address
+moves its own conversations and no others, unless that address already has more than its share (consistent
+hashing with bounded loads: Mirrokni, Thorup and Zadimoghaddam, 2018).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
+
+from etude.core.call import ChatRequest
+
+State: TypeAlias = Literal["up", "trial", "aside", "draining"]
+
+_MOST_CONVERSATIONS = 1.25
+"""Times its even share that an address may have of the conversations."""
+_MOST_CALLS, _FREE_CALLS = 1.5, 4
+"""Times its even share, and so many more, that an address may have of the calls under way. With few calls
+evenness is worth less than a prefix that is already read."""
+_IDLE_SECONDS = 900.0
+"""A conversation without a call for so long no longer counts, and may go on elsewhere."""
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0
+"""Seconds that an address is set aside for: the first time, and at most; each time twice as long."""
+_LONGEST_DRAIN = 300.0
+_FAULTS = 3
+"""Useless answers in a row by which an address counts as broken: a single one may be the request's fault."""
+_FIRST_TOKENS = 256
+
+
+@dataclass(slots=True, eq=False)
+class Address:
+    """An address: how it is, and what it has had to do."""
+
+    url: str
+    state: State = "up"
+    """`aside`: not to be used until a probe says that it can be; `trial`: one call at a time, until one is
+    answered; `draining`: no new conversations."""
+    reason: str = ""
+    """Why it is not `up`."""
+    conversations: int = 0
+    calls: int = 0
+    """Under way."""
+    answered: int = 0
+    failed: int = 0
+    until: float = 0.0
+    """When it is probed next, or drained long enough."""
+    strikes: int = 0
+    """How often it was set aside since it last answered."""
+    faults: int = 0
+    """Useless answers since the last good one."""
+    last_answer: float = -math.inf
+    lacks_model: bool = False
+    """Whether it is known not to have the weights that are asked for."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a call may go there."""
+        return self.state in ("up", "draining") or (self.state == "trial" and not self.calls)
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A conversation's place at an address."""
+
+    address: Address
+    calls: int = 0
+    used: float = 0.0
+
+
+@runtime_checkable
+class HasAddresses(Protocol):
+    """An engine that samples at addresses."""
+
+    def address_states(self) -> dict[str, str]:
+        """How each of several addresses is, with the reason where it is not up; nothing for a single one."""
+
+
+class Routes:
+    """Chooses an address for each call, and keeps account of how the addresses are."""
+
+    def __init__(self, urls: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
+        """Raises ValueError without an address, or with one twice."""
+        if not urls or len(set(urls)) != len(urls):
+            raise ValueError(f"expected one address or several different ones, found {list(urls)}")
+        self.addresses = tuple(map(Address, urls))
+        self._clock = clock
+        self._seats: OrderedDict[str, _Seat] = OrderedDict()
+        """The conversations, the one that was used longest ago first."""
+
+    @contextmanager
+    def call(self, conversation: str, avoid: Collection[str] = ()) -> Iterator[Address]:
+        """An address for a call of a conversation, for as long as the call takes.
+
+        `avoid` are the URLs that the same call has already failed at; they come last.
+        """
+        address = self.choose(conversation, avoid)
+        seat = self._seats.get(conversation) or _Seat(address)
+        seat.calls += 1
+        address.calls += 1
+        try:
+            yield address
+        finally:
+            address.calls -= 1
+            seat.calls -= 1
+            seat.used = self._clock()
+
+    def choose(self, conversation: str, avoid: Collection[str] = ()) -> Address:
+        """The address that a call of a conversation goes to."""
+        if len(self.addresses) == 1:
+            return self.addresses[0]
+        now = self._clock()
+        self._forget(now)
+        usable = self._usable(avoid, now)
+        seat = self._seats.get(conversation)
+        if seat is None or seat.address not in usable:
+            address = self._new_home(conversation, usable)
+            if seat is None:
+                seat = self._seats[conversation] = _Seat(address)
+            else:
+                seat.address.conversations -= 1
+                seat.address = address
+            address.conversations += 1
+        seat.used = now
+        self._seats.move_to_end(conversation)
+        return self._with_room(conversation, seat.address, usable)
+
+    def has_other(self, avoid: Collection[str]) -> bool:
+        """Whether there is an open address that is none of `avoid`."""
+        return any(address.is_open and address.url not in avoid for address in self.addresses)
+
+    def answered(self, address: Address) -> None:
+        """Note a good answer."""
+        address.answered += 1
+        address.last_answer = self._clock()
+        address.faults = 0
+        address.strikes = 0
+        if address.state in ("trial", "aside"):
+            address.state, address.reason = "up", ""
+
+    def failed(self, address: Address, since: float, *, is_gone: bool) -> bool:
+        """Note an attempt, begun at `since`, without a good answer; whether the address should be set aside.
+
+        An address that has answered somebody else meanwhile is not; nor is one that did answer, if not well,
+        before it has done so several times in a row. The only address never is.
+        """
+        address.failed += 1
+        address.faults += 1
+        if len(self.addresses) == 1 or address.last_answer > since or address.state == "aside":
+            return False
+        return is_gone or address.state == "trial" or address.faults >= _FAULTS
+
+    def set_aside(self, address: Address, reason: str) -> float:
+        """Use an address no more; gives the seconds until it should be probed."""
+        seconds = min(_FIRST_WAIT * 2.0**address.strikes, _LONGEST_WAIT)
+        address.strikes = min(address.strikes + 1, 30)
+        address.faults = 0
+        address.state, address.reason, address.until = "aside", reason, self._clock() + seconds
+        return seconds
+
+    def take_back(self, address: Address) -> None:
+        """Try an address again that was set aside."""
+        address.state = "trial"
+
+    def drain(self, address: Address, seconds: float, reason: str) -> None:
+        """Begin no conversations at an address for some time."""
+        if address.state != "aside" and len(self.addresses) > 1:
+            address.state, address.reason = "draining", reason
+            address.until = self._clock() + min(seconds, _LONGEST_DRAIN)
+
+    def _usable(self, avoid: Collection[str], now: float) -> list[Address]:
+        """The best that there is: open addresses, or else those that will be open first."""
+        for address in self.addresses:
+            if address.state == "draining" and now >= address.until:
+                address.state, address.reason = "up", ""
+        fresh = [address for address in self.addresses if address.url not in avoid]
+        return (
+            [address for address in fresh if address.is_open]
+            or [address for address in self.addresses if address.is_open]
+            or [min(fresh or self.addresses, key=lambda address: (address.lacks_model, address.until))]
+        )
+
+    def _new_home(self, conversation: str, usable: Sequence[Address]) -> Address:
+        usable = [address for address in usable if address.state != "draining"] or usable
+        total = sum(address.conversations for address in usable)
+        most = math.ceil(_MOST_CONVERSATIONS * (total + 1) / len(usable))
+        return next(each for each in ranked(conversation, usable) if each.conversations < most)
+
+    def _with_room(self, conversation: str, home: Address, usable: Sequence[Address]) -> Address:
+        """The home, or, for this call only, another address where it has far too much to do."""
+        total = sum(address.calls for address in usable)
+        most = math.ceil(_MOST_CALLS * (total + 1) / len(usable)) + _FREE_CALLS
+        if len(usable) == 1 or home.calls < most:
+            return home
+        usable = [address for address in usable if address.state != "draining"] or usable
+        return next((each for each in ranked(conversation, usable) if each.calls < most), home)
+
+    def _forget(self, now: float) -> None:
+        while self._seats:
+            conversation, seat = next(iter(self._seats.items()))
+            if seat.used + _IDLE_SECONDS > now:
+                return
+            if seat.calls:
+                seat.used = now
+                self._seats.move_to_end(conversation)
+            else:
+                del self._seats[conversation]
+                seat.address.conversations -= 1
+
+
+def ranked(conversation: str, addresses: Sequence[Address]) -> list[Address]:
+    """The addresses, the one that a conversation would rather be at first: rendezvous hashing."""
+
+    def weight(address: Address) -> bytes:
+        return hashlib.blake2b(f"{address.url}\0{conversation}".encode(), digest_size=8).digest()
+
+    return sorted(addresses, key=weight)
+
+
+def conversation_of(request: ChatRequest) -> str:
+    """The conversation of a request: its episode, or else the beginning of what is said.
+
+    That is everything up to the first message of a user, or the first tokens of a prompt.
+    """
+    if request.conversation:
+        return request.conversation
+    if request.prompt is not None:
+        return beginning(request.prompt[:_FIRST_TOKENS])
+    count = next((at for at, each in enumerate(request.messages) if each.get("role") == "user"), 0)
+    return beginning(request.messages[: count + 1])
+
+
+def beginning(of: object) -> str:
+    """A name for conversations that begin alike."""
+    return hashlib.blake2b(repr(of).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

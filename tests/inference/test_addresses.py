@@ -1,0 +1,287 @@
+"""Several addresses for one model: real servers that die, hang, talk nonsense, and come back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from etude.core.call import ChatRequest, Completion
+from etude.core.errors import EngineError, ImpossibleCall
+from etude.core.job import ModelVersion
+from etude.inference.engine import counting_retries
+from etude.inference.openai_compatible import OpenAiEngine
+from etude.inference.openai_config import OpenAiLlmConfig
+from tests.endpoint_process import EndpointProcess
+
+SETTINGS = {"model_name": "tiny", "logprobs": False, "retry_wait": 0.01, "request_timeout": 2.0}
+EPISODES = [f"train/0/{number}" for number in range(12)]
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[list[EndpointProcess]]:
+    processes = [EndpointProcess(name) for name in ("one", "two", "three")]
+    for process in processes:
+        process.start()
+    yield processes
+    for process in processes:
+        process.kill()
+
+
+@pytest.fixture
+def servers(processes: list[EndpointProcess], monkeypatch: pytest.MonkeyPatch) -> list[EndpointProcess]:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    for process in processes:
+        try:
+            process.behave("well", models=None, delay=0.0, asked=[])
+        except OSError:
+            process.kill()
+            process.start()
+    return processes
+
+
+@pytest.fixture
+async def engine(servers: list[EndpointProcess]) -> AsyncIterator[OpenAiEngine]:
+    engine = engine_of(servers)
+    yield engine
+    await engine.close()
+
+
+def engine_of(servers: list[EndpointProcess], **fields: Any) -> OpenAiEngine:
+    settings = SETTINGS | {"base_url": [server.url for server in servers], "api_key": "sk-secret"}
+    return OpenAiEngine(OpenAiLlmConfig.model_validate(settings | fields))
+
+
+async def ask(engine: OpenAiEngine, episode: str) -> Completion:
+    message = {"role": "user", "content": "hello"}
+    return await engine.complete(ChatRequest(messages=(message,), conversation=episode))
+
+
+async def homes(engine: OpenAiEngine, episodes: list[str] = EPISODES) -> dict[str, str]:
+    """Who answers each of the episodes; the answer and the record of the call agree."""
+    answers = await asyncio.gather(*(ask(engine, episode) for episode in episodes))
+    return {episode: answer.address for episode, answer in zip(episodes, answers, strict=True)}
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+def at(servers: list[EndpointProcess], url: str) -> EndpointProcess:
+    return next(server for server in servers if server.url == url)
+
+
+async def test_episodes_are_shared_out_and_stay(engine, servers):
+    before = await homes(engine)
+    assert set(before.values()) == {server.url for server in servers}
+    assert await homes(engine) == before
+    answer = await ask(engine, EPISODES[0])
+    assert answer.message["content"] == at(servers, before[EPISODES[0]]).name, "who answered is on record"
+
+
+async def test_a_killed_address_moves_its_own_episodes_and_is_used_again_when_it_is_back(
+    engine, servers, caplog
+):
+    before = await homes(engine)
+    lost = servers[0]
+    lost.kill()
+    with counting_retries() as count:
+        after = await homes(engine)
+    own = {episode for episode, url in before.items() if url == lost.url}
+    assert own and {episode for episode in before if after[episode] != before[episode]} == own
+    assert set(count.failed_at) == {lost.url} and count.retries == len(count.failed_at) <= len(own)
+    with counting_retries() as count:
+        assert await homes(engine) == after
+    assert count.retries == 0, "the set-aside address is asked no more"
+    assert "aside: ConnectError" in engine.address_states()[lost.url]
+    assert caplog.text.count(f"{lost.url} is set aside: ConnectError") == 1
+    lost.start()
+    await until(lambda: engine.address_states()[lost.url].startswith("trial"))
+    assert f"{lost.url} can be used again" in caplog.text
+    newcomers = [f"new {number}" for number in range(6)]
+    assert lost.url in (await homes(engine, newcomers)).values()
+    assert engine.address_states()[lost.url] == "up"
+    assert await homes(engine) == after, "whoever moved stays where its prefix is cached now"
+
+
+@pytest.mark.parametrize(
+    ("mode", "cause"),
+    [
+        ("500", "HTTP 500: mode 500"),
+        ("garbage", "an answer without choices"),
+        ("hang", "no answer within 2 s"),
+    ],
+)
+async def test_an_address_that_answers_badly_costs_no_call(engine, servers, mode, cause):
+    before = await homes(engine)
+    bad = servers[1]
+    bad.behave(mode)
+    for turn in range(3):
+        # Which conversations prefer it depends on the ports; new ones go where there are fewest.
+        after = await homes(engine, [*EPISODES, *(f"turn {turn} {number}" for number in range(6))])
+        assert bad.url not in after.values()
+    kept = {episode: url for episode, url in before.items() if url != bad.url}
+    assert after == after | kept
+    assert engine.address_states()[bad.url].startswith(("aside", "trial"))
+    assert cause in engine.address_states()[bad.url]
+    bad.behave("well")
+    await until(lambda: engine.address_states()[bad.url].startswith("trial"))
+    assert bad.url in (await homes(engine, [f"new {number}" for number in range(6)])).values()
+
+
+async def test_one_request_that_nobody_can_answer_sets_no_address_aside(engine, servers):
+    await homes(engine)
+    for server in servers:
+        server.behave("500")
+    with pytest.raises(EngineError, match="mode 500"):
+        await ask_with(engine, max_retries=0)
+    for server in servers:
+        server.behave("well")
+    assert set(engine.address_states().values()) == {"up"}
+    assert len(await homes(engine)) == len(EPISODES)
+
+
+async def ask_with(engine: OpenAiEngine, **fields: Any) -> Completion:
+    engine._config = engine._config.model_copy(update=fields)
+    return await ask(engine, "poison")
+
+
+async def test_an_address_that_is_being_drained_gets_no_new_episodes(engine, servers):
+    before = await homes(engine)
+    draining = servers[2]
+    draining.behave("503")
+    own = [episode for episode, url in before.items() if url == draining.url]
+    moved = await ask(engine, own[0])
+    assert moved.address != draining.url
+    assert engine.address_states()[draining.url] == "draining: HTTP 503: mode 503"
+    draining.behave("well", asked=[])
+    newcomers = await homes(engine, [f"new {number}" for number in range(12)])
+    assert draining.url not in newcomers.values() and not draining.asked()
+    assert (await ask(engine, own[1])).address == draining.url, "it still answers those that it has"
+
+
+async def test_when_all_are_down_the_cause_of_each_is_told_and_the_first_back_is_used(servers):
+    engine = engine_of(servers[:2], max_retries=1)
+    await homes(engine)
+    servers[0].kill()
+    servers[1].behave("401")
+    with pytest.raises(EngineError) as caught:
+        await ask(engine, "a")
+    told = str(caught.value)
+    assert f"{servers[0].url}: " in told and "ConnectError" in told
+    assert f"{servers[1].url}: " in told and "HTTP 401: mode 401" in told and "2 addresses" in told
+    servers[0].start()
+    answer = await ask(engine, "a")
+    assert answer.address == servers[0].url
+    await engine.close()
+
+
+async def test_a_request_that_is_at_fault_itself_is_refused_at_once(engine, servers):
+    for server in servers:
+        server.behave("400")
+    with pytest.raises(ImpossibleCall, match="HTTP 400"):
+        await ask(engine, "a")
+    assert sum(len(server.asked()) for server in servers) == 1
+    assert set(engine.address_states().values()) == {"up"}
+
+
+async def test_a_wrong_key_at_one_address_is_that_address_s_trouble(engine, servers):
+    await homes(engine)
+    servers[0].behave("401")
+    assert servers[0].url not in (await homes(engine)).values()
+    assert engine.address_states()[servers[0].url] == "aside: HTTP 401: mode 401"
+
+
+async def test_each_address_may_have_a_key_of_its_own(servers):
+    engine = engine_of(servers[:2], api_key=["sk-one", "sk-two"])
+    await homes(engine)
+    keys = [{call["authorization"] for call in server.asked()} for server in servers[:2]]
+    assert keys == [{"Bearer sk-one"}, {"Bearer sk-two"}]
+    await engine.close()
+
+
+V3 = ModelVersion(number=3, location="tiny-v3", digest="d")
+
+
+async def test_a_version_counts_where_it_is_loaded_and_an_address_without_it_waits(engine, servers):
+    before = await homes(engine)
+    late = servers[0]
+    for server in servers[1:]:
+        server.behave(models=["tiny", "tiny-v3"])
+    late.behave(models=["tiny"], asked=[])
+    await engine.adopt(V3)
+    assert engine.address_states()[late.url] == "aside: it does not have the model 'tiny-v3'"
+    answers = await asyncio.gather(*(ask(engine, episode) for episode in EPISODES))
+    assert {answer.model_version for answer in answers} == {3}
+    assert not late.asked() and late.url in before.values()
+    late.behave(models=["tiny", "tiny-v3"])
+    await until(lambda: engine.address_states()[late.url].startswith("trial"))
+    after = await homes(engine, [f"new {number}" for number in range(6)])
+    assert late.url in after.values() and {call["model"] for call in late.asked()} == {"tiny-v3"}
+
+
+async def test_a_version_that_no_address_has_is_not_adopted(engine, servers):
+    for server in servers:
+        server.behave(models=["tiny"])
+    with pytest.raises(EngineError, match=r"no address can answer for the model 'tiny-v3': .*one|http"):
+        await engine.adopt(V3)
+    assert engine.version == 0 and (await ask(engine, "a")).model_version == 0
+
+
+async def test_an_answer_of_other_weights_is_never_recorded(engine, servers):
+    await homes(engine)
+    for server in servers:
+        server.behave(models=["tiny", "tiny-v3"])
+    await engine.adopt(V3)
+    servers[0].behave("other")
+    answers = await asyncio.gather(*(ask(engine, f"later {number}") for number in range(12)))
+    assert {answer.model_version for answer in answers} == {3}
+    assert {answer.address for answer in answers} == {server.url for server in servers[1:]}
+    assert "the model 'another' answered in place of 'tiny-v3'" in engine.address_states()[servers[0].url]
+
+
+async def test_a_restarted_address_without_the_version_is_not_asked(engine, servers):
+    for server in servers:
+        server.behave(models=["tiny", "tiny-v3"])
+    await engine.adopt(V3)
+    await homes(engine)
+    lost = servers[1]
+    lost.kill()
+    await homes(engine)
+    lost.start()
+    lost.behave(models=["tiny"])
+    await until(lambda: "does not have" in engine.address_states()[lost.url])
+    await homes(engine)
+    assert lost.asked() == []
+
+
+async def test_addresses_are_a_list_or_a_text_with_commas(monkeypatch):
+    def addresses(**fields: Any) -> list[str]:
+        return OpenAiLlmConfig.model_validate({"model_name": "tiny"} | fields).addresses
+
+    several = ["http://a/v1", "http://b/v1"]
+    assert addresses(base_url=several) == several
+    assert addresses(base_url="http://a/v1/, http://b/v1") == several
+    assert addresses(base_url=["http://a/v1"]) == ["http://a/v1"]
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://a/v1,http://b/v1/")
+    assert addresses() == several
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"base_url": []}, "at least one address"),
+        ({"base_url": ["http://a/v1", "http://a/v1/"]}, "has an address twice: http://a/v1"),
+        ({"base_url": ["http://a/v1", "b"]}, "expected an address like"),
+        ({"base_url": ["http://a/v1", "http://b/v1"], "api_key": ["k"]}, "1 keys for 2 addresses"),
+    ],
+)
+def test_addresses_that_cannot_work_are_refused(fields, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        OpenAiLlmConfig.model_validate({"model_name": "tiny"} | fields)
