@@ -30,6 +30,7 @@ ROOMS = [
     "protocols",
     "scenarios",
     "graders",
+    "runners",
     "runtime",
     "algorithms",
     "jobs",
