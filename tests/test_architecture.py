@@ -20,6 +20,7 @@ ROOMS = [
     "core",
     "config",
     "store",
+    "backup",
     "wire",
     "models",
     "inference",
