@@ -13,6 +13,14 @@ Algorithms = Annotated[
     option("An algorithm of your own that jobs may name, as module:Name; it is imported. Repeatable."),
 ]
 
+Cluster = Annotated[
+    str | None,
+    option("Train on the nodes of a Ray cluster: auto, or the HOST:PORT of its head."),
+]
+Fewest = Annotated[
+    int | None, option("With --on: processes that a job goes on with when nodes are lost.", min=1)
+]
+
 
 def serve(
     model: Annotated[str, argument("A model folder, or a name on the Hugging Face hub.")],
@@ -41,13 +49,8 @@ def serve(
     training_processes: Annotated[
         int | None, option("Processes that train a job together; left out: one for each GPU.", min=1)
     ] = None,
-    on: Annotated[
-        str | None,
-        option("Train on the nodes of a Ray cluster: auto, or the HOST:PORT of its head."),
-    ] = None,
-    fewest_processes: Annotated[
-        int | None, option("With --on: processes that a job goes on with when nodes are lost.", min=1)
-    ] = None,
+    on: Cluster = None,
+    fewest_processes: Fewest = None,
     shard_training: Annotated[
         bool, option("Share weights and optimiser out among them.", "--shard-training")
     ] = False,
