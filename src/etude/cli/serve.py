@@ -13,9 +13,11 @@ Algorithms = Annotated[
     option("An algorithm of your own that jobs may name, as module:Name; it is imported. Repeatable."),
 ]
 
+Processes = Annotated[
+    int | None, option("Processes that train a job together; left out: one for each GPU.", min=1)
+]
 Cluster = Annotated[
-    str | None,
-    option("Train on the nodes of a Ray cluster: auto, or the HOST:PORT of its head."),
+    str | None, option("Train on the nodes of a Ray cluster: auto, or the HOST:PORT of its head.")
 ]
 Fewest = Annotated[
     int | None, option("With --on: processes that a job goes on with when nodes are lost.", min=1)
@@ -46,9 +48,7 @@ def serve(
     max_models: Annotated[int, option("Models in memory at once.", min=1)] = 3,
     max_file_mb: Annotated[int, option("Largest upload, in MiB.", min=1)] = 512,
     running_jobs: Annotated[int, option("Training jobs at once.", min=1)] = 1,
-    training_processes: Annotated[
-        int | None, option("Processes that train a job together; left out: one for each GPU.", min=1)
-    ] = None,
+    training_processes: Processes = None,
     on: Cluster = None,
     fewest_processes: Fewest = None,
     shard_training: Annotated[
@@ -67,8 +67,7 @@ def serve(
     """Serve a model, and train it, behind OpenAI's API. Runs until Ctrl-C or SIGTERM."""
     options = dict(locals())
     api_key_env, max_file_mb = options.pop("api_key_env"), options.pop("max_file_mb")
-    on, fewest = options.pop("on"), options.pop("fewest_processes")
-    options["cluster"] = _cluster(on, training_processes, fewest)
+    options["cluster"] = _cluster(options.pop("on"), training_processes, options.pop("fewest_processes"))
     options |= {"algorithms": tuple(algorithms or ()), "vllm_args": tuple(options.pop("vllm_arg") or ())}
     _require_extras()
     from etude.models.source import folder_of, locate

@@ -165,7 +165,7 @@ def _watch(runs: dict[Any, int], desk: Any, stopping: threading.Event) -> None:
 
 
 def _room(order: TeamOrder) -> dict[str, float]:
-    """What Ray sets aside for a process."""
+    """The resources that Ray sets aside for a process."""
     import ray
 
     gpus = order.config.learner_gpus
