@@ -28,6 +28,10 @@ def serve(
     engine: Annotated[str, option("What samples: embedded, or vllm, which the server runs.")] = "embedded",
     vllm_command: Annotated[str, option("vLLM's program.")] = "vllm",
     vllm_arg: Annotated[list[str] | None, option("An option of `vllm serve`; repeatable.")] = None,
+    vllm_device: Annotated[
+        list[str] | None,
+        option("A vLLM process of its own on this GPU (on a CPU: cores, as 0-7); repeatable."),
+    ] = None,
     device: Annotated[str, option("auto, cpu, cuda, cuda:N or mps.")] = "auto",
     dtype: Annotated[str, option("auto, float32, bfloat16 or float16.")] = "auto",
     max_batch: Annotated[int, option("Sequences sampled at once.", min=1)] = 256,
@@ -57,7 +61,9 @@ def serve(
     """Serve a model, and train it, behind OpenAI's API. Runs until Ctrl-C or SIGTERM."""
     options = dict(locals())
     api_key_env, max_file_mb = options.pop("api_key_env"), options.pop("max_file_mb")
-    options |= {"algorithms": tuple(algorithms or ()), "vllm_args": tuple(options.pop("vllm_arg") or ())}
+    options["algorithms"] = tuple(algorithms or ())
+    for repeatable in ("vllm_arg", "vllm_device"):
+        options[f"{repeatable}s"] = tuple(options.pop(repeatable) or ())
     _require_extras()
     from etude.models.source import folder_of, locate
     from etude.server.settings import MEBIBYTE, require_safe, server_settings
