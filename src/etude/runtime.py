@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from etude.backup.attach import backed_up
+from etude.backup.replicator import Replicator
 from etude.config.builder import Builder
-from etude.config.component import LlmConfig
 from etude.config.finetuning import TargetConfig
 from etude.config.schema import Config
-from etude.core.call import Sampling
-from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.core.history import History
 from etude.core.interfaces import Engine, Progress
-from etude.inference.opponents_config import OpponentsConfig
 from etude.rewards.evaluation import Evaluation
 from etude.rewards.evaluation_run import EvaluationRun
-from etude.rollout.collector import Collector, Limits
-from etude.rollout.workflow import Workflow
+from etude.runners.assembly import build_collector, build_evaluators, target_model
+from etude.runners.opening import open_runner
 from etude.store.run_folder import RunFolder
 
 Report = Callable[[History, Path, bool], None]
@@ -50,6 +48,8 @@ class Runtime:
     progress: Progress = field(default_factory=Progress)
     report: Report | None = None
     """Called after every epoch and validation, once it is journalled."""
+    backup: Replicator | None = None
+    """Backs the run up while it goes on, where the config has a storage."""
 
 
 @asynccontextmanager
@@ -63,38 +63,25 @@ async def open_runtime(
 ) -> AsyncIterator[Runtime]:
     """Build the agent, its models, evaluators and examples; all are closed again at the end.
 
-    `engines` take the place of entries of `llms` by the same name; they are not closed. Raises
-    RequestError or DatasetError for what cannot be built; nothing is sampled.
+    `engines` take the place of entries of `llms` by the same name; they are not closed. The run is backed up
+    meanwhile, and once more at the end. Raises RequestError or DatasetError for what cannot be built.
     """
-    async with Builder(config, run) as builder:
-        workflow: Workflow = await builder.get_workflow()
+    progress = progress or Progress()
+    async with AsyncExitStack() as exits:
+        # The first to be opened and the last to be closed: it has what is written when all else is closed.
+        backup = await exits.enter_async_context(backed_up(config.storage, run, progress))
+        builder = await exits.enter_async_context(Builder(config, run))
         given = dict(engines or {})
         models = {name: given.get(name) or await builder.get_llm(name) for name in config.llms} | given
-        evaluators = {name: await builder.get_evaluator(name) for name in config.eval.evaluators}
+        runner = await exits.enter_async_context(open_runner(builder, run, models, given))
         settings = config.finetuning.run_configuration
-        target = _target_model(config, models)
-        general = config.eval.general
-        collector = Collector(
-            workflow,
-            models,
-            run.journal,
-            seed=config.finetuning.seed,
-            limits=Limits(general.max_concurrency, general.timeout, general.max_calls),
-            sampling=_sampling(config),
-            template_options={
-                name: getattr(llm, "chat_template_kwargs", {}) for name, llm in _played(config).items()
-            },
-            # Where several are trained there is none that is meant before the others.
-            default_model=None if config.finetuning.targets else target,
-            tools={name: await builder.get_tools(name) for name in config.tools},
-        )
         evaluation = EvaluationRun(
-            collector,
-            evaluators,
+            await build_collector(builder, models, run.journal, runner),
+            await build_evaluators(builder),
             run.journal,
             error_budget=config.finetuning.error_budget,
-            timeout=general.timeout,
-            max_concurrency=general.max_concurrency,
+            timeout=config.eval.general.timeout,
+            max_concurrency=config.eval.general.max_concurrency,
         )
         examples = (await builder.get_dataset(settings.dataset)).examples()
         held_out = settings.validation_dataset
@@ -106,31 +93,9 @@ async def open_runtime(
             evaluation=evaluation,
             examples=examples,
             engines=models,
-            target_model=target,
+            target_model=target_model(config, models),
             validation_examples=validation,
-            progress=progress or Progress(),
+            progress=progress,
             report=report,
+            backup=backup,
         )
-
-
-def _target_model(config: Config, models: Mapping[str, Engine]) -> str:
-    """The model that is trained, and meant where an agent names none."""
-    targets = config.finetuning.targets.values()
-    for name in (config.finetuning.target_model, *(target.model for target in targets), *models):
-        if name is not None:
-            return name
-    raise RequestError("the config has no models; add one: `llms: {policy: {_type: local, …}}`")
-
-
-def _played(config: Config) -> dict[str, LlmConfig]:
-    """The entry that says how each model samples: of opponents, that of the model that they play."""
-    return {
-        name: config.llms[llm.of] if isinstance(llm, OpponentsConfig) else llm
-        for name, llm in config.llms.items()
-    }
-
-
-def _sampling(config: Config) -> dict[str, Sampling]:
-    """How each model samples where a call does not say, as its config has it."""
-    sampling = {name: getattr(llm, "sampling", None) for name, llm in _played(config).items()}
-    return {name: each for name, each in sampling.items() if isinstance(each, Sampling)}

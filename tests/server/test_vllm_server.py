@@ -25,6 +25,7 @@ from tests.server.process import ServerProcess
 from tests.vllm import STAND_IN, commands
 
 
+@pytest.mark.slow
 @commands
 def test_vllm_answers_with_what_jobs_trained_and_comes_back_from_a_crash(
     wide: Path, tmp_path: Path, command: str

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny
+from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, model_validator
 
 from etude.config.component import (
     CHANGEABLE,
@@ -22,6 +22,7 @@ from etude.config.finetuning import (
     TrainerConfig,
     TrajectoryBuilderConfig,
 )
+from etude.config.storage import StorageConfig
 from etude.core.errors import ConfigError
 
 
@@ -38,6 +39,20 @@ class EvalGeneralConfig(BaseModel, extra="forbid", frozen=True, use_attribute_do
     """Seconds that an episode may take."""
     max_calls: Annotated[int, CHANGEABLE] = Field(default=1000, ge=1)
     """Model calls that an episode may make."""
+    isolation: Annotated[Literal["none", "process"], CHANGEABLE] = "none"
+    """Where episodes run and are scored: `none` is the run's own process. With `process` they are shared out
+    among processes; code that crashes, blocks or takes too much memory ends one of these, and its episode."""
+    runners: Annotated[int | None, CHANGEABLE] = Field(default=None, ge=1)
+    """Processes of `isolation: process`; by default one for each core, and at most `max_concurrency`."""
+    runner_memory: Annotated[float | None, CHANGEABLE] = Field(default=None, gt=0)
+    """Gigabytes that each of these processes may use (on Linux); by default as much as there is."""
+
+    @model_validator(mode="after")
+    def _has_runners(self) -> EvalGeneralConfig:
+        for name in ("runners", "runner_memory"):
+            if self.isolation == "none" and getattr(self, name) is not None:
+                raise ValueError(f"`{name}` is for processes that play episodes: set isolation: process too")
+        return self
 
 
 class EvalConfig(BaseModel, extra="forbid", frozen=True, use_attribute_docstrings=True):
@@ -68,6 +83,8 @@ class Config(BaseModel, extra="forbid", frozen=True, use_attribute_docstrings=Tr
     """The loop over epochs; by default `epochs`."""
     finetuning: FinetuneConfig = Field(default_factory=FinetuneConfig)
     """The model to train, and for how long."""
+    storage: Annotated[StorageConfig | None, CHANGEABLE] = None
+    """Where the run is backed up while it goes on, against the loss of its machine: an address or a block."""
 
     _as_written: dict[KeyPath, str] = PrivateAttr(default_factory=dict)
     """Text that `resolved_yaml` writes in place of a value: references to the environment, import paths."""

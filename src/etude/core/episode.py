@@ -43,7 +43,8 @@ class Event:
 class Failure:
     """Why an episode has no output. A failure is data: it is counted and shown, never a reward."""
 
-    kind: Literal["raised", "timeout", "no_output", "call_failed", "tool_failed"]
+    kind: Literal["raised", "timeout", "no_output", "call_failed", "tool_failed", "died"]
+    """`died`: the process that played it ended."""
     reason: str
     origin: Literal["agent", "model", "tool", "environment"] = "agent"
     """Whose failure it is: the agent's own, that of a model or a tool that did not answer, or not in time, or

@@ -6,7 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 from etude.core.call import ChatRequest, Completion
 from etude.core.episode import EpisodeRecord
@@ -40,6 +40,14 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Free threads, sockets and memory. Calling it twice is fine."""
+
+
+@runtime_checkable
+class Portable(Protocol):
+    """An engine that only speaks to an address: other processes can build it too, and adopt its versions."""
+
+    adopted: ModelVersion | None
+    """The version that was adopted last; None before the first."""
 
 
 class Evaluator(ABC):

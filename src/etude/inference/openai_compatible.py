@@ -43,6 +43,7 @@ class OpenAiEngine(Engine):
         self._provider = config.provider_there
         self._model = config.model_name
         self._version = 0
+        self.adopted: ModelVersion | None = None
         self._closed = False
         # Each retry would be a line; what came of them all is on the call.
         logging.getLogger("stamina").propagate = False
@@ -147,7 +148,7 @@ class OpenAiEngine(Engine):
                     address.lacks_model = was_lacking
                 causes = "; ".join(f"{address.url}: {why}" for address, why in lacking.items())
                 raise EngineError(f"no address can answer for the model '{version.location}': {causes}")
-        self._model, self._version = version.location, version.number
+        self._model, self._version, self.adopted = version.location, version.number, version
         for address, why in lacking.items():
             addresses.set_aside(address, why)
 

@@ -96,7 +96,7 @@ class EvaluationRun(Evaluation):
             if record is not None and record.failure is not None:
                 await self._journal.forget(job.id)
             elif record is not None:
-                await self._scorer.forget_failures(job.id)
+                await self._scorer.forget_failures(job.id, self._journal)
 
 
 async def rescore(
@@ -144,7 +144,7 @@ async def rescore(
         return await gathering.output_of(records())
     except ErrorBudgetExceeded:
         for episode_id in ids.values():
-            await scorer.forget_failures(episode_id)
+            await scorer.forget_failures(episode_id, journal)
         raise
 
 

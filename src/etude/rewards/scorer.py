@@ -15,7 +15,7 @@ from etude.core.errors import EtudeError, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.interfaces import Evaluator
 from etude.rewards.evaluator import WeightedEvaluator, as_evaluator, scored, unscored
-from etude.store.journal import Journal
+from etude.store.journal import Journal, Steps
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class Scorer:
     def __init__(
         self,
         evaluators: Mapping[str, Evaluator],
-        journal: Journal,
+        journal: Steps,
         *,
         timeout: float,
         max_concurrency: int,
@@ -95,12 +95,23 @@ class Scorer:
             await self._keep(item, name, scores[name])
         return {name: scores[name] for name in self.names}
 
-    async def forget_failures(self, episode_id: str) -> None:
+    def missing(self, episode: EpisodeRecord) -> list[str]:
+        """The evaluators that look at one episode by itself and have not scored this one."""
+        return [
+            name for name in self._single if read_score(self._journal, episode, name, self._label) is None
+        ]
+
+    async def give_up(self, item: EvalInputItem, reason: str) -> None:
+        """Keep the reason in place of each score of `missing`."""
+        for name in self.missing(_episode(item)):
+            await self._keep(item, name, unscored(item, reason))
+
+    async def forget_failures(self, episode_id: str, journal: Journal) -> None:
         """Have the scores that an episode lacks made anew the next time."""
         for name in self._all():
             key = _score_key(episode_id, self._label, name)
-            if (self._journal.get(key) or {}).get("error") is not None:
-                await self._journal.forget(key)
+            if (journal.get(key) or {}).get("error") is not None:
+                await journal.forget(key)
 
     async def _score(
         self, items: Sequence[EvalInputItem], name: str, evaluator: Evaluator
@@ -126,7 +137,7 @@ async def _together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def read_score(
-    journal: Journal, episode: EpisodeRecord, evaluator: str, label: str = "score"
+    journal: Steps, episode: EpisodeRecord, evaluator: str, label: str = "score"
 ) -> EvalOutputItem | None:
     """The score of a stored episode, or None when there is none. Raises StoreError."""
     data = journal.get(_score_key(episode.id, label, evaluator))
@@ -135,7 +146,7 @@ def read_score(
     return EvalOutputItem(id=episode.example.id, generation=episode.generation, **data)
 
 
-def stored_score(journal: Journal, episode_id: str, evaluator: str) -> float | None:
+def stored_score(journal: Steps, episode_id: str, evaluator: str) -> float | None:
     """The score that an evaluator gave an episode in its run; None where it gave none."""
     data = journal.get(_score_key(episode_id, "score", evaluator)) or {}
     score: float | None = None if data.get("error") is not None else data.get("score")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from etude.core.call import Sampling
 from etude.core.episode import EpisodeRecord
@@ -21,7 +22,7 @@ from etude.rollout.tools import EpisodeTools
 from etude.rollout.workflow import Workflow
 from etude.store.encode import encode_episode
 from etude.store.episodes import read_episode
-from etude.store.journal import Journal
+from etude.store.journal import Steps
 from etude.wire.endpoint import EndpointServer
 from etude.wire.sampling import change_sampling
 
@@ -60,6 +61,13 @@ class EpisodeJob:
         change_sampling(Sampling(), self.sampling)
 
 
+class Runner(Protocol):
+    """Plays episodes elsewhere, and has their scores made there too."""
+
+    async def play(self, job: EpisodeJob) -> EpisodeRecord:
+        """The finished episode of a job, in the journal with its scores. Raises StoreError."""
+
+
 class Collector:
     """Runs a workflow on examples and gives back what happened, one finished episode at a time."""
 
@@ -67,7 +75,7 @@ class Collector:
         self,
         workflow: Workflow,
         models: Mapping[str, Engine],
-        journal: Journal,
+        journal: Steps,
         *,
         seed: int = 0,
         limits: Limits | None = None,
@@ -76,17 +84,19 @@ class Collector:
         template_options: Mapping[str, Mapping[str, Any]] | None = None,
         tools: Mapping[str, ToolSet] | None = None,
         endpoint_port: int = 0,
+        runner: Runner | None = None,
     ) -> None:
         """`sampling` and `template_options` are for calls that do not say, by model, `default_model` is for
         those that name none. `tools` are those of `episode.tools`, by name. `endpoint_port` is that of
-        `episode.endpoint`; 0 takes a free one.
+        `episode.endpoint`; 0 takes a free one. Episodes are collected from `runner` where there is one.
 
         Raises RequestError when the workflow or the models do not fit.
         """
         workflow.check(complete=True)
         self.workflow = workflow
         self.limits = limits or Limits()
-        self._timeout = self.limits.timeout if workflow.timeout is None else workflow.timeout
+        self.timeout = self.limits.timeout if workflow.timeout is None else workflow.timeout
+        self._runner = runner
         self._tools = dict(tools or {})
         self._models = Models(models, sampling or {}, default_model, template_options or {})
         self._journal = journal
@@ -108,7 +118,7 @@ class Collector:
             self.limits.max_concurrency
         )
         self._collections += 1
-        with watch_workflows(self._timeout):
+        with nullcontext() if self._runner is not None else watch_workflows(self.timeout):
             workers = [
                 asyncio.ensure_future(self._work(waiting, finished))
                 for _ in range(self.limits.max_concurrency)
@@ -132,7 +142,11 @@ class Collector:
                     # Also when it is cancelled a second time, while the workers stop.
                     self._collections -= 1
                     if not self._collections:
-                        await self._server.close()
+                        await self.close()
+
+    async def close(self) -> None:
+        """Close the server of `episode.endpoint`, which the next episode that needs it opens again."""
+        await self._server.close()
 
     async def run(self, job: EpisodeJob) -> EpisodeRecord:
         """The finished episode of a job: read back from the journal, or run and journalled.
@@ -158,7 +172,7 @@ class Collector:
         )
         started = time.perf_counter()
         try:
-            output, failure = await run_workflow(self.workflow, episode, self._timeout, recorder.longest_call)
+            output, failure = await run_workflow(self.workflow, episode, self.timeout, recorder.longest_call)
         finally:
             episode.close()
             await tools.close()
@@ -183,9 +197,10 @@ class Collector:
         finished: asyncio.Queue[EpisodeRecord | BaseException | None],
     ) -> None:
         """Run jobs until there are none, and say so; an error ends the collection."""
+        play = self.run if self._runner is None else self._runner.play
         try:
             for job in waiting:
-                await finished.put(await self.run(job))
+                await finished.put(await play(job))
         except Exception as error:  # noqa: BLE001  the jobs are the caller's code; it is raised there
             await finished.put(error)
         else:

@@ -19,7 +19,7 @@ from etude.core.message import Message, Tool
 from etude.inference.engine import counting_retries
 from etude.store.encode import encode_call, shared_messages
 from etude.store.episodes import CallReader, call_key
-from etude.store.journal import Journal, Json
+from etude.store.journal import Json, Steps
 from etude.wire.sampling import change_sampling
 
 _PARENT_CANDIDATES = 8
@@ -78,7 +78,7 @@ class Recorder:
         self,
         episode_id: str,
         models: Models,
-        journal: Journal,
+        journal: Steps,
         *,
         seed: int,
         override: Mapping[str, Any] | None = None,

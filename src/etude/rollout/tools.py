@@ -19,7 +19,7 @@ from etude.core.tools import ToolResult, ToolSession, ToolSet, ToolUse
 from etude.rollout.reply import ToolCall
 from etude.rollout.tool_functions import FunctionTools
 from etude.store.episodes import tool_key
-from etude.store.journal import Journal
+from etude.store.journal import Steps
 
 
 class EpisodeTools:
@@ -29,7 +29,7 @@ class EpisodeTools:
     episode that runs again gets the results it had.
     """
 
-    def __init__(self, episode_id: str, sets: Mapping[str, ToolSet], journal: Journal) -> None:
+    def __init__(self, episode_id: str, sets: Mapping[str, ToolSet], journal: Steps) -> None:
         self.episode_id = episode_id
         self._sets = sets
         self._journal = journal

@@ -14,7 +14,7 @@ from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError, StoreError
 from etude.core.example import Example
 from etude.store.encode import decode_call, decode_episode, parent_name
-from etude.store.journal import Journal, Json
+from etude.store.journal import Journal, Json, Steps
 
 EVALUATION = "eval"
 """The phase of `etude evaluate`."""
@@ -35,7 +35,7 @@ def tool_key(episode_id: str, name: str) -> str:
 class CallReader:
     """Reads the calls of one episode, which are stored as differences to each other."""
 
-    def __init__(self, journal: Journal, episode_id: str) -> None:
+    def __init__(self, journal: Steps, episode_id: str) -> None:
         self._journal = journal
         self._episode_id = episode_id
         self._known: dict[str, Call] = {}
@@ -69,7 +69,7 @@ class CallReader:
         return call
 
 
-def read_episode(journal: Journal, episode_id: str, example: Example | None = None) -> EpisodeRecord | None:
+def read_episode(journal: Steps, episode_id: str, example: Example | None = None) -> EpisodeRecord | None:
     """The finished episode of that id, or None when there is none.
 
     `example` takes the place of the stored copy of the example, which for values that JSON cannot
@@ -83,7 +83,7 @@ def _is_episode(data: Json) -> bool:
     return isinstance(data, dict) and "episode" in data and "calls" in data
 
 
-def _decoded(journal: Journal, data: Json, example: Example | None = None) -> EpisodeRecord:
+def _decoded(journal: Steps, data: Json, example: Example | None = None) -> EpisodeRecord:
     reader = CallReader(journal, data["episode"])
     calls = [
         reader.read(stored) if isinstance(stored, str) else decode_call(stored, data["episode"], None)

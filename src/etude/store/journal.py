@@ -12,7 +12,7 @@ import sqlite3
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from etude.core.errors import StoreError
 from etude.store.database import Bound, Delete, Operation, Put, Waiter, Writer, open_database, store_error
@@ -21,6 +21,30 @@ Json: TypeAlias = Any
 """A value that survives `json.dumps` and `json.loads`."""
 
 _PAGE = 256
+
+
+class Steps(Protocol):
+    """The steps of a journal as an episode takes them, here and in processes that have no journal."""
+
+    @property
+    def path(self) -> Path:
+        """Where the journal is, for messages."""
+
+    def get(self, key: str, default: Json = None) -> Json:
+        """As `Journal.get`."""
+
+    async def put(self, key: str, value: Json) -> None:
+        """As `Journal.put`."""
+
+    async def step(
+        self,
+        key: str,
+        fn: Callable[[], Awaitable[Any]],
+        *,
+        encode: Callable[[Any], Json] | None = None,
+        decode: Callable[[Json], Any] | None = None,
+    ) -> Any:
+        """As `Journal.step`."""
 
 
 class Journal:

@@ -1,0 +1,224 @@
+"""The head's end of a runner: answers what it asks for, sends it episodes, and sees when it is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from etude.core.call import Call
+from etude.core.errors import EtudeError, RequestError
+from etude.core.interfaces import Engine, Portable
+from etude.core.job import ModelVersion
+from etude.inference.engine import RetryCount, counting_retries
+from etude.rollout.collector import EpisodeJob
+from etude.runners.calls import Known, decode_request, encode_answer, encode_delta
+from etude.runners.frames import Disconnected, Stream
+from etude.runners.link import Link, Note
+from etude.runners.process import ProcessEnd, RunnerProcess, killed_after
+from etude.runners.shipping import shipped_example
+from etude.store.journal import Journal
+
+_CLOSING_SECONDS = 5.0
+_BEAT_SECONDS = 0.25
+
+
+@dataclass(frozen=True)
+class Head:
+    """The parts of a run that all runners share."""
+
+    journal: Journal
+    engines: Mapping[str, Engine]
+    """The models of the run, by name."""
+    sampled_here: frozenset[str]
+    """Those that runners ask for samples of; they build the others themselves."""
+    patience: float | None
+    """Seconds that a runner's event loop may stand still."""
+    memory: float | None
+    """Gigabytes that a runner may use."""
+    answers: defaultdict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
+    """Calls of each episode under way that were answered: a runner may die before it has committed one, and
+    the episode then asks again."""
+
+    async def answer(self, asked: Call, count: RetryCount) -> Call:
+        """The call with its answer, which is sampled unless that has been done. Raises EngineError."""
+        answers = self.answers[asked.request.conversation] if asked.request.conversation else []
+        for call in answers:
+            # The key first: it differs unless the agent has set a seed.
+            same_key = call.request.key == asked.request.key and call.model == asked.model
+            if same_key and call.request == asked.request:
+                count.retries, count.failed_at[:] = call.retries, call.failed_at
+                return call
+        completion = await self.engines[asked.model].complete(asked.request)
+        call = replace(
+            asked,
+            request=replace(asked.request, earlier=(), on_delta=None),
+            completion=completion,
+            retries=count.retries,
+            failed_at=tuple(count.failed_at),
+        )
+        answers.append(call)
+        return call
+
+
+class RunnerDied(EtudeError):
+    """The process of a runner is gone."""
+
+    def __init__(self, end: ProcessEnd, *, is_certain: bool = False, is_late: bool = False) -> None:
+        super().__init__(end.how)
+        self.end = end
+        self.is_certain = is_certain
+        """Whether an episode that was alone in it is surely the cause."""
+        self.is_late = is_late
+        """Whether it was killed because its event loop stood still."""
+
+
+class RemoteRunner:
+    """A runner that is connected."""
+
+    def __init__(self, head: Head, stream: Stream, process: RunnerProcess) -> None:
+        self._head = head
+        self.process = process
+        self._link = Link(stream, self._answer)
+        self._serving = asyncio.ensure_future(self._link.serve())
+        self._beating = asyncio.ensure_future(self._beat())
+        self._killed_for: RunnerDied | None = None
+        self._known: defaultdict[str, Known] = defaultdict(dict)
+        self._adopted: dict[str, ModelVersion | None] = {}
+        self._ended: asyncio.Task[ProcessEnd] | None = None
+        self.playing: set[str] = set()
+        """Ids of the episodes that are played there now."""
+        self.lost: frozenset[str] = frozenset()
+        """Of those that were played there when it died."""
+        self.has_played = False
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still answers."""
+        return not self._serving.done() and self._killed_for is None
+
+    async def build(self, parameters: dict[str, Any]) -> None:
+        """Have it build the agent. Raises what that raises, and RunnerDied."""
+        await self._ask("build", parameters)
+
+    async def play(self, job: EpisodeJob, steps: Mapping[str, Any]) -> None:
+        """Have it play an episode of which `steps` are stored. Raises RunnerDied, StoreError."""
+        self.playing.add(job.id)
+        self.has_played = True
+        parameters = {
+            "id": job.id,
+            "generation": job.generation,
+            "sampling": dict(job.sampling),
+            "example": shipped_example(job.example),
+            "steps": dict(steps),
+        }
+        try:
+            await self._tell_versions()
+            await self._ask("play", parameters)
+        finally:
+            self.playing.discard(job.id)
+            self._known.pop(job.id, None)
+
+    async def stop(self) -> None:
+        """Close the connection, at which it ends; it is killed where it does not."""
+        self._beating.cancel()
+        async with killed_after(self.process, _CLOSING_SECONDS):
+            await self._link.close()
+            await self.process.ended()
+        await asyncio.gather(self._beating, self._serving, return_exceptions=True)
+
+    async def _ask(self, method: str, parameters: dict[str, Any]) -> Any:
+        try:
+            return await self._link.ask(method, parameters)
+        except Disconnected:
+            raise await self._death() from None
+
+    async def _death(self) -> RunnerDied:
+        """Why it is gone, once nothing of it is under way any more."""
+        if self._ended is None:
+            self._ended = asyncio.ensure_future(self._bury())
+        end = await asyncio.shield(self._ended)
+        return self._killed_for or RunnerDied(end)
+
+    async def _bury(self) -> ProcessEnd:
+        self.lost = frozenset(self.playing)
+        await self._serving
+        self._beating.cancel()
+        try:
+            async with asyncio.timeout(_CLOSING_SECONDS):
+                end = await self.process.ended()
+        except TimeoutError:
+            self.process.kill()
+            await self.process.ended()
+            end = ProcessEnd("closed its connection")
+        await self._head.journal.flush()  # What it had committed last is there for whoever goes on.
+        return end
+
+    async def _answer(self, method: str, parameters: dict[str, Any], note: Note) -> Any:
+        if method == "sample":
+            return await self._sample(parameters, note)
+        if method == "put":
+            return await self._put(parameters["key"], parameters["value"])
+        raise RequestError(f"the head does not know the method {method!r}")
+
+    async def _put(self, key: str, value: Any) -> None:
+        if not any(key == each or key.startswith(f"{each}/") for each in self.playing):
+            raise RequestError(f"a runner may only write steps of its own episodes, not {key!r}")
+        await self._head.journal.put(key, value)
+        await self._tell_versions()
+
+    async def _sample(self, parameters: dict[str, Any], note: Note) -> Any:
+        conversation = parameters["conversation"]
+        known = self._known[conversation] if conversation in self.playing else {}
+        asked = decode_request(parameters, known)
+        request = asked.request
+        if parameters["streams"]:
+            request = replace(request, on_delta=lambda delta: note(["delta", encode_delta(delta)]))
+        with counting_retries() as count:
+            try:
+                call = await self._head.answer(replace(asked, request=request), count)
+            finally:
+                if count.retries or count.failed_at:
+                    note(["tried", [count.retries, count.failed_at]])
+        known[parameters["number"]] = call
+        return encode_answer(call, known, parameters["earlier"])
+
+    async def _tell_versions(self) -> None:
+        """Have the engines that it has built itself adopt what the head's have adopted."""
+        news = {
+            name: engine.adopted
+            for name, engine in self._head.engines.items()
+            if name not in self._head.sampled_here and isinstance(engine, Portable)
+            if engine.adopted is not None and engine.adopted != self._adopted.get(name)
+        }
+        if news:
+            self._adopted |= news
+            await self._ask("adopt", {name: each.model_dump(mode="json") for name, each in news.items()})
+
+    async def _beat(self) -> None:
+        """Watch the memory, and whether the event loop turns; what goes over a limit is killed."""
+        head, asked_at = self._head, time.monotonic()
+        ping: asyncio.Task[Any] | None = None
+        while not self._serving.done():
+            await asyncio.sleep(_BEAT_SECONDS)
+            used = self.process.memory()
+            if head.memory is not None and used > head.memory:
+                self._kill(f"used {used:.1f} GB, more than eval.general.runner_memory ({head.memory:g})")
+            if ping is None or ping.done():
+                asked_at = time.monotonic()
+                ping = asyncio.ensure_future(self._greet())
+            elif head.patience is not None and time.monotonic() - asked_at > head.patience:
+                self._kill(f"did not answer for {head.patience:g} s: something in it blocks", is_late=True)
+
+    async def _greet(self) -> None:
+        with contextlib.suppress(Disconnected, RunnerDied):
+            await self._link.ask("ping", {})
+            await self._tell_versions()
+
+    def _kill(self, how: str, *, is_late: bool = False) -> None:
+        self._killed_for = RunnerDied(ProcessEnd(how), is_certain=is_late, is_late=is_late)
+        self.process.kill()

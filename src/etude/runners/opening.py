@@ -1,0 +1,61 @@
+"""Opening the runners that a config asks for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from etude.config.builder import Builder
+from etude.config.schema import EvalGeneralConfig
+from etude.core.interfaces import Engine, Portable
+from etude.rewards.scorer import Scorer
+from etude.rollout.collector import Runner
+from etude.runners.assembly import build_evaluators
+from etude.runners.head import Head
+from etude.runners.pool import RunnerPool
+from etude.runners.process import LocalLauncher
+from etude.runners.shipping import shipped
+from etude.store.run_folder import RunFolder
+
+LOGS = "runners"
+"""The folder of their logs in a run folder."""
+
+_GRACE_SECONDS = 10.0
+"""In which a runner may stop by itself what blocks its event loop for as long as an episode may take."""
+
+
+@asynccontextmanager
+async def open_runner(
+    builder: Builder, run: RunFolder, models: Mapping[str, Engine], given: Mapping[str, Engine]
+) -> AsyncIterator[Runner | None]:
+    """The runners that the config asks for, started when an episode needs them; None where it asks for none.
+
+    `given` are those of `models` that are not the config's. Raises RequestError for a config that cannot be
+    sent to other processes.
+    """
+    config, general = builder.config, builder.config.eval.general
+    if general.isolation == "none":
+        yield None
+        return
+    workflow = await builder.get_workflow()
+    seconds = general.timeout if workflow.timeout is None else workflow.timeout
+    at_head = [name for name in models if name in given or not isinstance(models[name], Portable)]
+    head = Head(run.journal, models, frozenset(at_head), seconds + _GRACE_SECONDS, general.runner_memory)
+    scorer = Scorer(
+        await build_evaluators(builder),
+        run.journal,
+        timeout=general.timeout,
+        max_concurrency=general.max_concurrency,
+    )
+    runners = number_of_runners(general)
+    build = {"config": shipped(config), "run": str(run.path), "models": [*models], "at_head": at_head}
+    each = -(-general.max_concurrency // runners)
+    launcher = LocalLauncher(run.path / LOGS)
+    async with RunnerPool(head, launcher, scorer, build, runners=runners, episodes_each=each) as pool:
+        yield pool
+
+
+def number_of_runners(general: EvalGeneralConfig) -> int:
+    """As many as asked for; else one for each core, and none without an episode."""
+    return min(general.runners or os.cpu_count() or 1, general.max_concurrency)

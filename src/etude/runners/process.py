@@ -1,0 +1,145 @@
+"""A runner's process on this machine: started with a guard, watched, and its end in words."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from etude.core.errors import EtudeError
+from etude.inference.child_process import guard_of, last_exception, last_lines
+from etude.runners.program import Invitation
+
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from etude.runners.program import main; main()"
+)
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnd:
+    """How a runner's process ended."""
+
+    how: str
+    """`ended with exit code 3`, `was killed by SIGSEGV`."""
+    by_others: bool = False
+    """Whether another program killed it, such as the kernel when memory ran out."""
+
+
+class RunnerProcess(Protocol):
+    """The process of a runner, wherever it was placed."""
+
+    log: str
+    """Where its output goes."""
+
+    async def ended(self) -> ProcessEnd:
+        """Wait until it has ended; how it did."""
+
+    def kill(self) -> None:
+        """End it at once, with all processes that it has started."""
+
+    def memory(self) -> float:
+        """Gigabytes that it uses; 0 where that is not known."""
+
+    def last_words(self) -> str:
+        """The end of its output."""
+
+
+class Launcher(Protocol):
+    """Places runners."""
+
+    address: str
+    """Where runners find the head: a host name or an IP address; empty for a Unix socket."""
+
+    async def launch(self, invitation: Invitation, place: int) -> RunnerProcess:
+        """Start a runner. Raises EtudeError when that is not possible."""
+
+
+class LocalProcess:
+    """A process group on this machine, which a guard ends when this process is gone, even by SIGKILL."""
+
+    def __init__(self, process: Process, guard: Process, log: Path) -> None:
+        self._process = process
+        self._guard = guard
+        self._path = log
+        self.log = str(log)
+
+    async def ended(self) -> ProcessEnd:
+        """Wait until it has ended; its guard ends then, and what it has started."""
+        code = await self._process.wait()
+        self.kill()
+        with contextlib.suppress(ProcessLookupError):
+            self._guard.kill()
+        await self._guard.wait()
+        if code >= 0:
+            return ProcessEnd(f"ended with exit code {code}")
+        name = signal.Signals(-code).name
+        return ProcessEnd(f"was killed by {name}", by_others=name in ("SIGKILL", "SIGTERM"))
+
+    def kill(self) -> None:
+        """Kill its process group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def memory(self) -> float:
+        """Its resident memory, as Linux tells it."""
+        try:
+            pages = Path(f"/proc/{self._process.pid}/statm").read_text(encoding="ascii").split()[1]
+        except (OSError, IndexError):
+            return 0.0
+        return int(pages) * _PAGE_BYTES / 1e9
+
+    def last_words(self) -> str:
+        """The last exception of its log, or else its last lines."""
+        return last_exception(self._path) or last_lines(self._path)
+
+
+class LocalLauncher:
+    """Starts runners on this machine; the output of each goes to a file of `folder`."""
+
+    address = ""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    async def launch(self, invitation: Invitation, place: int) -> LocalProcess:
+        """Start a runner with this program's Python, module path, environment and folder."""
+        self._folder.mkdir(exist_ok=True)
+        path = self._folder / f"{place}.log"
+        command = (sys.executable, "-c", _START, json.dumps(sys.path))
+        try:
+            with path.open("ab") as log:
+                # A session of its own: Ctrl-C goes to the head alone.
+                process = await asyncio.create_subprocess_exec(
+                    *command, stdin=PIPE, stdout=log, stderr=log, start_new_session=True
+                )
+            guard = await guard_of(process.pid)
+        except OSError as error:
+            raise EtudeError(f"a runner cannot be started: {error}") from error
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            process.stdin.write(f"{invitation.as_json()}\n".encode())
+            await process.stdin.drain()
+        return LocalProcess(process, guard, path)
+
+
+@asynccontextmanager
+async def killed_after(process: RunnerProcess, seconds: float) -> AsyncIterator[None]:
+    """Within the block it may come to its end; after that it is killed, and its end waited for."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        pass
+    finally:
+        process.kill()
+        await process.ended()

@@ -1,0 +1,208 @@
+"""The program of a runner: builds the agent from the run's config, and plays episodes that the head sends.
+
+It reads one line from its standard input: where the head listens, its number, and its key. It ends when the
+connection does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from etude.config.builder import Builder
+from etude.core.errors import EtudeError
+from etude.core.example import Example
+from etude.core.interfaces import Engine, Portable
+from etude.core.job import ModelVersion
+from etude.rewards.evaluation import item_of
+from etude.rewards.scorer import Scorer
+from etude.rollout.collector import Collector, EpisodeJob
+from etude.rollout.run_workflow import watch_workflows
+from etude.runners.assembly import build_collector, build_evaluators
+from etude.runners.frames import Disconnected, Stream, introduce
+from etude.runners.link import Link, Note
+from etude.runners.remote import RemoteEngine, RemoteJournal, RemoteRun, RunnerBuilder
+from etude.runners.shipping import received
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """How a runner finds its head, and is known by it."""
+
+    address: str
+    """The path of a Unix socket, or `host:port`."""
+    number: int
+    key: str
+    """In hexadecimal digits."""
+
+    def as_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps([self.address, self.number, self.key])
+
+
+@dataclass
+class Agent:
+    """All that a runner has built."""
+
+    collector: Collector
+    scorer: Scorer
+    journal: RemoteJournal
+    engines: Mapping[str, Engine]
+    builder: Builder
+
+
+class RunnerProgram:
+    """Answers the head."""
+
+    def __init__(self) -> None:
+        self.link: Link
+        self._agent: Agent | None = None
+        self._is_over = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def answer(self, method: str, parameters: dict[str, Any], note: Note) -> Any:
+        """Build the agent, play an episode, adopt versions, or say that the event loop turns."""
+        if method == "build":
+            return await self._build(parameters)
+        if method == "play":
+            return await self._play(parameters)
+        if method == "adopt":
+            for name, version in parameters.items():
+                await self._built.engines[name].adopt(ModelVersion.model_validate(version))
+            return None
+        if method == "ping":
+            return None
+        raise EtudeError(f"a runner does not know the method {method!r}")
+
+    async def close(self) -> None:
+        """Close what was built."""
+        self._is_over.set()
+        if self._keeper is not None:
+            await asyncio.gather(self._keeper, return_exceptions=True)
+
+    @property
+    def _built(self) -> Agent:
+        if self._agent is None:
+            raise EtudeError("the agent of this runner is not built")
+        return self._agent
+
+    async def _build(self, parameters: dict[str, Any]) -> None:
+        """Build it in a task that lives on: what opens a component has to close it."""
+        built: asyncio.Future[Agent] = asyncio.get_running_loop().create_future()
+
+        async def keep() -> None:
+            try:
+                async with _open_agent(parameters, self.link) as agent:
+                    built.set_result(agent)
+                    await self._is_over.wait()
+            except Exception as error:
+                if built.done():
+                    raise
+                built.set_exception(error)
+
+        self._keeper = asyncio.ensure_future(keep())
+        self._agent = await built
+
+    async def _play(self, parameters: dict[str, Any]) -> None:
+        """Run an episode and score it, each as far as the head's journal does not have it."""
+        agent = self._built
+        example = await _example_of(parameters["example"], agent.builder)
+        job = EpisodeJob(parameters["id"], example, parameters["generation"], parameters["sampling"])
+        try:
+            with agent.journal.episode(job.id, parameters["steps"]):
+                record = await agent.collector.run(job)
+                if record.failure is None:
+                    await agent.scorer.score_single(item_of(record))
+        finally:
+            for engine in agent.engines.values():
+                if isinstance(engine, RemoteEngine):
+                    engine.forget(job.id)
+
+
+async def _example_of(data: Any, builder: Builder) -> Example:
+    """The example, which is looked up by its id where JSON cannot hold it."""
+    if isinstance(data, dict):
+        return Example(**data)
+    settings = builder.config.finetuning.run_configuration
+    for source in (builder.config.eval.general.dataset, settings.dataset, settings.validation_dataset):
+        if source is not None:
+            examples = (await builder.get_dataset(source)).examples()
+            if (example := next((each for each in examples if each.id == data), None)) is not None:
+                return example
+    raise EtudeError(
+        f"example '{data}' holds values that cannot be sent to a runner, and is in none of the config's "
+        "datasets; read it from a file or from a function of a module"
+    )
+
+
+@asynccontextmanager
+async def _open_agent(parameters: Mapping[str, Any], link: Link) -> AsyncIterator[Agent]:
+    config = received(parameters["config"])
+    journal = RemoteJournal(Path(parameters["run"]), link)
+    remote = {name: RemoteEngine(name, link) for name in parameters["at_head"]}
+    run = RemoteRun(Path(parameters["run"]), journal)
+    async with RunnerBuilder(config, run, remote) as builder:
+        built = {name: await builder.get_llm(name) for name in config.llms if name not in remote}
+        # In the order of the head: the first is meant where none is named.
+        engines = {name: remote.get(name) or built[name] for name in parameters["models"]}
+        for name, engine in built.items():
+            assert isinstance(engine, Portable), f"llms.{name} is not built in runners"
+        collector = await build_collector(builder, engines, journal)
+        general = config.eval.general
+        scorer = Scorer(
+            await build_evaluators(builder),
+            journal,
+            timeout=general.timeout,
+            max_concurrency=general.max_concurrency,
+        )
+        with watch_workflows(collector.timeout):
+            try:
+                yield Agent(collector, scorer, journal, engines, builder)
+            finally:
+                await collector.close()
+
+
+async def play(invitation: Invitation) -> None:
+    """Be the runner of an invitation until the head closes the connection, or is gone."""
+    try:
+        stream = await _connect(invitation.address)
+        await introduce(stream, invitation.number, bytes.fromhex(invitation.key))
+    except (OSError, Disconnected, TimeoutError) as error:
+        raise EtudeError(f"no head at {invitation.address}: {error or type(error).__name__}") from error
+    program = RunnerProgram()
+    program.link = Link(stream, program.answer)
+    try:
+        await program.link.serve()
+    finally:
+        await program.close()
+
+
+async def _connect(address: str) -> Stream:
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal():
+        return Stream(*await asyncio.open_connection(host, int(port)))
+    return Stream(*await asyncio.open_unix_connection(address))
+
+
+def main() -> None:
+    """Read the invitation, and play."""
+    invitation = Invitation(*json.loads(sys.stdin.readline()))
+    # The agent's code must not wait for what nobody types.
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    try:
+        asyncio.run(play(invitation))
+    except EtudeError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()
