@@ -13,6 +13,11 @@ Algorithms = Annotated[
     option("An algorithm of your own that jobs may name, as module:Name; it is imported. Repeatable."),
 ]
 
+Devices = Annotated[
+    list[str] | None,
+    option("A vLLM of its own on this GPU (on a CPU: on these cores, as 0-7). Repeatable."),
+]
+
 
 def serve(
     model: Annotated[str, argument("A model folder, or a name on the Hugging Face hub.")],
@@ -28,10 +33,7 @@ def serve(
     engine: Annotated[str, option("What samples: embedded, or vllm, which the server runs.")] = "embedded",
     vllm_command: Annotated[str, option("vLLM's program.")] = "vllm",
     vllm_arg: Annotated[list[str] | None, option("An option of `vllm serve`; repeatable.")] = None,
-    vllm_device: Annotated[
-        list[str] | None,
-        option("A vLLM process of its own on this GPU (on a CPU: cores, as 0-7); repeatable."),
-    ] = None,
+    vllm_device: Devices = None,
     device: Annotated[str, option("auto, cpu, cuda, cuda:N or mps.")] = "auto",
     dtype: Annotated[str, option("auto, float32, bfloat16 or float16.")] = "auto",
     max_batch: Annotated[int, option("Sequences sampled at once.", min=1)] = 256,
