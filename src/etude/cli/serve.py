@@ -63,9 +63,8 @@ def serve(
     """Serve a model, and train it, behind OpenAI's API. Runs until Ctrl-C or SIGTERM."""
     options = dict(locals())
     api_key_env, max_file_mb = options.pop("api_key_env"), options.pop("max_file_mb")
-    options["algorithms"] = tuple(algorithms or ())
-    for repeatable in ("vllm_arg", "vllm_device"):
-        options[f"{repeatable}s"] = tuple(options.pop(repeatable) or ())
+    options |= {"algorithms": tuple(algorithms or ()), "vllm_args": tuple(options.pop("vllm_arg") or ())}
+    options["vllm_devices"] = tuple(options.pop("vllm_device") or ())
     _require_extras()
     from etude.models.source import folder_of, locate
     from etude.server.settings import MEBIBYTE, require_safe, server_settings

@@ -54,7 +54,7 @@ class VllmOptions:
     backoff_seconds: float = 1.0
     """Before the first restart; twice as long before each that follows, and a minute at most."""
     device: str = ""
-    """What it runs on, where there are several processes: for people."""
+    """Its device as people name it, where there are several processes."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """More variables of its environment, such as the one that names its device."""
 

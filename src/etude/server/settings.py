@@ -36,7 +36,7 @@ class ServerSettings(BaseModel):
     vllm_args: tuple[str, ...] = ()
     """More options of `vllm serve`."""
     vllm_devices: tuple[str, ...] = ()
-    """What each of several vLLM processes runs on; without any there is one, on all that there is."""
+    """The device of each of several vLLM processes; without any there is one, on all that there is."""
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_batch: int = Field(default=256, ge=1)
