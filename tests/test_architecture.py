@@ -43,6 +43,7 @@ ROOMS = [
     "verbs",
     "preflight",
     "demo",
+    "cluster",
     "server",
     "components",
     "integrations",

@@ -50,7 +50,7 @@ def new_run(
         try:
             yield run
         except RequestError:
-            if next(run.journal.scan(), None) is None:
+            if run.is_blank:
                 shutil.rmtree(run.path, ignore_errors=True)
             raise
 
