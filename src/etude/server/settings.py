@@ -36,6 +36,8 @@ class ServerSettings(BaseModel):
     """vLLM's program, as a shell would take it."""
     vllm_args: tuple[str, ...] = ()
     """More options of `vllm serve`."""
+    vllm_devices: tuple[str, ...] = ()
+    """The device of each of several vLLM processes; without any there is one, on all that there is."""
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_batch: int = Field(default=256, ge=1)
