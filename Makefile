@@ -33,7 +33,7 @@ test-all: lint ## The same with the slow tests, and the coverage of all
 	@$(MAKE) --no-print-directory --jobs 2 types tests-all
 
 tests: $(DEV)
-	$(PYTEST) -m "not slow and not vllm and not nat and not verifiers" $(ARGS)
+	$(PYTEST) -m "not slow and not vllm and not nat and not verifiers and not cluster" $(ARGS)
 
 tests-all: $(DEV)
 	$(PYTEST) $(COVERAGE) -m "not vllm and not nat and not verifiers" $(ARGS)

@@ -49,6 +49,9 @@ that was before training."""
 NEEDS = {"pair": "verifiers"}
 """Packages without which a row is skipped by name: they do not go together with all others."""
 
+Item = tuple[float | None, str | None]
+"""The score of a held-out episode, or the error in its place."""
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -56,6 +59,14 @@ class Scores:
 
     before: tuple[float, ...]
     after: tuple[float, ...]
+    missing: tuple[str, ...] = ()
+    """Why held-out episodes of either have no score, a reason for each."""
+
+    @classmethod
+    def of(cls, before: Sequence[Item], after: Sequence[Item]) -> Scores:
+        """Those that there are, and why the others are not."""
+        scored = (tuple(score for score, _ in items if score is not None) for items in (before, after))
+        return cls(*scored, tuple(str(error) for score, error in (*before, *after) if score is None))
 
     def as_json(self) -> dict[str, Any]:
         """Means with 95 % intervals; `n` is the number of held-out episodes after training."""
@@ -66,6 +77,8 @@ class Scores:
             "ci95_before": [before.low, before.high],
             "ci95_after": [after.low, after.high],
             "n": after.n,
+            "unscored": len(self.missing),
+            "why_unscored": self.missing[0] if self.missing else None,
         }
 
 
@@ -91,7 +104,7 @@ def measured_in(run: Path) -> dict[str, Scores]:
     summary = etude.load_run(run).summary
     summaries = summary.get("targets") or {"": summary}
     return {
-        name: Scores(held_out(run, reward, 0), held_out(run, reward, summaries[name]["after"]["epoch"]))
+        name: Scores.of(held_out(run, reward, 0), held_out(run, reward, summaries[name]["after"]["epoch"]))
         for name, reward in rewards_of(run).items()
     }
 
@@ -104,20 +117,19 @@ def measured_apart(config: str, seed: int, folder: Path) -> dict[str, Scores]:
         for which in ("warm-up", "last")
     )
 
-    def played(models: Mapping[str, Path]) -> dict[str, tuple[float, ...]]:
+    def played(models: Mapping[str, Path]) -> dict[str, list[Item]]:
         settings = [f"finetuning.seed={seed}", f"finetuning.output_dir={folder}", "finetuning.warm_up=null"]
         for name, path in models.items():
             settings += [f"llms.{name}.model={path}", f"llms.{name}.tiny=null"]
-        scores = [
-            item["scores"] for item in json.loads(command("evaluate", config, settings, "--json"))["items"]
-        ]
+        items = json.loads(command("evaluate", config, settings, "--json"))["items"]
         return {
-            name: tuple(each[name] for each in scores if each[name] is not None) for name in rewards.values()
+            name: [(item["scores"][name], item["errors"].get(name)) for item in items]
+            for name in rewards.values()
         }
 
     at_first = played(before)
     return {
-        name: Scores(at_first[reward], played({**before, name: after[name]})[reward])
+        name: Scores.of(at_first[reward], played({**before, name: after[name]})[reward])
         for name, reward in rewards.items()
     }
 
@@ -129,12 +141,17 @@ def rewards_of(run: Path) -> dict[str, str]:
     return {name: block["reward_function"]["name"] for name, block in blocks.items()}
 
 
-def held_out(run: Path, reward: str, epoch: int) -> tuple[float, ...]:
+def held_out(run: Path, reward: str, epoch: int) -> list[Item]:
     """The rewards of the validation after an epoch; 0 is the one before training."""
     with RunFolder.open(run) as folder:
         records = iter_episodes(folder.journal, phase=f"validation/{epoch}")
-        items = [read_score(folder.journal, record, reward) for record in records]
-    return tuple(item.score for item in items if item is not None and item.score is not None)
+        scored = [(record, read_score(folder.journal, record, reward)) for record in records]
+    return [
+        (None, record.failure.reason if record.failure else "it was not scored")
+        if item is None
+        else (item.score, item.error)
+        for record, item in scored
+    ]
 
 
 def measured(names: Sequence[str], seeds: int, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
@@ -159,6 +176,7 @@ def pooled(rows: Sequence[tuple[int, Scores]]) -> dict[str, Any]:
     everything = Scores(
         tuple(value for _, scores in rows for value in scores.before),
         tuple(value for _, scores in rows for value in scores.after),
+        tuple(reason for _, scores in rows for reason in scores.missing),
     )
     return everything.as_json() | {"seeds": [{"seed": seed} | scores.as_json() for seed, scores in rows]}
 
@@ -210,6 +228,11 @@ def main() -> None:
         return
     columns = ("environment", "seed", "before", "after", "n")
     notes = [f"{name}: a turn costs {ms:.2f} ms of CPU time more than alone" for name, ms in overhead.items()]
+    notes += [
+        f"{name}: {row['unscored']} held-out episodes have no score: {row['why_unscored']}"
+        for name, row in environments.items()
+        if row["unscored"]
+    ]
     notes += [f"{name} is skipped: {package} is not installed" for name, package in left_out.items()]
     print_table("Held-out reward, 95 % intervals", columns, [*table_rows(environments)], notes)
 

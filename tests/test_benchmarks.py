@@ -207,6 +207,10 @@ def test_environments_are_configs_of_25_lines_and_pool_their_seeds(monkeypatch: 
     found = environments.pooled(seeds)
     assert (found["before"], found["n"], found["seeds"][1]["n"]) == (0.25, 6, 3)
     assert found["ci95_after"][0] < found["after"] < found["ci95_after"][1]
+    assert (found["unscored"], found["why_unscored"]) == (0, None)
+    partly = environments.Scores.of([(0.5, None), (None, "too long")], [(None, "late"), (1.0, None)])
+    assert partly == environments.Scores((0.5,), (1.0,), ("too long", "late"))
+    assert (partly.as_json()["unscored"], partly.as_json()["why_unscored"]) == (2, "too long")
     monkeypatch.setitem(environments.NEEDS, "pair", "a_package_that_is_not_there")
     assert environments.skipped(["gcd", "pair"]) == {"pair": "a_package_that_is_not_there"}
 
@@ -219,11 +223,9 @@ def test_each_of_two_trained_models_is_measured_against_the_other_as_it_was(
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     environments = importlib.import_module("environments")
     config = read_document(environments.EXAMPLES / "kuhn_poker.yml").data
-    for llm in config["llms"].values():
-        llm["tiny"] = {"max_context": 1024}  # It has hardly learned to keep it short.
     config["workflow"] |= {"size": 4, "validation_size": 6}
-    config["trajectory_builders"]["grpo"] |= {"examples_per_epoch": 2, "num_generations": 2}
-    config["finetuning"]["warm_up"]["steps"] = 10
+    config["trajectory_builders"]["grpo"] |= {"examples_per_epoch": 2, "num_generations": 4}
+    config["finetuning"]["warm_up"]["steps"] = 60  # Enough for legal moves.
     shutil.copy(environments.EXAMPLES / "careless.py", tmp_path)
     small = tmp_path / "small.yml"
     small.write_text(yaml.safe_dump(config))

@@ -1,8 +1,9 @@
 """Stands in for `vllm serve`, which is too large to be installed for every test.
 
 It speaks vLLM's wire format for what Etude asks of it, and answers with a real model; with `--silent` it has
-none, and starts at once; with `--slow` it never starts, and does not listen to SIGTERM; with `--dying` its
-engine fails at the first request. `tests/vllm.py` says which tests run against both.
+none, and starts at once; with `--echo` it has none and answers with one token; with `--slow` it never starts,
+and does not listen to SIGTERM; with `--dying` its engine fails at the first request. `tests/vllm.py` says
+which tests run against both.
 """
 
 from __future__ import annotations
@@ -37,6 +38,12 @@ PLAIN = (
 )
 
 
+ECHO = {
+    **{"index": 0, "text": "", "finish_reason": "stop", "token_ids": [1]},
+    "logprobs": {"tokens": ["token_id:1"], "token_logprobs": [-0.5], "top_logprobs": [{}]},
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("command", choices=["serve"])
@@ -51,15 +58,17 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(600)
     uvicorn.run(
-        app_of(given.model, silent=bool({"--silent", "--dying"} & set(others)), dying="--dying" in others),
+        app_of(given.model, set(others)),
         host=given.host,
         port=given.port,
         log_level="warning",
     )
 
 
-def app_of(source: str, *, silent: bool, dying: bool) -> FastAPI:
+def app_of(source: str, options: set[str]) -> FastAPI:
     asked: list[Any] = []
+    silent, dying = bool({"--silent", "--dying", "--echo"} & options), "--dying" in options
+    refused = ""
     app, engines = FastAPI(), {source: None if silent else engine_of(source)}
     hanging = asyncio.Event()
 
@@ -81,9 +90,17 @@ def app_of(source: str, *, silent: bool, dying: bool) -> FastAPI:
     async def hang() -> None:
         hanging.set()
 
+    @app.post("/refuse")
+    async def refuse(body: dict[str, str]) -> None:
+        """Take no LoRA weights, for a reason."""
+        nonlocal refused
+        refused = body["reason"]
+
     @app.post("/v1/load_lora_adapter")
     async def load(body: dict[str, str]) -> Response:
         name, folder = body["lora_name"], body["lora_path"]
+        if refused:
+            return JSONResponse({"error": {"message": refused}}, 500)
         if name in engines:
             return JSONResponse({"error": {"message": f"{name} has already been loaded"}}, 400)
         if not Path(folder).is_absolute() or not (Path(folder) / "adapter_config.json").exists():
@@ -102,6 +119,10 @@ def app_of(source: str, *, silent: bool, dying: bool) -> FastAPI:
     async def last_asked() -> Any:
         return asked[-1]
 
+    @app.get("/environment")
+    async def environment() -> dict[str, str]:
+        return dict(os.environ)
+
     @app.post("/v1/completions")
     async def complete(body: dict[str, Any]) -> Response:
         asked.append(body)
@@ -114,6 +135,8 @@ def app_of(source: str, *, silent: bool, dying: bool) -> FastAPI:
             return JSONResponse({"error": {"message": "EngineCore encountered an issue"}}, 500)
         if body["model"] not in engines:
             return JSONResponse({"error": {"message": f"The model {body['model']} does not exist."}}, 404)
+        if "--echo" in options:
+            return JSONResponse({"choices": [ECHO]})
         pieces = chunks(engines[body["model"]], body)
         if body["stream"]:
             return StreamingResponse(map_lines(pieces), media_type="text/event-stream")

@@ -7,6 +7,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from etude.backup.attach import backed_up
+from etude.backup.replicator import Replicator
 from etude.config.builder import Builder
 from etude.config.finetuning import TargetConfig
 from etude.config.schema import Config
@@ -46,6 +48,8 @@ class Runtime:
     progress: Progress = field(default_factory=Progress)
     report: Report | None = None
     """Called after every epoch and validation, once it is journalled."""
+    backup: Replicator | None = None
+    """Backs the run up while it goes on, where the config has a storage."""
 
 
 @asynccontextmanager
@@ -59,10 +63,14 @@ async def open_runtime(
 ) -> AsyncIterator[Runtime]:
     """Build the agent, its models, evaluators and examples; all are closed again at the end.
 
-    `engines` take the place of entries of `llms` by the same name; they are not closed. Raises
-    RequestError or DatasetError for what cannot be built; nothing is sampled.
+    `engines` take the place of entries of `llms` by the same name; they are not closed. The run is backed up
+    meanwhile, and once more at the end. Raises RequestError or DatasetError for what cannot be built.
     """
-    async with Builder(config, run) as builder, AsyncExitStack() as exits:
+    progress = progress or Progress()
+    async with AsyncExitStack() as exits:
+        # The first to be opened and the last to be closed: it has what is written when all else is closed.
+        backup = await exits.enter_async_context(backed_up(config.storage, run, progress))
+        builder = await exits.enter_async_context(Builder(config, run))
         given = dict(engines or {})
         models = {name: given.get(name) or await builder.get_llm(name) for name in config.llms} | given
         runner = await exits.enter_async_context(open_runner(builder, run, models, given))
@@ -87,6 +95,7 @@ async def open_runtime(
             engines=models,
             target_model=target_model(config, models),
             validation_examples=validation,
-            progress=progress or Progress(),
+            progress=progress,
             report=report,
+            backup=backup,
         )

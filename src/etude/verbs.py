@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from etude.backup.restore import fetch, is_address
 from etude.config.document import Override
 from etude.config.schema import Config
 from etude.core.errors import RequestError, TrainingError
@@ -23,7 +24,14 @@ from etude.core.interfaces import Engine, Progress
 from etude.core.job import TrainingJobStatus, TrainingStatusEnum
 from etude.loop.arguments import as_overrides, config_of, is_config, load, refuse, with_live
 from etude.loop.evaluation import evaluate as run_evaluation
-from etude.loop.lifecycle import config_to_resume, new_run, note_changes, retry_failed
+from etude.loop.lifecycle import (
+    config_to_resume,
+    new_run,
+    note_changes,
+    retry_failed,
+    storage_options,
+    storage_overrides,
+)
 from etude.loop.model import model_overrides
 from etude.loop.targets import assemble_trainer
 from etude.report.files import RunReport
@@ -155,10 +163,19 @@ async def resume_async(
     A run that began with Python objects of a program, which its config cannot name, is given the same ones
     again: `agent`, `reward`, `examples`, `validation`, `tools`. `retry` tries again what failed without the
     agent's fault. Settings may change how it goes on: `epochs=20` trains a finished run for longer. Raises
-    RequestError for those that would make another run of it.
+    RequestError for those that would make another run of it. The address of a run's backup
+    (`s3://bucket/etude/RUN`) stands for the folder that is made of it in `output_dir`.
     """
+    changes = [*overrides, *as_overrides(settings)]
+    if isinstance(run, str) and is_address(run):
+        restored = await asyncio.to_thread(fetch, run, Path(output_dir), storage_options(changes))
+        changes += storage_overrides(restored.run, run)
+        run = restored.run
+        with _shown(progress) as display:
+            for line in restored.lines():
+                display.message(line)
     path = run.folder if isinstance(run, Run) else find_run(str(run), Path(output_dir))
-    config = config_to_resume(path, [*overrides, *as_overrides(settings)])
+    config = config_to_resume(path, changes)
     config = with_live(
         config, agent=agent, reward=reward, examples=examples, validation=validation, tools=tools
     )

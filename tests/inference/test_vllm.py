@@ -25,6 +25,7 @@ from etude.core.errors import EngineAway, EngineError, ImpossibleCall
 from etude.inference.engine import SampledToken, TokenRequest
 from etude.inference.vllm_engine import VllmEngine
 from etude.inference.vllm_process import VllmOptions, VllmProcess
+from etude.inference.vllm_processes import VllmProcesses
 from etude.models.distribution import shaped
 from etude.models.policy import LoraOptions, Policy
 from etude.models.speech import Speech
@@ -86,7 +87,7 @@ async def served(
 
 
 def engine_of(process: VllmProcess, name: str, source: Path) -> VllmEngine:
-    return VllmEngine(process, name, Speech.load(source), max_tokens=16, wait=600)
+    return VllmEngine(VllmProcesses([process]), name, Speech.load(source), max_tokens=16, wait=600)
 
 
 def logprobs_of(policy: Policy, prompt: tuple[int, ...], ids: tuple[int, ...]) -> torch.Tensor:
@@ -283,7 +284,7 @@ IMPOSSIBLE = {
 
 @pytest.mark.parametrize("choice", IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
 async def test_impossible_values_are_a_failed_call(source, tmp_path, choice, monkeypatch):
-    async def choices(engine, body):
+    async def choices(engine, base_url, body):
         yield {"finish_reason": "stop", **choice}
 
     async with running(silent(tmp_path), source) as process:

@@ -176,10 +176,17 @@ def _until(team: Team, end) -> None:
     train(learner, batch("grpo", 1), Grpo(), passes=200, batch_size=STEP)
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Do the jobs that the command line names."""
     try:
         with joined("cpu", float(os.environ.get("TEAM_TIMEOUT", "400"))) as team:
             for job in sys.argv[1].split(","):
                 globals()[job](team, Path(sys.argv[2]))
     except PeerLost as error:
-        sys.exit(f"lost: {error}")
+        sys.stderr.write(f"lost: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

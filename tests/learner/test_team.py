@@ -29,7 +29,7 @@ def launched(job: str, folder: Path, **environment: str) -> subprocess.Completed
     """Two processes that have ended: had they waited for ever, the time would be up."""
     path = os.pathsep.join([str(SOURCE), str(SOURCE / "src")])
     return subprocess.run(
-        LocalLauncher().command("tests.learner.team_process", [job, str(folder)], 2),
+        LocalLauncher().command("tests.learner.team_process", [job, str(folder)], 2, folder),
         env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | environment,
         capture_output=True,
         text=True,

@@ -163,6 +163,8 @@ def _show_facts(facts: RunFacts) -> None:
     for label, value in (("model", facts.model),) if facts.kind == "evaluate" else trained:
         if value is not None:
             say(f"{label:<15} {value}")
+    if facts.storage is not None:
+        say_wrapped(f"storage         {_storage(facts.storage)}")
     if facts.kind == "train":
         show_outcome(facts.summary, str(_epochs(facts)), facts.path)
         return
@@ -172,6 +174,18 @@ def _show_facts(facts: RunFacts) -> None:
         say(f"{name:<15} {shown_score(scores)}{examples}")
     show_addresses(result.get("addresses") or {})
     show_troubles(facts.path, result.get("model_calls") or {}, result.get("causes") or [])
+
+
+def _storage(status: Mapping[str, Any]) -> str:
+    """How a run's backup stands."""
+    behind, backup, at = status["entries_behind"], status["backup"], status["acknowledged_at"]
+    since = "never" if at is None else f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}"
+    stands = (
+        f"everything is in backup {backup}" if not behind and backup else f"entries not backed up: {behind}"
+    )
+    failures = f"; failures: {status['failures']}" if status["failures"] else ""
+    error = f"; it fails now: {status['last_error']}" if status["last_error"] else ""
+    return f"{status['address']}, {stands}; last backed up: {since}{failures}{error}"
 
 
 def _show_history(target: str | None, history: History, run: Path) -> None:

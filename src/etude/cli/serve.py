@@ -13,6 +13,21 @@ Algorithms = Annotated[
     option("An algorithm of your own that jobs may name, as module:Name; it is imported. Repeatable."),
 ]
 
+PerMinute = Annotated[int | None, option("Requests of one client address; left out: no limit.", min=1)]
+Devices = Annotated[
+    list[str] | None,
+    option("A vLLM of its own on this GPU (on a CPU: on these cores, as 0-7). Repeatable."),
+]
+Processes = Annotated[
+    int | None, option("Processes that train a job together; left out: one for each GPU.", min=1)
+]
+Cluster = Annotated[
+    str | None, option("Train on the nodes of a Ray cluster: auto, or the HOST:PORT of its head.")
+]
+Fewest = Annotated[
+    int | None, option("With --on: processes that a job goes on with when nodes are lost.", min=1)
+]
+
 
 def serve(
     model: Annotated[str, argument("A model folder, or a name on the Hugging Face hub.")],
@@ -28,19 +43,18 @@ def serve(
     engine: Annotated[str, option("What samples: embedded, or vllm, which the server runs.")] = "embedded",
     vllm_command: Annotated[str, option("vLLM's program.")] = "vllm",
     vllm_arg: Annotated[list[str] | None, option("An option of `vllm serve`; repeatable.")] = None,
+    vllm_device: Devices = None,
     device: Annotated[str, option("auto, cpu, cuda, cuda:N or mps.")] = "auto",
     dtype: Annotated[str, option("auto, float32, bfloat16 or float16.")] = "auto",
     max_batch: Annotated[int, option("Sequences sampled at once.", min=1)] = 256,
     max_queue: Annotated[int, option("Sequences under way and waiting.", min=1)] = 1024,
-    requests_per_minute: Annotated[
-        int | None, option("Requests of one client address; left out: no limit.", min=1)
-    ] = None,
+    requests_per_minute: PerMinute = None,
     max_models: Annotated[int, option("Models in memory at once.", min=1)] = 3,
     max_file_mb: Annotated[int, option("Largest upload, in MiB.", min=1)] = 512,
     running_jobs: Annotated[int, option("Training jobs at once.", min=1)] = 1,
-    training_processes: Annotated[
-        int | None, option("Processes that train a job together; left out: one for each GPU.", min=1)
-    ] = None,
+    training_processes: Processes = None,
+    on: Cluster = None,
+    fewest_processes: Fewest = None,
     shard_training: Annotated[
         bool, option("Share weights and optimiser out among them.", "--shard-training")
     ] = False,
@@ -57,7 +71,9 @@ def serve(
     """Serve a model, and train it, behind OpenAI's API. Runs until Ctrl-C or SIGTERM."""
     options = dict(locals())
     api_key_env, max_file_mb = options.pop("api_key_env"), options.pop("max_file_mb")
-    options |= {"algorithms": tuple(algorithms or ()), "vllm_args": tuple(options.pop("vllm_arg") or ())}
+    options["cluster"] = _cluster(options.pop("on"), training_processes, options.pop("fewest_processes"))
+    lists = {"vllm_args": options.pop("vllm_arg"), "vllm_devices": options.pop("vllm_device")}
+    options |= {key: tuple(given or ()) for key, given in {"algorithms": algorithms, **lists}.items()}
     _require_extras()
     from etude.models.source import folder_of, locate
     from etude.server.settings import MEBIBYTE, require_safe, server_settings
@@ -76,6 +92,17 @@ def serve(
 
 def _say_ready(name: str, address: str) -> None:
     say(f"serving {name} at {address}/v1; {address}/docs lists what it answers. Ctrl-C stops it.")
+
+
+def _cluster(on: str | None, processes: int | None, fewest: int | None) -> dict[str, object] | None:
+    """The cluster that trains, as the settings have it."""
+    from etude.core.errors import RequestError
+
+    if on is None:
+        if fewest is not None:
+            raise RequestError("--fewest-processes is for training on a cluster; name one: --on auto")
+        return None
+    return {"address": on, "learners": processes or 1, "fewest_learners": fewest}
 
 
 def _key(variable: str | None) -> str | None:

@@ -20,7 +20,7 @@ from etude.cli.command import (
     run_configuration,
     then,
 )
-from etude.cli.console import emit, next_step, path_shown, say
+from etude.cli.console import emit, next_step, path_shown, say, say_wrapped
 from etude.cli.figures import show_outcome
 
 if TYPE_CHECKING:
@@ -72,7 +72,11 @@ def train_in(settings: Config, run: RunFolder, *, as_json: bool) -> None:
 
 def resume(
     run: Annotated[
-        str | None, argument("A run folder or a run's name; by default the latest unfinished run.")
+        str | None,
+        argument(
+            "A run folder, a run's name, or the address of its backup, as s3://bucket/etude/RUN; by default "
+            "the latest unfinished run."
+        ),
     ] = None,
     retry_failed: Annotated[
         bool,
@@ -89,16 +93,22 @@ def resume(
     """Go on with a run that was stopped, without repeating anything that it has done.
 
     `-o` may change how it goes on: `finetuning.num_epochs`, to train for longer, the error budget, time
-    limits, concurrency, and secrets, which are not kept in run folders.
+    limits, concurrency, and secrets, which are not kept in run folders. From an address the run's folder is
+    made in --output-dir; options of the storage's driver are given as `-o storage.options.NAME=VALUE`.
     """
+    from etude.backup.restore import is_address
     from etude.loop.lifecycle import config_to_resume, note_changes
     from etude.store.facts import find_run, latest_unfinished
     from etude.store.run_folder import RunFolder
     from etude.store.stored_config import read_request
 
-    path = find_run(run, output_dir) if run is not None else latest_unfinished(output_dir)
+    changes = list(override or ())
+    if run is not None and is_address(run):
+        path = _restored(run, output_dir, changes, as_json)
+    else:
+        path = find_run(run, output_dir) if run is not None else latest_unfinished(output_dir)
     request = read_request(path)
-    settings = config_to_resume(path, override or ())
+    settings = config_to_resume(path, changes)
     with RunFolder.open(path) as folder:
         changed = note_changes(folder, settings)
         if not as_json:
@@ -114,6 +124,21 @@ def resume(
         from etude.cli.evaluate import evaluate_in
 
         evaluate_in(settings, folder, request, as_json=as_json, per_example=False)
+
+
+def _restored(address: str, output_dir: Path, changes: list[str], as_json: bool) -> Path:
+    """Make the folder of a run from its backup, and say what came back; changes its address where it must."""
+    from etude.backup.restore import fetch
+    from etude.loop.lifecycle import storage_options, storage_overrides
+
+    restored = fetch(address, output_dir, storage_options(changes))
+    changes += storage_overrides(restored.run, address)
+    if as_json:
+        emit({"event": "restored", **restored.as_json()})
+    else:
+        for line in restored.lines():
+            say_wrapped(line)
+    return restored.run
 
 
 def _forgets_failures(folder: RunFolder, as_json: bool) -> bool:

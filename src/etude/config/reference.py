@@ -36,8 +36,9 @@ def render_reference(package: str = "etude") -> str:
 def _blocks() -> Iterator[str]:
     yield "## The file\n"
     yield from _table(Config)
-    for name in ("eval", "finetuning"):
-        yield from _with_parts(f"`{name}`", Config.model_fields[name].annotation, 2)
+    for name in ("eval", "finetuning", "storage"):
+        for block in _parts(Config.model_fields[name]):
+            yield from _with_parts(f"`{name}`", block, 2)
 
 
 def _components(package: str) -> Iterator[str]:

@@ -23,6 +23,7 @@ from etude.config.finetuning import (
     TrainerConfig,
     TrajectoryBuilderConfig,
 )
+from etude.config.storage import StorageConfig
 from etude.core.errors import ConfigError
 
 
@@ -85,6 +86,8 @@ class Config(BaseModel, extra="forbid", frozen=True, use_attribute_docstrings=Tr
     """The machines that play the episodes; by default this process does."""
     finetuning: FinetuneConfig = Field(default_factory=FinetuneConfig)
     """The model to train, and for how long."""
+    storage: Annotated[StorageConfig | None, CHANGEABLE] = None
+    """Where the run is backed up while it goes on, against the loss of its machine: an address or a block."""
 
     _as_written: dict[KeyPath, str] = PrivateAttr(default_factory=dict)
     """Text that `resolved_yaml` writes in place of a value: references to the environment, import paths."""

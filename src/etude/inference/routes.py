@@ -33,7 +33,8 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0
 _LONGEST_DRAIN = 300.0
 _FAULTS = 3
 """Useless answers in a row by which an address counts as broken: a single one may be the request's fault."""
-_FIRST_TOKENS = 256
+FIRST_TOKENS = 256
+"""Of a prompt, by which prompts count as beginnings of the same conversation."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,12 +98,15 @@ class Routes:
         """The conversations, the one that was used longest ago first."""
 
     @contextmanager
-    def call(self, conversation: str, avoid: Collection[str] = ()) -> Iterator[Address]:
+    def call(
+        self, conversation: str, avoid: Collection[str] = (), among: Collection[Address] | None = None
+    ) -> Iterator[Address]:
         """An address for a call of a conversation, for as long as the call takes.
 
-        `avoid` are the URLs that the same call has already failed at; they come last.
+        `avoid` are the URLs that the same call has already failed at; they come last. `among` are the
+        addresses that can be asked for what is called for, if not all.
         """
-        address = self.choose(conversation, avoid)
+        address = self.choose(conversation, avoid, among)
         seat = self._seats.get(conversation) or _Seat(address)
         seat.calls += 1
         address.calls += 1
@@ -113,13 +117,15 @@ class Routes:
             seat.calls -= 1
             seat.used = self._clock()
 
-    def choose(self, conversation: str, avoid: Collection[str] = ()) -> Address:
+    def choose(
+        self, conversation: str, avoid: Collection[str] = (), among: Collection[Address] | None = None
+    ) -> Address:
         """The address that a call of a conversation goes to."""
         if len(self.addresses) == 1:
             return self.addresses[0]
         now = self._clock()
         self._forget(now)
-        usable = self._usable(avoid, now)
+        usable = self._usable(self.addresses if among is None else among, avoid, now)
         seat = self._seats.get(conversation)
         if seat is None or seat.address not in usable:
             address = self._new_home(conversation, usable)
@@ -176,16 +182,16 @@ class Routes:
             address.state, address.reason = "draining", reason
             address.until = self._clock() + min(seconds, _LONGEST_DRAIN)
 
-    def _usable(self, avoid: Collection[str], now: float) -> list[Address]:
-        """The best that there is: open addresses, or else those that will be open first."""
+    def _usable(self, among: Collection[Address], avoid: Collection[str], now: float) -> list[Address]:
+        """The best that there is: open addresses, or else the one that will be open first."""
         for address in self.addresses:
             if address.state == "draining" and now >= address.until:
                 address.state, address.reason = "up", ""
-        fresh = [address for address in self.addresses if address.url not in avoid]
+        fresh = [address for address in among if address.url not in avoid]
         return (
             [address for address in fresh if address.is_open]
-            or [address for address in self.addresses if address.is_open]
-            or [min(fresh or self.addresses, key=lambda address: (address.lacks_model, address.until))]
+            or [address for address in among if address.is_open]
+            or [min(fresh or among, key=lambda address: (address.lacks_model, address.until))]
         )
 
     def _new_home(self, conversation: str, usable: Sequence[Address]) -> Address:
@@ -233,7 +239,7 @@ def conversation_of(request: ChatRequest) -> str:
     if request.conversation:
         return request.conversation
     if request.prompt is not None:
-        return beginning(request.prompt[:_FIRST_TOKENS])
+        return beginning(request.prompt[:FIRST_TOKENS])
     count = next((at for at, each in enumerate(request.messages) if each.get("role") == "user"), 0)
     return beginning(request.messages[: count + 1])
 

@@ -1,4 +1,4 @@
-"""Sampling from a vLLM process, token ids in and token ids out."""
+"""Sampling from vLLM processes, token ids in and token ids out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from etude.core.errors import EngineAway, EngineError, ImpossibleCall
 from etude.inference.answer import answer
 from etude.inference.engine import OnToken, Sampled, SampledToken, TokenRequest, before_stop
 from etude.inference.http_lanes import HttpLanes
-from etude.inference.vllm_process import VllmProcess
+from etude.inference.routes import FIRST_TOKENS, beginning
+from etude.inference.vllm_processes import VllmProcesses
 from etude.models.speech import Speech
 from etude.wire.asking import sampling_fields
 from etude.wire.logprobs import likeliest, read_prompt_logprobs, require_possible
@@ -35,11 +36,11 @@ _PLAIN_SAMPLING = {
 
 
 class VllmEngine:
-    """One model of a vLLM process: the one that it serves, or LoRA weights on it."""
+    """One model of vLLM processes: the one that they serve, or LoRA weights on it."""
 
     def __init__(
         self,
-        process: VllmProcess,
+        processes: VllmProcesses,
         name: str,
         speech: Speech,
         *,
@@ -47,14 +48,14 @@ class VllmEngine:
         wait: float,
         version: int = 0,
     ) -> None:
-        """`name` is vLLM's for the model; `wait` the seconds that a request waits for a restart."""
+        """`name` is vLLM's for the model; `wait` the seconds that a request waits where none runs."""
         self.speech = speech
         self.version = version
-        self._process = process
+        self._processes = processes
         self._name = name
         self._max_tokens = max_tokens
         self._wait = wait
-        headers = {"content-type": "application/json", **process.headers}
+        headers = {"content-type": "application/json", **processes.headers}
         self._lanes = HttpLanes(headers, read_seconds=_READ_SECONDS)
 
     async def sample(self, request: TokenRequest, on_token: OnToken | None = None) -> Sampled:
@@ -62,20 +63,46 @@ class VllmEngine:
 
         The logprobs are those of the distribution that was sampled from: temperature and top_p included.
         """
-        form = await self._form(request)
-        await self._process.ready(self._wait)
-        tokens: list[SampledToken] = []
-        finish_reason = ""
-        scores: list[tuple[float, TopLogprobs]] = []
+        form, tried = await self._form(request), set[str]()
+        conversation = request.conversation or beginning(request.prompt_ids[:FIRST_TOKENS])
         # A stream costs vLLM and this process several times as much, so only who listens gets one; and it has
         # no logprobs of the prompt.
         streams = on_token is not None and request.prompt_logprobs is None
-        async for choice in self._choices(self._body(request) | form | {"stream": streams}):
+        body = self._body(request) | form | {"stream": streams}
+        heard = 0
+
+        def hear(token: SampledToken) -> None:
+            nonlocal heard
+            if on_token is not None:
+                heard += 1
+                on_token(token)
+
+        while True:
+            async with self._processes.call(self._name, conversation, self._wait, tried) as (address, url):
+                try:
+                    sampled = await self._sampled(request, url, body, hear)
+                except EngineAway:
+                    address.failed += 1
+                    tried.add(address.url)
+                    # A listener who has heard tokens cannot be told others.
+                    if heard or not self._processes.has_other(self._name, tried):
+                        raise
+                else:
+                    self._processes.routes.answered(address)
+                    return sampled
+
+    async def _sampled(
+        self, request: TokenRequest, url: str, body: Mapping[str, Any], on_token: OnToken
+    ) -> Sampled:
+        """The continuation by the process at `url`."""
+        tokens: list[SampledToken] = []
+        finish_reason = ""
+        scores: list[tuple[float, TopLogprobs]] = []
+        async for choice in self._choices(url, body):
             new, scores = self._read(choice, request)
             for token in new:
                 tokens.append(token)
-                if on_token is not None:
-                    on_token(token)
+                on_token(token)
             finish_reason = choice.get("finish_reason") or finish_reason
         if not finish_reason:
             raise EngineError("vLLM ended its answer half-way")
@@ -128,11 +155,10 @@ class VllmEngine:
             "return_tokens_as_token_ids": True,
         }
 
-    async def _choices(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def _choices(self, base_url: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """The only choice, in pieces where it is streamed. Raises EngineError for whatever goes wrong."""
         try:
-            url = f"{self._process.base_url}/v1/completions"
-            async with self._lanes.stream(url, to_json(body)) as reply:
+            async with self._lanes.stream(f"{base_url}/v1/completions", to_json(body)) as reply:
                 if reply.status_code != httpx.codes.OK:
                     text = (await reply.aread()).decode("utf-8", "replace")[:300]
                     reason = f"vLLM answered {reply.status_code}: {text}"

@@ -53,9 +53,13 @@ class VllmOptions:
     """Starts in a row that may fail."""
     backoff_seconds: float = 1.0
     """Before the first restart; twice as long before each that follows, and a minute at most."""
+    device: str = ""
+    """Its device as people name it, where there are several processes."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """More variables of its environment, such as the one that names its device."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class VllmProcess:
     """One vLLM at a time, serving one model and any LoRA weights for it, on a loopback port.
 
@@ -78,7 +82,8 @@ class VllmProcess:
     """Bytes of the log before those of the process."""
     _watching: asyncio.Task[None] | None = None
     _loras: dict[str, Path] = field(default_factory=dict)
-    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    """Notified of each change of its state."""
     _client: httpx.AsyncClient | None = None
 
     @property
@@ -103,8 +108,7 @@ class VllmProcess:
 
     async def start(self, source: str) -> None:
         """Serve `source`; returns when requests are answered. Raises EngineError when it does not start."""
-        watched = self._watching is not None and not self._watching.done()
-        if watched and self.source == source:
+        if self.serves(source):
             await self.ready(self.options.start_seconds)
             return
         await self.stop()
@@ -118,6 +122,10 @@ class VllmProcess:
             raise
         await self._set("running")
         self._watching = asyncio.create_task(self._watch(), name="watch vllm")
+
+    def serves(self, source: str) -> bool:
+        """Whether it runs with a model, or soon will again by itself."""
+        return self._watching is not None and not self._watching.done() and self.source == source
 
     async def stop(self) -> None:
         """End the process; its LoRA weights are forgotten."""
@@ -135,8 +143,8 @@ class VllmProcess:
     async def ready(self, seconds: float) -> None:
         """Wait until requests are answered. Raises EngineAway when they are not to be, or not in time."""
         try:
-            async with asyncio.timeout(seconds), self._changed:
-                await self._changed.wait_for(lambda: self.state not in ("starting", "restarting"))
+            async with asyncio.timeout(seconds), self.changed:
+                await self.changed.wait_for(lambda: self.state not in ("starting", "restarting"))
         except TimeoutError as error:
             raise EngineAway(f"vLLM is not back after {seconds:g} s; /engine/status says why") from error
         if self.state != "running":
@@ -206,7 +214,7 @@ class VllmProcess:
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
-                    env={**os.environ, **environment},
+                    env={**os.environ, **environment, **options.environment},
                 )
             except OSError as error:
                 raise EngineError(
@@ -262,7 +270,7 @@ class VllmProcess:
             await asyncio.sleep(min(60.0, self.options.backoff_seconds * 2**attempt))
             try:
                 await self._spawn()
-                for name, folder in self._loras.items():
+                for name, folder in list(self._loras.items()):
                     await self.add_lora(name, folder)
             except EngineError as error:
                 await self._end()
@@ -293,9 +301,9 @@ class VllmProcess:
         self._mark.unlink(missing_ok=True)
 
     async def _set(self, state: State, reason: str = "") -> None:
-        async with self._changed:
+        async with self.changed:
             self.state, self.reason = state, reason
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def _exit(self, code: int, when: str = "") -> str:
         """That it ended, and why, as far as is known: when its engine fails, it exits with code 0."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 _ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*: (\d+).*?exitcode\s*: (-?\d+)", re.DOTALL)
@@ -19,8 +20,11 @@ _ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*: (\d+).*?exitcode\s*: (-?\d+)", 
 class Launcher(Protocol):
     """A way to start the processes of a team."""
 
-    def command(self, module: str, arguments: Sequence[str], processes: int) -> list[str]:
-        """The command that runs a Python module in several processes at once, each of which `joined`."""
+    def command(self, module: str, arguments: Sequence[str], processes: int, folder: Path) -> list[str]:
+        """The command that runs a Python module in several processes at once, which are to be `joined`.
+
+        `folder` is the job's, and may be written to.
+        """
 
     def first_failure(self, log: str) -> str | None:
         """Which process ended first and how, by the output of the command; None where it does not say."""
@@ -29,7 +33,7 @@ class Launcher(Protocol):
 class LocalLauncher:
     """Processes on this machine, started by `accelerate launch`."""
 
-    def command(self, module: str, arguments: Sequence[str], processes: int) -> list[str]:
+    def command(self, module: str, arguments: Sequence[str], processes: int, folder: Path) -> list[str]:
         """`accelerate launch` is given all that a config file of the user's would otherwise decide.
 
         When one of the processes fails, it ends the others. `--multi_gpu` is its word for several processes

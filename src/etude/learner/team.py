@@ -175,7 +175,7 @@ class ShardingTeam(ProcessTeam):
 
 
 @contextmanager
-def joined(device: str, timeout: float, *, shards: bool = False) -> Iterator[ProcessTeam]:
+def joined(device: str, timeout: float, *, shards: bool = False) -> Iterator[Team]:
     """The team of the processes that a launcher started, this one among them.
 
     `device` is `cpu`, or `auto` or `cuda` for one GPU each. A process that others have waited for longer
@@ -186,6 +186,11 @@ def joined(device: str, timeout: float, *, shards: bool = False) -> Iterator[Pro
 
     on_cpu = device == "cpu" or not torch.cuda.is_available()
     state = _together(lambda: PartialState(cpu=on_cpu, timeout=timedelta(seconds=timeout)))
+    if state.num_processes == 1:  # As many as a cluster has left.
+        team = Team()
+        team.device = state.device
+        yield team
+        return
     kind = ShardingTeam if shards else ProcessTeam
     yield kind(state.process_index, state.num_processes, state.device)
     # Not after an error: the others may wait for this process to go away, and find that out by its end.

@@ -305,7 +305,12 @@ class Bookkeeper:
         self.record.report()
 
     async def _add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> None:
+        backup = self.runtime.backup
+        if backup is not None:
+            metrics = {**metrics, "storage": backup.figures()}
         await self.record.add_epoch(epoch, metrics, version=self.line.version, **outcome)
+        if backup is not None:
+            await backup.epoch_over()
         self.collections.forget(epoch)
         for pool in self.opponents:
             self._games.pop((epoch, pool.name), None)

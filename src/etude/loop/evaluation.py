@@ -176,7 +176,7 @@ async def evaluate(
             repeat=request.repeat,
             greedy=request.greedy,
         )
-    _write_result(evaluation, config, run)
+        _write_result(evaluation, config, run)
     return evaluation
 
 

@@ -13,9 +13,10 @@ from typing import Any
 import yaml
 from pydantic import SecretStr
 
+from etude.backup.address import address_of_run
 from etude.config.component import CHANGEABLE
 from etude.config.document import KeyPath, dig, dotted
-from etude.config.load import MASK, load_config, resolved_yaml
+from etude.config.load import MASK, load_config, parse_config, resolved_yaml
 from etude.config.nearest import nearest
 from etude.config.schema import Config
 from etude.config.slots import changeable_keys, slot_in
@@ -77,6 +78,24 @@ def config_to_resume(run: Path, overrides: Sequence[str]) -> Config:
                 "given again.\nFor another value start a new run: etude train"
             )
     return config
+
+
+def storage_options(overrides: Sequence[str]) -> dict[str, Any]:
+    """The options of a storage driver among overrides, for a run whose config is in that storage.
+
+    Raises ConfigError for one that does not fit.
+    """
+    own = [override for override in overrides if _path_of(override)[:2] == ("storage", "options")]
+    config = parse_config({"storage": {"address": "file:///"}}, own)
+    return {} if config.storage is None else config.storage.driver_options()
+
+
+def storage_overrides(run: Path, address: str) -> list[str]:
+    """The overrides with which a restored run is backed up to where it came from, if its config says else."""
+    parent, _ = address_of_run(address)
+    storage = stored_data(run).get("storage")
+    known = storage.get("address") if isinstance(storage, dict) else storage
+    return [] if known == parent else [f"storage.address={parent}"]
 
 
 def names_secret(config: Config, override: str) -> bool:

@@ -58,7 +58,7 @@ class RayConfig(ClusterConfig, name="ray"):
         with connected(self, folder):
             import ray
 
-            nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+            nodes = [node for node in ray.nodes() if node["Alive"]]
         rooms = [_room(node["Resources"], self.wants) for node in nodes]
         if sum(rooms) < self.runners:
             wants = ", ".join(f"{name}: {amount:g}" for name, amount in self.wants.items())
@@ -201,7 +201,7 @@ class RayLauncher:
 
         self._config = config
         self._logs = logs
-        self.address = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        self.address = str(ray.util.get_node_ip_address())
         self._options = {
             "num_cpus": config.num_cpus,
             "num_gpus": config.num_gpus,

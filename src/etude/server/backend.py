@@ -7,6 +7,7 @@ import gc
 import shlex
 import shutil
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from etude.inference.embedded import EmbeddedEngine
 from etude.inference.engine import TokenEngine
 from etude.inference.vllm_engine import VllmEngine
 from etude.inference.vllm_process import VllmOptions, VllmProcess
+from etude.inference.vllm_processes import VllmProcesses
 from etude.models.device import choose_device, choose_dtype
 from etude.models.policy import WEIGHTS_FILE, Policy
 from etude.models.source import locate
@@ -25,6 +27,8 @@ from etude.server.models import ServedModel, load_policy
 from etude.server.settings import ServerSettings
 from etude.store.files import draft_of
 
+_GPUS, _CPU_CORES = "CUDA_VISIBLE_DEVICES", "VLLM_CPU_OMP_THREADS_BIND"
+"""The environment variables by which a vLLM is told what it may use, on a GPU and on a CPU."""
 _SMALLEST_HEAD = 32
 """Of vLLM's attention on a CPU: its workers die of a model with smaller heads at the first request."""
 
@@ -104,16 +108,20 @@ class VllmBackend(Backend):
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._folder = (settings.data_dir / "vllm").absolute()
-        kind = choose_dtype(settings.dtype, choose_device(settings.device))
-        self._process = VllmProcess(
-            VllmOptions(
-                folder=self._folder,
-                dtype=str(kind).removeprefix("torch."),
-                command=tuple(shlex.split(settings.vllm_command)),
-                arguments=settings.vllm_args,
-                max_loras=max(1, settings.max_models - 1),
-            )
+        device = choose_device(settings.device)
+        options = VllmOptions(
+            folder=self._folder,
+            dtype=str(choose_dtype(settings.dtype, device)).removeprefix("torch."),
+            command=tuple(shlex.split(settings.vllm_command)),
+            arguments=settings.vllm_args,
+            max_loras=max(1, settings.max_models - 1),
         )
+        names = _CPU_CORES if device.type == "cpu" else _GPUS
+        each = [
+            replace(options, folder=self._folder / str(number), device=own, environment={names: own})
+            for number, own in enumerate(settings.vllm_devices)
+        ]
+        self._processes = VllmProcesses([VllmProcess(own) for own in each or [options]])
         self._speech: Speech | None = None
         self._numbers = count(1)
         self._names: dict[str, str] = {}
@@ -123,7 +131,7 @@ class VllmBackend(Backend):
         """Start vLLM with the base model. Raises RequestError for one that it cannot serve here."""
         self._speech = await asyncio.to_thread(Speech.load, self._settings.model)
         await asyncio.to_thread(self._require_heads)
-        await self._process.start(self._settings.model)
+        await self._processes.start(self._settings.model, every=True)
 
     def memory_group(self, model: ServedModel) -> str:
         """LoRA weights go with the base model; a model with full weights goes alone."""
@@ -132,16 +140,16 @@ class VllmBackend(Backend):
     async def load(self, model: ServedModel) -> TokenEngine:
         """Have vLLM serve the model. Raises EngineError with its log's last lines when it does not."""
         if model.folder is None or model.lora is not None:
-            await self._process.start(self._settings.model)
+            await self._processes.start(self._settings.model)
             name = self._settings.model if model.lora is None else await self._add_lora(model)
         else:
             name = str(await asyncio.to_thread(self._merged, model))
-            await self._process.start(name)
+            await self._processes.start(name)
         if self._speech is None:
             raise EngineError("vLLM was not started")
         settings = self._settings
         return VllmEngine(
-            self._process,
+            self._processes,
             name,
             self._speech,
             max_tokens=settings.max_tokens,
@@ -154,17 +162,16 @@ class VllmBackend(Backend):
         await engine.close()
         name = self._names.pop(model.name, None)
         if name is not None:
-            await self._process.remove_lora(name)
+            await self._processes.remove_lora(name)
             await asyncio.to_thread(shutil.rmtree, self._folder / name, ignore_errors=True)
 
     async def put_away(self) -> None:
         """Stop vLLM."""
-        await self._process.stop()
+        await self._processes.stop()
 
     def status(self) -> dict[str, Any]:
-        """How the process is."""
-        process = self._process
-        return {"process": process.state, "restarts": process.restarts, "reason": process.reason or None}
+        """How the processes are."""
+        return self._processes.status()
 
     def _require_heads(self) -> None:
         """Raise RequestError for heads that are too small for vLLM on this device."""
@@ -185,7 +192,7 @@ class VllmBackend(Backend):
         name = f"lora-{next(self._numbers)}"
         folder = self._folder / name
         await asyncio.to_thread(self._write_lora, model, folder)
-        await self._process.add_lora(name, folder)
+        await self._processes.add_lora(name, folder)
         self._names[model.name] = name
         return name
 
@@ -199,7 +206,7 @@ class VllmBackend(Backend):
         """A folder with the whole model."""
         folder = self._folder / f"model-{model.digest}"
         if not folder.exists():
-            where = {"device": "cpu", "dtype": self._process.options.dtype}
+            where = {"device": "cpu", "dtype": self._processes.processes[0].options.dtype}
             policy = load_policy(self._settings.model_copy(update=where), model)
             with draft_of(folder) as draft:
                 policy.export(draft)

@@ -18,12 +18,12 @@ from typing import Any
 from etude.backends.lm_client import FREE_ENGINE
 from etude.inference.child_process import last_lines
 from etude.learner.launch import Launcher, LocalLauncher, exit_words
+from etude.models.source import folder_of
 from etude.server.database import Row
 from etude.server.engines import JOBS, EnginePool
 from etude.server.jobs import LIVE, JobFolder, JobStore
 from etude.server.reinforcement import REINFORCEMENT
-from etude.server.settings import ServerSettings, training_processes
-from etude.server.worker import WorkerOrder
+from etude.server.settings import ServerSettings, WorkerOrder, training_processes
 
 _LOG = logging.getLogger("etude.server")
 
@@ -71,8 +71,8 @@ class Workers:
         folder = JobFolder(order.settings.data_dir, order.job)
         folder.path.mkdir(parents=True, exist_ok=True)
         processes = order.settings.training_processes or 1
-        if processes > 1:
-            command = self._launcher.command(_MODULE, [order.model_dump_json()], processes)
+        if processes > 1 or order.settings.cluster is not None:
+            command = self._launcher.command(_MODULE, [order.model_dump_json()], processes, folder.path)
             with folder.log.open("ab") as log:
                 process = await self._spawn(command, stdin=DEVNULL, stdout=log, stderr=log)
             return Worker(process.pid, asyncio.ensure_future(process.wait()))
@@ -145,10 +145,12 @@ class Scheduler:
     def __init__(self, settings: ServerSettings, jobs: JobStore, pool: EnginePool) -> None:
         self._settings = settings
         own = {"data_dir": settings.data_dir.absolute(), "training_processes": training_processes(settings)}
+        if (folder := folder_of(settings.model)) is not None:
+            own["model"] = str(folder.absolute())
         self._workers_settings = settings.model_copy(update={**own, "api_key": None, "vllm_args": ()})
         self._jobs = jobs
         self._pool = pool
-        self._launcher: Launcher = LocalLauncher()
+        self._launcher = launcher_for(settings)
         self._workers = Workers(_without_keys(settings), self._launcher)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._workers_of: dict[str, Worker] = {}
@@ -320,6 +322,15 @@ class Scheduler:
             event = f"The worker ended early ({how}); the job goes on {start}"
             attempts = row["attempts"] if counts else 0
             await asyncio.to_thread(self._jobs.requeue, job, event, attempts)
+
+
+def launcher_for(settings: ServerSettings) -> Launcher:
+    """Starts the processes that train, here or on a cluster. Raises MissingExtraError, RequestError."""
+    if settings.cluster is None:
+        return LocalLauncher()
+    from etude.cluster.launch import RayLauncher
+
+    return RayLauncher(settings.cluster, "etude.server.stores:StoresDesk", on_gpus=settings.device != "cpu")
 
 
 def _text_of(log: Path, begin: int) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
+from etude.cluster.config import LearnersConfig
 from etude.core.errors import RequestError
 from etude.report.logs import LogLevel
 
@@ -35,6 +36,8 @@ class ServerSettings(BaseModel):
     """vLLM's program, as a shell would take it."""
     vllm_args: tuple[str, ...] = ()
     """More options of `vllm serve`."""
+    vllm_devices: tuple[str, ...] = ()
+    """The device of each of several vLLM processes; without any there is one, on all that there is."""
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_batch: int = Field(default=256, ge=1)
@@ -61,6 +64,8 @@ class ServerSettings(BaseModel):
     """Algorithms of one's own that jobs may name, as import paths `module:Name`; the server imports them."""
     shard_training: bool = False
     """Whether each of these processes holds only a part of the weights and of the optimiser's state."""
+    cluster: LearnersConfig | None = None
+    """The Ray cluster whose nodes train; None trains on this machine."""
     waiting_jobs: int = Field(default=100, ge=1)
     """Jobs in the queue; more are refused with 429."""
     checkpoint_steps: int = Field(default=10, ge=1)
@@ -73,6 +78,16 @@ class ServerSettings(BaseModel):
     """From which level on log lines are shown, those of training processes too."""
     drain: float = Field(default=30.0, ge=0)
     """Seconds that requests under way have to finish when the server is stopped."""
+
+
+class WorkerOrder(BaseModel):
+    """The job of a worker. It may be on the worker's command line, and has no secrets."""
+
+    model_config = ConfigDict(frozen=True)
+
+    job: str
+    settings: ServerSettings
+    """The server's, without its key, and with the number of processes that train the job together."""
 
 
 def server_settings(**given: Any) -> ServerSettings:
@@ -109,6 +124,8 @@ def training_processes(settings: ServerSettings) -> int:
 
     Raises RequestError when there are more than GPUs to train on.
     """
+    if settings.cluster is not None:
+        return settings.cluster.learners
     asked, gpus = settings.training_processes, _gpus(settings.device)
     if asked is not None and asked > 1 and gpus is not None and asked > gpus:
         there = "one device" if gpus == 1 else f"{gpus} GPUs"

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -28,13 +27,14 @@ from etude.learner.plan import Schedule, Step
 from etude.learner.team import Team
 from etude.models.policy import LoraOptions, Policy
 from etude.server.database import Row
-from etude.server.files import FileStore, read_rows
+from etude.server.files import read_rows
 from etude.server.hyperparameters import job_algorithm
-from etude.server.jobs import JobFolder, JobStore, model_name
+from etude.server.jobs import JobFolder, model_name
 from etude.server.models import ModelStore, load_policy
 from etude.server.reinforcement import REINFORCEMENT, grader_of, loss_of_method
 from etude.server.sampled_data import EngineLimits, Prompts, SampledData
 from etude.server.settings import ServerSettings
+from etude.server.stores import Stores
 from etude.store.files import draft_of
 
 KEPT_CHECKPOINTS = 3
@@ -44,15 +44,6 @@ _COLUMNS = ("loss", "learning_rate", "tokens_per_s", "valid_loss")
 _REWARDS = ("train_mean_reward", "valid_mean_reward")
 """Metrics of jobs that sample."""
 _HEADER = "step,train_loss,learning_rate,tokens_per_s,valid_loss"
-
-
-@dataclass(frozen=True, slots=True)
-class Stores:
-    """The server's database and folders, as a worker sees them."""
-
-    jobs: JobStore
-    files: FileStore
-    models: ModelStore
 
 
 def train_job(

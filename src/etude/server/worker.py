@@ -15,10 +15,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
-import sqlalchemy as sa
-from pydantic import BaseModel, ConfigDict
-
 from etude.algorithms.algorithm import load_algorithms
+from etude.cluster.seat import HeadLost, Seat, own_seat
 from etude.core.errors import EtudeError, StoreError
 from etude.core.garbage import collect_rarely
 from etude.jobs.training import Interrupted
@@ -26,14 +24,12 @@ from etude.learner.learner import TrainingCanceled
 from etude.learner.team import PeerLost, Team, joined
 from etude.models.device import choose_device, choose_dtype, dtype_name
 from etude.report.logs import LogLevel, show_logs
-from etude.server.database import open_database
 from etude.server.errors import ApiError
 from etude.server.extensions import load_extensions
-from etude.server.files import FileStore
-from etude.server.jobs import FINAL, JobFolder, JobStore
-from etude.server.models import ModelStore
-from etude.server.settings import ServerSettings
-from etude.server.training import Stores, train_job
+from etude.server.jobs import FINAL, JobFolder
+from etude.server.settings import ServerSettings, WorkerOrder
+from etude.server.stores import Stores, stores_at, stores_here
+from etude.server.training import train_job
 from etude.store.lock import RunLock
 
 _LOG = logging.getLogger("etude.server.worker")
@@ -44,86 +40,83 @@ _PEER_SECONDS = 600.0
 """That a process waits for another: longer than any checkpoint takes to write."""
 
 
-class WorkerOrder(BaseModel):
-    """The job of a worker. It may be on the worker's command line, and has no secrets."""
-
-    model_config = ConfigDict(frozen=True)
-
-    job: str
-    settings: ServerSettings
-    """The server's, without its key, and with the number of processes that train the job together."""
-
-
 def work(order: WorkerOrder) -> bool:
     """Train the job, alone or as one of its processes; whether this one has done its part."""
     load_algorithms(order.settings.algorithms)
+    seat = own_seat()
     try:
-        with _team(order.settings) as team:
-            return run_order(order, team)
-    except PeerLost as error:
+        with _team(order.settings, seat) as team:
+            return run_order(order, team, seat)
+    except (PeerLost, HeadLost) as error:
         # The job goes on from its last checkpoint, with new processes.
         _LOG.error("job %s: %s", order.job, error)
         return False
 
 
-def run_order(order: WorkerOrder, team: Team) -> bool:
+def run_order(order: WorkerOrder, team: Team, seat: Seat | None = None) -> bool:
     """Train the job, unless another worker does; how it ended is in the database.
 
-    False when it failed. Raises PeerLost.
+    `seat` is the place of this process, where a cluster started it. False when it failed. Raises PeerLost
+    and HeadLost.
     """
-    data_dir = order.settings.data_dir
-    database = open_database(data_dir / "server.db")
-    jobs = JobStore(database)
-    lock: RunLock | None = None
-    try:
-        lock = _locked(JobFolder(data_dir, order.job), team)
-        if lock is not None and team.any(team.leads and jobs.get(order.job)["status"] == "running"):
-            _train(order, team, jobs, database)
-        return True
-    except (Interrupted, TrainingCanceled) as reason:
-        _LOG.warning("job %s: %s", order.job, type(reason).__name__)
-        return True
-    except PeerLost:
-        raise
-    except ApiError as error:
-        jobs.fail(order.job, str(error.detail), "invalid_request", error.param)
-    except EtudeError as error:
-        jobs.fail(order.job, str(error), "training_failed")
-    except Exception as error:  # noqa: BLE001  trying again would end the same way, whatever it was
-        _LOG.exception("job %s", order.job)
-        first = (str(error).strip() or "no message").splitlines()[0]
-        jobs.fail(order.job, f"{type(error).__name__}: {first}", "training_failed")
-    finally:
-        if lock is not None:
-            lock.release()
-        database.dispose()
+    with stores_here(order.settings) if seat is None else nullcontext(stores_at(seat)) as stores:
+        jobs, lock = stores.jobs, None
+        try:
+            lock = _locked(JobFolder(order.settings.data_dir, order.job), team, seat)
+            if lock is not None and team.any(team.leads and jobs.get(order.job)["status"] == "running"):
+                _train(order, team, stores, seat)
+            return True
+        except (Interrupted, TrainingCanceled) as reason:
+            _LOG.warning("job %s: %s", order.job, type(reason).__name__)
+            return True
+        except (PeerLost, HeadLost):
+            raise
+        except ApiError as error:
+            jobs.fail(order.job, str(error.detail), "invalid_request", error.param)
+        except EtudeError as error:
+            jobs.fail(order.job, str(error), "training_failed")
+        except Exception as error:  # noqa: BLE001  trying again would end the same way, whatever it was
+            _LOG.exception("job %s", order.job)
+            first = (str(error).strip() or "no message").splitlines()[0]
+            jobs.fail(order.job, f"{type(error).__name__}: {first}", "training_failed")
+        finally:
+            if lock is not None:
+                lock.release()
     return False
 
 
-def _train(order: WorkerOrder, team: Team, jobs: JobStore, database: sa.Engine) -> None:
-    settings, names = order.settings, [extension.names for extension in load_extensions()]
-    models = ModelStore(database, settings.data_dir, settings.name, names)
-    stores = Stores(jobs, FileStore(database, settings.data_dir), models)
+def _train(order: WorkerOrder, team: Team, stores: Stores, seat: Seat | None) -> None:
+    settings = order.settings
     device = settings.device if team.device is None else str(team.device)
     dtype: str = settings.dtype
     if team.shards:
         # The whole model need not fit on the device where a part of it will be.
         dtype, device = dtype_name(choose_dtype(dtype, choose_device(device))), "cpu"
     settings = settings.model_copy(update={"device": device, "dtype": dtype})
-    with _signals() as stopping, _canceled(jobs, order.job, stopping) as canceled:
-        train_job(settings, jobs.get(order.job), stores, team, canceled, stopping)
+    with _signals() as stopping, _canceled(stores, order.job, stopping, seat) as canceled:
+        train_job(settings, stores.jobs.get(order.job), stores, team, canceled, stopping)
 
 
-def _team(settings: ServerSettings) -> AbstractContextManager[Team]:
+def _team(settings: ServerSettings, seat: Seat | None) -> AbstractContextManager[Team]:
     """The processes that train the job together. Entering it raises PeerLost."""
-    if settings.training_processes == 1:
+    if settings.training_processes == 1 and seat is None:
         return nullcontext(Team())
     return joined(settings.device, _PEER_SECONDS, shards=settings.shard_training)
 
 
-def _locked(folder: JobFolder, team: Team) -> RunLock | None:
-    """This process's lock; None in all processes when another worker has the job."""
+def _locked(folder: JobFolder, team: Team, seat: Seat | None) -> RunLock | None:
+    """This process's lock; None in all processes when another worker has the job.
+
+    The lock of a job on a cluster is its launcher's, and the processes have others. Raises StoreError where
+    they do not share the folder, PeerLost where an earlier team does not end.
+    """
     lock: RunLock | None = None
+    if seat is not None:
+        seat.require_shared()
+        lock = seat.lock(leads=team.leads)
+        if team.any(lock is None):
+            raise PeerLost("a process of an earlier team still trains the job, on another node")
+        return lock
     # First the leader: of two workers that are started at once, one must get all locks.
     for leads in (True, False):
         if team.leads is leads:
@@ -148,17 +141,24 @@ def _signals() -> Iterator[threading.Event]:
 
 
 @contextmanager
-def _canceled(jobs: JobStore, job: str, stopping: threading.Event) -> Iterator[threading.Event]:
+def _canceled(
+    stores: Stores, job: str, stopping: threading.Event, seat: Seat | None
+) -> Iterator[threading.Event]:
     """Set when the job is not to run any more; where it is paused, `stopping` is set."""
     canceled, over = threading.Event(), threading.Event()
 
     def look() -> None:
         while not over.wait(_LOOK_SECONDS):
-            status = jobs.get(job)["status"]
+            try:
+                status = stores.jobs.get(job)["status"]
+                make_way = seat is not None and seat.stopping()
+            except HeadLost:
+                canceled.set()
+                return
             if status in FINAL:
                 canceled.set()
                 return
-            if status != "running":
+            if status != "running" or make_way:
                 stopping.set()
 
     thread = threading.Thread(target=look, daemon=True)

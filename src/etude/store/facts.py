@@ -21,6 +21,8 @@ State = Literal["running", "finished", "unfinished", "unreadable"]
 
 SUMMARY = "summary.json"
 """Written when a training run is over."""
+STORAGE = "storage.json"
+"""How the backup of a run stands; of a run without a storage there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class RunFacts:
     """Of a training run: see `etude.store.summary.summary_in`."""
     result: Mapping[str, Any] | None = None
     """Of a finished evaluation: see `etude.loop.evaluation.Evaluation`."""
+    storage: Mapping[str, Any] | None = None
+    """Of a run that is backed up: `address`, `backup`, `acknowledged_at`, `entries_behind`, `failures` …"""
 
     def as_json(self) -> dict[str, Any]:
         """The facts as JSON."""
@@ -80,6 +84,7 @@ def facts_of(path: Path) -> RunFacts:
         with RunFolder.read(path) as run:
             summary = summary_in(run.journal, run.name)
             result = run.read_json(RESULT)
+            storage = run.read_json(STORAGE)
             is_over = (result if request is not None else run.read_json(SUMMARY)) is not None
         settings = stored_data(path, required=False)
     except EtudeError as error:
@@ -100,6 +105,7 @@ def facts_of(path: Path) -> RunFacts:
         model=None if request is None else evaluated_model(request, parts["base"]),
         summary=summary,
         result=result,
+        storage=storage,
     )
 
 

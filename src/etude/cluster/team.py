@@ -1,0 +1,214 @@
+"""`python -m etude.cluster.team ORDER`: starts a team on a cluster, and lives for as long as it does."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+from etude.cluster.launch import CAUSE, TeamOrder
+from etude.cluster.part import Part, PartFailed
+from etude.cluster.seat import MARK, Desk
+from etude.core.errors import EtudeError, StoreError
+from etude.store.files import write_atomically
+from etude.store.lock import RunLock
+
+_LOOK_SECONDS = 0.2
+_JOIN_SECONDS = 90.0
+_LAST_WORDS_SECONDS = 3.0
+"""In which processes that ended after the first are heard: that one may only have lost its peer."""
+_BEGIN_SECONDS = 120.0
+"""For the processes of a team to start, once Ray has set their room aside."""
+
+
+class TeamLost(EtudeError):
+    """The team could not be started, or one of its processes ended early."""
+
+
+def main() -> int:
+    """Start the team of the order on the command line; 0 once all have done their part, or others do it."""
+    order = TeamOrder.model_validate_json(sys.argv[1])
+    try:
+        lock = RunLock(order.folder / "lock")
+    except StoreError:
+        return 0  # Whoever waits for the lock sees when the others end.
+    stopping, code = threading.Event(), 0
+    try:
+        _join(order)
+        # Ray has put a handler of its own in its place.
+        signal.signal(signal.SIGTERM, lambda number, frame: stopping.set())
+        _run(order, stopping)
+    except TeamLost as error:
+        sys.stderr.write(f"{CAUSE}{error}\n")
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    lock.release()
+    # At once: Ray ends all that belongs to a driver that is gone.
+    os._exit(code)
+
+
+def _join(order: TeamOrder) -> None:
+    """Become a driver of the cluster. Raises TeamLost."""
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    import ray
+
+    seconds = min(_JOIN_SECONDS, order.config.learner_wait)
+    nothing = (
+        f"there is no Ray cluster at {order.config.address} that this machine is a node of; start one "
+        "(`ray start --head`), or join one (`ray start --address=HOST:6379`): "
+    )
+
+    def give_up() -> None:
+        sys.stderr.write(f"{CAUSE}{nothing}no answer within {seconds:g} s\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+    # Ray itself tries for many minutes where nobody answers, and cannot be stopped meanwhile.
+    alarm = threading.Timer(seconds, give_up)
+    alarm.daemon = True
+    alarm.start()
+    try:
+        ray.init(order.config.address, log_to_driver=True, configure_logging=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise TeamLost(f"{nothing}{_line(error)}") from error
+    finally:
+        alarm.cancel()
+
+
+def _run(order: TeamOrder, stopping: threading.Event) -> None:
+    """Raises TeamLost."""
+    import ray
+    from ray.exceptions import GetTimeoutError, RayActorError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    desk_class = ray.remote(num_cpus=0, max_concurrency=16, scheduling_strategy=here)(Desk)
+    desk = desk_class.remote(order.desk, order.arguments[-1])
+    mark = secrets.token_hex(16)
+    write_atomically(order.folder / MARK, mark)
+    parts = _parts(order, stopping)
+    if not parts:
+        return
+    try:
+        first = ray.get([part.address.remote() for part in parts], timeout=_BEGIN_SECONDS)[0]
+    except (RayActorError, GetTimeoutError) as error:
+        raise TeamLost(f"a process ended before it began: {_line(error)}") from error
+    text, size = order.model_dump_json(), len(parts)
+    runs = {part.run.remote(text, desk, mark, rank, size, first): rank for rank, part in enumerate(parts)}
+    _watch(runs, desk, stopping)
+
+
+def _parts(order: TeamOrder, stopping: threading.Event) -> list[Any]:
+    """The processes, as many as there is room for; none where they are not wanted any more.
+
+    Raises TeamLost when too few have room in time.
+    """
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    config, room = order.config, _room(order)
+    fewest, count = min(config.fewest_learners or order.processes, order.processes), order.processes
+    deadline, grace = time.monotonic() + config.learner_wait, config.learner_grace
+    while True:
+        group = placement_group([room] * count, strategy="PACK")
+        end = deadline if count == fewest == order.processes else min(deadline, time.monotonic() + grace)
+        while not (ready := group.wait(_LOOK_SECONDS)) and time.monotonic() < end and not stopping.is_set():
+            continue
+        if stopping.is_set():
+            return []
+        if ready:
+            break
+        remove_placement_group(group)
+        if time.monotonic() >= deadline:
+            raise TeamLost(
+                f"the cluster had no room for {fewest} processes of {_words(room)} within "
+                f"{config.learner_wait:g} s: it has {_nodes()}; add nodes, or ask for fewer"
+            )
+        free = ray.available_resources()
+        possible = min(int(free.get(name, 0.0) // amount) for name, amount in room.items())
+        count = max(fewest, min(order.processes, possible))
+    placed = [PlacementGroupSchedulingStrategy(group, index) for index in range(count)]
+    part_class = ray.remote(Part)
+    cpus, gpus = room["CPU"], room.get("GPU", 0)
+    return [
+        part_class.options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=at).remote() for at in placed
+    ]
+
+
+def _watch(runs: dict[Any, int], desk: Any, stopping: threading.Event) -> None:
+    """Until all processes have done their part. Raises TeamLost with the first that ended otherwise."""
+    import ray
+
+    left, failures, asked, deadline = dict(runs), dict[int, Exception](), False, float("inf")
+    while left and time.monotonic() < deadline:
+        ended, _ = ray.wait(list(left), num_returns=1, timeout=_LOOK_SECONDS)
+        for run in ended:
+            try:
+                ray.get(run)
+            except Exception as error:  # noqa: BLE001  whatever it was ends the team, and is told by its cause
+                failures[left[run]] = error
+                deadline = min(deadline, time.monotonic() + _LAST_WORDS_SECONDS)
+            del left[run]
+        if stopping.is_set() and not asked:
+            asked = True
+            desk.stop.remote()
+        if any(not _is_loss_of_peers(error) for error in failures.values()):
+            break
+    if failures:
+        raise TeamLost(_cause(failures))
+
+
+def _room(order: TeamOrder) -> dict[str, float]:
+    """The resources that Ray sets aside for a process."""
+    import ray
+
+    gpus = order.config.learner_gpus
+    if gpus is None:
+        gpus = 1.0 if order.on_gpus and ray.cluster_resources().get("GPU") else 0.0
+    return {"CPU": order.config.learner_cpus} | ({"GPU": gpus} if gpus else {})
+
+
+def _words(room: dict[str, float]) -> str:
+    return " and ".join(f"{amount:g} {name}" for name, amount in room.items())
+
+
+def _nodes() -> str:
+    """The nodes that are there, with their room."""
+    import ray
+
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    rooms = "; ".join(f"{node.get('CPU', 0):g} CPU, {node.get('GPU', 0):g} GPU" for node in alive)
+    return f"{len(alive)} nodes ({rooms})"
+
+
+def _is_loss_of_peers(error: Exception) -> bool:
+    """Whether a process ended by itself: as a rule because another one did not answer."""
+    return isinstance(error, PartFailed)
+
+
+def _cause(failures: dict[int, Exception]) -> str:
+    """Which process ended first and how: one that was killed before those that lost it."""
+    rank, error = min(failures.items(), key=lambda failure: (_is_loss_of_peers(failure[1]), failure[0]))
+    from ray.exceptions import RayActorError
+
+    if not isinstance(error, RayActorError):
+        return f"process {rank}: {_line(error)}"
+    text = str(error)
+    if "node" in text and ("node has died" in text or "was terminated" in text):
+        return f"process {rank}: its node was lost"
+    return f"process {rank}: it was killed, or crashed"
+
+
+def _line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+if __name__ == "__main__":
+    sys.exit(main())

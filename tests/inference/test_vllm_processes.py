@@ -1,0 +1,191 @@
+"""Several vLLM processes that are asked as one: killed, refusing weights, and not starting at all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from etude.core.errors import EngineAway, EngineError
+from etude.inference.engine import Sampled, TokenRequest
+from etude.inference.vllm_engine import VllmEngine
+from etude.inference.vllm_process import VllmOptions, VllmProcess
+from etude.inference.vllm_processes import VllmProcesses
+from etude.models.speech import Speech
+from etude.models.tiny import TinyShape, build_policy, build_tokenizer
+from tests.inference.test_vllm import options_of, until
+
+EPISODES = [f"train/0/{number}" for number in range(12)]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vllms") / "tiny"
+    shape = TinyShape(hidden_size=32, heads=2, intermediate_size=48, max_context=128)
+    build_policy(build_tokenizer(["yes, no"], vocab_size=300), 1, shape).export(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lora(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As far as the stand-in looks at it."""
+    folder = tmp_path_factory.mktemp("lora")
+    (folder / "adapter_config.json").write_text("{}")
+    return folder
+
+
+def options(folder: Path, count: int, *arguments: str) -> list[VllmOptions]:
+    each = replace(options_of(folder), arguments=arguments or ("--echo",))
+    return [
+        replace(each, folder=folder / str(number), device=str(number), environment={"DEVICE": str(number)})
+        for number in range(count)
+    ]
+
+
+def together(each: list[VllmOptions]) -> VllmProcesses:
+    return VllmProcesses([VllmProcess(own) for own in each])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def two(source: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmProcesses]:
+    """Two processes that several tests ask."""
+    processes = together(options(tmp_path_factory.mktemp("two"), 2))
+    await processes.start(str(source), every=True)
+    yield processes
+    await processes.stop()
+
+
+def engine_of(processes: VllmProcesses, name: str | Path, source: Path, wait: float = 60) -> VllmEngine:
+    return VllmEngine(processes, str(name), Speech.load(source), max_tokens=4, wait=wait)
+
+
+async def ask(engine: VllmEngine, episode: str, **fields: object) -> Sampled:
+    return await engine.sample(TokenRequest((5, 40, 41), conversation=episode, **fields))
+
+
+async def answers(engine: VllmEngine, processes: VllmProcesses) -> list[int]:
+    """How many of the episodes' calls each process answers."""
+    before = [address.answered for address in processes.routes.addresses]
+    await asyncio.gather(*(ask(engine, episode) for episode in EPISODES))
+    return [
+        address.answered - count for address, count in zip(processes.routes.addresses, before, strict=True)
+    ]
+
+
+async def environments(processes: VllmProcesses) -> list[dict[str, str]]:
+    async with httpx.AsyncClient() as http:
+        urls = [f"{process.base_url}/environment" for process in processes.processes]
+        return [(await http.get(url)).json() for url in urls]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_conversations_are_shared_out_and_each_process_has_its_device(two, source):
+    engine = engine_of(two, source, source)
+    first = await answers(engine, two)
+    assert sum(first) == 12 and min(first) >= 4
+    assert await answers(engine, two) == first, "they stay"
+    assert [each["DEVICE"] for each in await environments(two)] == ["0", "1"]
+    rows = two.status()["processes"]
+    assert [(row["device"], row["process"], row["answers"]) for row in rows] == [
+        (str(number), "running", 2 * first[number]) for number in range(2)
+    ]
+    await engine.close()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_killed_process_costs_no_call_and_comes_back_with_its_weights(two, source, lora):
+    await two.add_lora("lora-1", lora)
+    engine = engine_of(two, "lora-1", source)
+    before = await answers(engine, two)
+    killed = two.processes[0]
+    os.kill(killed.pid, signal.SIGKILL)
+    assert await answers(engine, two) == [0, 12]
+    await until(lambda: killed.restarts == 1 and killed.state == "running")
+    assert two.routes.addresses[0].failed <= before[0]
+    assert [each["DEVICE"] for each in await environments(two)] == ["0", "1"]
+    newcomers = await asyncio.gather(*(ask(engine, f"new {number}") for number in range(8)))
+    assert len(newcomers) == 8 and two.routes.addresses[0].conversations >= 4
+    await two.remove_lora("lora-1")
+    await engine.close()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_weights_that_a_process_does_not_take_are_not_asked_for_there_until_it_has_them(
+    two, source, lora, caplog
+):
+    refusing = two.processes[1]
+    async with httpx.AsyncClient() as http:
+        await http.post(f"{refusing.base_url}/refuse", json={"reason": "out of memory"})
+        await two.add_lora("lora-2", lora)
+        assert two.status()["processes"][1]["missing"] == ["lora-2"]
+        assert "is not asked for lora-2 yet" in caplog.text and "out of memory" in caplog.text
+        engine, base = engine_of(two, "lora-2", source), engine_of(two, source, source)
+        assert await answers(engine, two) == [12, 0]
+        assert (await answers(base, two))[0] == 12, "they stay with what they have been using"
+        others = await asyncio.gather(*(ask(base, f"base {number}") for number in range(4)))
+        assert len(others) == 4 and two.routes.addresses[1].conversations >= 1, "the base is there"
+        await http.post(f"{refusing.base_url}/refuse", json={"reason": ""})
+    await until(lambda: two.status()["processes"][1]["missing"] == [])
+    await asyncio.gather(*(ask(engine, f"later {number}") for number in range(8)))
+    assert two.routes.addresses[1].failed <= 12
+    await two.remove_lora("lora-2")
+    with pytest.raises(EngineError, match="404"):
+        await ask(engine, "gone")
+    await asyncio.gather(engine.close(), base.close())
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_weights_that_no_process_takes_are_refused(two, source, tmp_path):
+    with pytest.raises(EngineError, match="404"):
+        await two.add_lora("lora-3", tmp_path / "nowhere")
+    assert two.status()["processes"][0]["missing"] == []
+
+
+@pytest.mark.slow
+async def test_processes_that_do_not_start_are_told_and_the_others_go_on(source, lora, tmp_path):
+    each = options(tmp_path, 2)
+    broken = replace(each[1], arguments=("--fail",))
+    with pytest.raises(EngineError, match="no room for the KV cache"):
+        await together([each[0], broken]).start(str(source), every=True)
+    processes = together([each[0], broken])
+    await processes.start(str(source))
+    assert [row["process"] for row in processes.status()["processes"]] == ["running", "failed"]
+    await processes.add_lora("lora-1", lora)
+    engine = engine_of(processes, "lora-1", source)
+    assert await answers(engine, processes) == [12, 0]
+    processes.processes[1].options = each[1]
+    await processes.start(str(source))
+    await until(lambda: processes.processes[1].state == "running")
+    await until(lambda: not processes.status()["processes"][1]["missing"])
+    await asyncio.gather(*(ask(engine, f"later {number}") for number in range(8)))
+    assert processes.routes.addresses[1].answered >= 1, "it has loaded what the other has"
+    await processes.stop()
+    with pytest.raises(EngineAway, match="does not run"):
+        await ask(engine, "stopped")
+    await engine.close()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_call_whose_listener_has_heard_tokens_is_not_made_again(two, source, monkeypatch):
+    engine, asked = engine_of(two, source, source), []
+
+    async def choices(self, base_url, body):
+        asked.append(base_url)
+        yield {"token_ids": [1], "logprobs": {"token_logprobs": [-0.5], "top_logprobs": [{}]}}
+        raise EngineAway("vLLM went away")
+
+    monkeypatch.setattr(VllmEngine, "_choices", choices)
+    with pytest.raises(EngineAway):
+        await engine.sample(TokenRequest((5, 40)), lambda token: None)
+    assert len(asked) == 1
+    with pytest.raises(EngineAway):
+        await engine.sample(TokenRequest((5, 40)))
+    assert len(set(asked[1:])) == len(asked[1:]) == 2, "without one it is, at the other process"
+    await engine.close()
