@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,14 +23,19 @@ from tests.backup.faulty import Faulty
 from tests.training import Watcher
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[RunFolder]:
+@pytest.fixture(autouse=True)
+def healed() -> Iterator[None]:
     Faulty.store.clear()
     Faulty.pseudo_dirs[:] = [""]
     Faulty.released.clear()
+    yield
+    Faulty.heal()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunFolder]:
     with RunFolder.create(tmp_path / "runs", "run") as folder:
         yield folder
-    Faulty.heal()
 
 
 def faulty(**settings: Any) -> StorageConfig:
@@ -107,11 +113,11 @@ async def test_a_storage_that_stays_away_holds_a_run_up_no_longer_than_it_says(r
 
 async def test_a_run_waits_at_the_end_of_an_epoch_where_it_should(run):
     Faulty.seconds = 0.05
-    async with backed_up(faulty(wait=True), run, Watcher()) as backup:
+    async with backed_up(faulty(wait=True, interval=60), run, Watcher()) as backup:
         await run.journal.put("k", 1)
         await backup.epoch_over()
         assert backup.figures()["entries_behind"] == 0
-        backup.config = faulty(wait=False)
+        backup.config = faulty(wait=False, interval=60)
         await run.journal.put("k", 2)
         await backup.epoch_over()
         assert backup.figures()["entries_behind"] == 1
@@ -119,9 +125,11 @@ async def test_a_run_waits_at_the_end_of_an_epoch_where_it_should(run):
 
 async def test_a_run_that_cannot_be_backed_up_from_its_beginning_is_not_begun(run):
     Faulty.error = PermissionError("no such bucket, or not yours")
+    watcher = Watcher()
     with pytest.raises(RequestError, match=r"faulty://bucket/run: no such bucket.*-o storage=null"):
-        async with backed_up(faulty(), run, Watcher()):
+        async with backed_up(faulty(), run, watcher):
             raise AssertionError("begun")
+    assert not watcher.warnings, "that it goes on would be untrue"
     # One that was backed up before goes on.
     Faulty.heal()
     async with backed_up(faulty(), run, Watcher()):
@@ -131,6 +139,22 @@ async def test_a_run_that_cannot_be_backed_up_from_its_beginning_is_not_begun(ru
     async with backed_up(faulty(patience=0.1), run, watcher):
         await run.journal.put("k", 1)
     assert "cannot be backed up: ConnectionError: away" in watcher.warnings[0]
+
+
+async def test_a_run_that_fails_before_it_has_begun_leaves_no_backup_in_the_way(tmp_path):
+    fails = pytest.raises(RequestError, match="no such model")
+    with RunFolder.create(tmp_path / "runs", "run") as run, fails:
+        async with backed_up(faulty(), run, Watcher()):
+            raise RequestError("no such model")
+    assert not [path for path in Faulty.store if "/run/" in path]
+    shutil.rmtree(run.path)
+    with RunFolder.create(tmp_path / "runs", "run") as again:
+        async with backed_up(faulty(), again, Watcher()):
+            await again.journal.put("k", 1)
+        with pytest.raises(RequestError, match="no such model"):
+            async with backed_up(faulty(), again, Watcher()):
+                raise RequestError("no such model")
+    assert restored(tmp_path) == {"k": 1}
 
 
 async def test_a_storage_that_lets_two_heads_overwrite_each_other_is_refused(run):

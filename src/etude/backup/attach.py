@@ -23,6 +23,9 @@ async def backed_up(
 ) -> AsyncIterator[Replicator | None]:
     """Back the run up while the block runs, and at its end once more; without a config, nothing.
 
+    Where the block raises RequestError before anything was journalled, the backup is deleted: it would only
+    be in the way of the next try.
+
     Raises RequestError when a run that was never backed up cannot be at its beginning, and Superseded as soon
     as another head goes on with it.
     """
@@ -48,8 +51,10 @@ async def backed_up(
         await _begun(replicator, config)
         try:
             yield replicator
-        except BaseException:
-            if not errors:
+        except BaseException as error:
+            if isinstance(error, RequestError) and replicator.is_new and run.is_blank:
+                await replicator.withdraw(_SECONDS_AFTER_FAILURE)
+            elif not errors:
                 await _ended(replicator, run, min(config.patience, _SECONDS_AFTER_FAILURE), None)
             raise
         await _ended(replicator, run, config.patience, progress)

@@ -22,7 +22,7 @@ from etude.backup.changes import position_of
 from etude.backup.manifest import Superseded
 from etude.backup.writer import BackupWriter
 from etude.config.storage import StorageConfig
-from etude.core.errors import EtudeError, StoreError
+from etude.core.errors import EtudeError, RequestError, StoreError
 from etude.store.facts import STORAGE
 from etude.store.files import write_atomically
 from etude.store.run_folder import DATABASE
@@ -53,7 +53,8 @@ class Replicator:
         self._tell, self._superseded = tell, superseded
         self._wanted: list[Future[None]] = []
         self._lock, self._wake = threading.Lock(), threading.Event()
-        self._is_closing = False
+        self._is_closing = self._is_withdrawn = False
+        self._over: Future[None] = Future()
         self._acknowledged_at: float | None = None
         self._backups, self._seconds = 0, 0.0
         self._causes: Counter[str] = Counter()
@@ -100,6 +101,13 @@ class Replicator:
         self._is_closing = True
         self._wake.set()
 
+    async def withdraw(self, seconds: float) -> None:
+        """Delete the backup of a run that is not begun after all; what is still there after so long stays."""
+        self._is_withdrawn = True
+        self.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.wrap_future(self._over), seconds)
+
     def figures(self) -> dict[str, Any]:
         """How the backup stands: as metrics of an epoch, and for the run's status."""
         last = self._writer.last
@@ -126,6 +134,13 @@ class Replicator:
             self._write_status()
             self._wake.wait(pause)
             self._wake.clear()
+        if self._is_withdrawn:
+            try:
+                self._writer.withdraw()
+            except Exception as error:  # noqa: BLE001  as in `_try`
+                self._note(f"the backup of a run that was not begun stays: {_sentence(error)}", "withdraw")
+        if self._over.set_running_or_notify_cancel():
+            self._over.set_result(None)
 
     def _try(self, wanted: list[Future[None]]) -> float:
         """Back up once; how long to pause after it."""
@@ -137,11 +152,11 @@ class Replicator:
             self._acknowledged_at = began_at
             if not self.first_try.done():
                 self.first_try.set_result(None)
-        except Superseded as error:
-            self._is_closing = True
-            self._settle(error)
-            return 0.0
         except Exception as error:  # noqa: BLE001  fsspec's drivers raise whatever their networks do
+            if self._is_final(error):
+                self._is_closing = True
+                self._settle(error)
+                return 0.0
             with self._lock:
                 self._wanted = [*wanted, *self._wanted]
             self._settle(error)
@@ -165,6 +180,13 @@ class Replicator:
             self._note(
                 f"what is no longer needed cannot be deleted: {_sentence(error)}", type(error).__name__
             )
+
+    def _is_final(self, error: Exception) -> bool:
+        """Whether there is nothing more to try: the run ends by it, or is not begun."""
+        is_beginning = not self.first_try.done()
+        return isinstance(error, Superseded) or (
+            is_beginning and (self.is_new or isinstance(error, RequestError))
+        )
 
     def _settle(self, error: Exception) -> None:
         """Tell who waits for the first try, or who runs, that there is no backup."""

@@ -182,6 +182,12 @@ class BackupWriter:
             self._sweep(needed)
             self._is_swept = True
 
+    def withdraw(self) -> None:
+        """Delete all backups of a run that no head but this one has ever backed up. Raises as `tidy`."""
+        if self._lease == 1:
+            self._address.delete(map(name_of, numbers(self._address)))
+            self._address.delete(stored.name for stored in self._objects.values())
+
     def _require_exclusive(self, manifest: Manifest) -> None:
         """Raise RequestError where the storage would let two heads make the same backup."""
         try:

@@ -119,6 +119,11 @@ class RunFolder:
         return self.path.name
 
     @property
+    def is_blank(self) -> bool:
+        """Whether nothing was journalled yet."""
+        return next(self.journal.scan(), None) is None
+
+    @property
     def checkpoints(self) -> Path:
         """The folder of the run's weights; made when it is first asked for."""
         folder = self.path / "checkpoints"
