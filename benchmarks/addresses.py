@@ -33,7 +33,7 @@ CALLS = 8
 
 @dataclass
 class Played:
-    """What became of some conversations."""
+    """Conversations that were held."""
 
     homes: list[list[str]]
     """The address of each call, by conversation."""
