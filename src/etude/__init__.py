@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from etude.backends.capabilities import Capabilities as Capabilities
     from etude.backends.trainer_adapter import TrainerAdapter as TrainerAdapter
     from etude.config.builder import Builder as Builder
+    from etude.config.component import ClusterConfig as ClusterConfig
     from etude.config.component import DatasetConfig as DatasetConfig
     from etude.config.component import EvaluatorConfig as EvaluatorConfig
     from etude.config.component import LlmConfig as LlmConfig
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from etude.config.finetuning import TrainerConfig as TrainerConfig
     from etude.config.finetuning import TrajectoryBuilderConfig as TrajectoryBuilderConfig
     from etude.config.load import load_config as load_config
+    from etude.config.registry import register_cluster as register_cluster
     from etude.config.registry import register_dataset as register_dataset
     from etude.config.registry import register_evaluator as register_evaluator
     from etude.config.registry import register_llm as register_llm

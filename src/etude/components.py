@@ -28,6 +28,7 @@ import etude.rollout.datasets
 import etude.rollout.seeds
 import etude.rollout.tool_functions
 import etude.rollout.workflow
+import etude.runners.on_ray
 import etude.scenarios.datasets
 import etude.scenarios.measures
 import etude.scenarios.scenario

@@ -91,3 +91,21 @@ def test_a_run_whose_machine_is_lost_twice_ends_as_one_that_was_not(deterministi
 @pytest.mark.parametrize("seed", range(2, 12))
 def test_a_run_whose_machine_is_lost_many_times_ends_as_one_that_was_not(deterministic, seed):
     check_losses(deterministic, losses=6, seed=seed)
+
+
+def test_a_head_that_is_still_at_work_stops_when_another_one_goes_on(deterministic):
+    change(deterministic / "config.yml", finetuning__num_epochs=40)
+    older = process("train", "config.yml", "--name", "run", "--json", folder=deterministic)
+    for _ in range(40):
+        older.stdout.readline()
+    address = f"file://{deterministic}/storage/run"
+    few = ["-o", "finetuning.num_epochs=3"]
+    newer = finished("resume", address, *few, "--output-dir", "other", "--json", folder=deterministic)
+    _, errors = older.communicate(timeout=60)
+    assert newer.returncode == 0, newer.stderr
+    assert json.loads(newer.stdout.splitlines()[0])["event"] == "restored"
+    assert older.returncode == 1
+    assert "error: another head goes on with run run: process" in errors
+    again = finished("resume", "run", folder=deterministic)
+    assert again.returncode == 1
+    assert "another head goes on with run run" in again.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from etude.store.lock import locked_by
 from tests.server.data import create, messages, supervised, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
 from tests.server.test_crash import LONG, check_whole
-from tests.server.test_processes import losses
+from tests.server.test_processes import losses, wait_for_end
+from tests.server.test_reinforcement import create as reinforcement
+from tests.server.test_reinforcement import prompts
 
 pytestmark = pytest.mark.cluster
 
@@ -42,24 +44,124 @@ def parts_of(server: ServerProcess, job: str) -> list[int]:
     raise AssertionError("no two processes")
 
 
+@pytest.fixture(scope="module")
+def of_one_process(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of the job that one process on the server's machine trains."""
+    with ServerProcess(model, tmp_path_factory.mktemp("alone"), *OPTIONS) as alone:
+        job = long_job(alone)
+        assert wait(alone.client(), job).status == "succeeded"
+        return losses(alone.client(), job)
+
+
+def long_job(server: ServerProcess, **options: Any) -> str:
+    client = server.client()
+    request = {"validation_file": upload(client, supervised(3)), "seed": 1}
+    return create(client, upload(client, supervised(8)), request=request, **LONG | options).id
+
+
+def check_equal(server: ServerProcess, job: str, expected: list[float]) -> list[str]:
+    """The job's model is whole, and its losses are those of one process; its events."""
+    check_whole(server.client(), job)
+    assert losses(server.client(), job) == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    return messages(server.client(), job)
+
+
 def test_two_nodes_train_what_one_process_does_and_survive_kill_9(
-    two: ServerProcess, model: Path, tmp_path: Path
+    two: ServerProcess, of_one_process: list[float]
 ) -> None:
-    metrics = []
-    with ServerProcess(model, tmp_path, *OPTIONS) as alone:
-        for server in (alone, two):
-            client = server.client()
-            request = {"validation_file": upload(client, supervised(3)), "seed": 1}
-            job = create(client, upload(client, supervised(8)), request=request, **LONG).id
-            if server is two:
-                wait_for_step(client, job, 8)
-                os.kill(parts_of(two, job)[1], signal.SIGKILL)
-                check_whole(client, job)
-                events = messages(client, job)
-                assert any(
-                    "process 1: it was killed" in text and "goes on from step" in text for text in events
-                )
-                assert any(text.startswith("Fine-tuning job started, from step") for text in events)
-            assert wait(client, job).status == "succeeded"
-            metrics.append(losses(client, job))
-    assert metrics[1] == pytest.approx(metrics[0], rel=1e-3, abs=1e-5)
+    job = long_job(two)
+    wait_for_step(two.client(), job, 8)
+    os.kill(parts_of(two, job)[1], signal.SIGKILL)
+    events = check_equal(two, job, of_one_process)
+    assert any("process 1: it was killed" in text and "goes on from step" in text for text in events)
+    assert any(text.startswith("Fine-tuning job started, from step") for text in events)
+
+
+def the_launcher(server: ServerProcess, job: str) -> None:
+    launcher = locked_by(JobFolder(server.data_dir, job).lock_of(0))
+    assert launcher
+    os.kill(launcher, signal.SIGKILL)
+
+
+def the_launcher_and_the_server(server: ServerProcess, job: str) -> None:
+    server.kill()
+    the_launcher(server, job)
+    server.start()
+
+
+def the_server(server: ServerProcess, job: str) -> None:
+    server.kill()
+    server.start()
+
+
+def nothing_but_stop_the_server(server: ServerProcess, job: str) -> None:
+    parts = parts_of(server, job)
+    server.stop()
+    wait_for_end(parts)
+    server.start()
+
+
+@pytest.mark.parametrize(
+    "kill", [the_launcher, the_launcher_and_the_server, the_server, nothing_but_stop_the_server]
+)
+def test_whatever_is_killed_nothing_is_lost(
+    two: ServerProcess, of_one_process: list[float], kill: Callable[[ServerProcess, str], None]
+) -> None:
+    job = long_job(two)
+    wait_for_step(two.client(), job, 8)
+    kill(two, job)
+    check_equal(two, job, of_one_process)
+
+
+def test_shards_of_the_weights_survive_kill_9_too(cluster: Any, model: Path, tmp_path: Path) -> None:
+    on = ("--on", cluster.address, "--training-processes", "2", "--shard-training")
+    with ServerProcess(model, tmp_path, *OPTIONS, *on) as running:
+        job = long_job(running, lora_rank=0)
+        wait_for_step(running.client(), job, 8)
+        os.kill(parts_of(running, job)[0], signal.SIGKILL)
+        check_whole(running.client(), job)
+
+
+def test_a_cancelled_job_ends_its_processes_and_a_paused_one_goes_on_later(
+    two: ServerProcess, of_one_process: list[float]
+) -> None:
+    client, job = two.client(), long_job(two)
+    wait_for_step(client, job, 2)
+    parts = parts_of(two, job)
+    client.fine_tuning.jobs.cancel(job)
+    wait_for_end(parts)
+    assert client.fine_tuning.jobs.retrieve(job).status == "cancelled"
+
+    job = long_job(two)
+    wait_for_step(client, job, 3)
+    parts = parts_of(two, job)
+    client.fine_tuning.jobs.pause(job)
+    wait_for_end(parts)
+    client.fine_tuning.jobs.resume(job)
+    check_equal(two, job, of_one_process)
+
+
+def test_reinforcement_runs_on_one_node(two: ServerProcess) -> None:
+    client = two.client()
+    job = reinforcement(client, upload(client, prompts())).id
+    assert wait(client, job).status == "succeeded", messages(client, job)
+
+
+def test_a_job_goes_on_with_fewer_processes_when_a_node_is_lost(
+    cluster: Any, model: Path, tmp_path: Path, of_one_process: list[float]
+) -> None:
+    on = ("--on", cluster.address, "--training-processes", "2", "--fewest-processes", "1")
+    node = cluster.list_all_nodes()[-1]
+    with ServerProcess(model, tmp_path, *OPTIONS, *on) as running:
+        job = long_job(running)
+        wait_for_step(running.client(), job, 8)
+        try:
+            cluster.remove_node(node, allow_graceful=False)
+            events = check_equal(running, job, of_one_process)
+            assert any("goes on from step" in text for text in events)
+        finally:
+            cluster.add_node(num_cpus=1)
+        job = long_job(running)
+        assert len(parts_of(running, job)) == 2
+        assert wait(running.client(), job).status == "succeeded"
+        assert losses(running.client(), job) == pytest.approx(of_one_process, rel=1e-3, abs=1e-5)

@@ -7,7 +7,7 @@ import yaml
 
 from etude.config.load import parse_config, resolved_yaml
 from etude.core.errors import ConfigError
-from etude.loop.lifecycle import storage_options
+from etude.loop.lifecycle import config_to_resume, storage_options
 
 
 def stored(storage: object) -> object:
@@ -64,3 +64,12 @@ def test_secrets_are_not_kept_and_reach_the_driver(monkeypatch):
 def test_options_for_a_storage_that_holds_the_config_come_from_the_command_line():
     options = storage_options(["storage.options.anon=true", "finetuning.num_epochs=3", "storage.wait=true"])
     assert options == {"anon": True}
+
+
+def test_a_run_may_go_on_with_other_options_and_another_storage(tmp_path):
+    (tmp_path / "config.yml").write_text(resolved_yaml(parse_config({"storage": "s3://bucket"})))
+    change = ["storage.options.client_kwargs.endpoint_url=http://minio:9000", "storage.wait=true"]
+    storage = config_to_resume(tmp_path, change).storage
+    assert storage.options == {"client_kwargs": {"endpoint_url": "http://minio:9000"}}
+    assert storage.wait
+    assert config_to_resume(tmp_path, ["storage=null"]).storage is None

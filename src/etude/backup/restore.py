@@ -164,6 +164,10 @@ def _download(address: Address, stored: StoredObject, path: Path) -> None:
             file.writelines(address.pieces(stored.name, stored.size))
     except FileNotFoundError as error:
         raise _Missing(f"{where} is missing; nothing was restored. {_ADVICE}") from error
+    except Exception as error:  # whatever the driver raises, for a piece behind the end of an object too
+        raise StoreError(
+            f"{where} cannot be read: {type(error).__name__}: {error}. Nothing was restored. {_ADVICE}"
+        ) from error
     content = Content.of_file(draft)
     if content != stored.content:
         raise StoreError(

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from etude.cli import hints
-from etude.cli.command import RUNS, AsJson, ConfigFile, OutputDir, Overrides, option, run_async
+from etude.cli.command import (
+    RUNS,
+    AsJson,
+    ConfigFile,
+    OnCluster,
+    OutputDir,
+    Overrides,
+    on_cluster,
+    option,
+    run_async,
+)
 from etude.cli.console import emit, next_step, path_shown, say, say_wrapped
 
 if TYPE_CHECKING:
@@ -21,12 +31,15 @@ if TYPE_CHECKING:
 _MARKS = {"ok": "✓", "warning": "!", "error": "✗"}
 
 
-def check(config: ConfigFile, override: Overrides = None, as_json: AsJson = False) -> None:
+def check(
+    config: ConfigFile, override: Overrides = None, on: OnCluster = None, as_json: AsJson = False
+) -> None:
     """Check a config, its agent, data and models, and estimate the run. Nothing is sampled."""
     from etude.config.load import load_config
     from etude.preflight.check import check_config
 
-    settings = load_config(config, override or ())
+    override = [*(override or ()), *on_cluster(on)]
+    settings = load_config(config, override)
     report = run_async(check_config(settings))
     estimate = report.estimate
     _show(report.findings, {"ready": report.is_ready, "estimate": estimate and asdict(estimate)}, as_json)
@@ -34,7 +47,7 @@ def check(config: ConfigFile, override: Overrides = None, as_json: AsJson = Fals
         if estimate is not None:
             _show_estimate(estimate)
         if report.is_ready:
-            _show_next(report.trains, settings, config, override or ())
+            _show_next(report.trains, settings, config, override)
         else:
             say(f"\nmend what is marked {_MARKS['error']}, and check again")
     if not report.is_ready:

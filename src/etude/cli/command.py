@@ -45,6 +45,12 @@ Overrides: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+OnCluster: TypeAlias = Annotated[
+    str | None,
+    option(
+        "Play the episodes on a Ray cluster: auto, or the HOST:PORT of its head.", "--on", metavar="ADDRESS"
+    ),
+]
 AsJson: TypeAlias = Annotated[bool, option("Write JSON, for machines.", "--json")]
 OutputDir: TypeAlias = Annotated[
     Path, option("Where runs are looked for by name.", "--output-dir", show_default=True)
@@ -172,6 +178,11 @@ def refuse(reason: str, **options: object) -> None:
     for name, value in options.items():
         if value is not None and value is not False:
             raise RequestError(f"--{name} has no meaning with {reason}")
+
+
+def on_cluster(address: str | None) -> list[str]:
+    """Overrides of the `cluster` block for the address of `--on`."""
+    return [] if address is None else ["cluster._type=ray", f"cluster.address={address}"]
 
 
 def run_configuration(**settings: Any) -> list[str]:

@@ -10,9 +10,11 @@ from etude.cli import hints
 from etude.cli.command import (
     RUNS,
     AsJson,
+    OnCluster,
     OutputDir,
     Overrides,
     argument,
+    on_cluster,
     option,
     refuse,
     run_async,
@@ -53,6 +55,7 @@ def evaluate(
         str | None, option("With --rescore: which episodes, such as validation/5; by default the latest.")
     ] = None,
     override: Overrides = None,
+    on: OnCluster = None,
     name: Annotated[str | None, option("Name of the run; made up by default.")] = None,
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
@@ -75,7 +78,7 @@ def evaluate(
         raise RequestError("name the config file: etude evaluate config.yml")
     if phase is not None:
         raise RequestError("--phase goes with --rescore RUN")
-    overrides = [*(override or ())]
+    overrides = [*(override or ()), *on_cluster(on)]
     if dataset is not None:
         no_validation = "finetuning.run_configuration.validation_dataset=null"
         overrides += [*run_configuration(dataset=dataset), no_validation]

@@ -10,9 +10,11 @@ from etude.cli.command import (
     RUNS,
     AsJson,
     ConfigFile,
+    OnCluster,
     OutputDir,
     Overrides,
     argument,
+    on_cluster,
     option,
     run_async,
     run_configuration,
@@ -35,6 +37,7 @@ def train(
     validation_interval: Annotated[
         int | None, option("Epochs from one validation to the next.", min=1)
     ] = None,
+    on: OnCluster = None,
     as_json: AsJson = False,
 ) -> None:
     """Train the model of an agent as a config says.
@@ -47,7 +50,7 @@ def train(
     overrides = run_configuration(
         dataset=dataset, validation_dataset=validation_dataset, validation_interval=validation_interval
     )
-    settings = load_config(config, [*(override or ()), *overrides])
+    settings = load_config(config, [*(override or ()), *overrides, *on_cluster(on)])
     with new_run(settings, name) as run:
         train_in(settings, run, as_json=as_json)
 

@@ -105,6 +105,11 @@ class Builder:
             raise RequestError("the config has no 'workflow'; add your agent: `workflow: my_agent:play`")
         return await self._once("workflow", "workflow", self.config.workflow)
 
+    async def get_cluster(self) -> Any:
+        """The `etude.runners.process.Launcher` of the `cluster` block; None where there is none."""
+        cluster = self.config.cluster
+        return None if cluster is None else await self._once("cluster", "cluster", cluster)
+
     async def get_dataset(self, source: DatasetConfig | Path | str | None = None) -> Dataset:
         """The examples of a dataset config, or of a file; by default `eval.general.dataset`."""
         source = source or self.config.eval.general.dataset

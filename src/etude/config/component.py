@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -94,6 +95,20 @@ class ToolsConfig(ComponentConfig):
         limits = ToolLimits(self.max_calls, self.max_characters, self.call_timeout)
         only = None if self.only is None else tuple(self.only)
         return ToolSet(name, source, limits, only, self.prefix, path)
+
+
+class ClusterConfig(ComponentConfig):
+    """Machines that play the episodes: the `cluster` block."""
+
+    runners: int = Field(default=2, ge=1)
+    """Processes that play episodes and score them."""
+
+    def check(self, folder: Path) -> str:
+        """Where the runners would be placed, for `etude check`; `folder` has the user's modules.
+
+        Raises EtudeError for what is missing.
+        """
+        return f"{self.runners} runners"
 
 
 class DatasetConfig(ComponentConfig):

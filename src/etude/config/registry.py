@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from pydantic import BaseModel
 
 from etude.config.component import (
+    ClusterConfig,
     ComponentConfig,
     DatasetConfig,
     EvaluatorConfig,
@@ -38,6 +39,7 @@ Kind: TypeAlias = Literal[
     "trajectory_builders",
     "trainer_adapters",
     "trainers",
+    "cluster",
 ]
 Factory: TypeAlias = Callable[..., AsyncIterator[Any]]
 FactoryT = TypeVar("FactoryT", bound=Factory)
@@ -53,6 +55,7 @@ BASES: dict[Kind, type[ComponentConfig]] = {
     "trajectory_builders": TrajectoryBuilderConfig,
     "trainer_adapters": TrainerAdapterConfig,
     "trainers": TrainerConfig,
+    "cluster": ClusterConfig,
 }
 
 NOUNS: dict[Kind, str] = {kind: kind.removesuffix("s").replace("_", " ") for kind in BASES} | {
@@ -76,6 +79,7 @@ OTHER_DATASETS: tuple[KeyPath, ...] = (("finetuning", "run_configuration", "data
 
 SINGLE: dict[KeyPath, Kind] = {
     ("workflow",): "workflow",
+    ("cluster",): "cluster",
     **dict.fromkeys((DATASET, *OTHER_DATASETS), "datasets"),
 }
 """Keys that hold one component."""
@@ -221,6 +225,11 @@ def register_trainer_adapter(*, config_type: type[TrainerAdapterConfig]) -> Call
 def register_trainer(*, config_type: type[TrainerConfig]) -> Callable[[FactoryT], FactoryT]:
     """Decorate an async generator `f(config, builder)` that yields a `Trainer`."""
     return _decorator("trainers", config_type)
+
+
+def register_cluster(*, config_type: type[ClusterConfig]) -> Callable[[FactoryT], FactoryT]:
+    """Decorate an async generator `f(config, builder)` that yields an `etude.runners.process.Launcher`."""
+    return _decorator("cluster", config_type)
 
 
 def _decorator(kind: Kind, config_type: type[ComponentConfig]) -> Callable[[FactoryT], FactoryT]:

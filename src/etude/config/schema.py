@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, model_valida
 
 from etude.config.component import (
     CHANGEABLE,
+    ClusterConfig,
     DatasetConfig,
     EvaluatorConfig,
     LlmConfig,
@@ -81,6 +82,8 @@ class Config(BaseModel, extra="forbid", frozen=True, use_attribute_docstrings=Tr
     """Where training happens; by default `local`, in this process."""
     trainers: dict[str, SerializeAsAny[TrainerConfig]] = Field(default_factory=dict)
     """The loop over epochs; by default `epochs`."""
+    cluster: Annotated[SerializeAsAny[ClusterConfig] | None, CHANGEABLE] = None
+    """The machines that play the episodes; by default this process does."""
     finetuning: FinetuneConfig = Field(default_factory=FinetuneConfig)
     """The model to train, and for how long."""
     storage: Annotated[StorageConfig | None, CHANGEABLE] = None

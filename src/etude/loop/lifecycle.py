@@ -66,8 +66,10 @@ def config_to_resume(run: Path, overrides: Sequence[str]) -> Config:
     config, kept = load_config(run / CONFIG, overrides), stored_data(run)
     for override in overrides:
         path = _path_of(override)
-        slot = slot_in(config, path)
-        is_known = slot is not None and (CHANGEABLE in slot.metadata or names_secret(config, override))
+        # A key in a changeable one, such as an option of a storage's driver, is changeable too.
+        slots = (slot_in(config, path[: depth + 1]) for depth in range(len(path)))
+        is_changeable = any(slot is not None and CHANGEABLE in slot.metadata for slot in slots)
+        is_known = is_changeable or names_secret(config, override)
         if not is_known and dig(kept, path) != MASK:
             key, keys = dotted(path), changeable_keys(config)
             close = nearest(key, keys)

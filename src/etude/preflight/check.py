@@ -43,6 +43,8 @@ from etude.preflight.estimate import Estimate, blocks_of, estimate_run
 from etude.preflight.finding import Findings
 from etude.preflight.machine import ModelSize, together
 from etude.protocols.workflow import ProtocolWorkflow
+from etude.runners.opening import number_of_runners
+from etude.runners.shipping import received, shipped
 from etude.store.run_folder import RunFolder
 from etude.wire.forms import FORM_FIELDS
 from etude.wire.sampling import SAMPLING_NAMES
@@ -112,6 +114,7 @@ async def check_config(config: Config) -> CheckReport:
             examples = await _examples(builder, finetuning.run_configuration.dataset, "examples", findings)
             held_out = await _held_out(builder, examples, findings)
             await _check_evaluators(builder, findings)
+            _check_runners(config, findings)
             size = await _check_models(builder, examples, findings)
             for name, block in blocks_of(finetuning).items() if finetuning.enabled else ():
                 own = builder if name is None else TargetBuilder(builder, name)
@@ -125,6 +128,19 @@ async def check_config(config: Config) -> CheckReport:
     if report.is_ready:
         report.estimate = await asyncio.to_thread(estimate_run, config, examples, held_out, size)
     return report
+
+
+def _check_runners(config: Config, findings: Findings) -> None:
+    """Whether the agent can be built in other processes, where the config asks for that."""
+    if config.eval.general.isolation == "none" and config.cluster is None:
+        return
+    with findings.of_errors("runners"):
+        received(shipped(config))
+        file = config.finetuning.run_configuration.config_file
+        where = f"{number_of_runners(config)} processes on this machine"
+        if config.cluster is not None:
+            where = config.cluster.check((file.parent if file is not None else Path()).absolute())
+        findings.ok("runners", f"{where}, {config.eval.general.max_concurrency} episodes at a time")
 
 
 def _check_needs(config: Config, findings: Findings) -> bool:

@@ -75,6 +75,9 @@ class RunnerDied(EtudeError):
         """Whether an episode that was alone in it is surely the cause."""
         self.is_late = is_late
         """Whether it was killed because its event loop stood still."""
+        self.playing: frozenset[str] = frozenset()
+        """The episodes that were played there."""
+        self.log = ""
 
 
 class RemoteRunner:
@@ -89,11 +92,9 @@ class RemoteRunner:
         self._killed_for: RunnerDied | None = None
         self._known: defaultdict[str, Known] = defaultdict(dict)
         self._adopted: dict[str, ModelVersion | None] = {}
-        self._ended: asyncio.Task[ProcessEnd] | None = None
+        self._died: asyncio.Task[RunnerDied] | None = None
         self.playing: set[str] = set()
         """Ids of the episodes that are played there now."""
-        self.lost: frozenset[str] = frozenset()
-        """Of those that were played there when it died."""
         self.has_played = False
 
     @property
@@ -139,13 +140,11 @@ class RemoteRunner:
 
     async def _death(self) -> RunnerDied:
         """Why it is gone, once nothing of it is under way any more."""
-        if self._ended is None:
-            self._ended = asyncio.ensure_future(self._bury())
-        end = await asyncio.shield(self._ended)
-        return self._killed_for or RunnerDied(end)
+        if self._died is None:
+            self._died = asyncio.ensure_future(self._bury(frozenset(self.playing)))
+        return await asyncio.shield(self._died)
 
-    async def _bury(self) -> ProcessEnd:
-        self.lost = frozenset(self.playing)
+    async def _bury(self, playing: frozenset[str]) -> RunnerDied:
         await self._serving
         self._beating.cancel()
         try:
@@ -153,10 +152,12 @@ class RemoteRunner:
                 end = await self.process.ended()
         except TimeoutError:
             self.process.kill()
-            await self.process.ended()
-            end = ProcessEnd("closed its connection")
+            end = await self.process.ended()
+            end = end if end.is_lost else ProcessEnd("closed its connection")
         await self._head.journal.flush()  # What it had committed last is there for whoever goes on.
-        return end
+        death = self._killed_for or RunnerDied(end)
+        death.playing, death.log = playing, self.process.log
+        return death
 
     async def _answer(self, method: str, parameters: dict[str, Any], note: Note) -> Any:
         if method == "sample":

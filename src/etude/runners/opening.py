@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from etude.config.builder import Builder
-from etude.config.schema import EvalGeneralConfig
+from etude.config.schema import Config
 from etude.core.interfaces import Engine, Portable
 from etude.rewards.scorer import Scorer
 from etude.rollout.collector import Runner
@@ -35,7 +35,8 @@ async def open_runner(
     sent to other processes.
     """
     config, general = builder.config, builder.config.eval.general
-    if general.isolation == "none":
+    launcher = await builder.get_cluster()
+    if launcher is None and general.isolation == "none":
         yield None
         return
     workflow = await builder.get_workflow()
@@ -48,14 +49,16 @@ async def open_runner(
         timeout=general.timeout,
         max_concurrency=general.max_concurrency,
     )
-    runners = number_of_runners(general)
+    runners = number_of_runners(config)
     build = {"config": shipped(config), "run": str(run.path), "models": [*models], "at_head": at_head}
     each = -(-general.max_concurrency // runners)
-    launcher = LocalLauncher(run.path / LOGS)
+    launcher = launcher or LocalLauncher(run.path / LOGS)
     async with RunnerPool(head, launcher, scorer, build, runners=runners, episodes_each=each) as pool:
         yield pool
 
 
-def number_of_runners(general: EvalGeneralConfig) -> int:
+def number_of_runners(config: Config) -> int:
     """As many as asked for; else one for each core, and none without an episode."""
-    return min(general.runners or os.cpu_count() or 1, general.max_concurrency)
+    general = config.eval.general
+    wanted = general.runners if config.cluster is None else config.cluster.runners
+    return min(wanted or os.cpu_count() or 1, general.max_concurrency)

@@ -22,7 +22,7 @@ from etude.rewards.scorer import Scorer
 from etude.rollout.collector import EpisodeJob
 from etude.runners.frames import Disconnected, Stream, accept
 from etude.runners.head import Head, RemoteRunner, RunnerDied
-from etude.runners.process import Launcher, RunnerProcess
+from etude.runners.process import Launcher, ProcessEnd, RunnerProcess
 from etude.runners.program import Invitation
 from etude.store.encode import encode_episode
 from etude.store.episodes import CallReader, call_key, read_episode
@@ -44,6 +44,8 @@ class Place:
     episodes: int = 0
     is_exclusive: bool = False
     """Whether one episode has it alone."""
+    is_closed: bool = False
+    """Whether there is no room for its runner any more, as after the loss of a machine."""
     starting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -114,18 +116,20 @@ class RunnerPool:
             if played:
                 raise StoreError(f"{self._head.journal.path}: a runner finished {job.id}, which is not there")
             async with self._place(alone=suspected) as place:
-                runner = await self._runner_at(place, fresh=deaths > 0)
                 try:
+                    runner = await self._runner_at(place, fresh=deaths > 0)
                     await runner.play(job, dict(self._head.journal.scan(f"{job.id}/")))
                     played = True
                     continue
                 except RunnerDied as error:
                     death = error
-                    was_alone = runner.lost == {job.id}
+                    was_alone = death.playing == {job.id}
+            if death.end.is_lost:
+                continue  # With its machine: no episode has done that.
             suspected = True
             deaths += was_alone
             if was_alone and (deaths == _DEATHS or death.is_certain):
-                await self._give_up(job, death, f"its log: {runner.process.log}")
+                await self._give_up(job, death)
 
     @asynccontextmanager
     async def _place(self, *, alone: bool) -> AsyncIterator[Place]:
@@ -149,12 +153,12 @@ class RunnerPool:
 
     def _free_place(self, alone: bool) -> Place | None:
         open_places = sorted(
-            (place for place in self._places if not place.is_exclusive),
+            (place for place in self._places if not place.is_exclusive and not place.is_closed),
             key=lambda place: (place.episodes, place.number),
         )
         if alone:
             return next((place for place in open_places if place.episodes == 0), None)
-        if self._want_alone and len(open_places) == len(self._places):
+        if self._want_alone and not any(place.is_exclusive for place in self._places):
             open_places = open_places[1:]  # The emptiest one is kept free for whoever wants one alone.
         return next((place for place in open_places if place.episodes < self._episodes_each), None)
 
@@ -169,8 +173,15 @@ class RunnerPool:
                 place.runner = None
                 try:
                     place.runner = await self._start(place.number)
+                except TimeoutError:
+                    if not any(other.runner and other.runner.is_alive for other in self._places):
+                        raise EtudeError(
+                            f"runner {place.number} was not ready within {_START_SECONDS:g} s"
+                        ) from None
+                    place.is_closed = True
+                    raise RunnerDied(ProcessEnd("found no room", is_lost=True)) from None
                 except RunnerDied as death:
-                    if attempt == _STARTS or not death.end.by_others:
+                    if attempt == _STARTS or not (death.end.by_others or death.end.is_lost):
                         raise EtudeError(f"runner {place.number} cannot be started: {death}") from None
             assert place.runner is not None
             return place.runner
@@ -188,15 +199,11 @@ class RunnerPool:
                 stream = await _first_of(calling, process)
                 runner = RemoteRunner(self._head, stream, process)
                 await runner.build(self._build)
-        except BaseException as error:
+        except BaseException:
             process.kill()
             if runner is not None:
                 await runner.stop()
             await process.ended()
-            if isinstance(error, TimeoutError):
-                raise EtudeError(
-                    f"runner {place} was not ready within {_START_SECONDS:g} s; its log: {process.log}"
-                ) from None
             raise
         finally:
             del self._keys[number], self._calling[number]
@@ -216,11 +223,11 @@ class RunnerPool:
         else:
             calling.set_result(stream)
 
-    async def _give_up(self, job: EpisodeJob, death: RunnerDied, where: str) -> None:
+    async def _give_up(self, job: EpisodeJob, death: RunnerDied) -> None:
         """Keep as a failure that the episode, or the scoring of it, ended its process."""
         journal = self._head.journal
         record = read_episode(journal, job.id, job.example)
-        reason = f"the process that played it {death}; {where}"
+        reason = f"the process that played it {death}; its log: {death.log}"
         if record is not None:
             await self._scorer.give_up(item_of(record), reason.replace("played", "scored"))
             return

@@ -33,6 +33,8 @@ class ProcessEnd:
     """`ended with exit code 3`, `was killed by SIGSEGV`."""
     by_others: bool = False
     """Whether another program killed it, such as the kernel when memory ran out."""
+    is_lost: bool = False
+    """Whether it is gone with its machine."""
 
 
 class RunnerProcess(Protocol):

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class Invitation:
     address: str
     """The path of a Unix socket, or `host:port`."""
     number: int
-    key: str
+    key: str = field(repr=False)
     """In hexadecimal digits."""
 
     def as_json(self) -> str:

@@ -1,0 +1,150 @@
+"""Backups to S3 over its wire, at a server of the test's own.
+
+`pip install s3fs 'moto[s3]' flask flask-cors` and `pytest -m s3`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from etude.backup.address import Address
+from etude.backup.attach import backed_up
+from etude.backup.manifest import Superseded, numbers
+from etude.backup.restore import fetch
+from etude.backup.writer import BackupWriter
+from etude.config.storage import StorageConfig
+from etude.core.errors import StoreError
+from etude.store.run_folder import RunFolder
+from tests.cli.projects import change, finished, local_project, process
+from tests.cli.test_lost_head import everything
+from tests.training import Watcher
+
+pytestmark = pytest.mark.s3
+PLACE = "s3://bucket/etude/run"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def packages() -> None:
+    pytest.importorskip("s3fs")
+    pytest.importorskip("moto")
+
+
+@pytest.fixture
+def options(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """The options of the driver for a server with an empty bucket; credentials are in the environment."""
+    import s3fs
+    from moto.server import ThreadedMotoServer
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    options = {"client_kwargs": {"endpoint_url": f"http://{host}:{port}"}}
+    # What an earlier server of this process was given.
+    httpx.post(f"http://{host}:{port}/moto-api/reset").raise_for_status()
+    s3fs.S3FileSystem(**options, skip_instance_cache=True).mkdir("bucket")
+    yield options
+    server.stop()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunFolder]:
+    with RunFolder.create(tmp_path / "runs", "run") as folder:
+        yield folder
+
+
+def entries(folder: Path) -> dict[str, Any]:
+    with RunFolder.read(folder) as run:
+        return {key: value for key, value in run.journal.scan() if not key.startswith("storage/")}
+
+
+async def test_a_run_comes_back_from_s3_with_large_weights(run, options, tmp_path):
+    weights = random.Random(0).randbytes(60 << 20)
+    (run.checkpoints / "v1").mkdir()
+    (run.checkpoints / "v1" / "weights.bin").write_bytes(weights)
+    (run.checkpoints / "v1" / "empty").touch()
+    config = StorageConfig(address="s3://bucket/etude", options=options, interval=0.1)
+    async with backed_up(config, run, watcher := Watcher()) as backup:
+        for number in range(100):
+            await run.journal.put(f"k/{number}", number)
+            await asyncio.sleep(0.01)
+        assert backup.figures()["failures"] == 0
+    assert watcher.warnings == []
+    restored = fetch(PLACE, tmp_path / "new", options)
+    assert entries(restored.run) == {f"k/{number}": number for number in range(100)}
+    assert (restored.run / "checkpoints/v1/weights.bin").read_bytes() == weights
+    assert (restored.run / "checkpoints/v1/empty").read_bytes() == b""
+
+
+async def test_the_older_of_two_heads_is_refused_by_s3(run, options, tmp_path):
+    address = Address(PLACE, options)
+    older = BackupWriter(run.path, address, 1.0)
+    older.back_up()
+    with RunFolder.open(fetch(PLACE, tmp_path / "new", options).run) as new:
+        await run.journal.put("k", "old")
+        with pytest.raises(Superseded, match="another head goes on"):
+            older.back_up()
+        newer = BackupWriter(new.path, address, 1.0)
+        for number in range(5):
+            await new.journal.put("k", number)
+            newer.back_up()
+            newer.tidy()
+        assert len(numbers(address)) == 2
+        with pytest.raises(Superseded):
+            older.back_up()
+
+
+async def test_damaged_objects_of_s3_are_refused_by_name(run, options, tmp_path):
+    import s3fs
+
+    system = s3fs.S3FileSystem(**options, skip_instance_cache=True)
+    await run.journal.put("k", "value")
+    made = BackupWriter(run.path, Address(PLACE, options), 1.0).back_up()
+    stored = made.segments[0].object
+    path = f"bucket/etude/run/{stored.name}"
+    data = system.cat_file(path)
+    for damaged in (data[:-1], data + b"x", b"", None):
+        if damaged is None:
+            system.rm_file(path)
+        else:
+            system.pipe_file(path, damaged)
+        with pytest.raises(StoreError, match=stored.sha256):
+            fetch(PLACE, tmp_path / "new", options)
+    system.pipe_file(path, data)
+    assert entries(fetch(PLACE, tmp_path / "new", options).run) == {"k": "value"}
+
+
+def test_a_killed_run_goes_on_from_s3_as_if_nothing_had_been(tmp_path, options, base):
+    config = local_project(tmp_path, base)
+    change(config, finetuning__deterministic=True, trainer_adapters__local__lora={"r": 4})
+    whole = finished("train", "config.yml", "--name", "run", "--json", folder=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    expected = everything(tmp_path / "runs" / "run")
+    shutil.rmtree(tmp_path / "runs")
+    change(config, storage={"address": "s3://bucket/etude", "interval": 0.05, "options": options})
+    url = options["client_kwargs"]["endpoint_url"]
+    resume = ["resume", PLACE, "-o", f"storage.options.client_kwargs.endpoint_url={url}", "--json"]
+    command = ["train", "config.yml", "--name", "run", "--json"]
+    for count in (20, 30):
+        running = process(*command, folder=tmp_path)
+        for _ in range(count):
+            running.stdout.readline()
+        time.sleep(0.1)
+        running.kill()
+        _, errors = running.communicate()
+        assert running.returncode == -9, errors
+        shutil.rmtree(tmp_path / "runs")
+        command = resume
+    last = finished(*resume, folder=tmp_path)
+    assert last.returncode == 0, last.stderr
+    assert everything(tmp_path / "runs" / "run") == expected
