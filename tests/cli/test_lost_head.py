@@ -69,10 +69,12 @@ def check_losses(folder: Path, losses: int, seed: int) -> None:
     address = f"file://{folder}/storage/run"
     command = ["train", "config.yml", "--name", "run"]
     for _ in range(losses):
-        if not killed_after(choice.randint(2, count - 2), choice.random() * 0.1, *command, folder=folder):
-            break
+        events_seen, seconds = choice.randint(2, count - 2), choice.random() * 0.1
+        is_killed = killed_after(events_seen, seconds, *command, folder=folder)
         shutil.rmtree(folder / "runs")
         command = ["resume", address]
+        if not is_killed:
+            break
     last = finished(*command, "--json", folder=folder)
     assert last.returncode == 0, last.stderr
     assert everything(folder / "runs" / "run") == expected
