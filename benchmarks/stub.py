@@ -85,10 +85,17 @@ class StubEngine:
 @contextmanager
 def running_server() -> Iterator[str]:
     """The base URL of a server in another process."""
+    with server_process() as (url, _):
+        yield url
+
+
+@contextmanager
+def server_process() -> Iterator[tuple[str, Popen[str]]]:
+    """The base URL of a server in another process, and that process."""
     with Popen([sys.executable, str(Path(__file__))], stdout=PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1", process
         finally:
             process.terminate()
 

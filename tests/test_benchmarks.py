@@ -260,3 +260,13 @@ async def test_an_environment_is_played_at_random(monkeypatch: pytest.MonkeyPatc
     assert -1 <= row["rewards"]["reward"] <= 1 <= row["answers"]
     [*_, line] = run.markdown({"Blackjack-v1": row})
     assert line.startswith("| gym `Blackjack-v1` | 4 of 4 |")
+
+
+@pytest.mark.slow
+def test_conversations_stay_and_a_killed_server_moves_only_its_own(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    result = importlib.import_module("addresses").measure_all(True, lambda what: None)
+    killed = result["one_of_four_killed"]
+    assert result["stayed"]["mean"] > 0.99 and killed["stayed_of_the_others"]["mean"] > 0.95
+    assert 0 < killed["moved_conversations"] < 0.25 and killed["retries"] > 0
+    assert result["share_at_busiest"] <= 0.33

@@ -16,6 +16,8 @@ from etude.cli.app import app
         (["./nowhere", "--host", "0.0.0.0"], "there is no API key"),
         (["./nowhere", "--host", "203.0.113.1"], "there is no API key"),
         (["./nowhere", "--dtype", "int3"], "--dtype"),
+        (["./nowhere", "--fewest-processes", "2"], "name one: --on auto"),
+        (["./nowhere", "--on", "auto", "--fewest-processes", "2"], "more than --training-processes 1"),
     ],
 )
 def test_a_server_that_cannot_be_is_refused_with_what_to_do(

@@ -102,7 +102,12 @@ def _cluster(on: str | None, processes: int | None, fewest: int | None) -> dict[
         if fewest is not None:
             raise RequestError("--fewest-processes is for training on a cluster; name one: --on auto")
         return None
-    return {"address": on, "learners": processes or 1, "fewest_learners": fewest}
+    most = processes or 1
+    if fewest is not None and fewest > most:
+        raise RequestError(
+            f"--fewest-processes {fewest} is more than --training-processes {most}: at most as many"
+        )
+    return {"address": on, "learners": most, "fewest_learners": fewest}
 
 
 def _key(variable: str | None) -> str | None:

@@ -16,7 +16,7 @@ from etude.core.errors import EngineAway, EngineError, ImpossibleCall
 from etude.inference.answer import answer
 from etude.inference.engine import OnToken, Sampled, SampledToken, TokenRequest, before_stop
 from etude.inference.http_lanes import HttpLanes
-from etude.inference.routes import FIRST_TOKENS, beginning
+from etude.inference.routes import FIRST_TOKENS, beginning, conversation_of
 from etude.inference.vllm_processes import VllmProcesses
 from etude.models.speech import Speech
 from etude.wire.asking import sampling_fields
@@ -121,7 +121,7 @@ class VllmEngine:
 
     async def complete(self, request: ChatRequest) -> Completion:
         """Sample one assistant message. Raises EngineError."""
-        return await answer(self, request)
+        return await answer(self, replace(request, conversation=conversation_of(request)))
 
     async def close(self) -> None:
         """Close connections; vLLM then gives up their requests."""
