@@ -13,6 +13,7 @@ from etude.config.load import load_config
 from etude.core.call import ChatRequest, Completion
 from etude.core.errors import EtudeError, RequestError
 from etude.preflight.check import check_config
+from etude.runners.head import RemoteRunner
 from etude.runners.on_ray import RayLauncher, RayProcess
 from etude.runners.program import Invitation
 from tests.runners.playing import evaluate, examples, stored
@@ -54,7 +55,7 @@ def cluster() -> Iterator[Any]:
 
     small = {"object_store_memory": 80_000_000, "include_dashboard": False}
     # Each idle worker that Ray starts ahead costs seconds of CPU time.
-    system = {"prestart_worker_first_driver": False}
+    system = {"prestart_worker_first_driver": False, "health_check_period_ms": 500}
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "_system_config": system, **small})
     for _ in range(2):
         nodes.add_node(num_cpus=2, object_store_memory=80_000_000)
@@ -82,6 +83,7 @@ async def test_a_node_that_is_lost_costs_nothing_but_time(
 
     class Watching(EchoEngine):
         async def complete(self, request: ChatRequest) -> Completion:
+            await both.wait()
             if len(self.requests) == 14:
                 lost.append(asyncio.ensure_future(asyncio.to_thread(cluster.remove_node, doomed)))
             return await super().complete(request)
@@ -93,6 +95,15 @@ async def test_a_node_that_is_lost_costs_nothing_but_time(
         return await launch(self, invitation, place)
 
     monkeypatch.setattr(RayLauncher, "launch", noted)
+    build, built, both = RemoteRunner.build, [], asyncio.Event()
+
+    async def counted(self: RemoteRunner, parameters: dict[str, Any]) -> None:
+        await build(self, parameters)
+        built.append(self)
+        if len(built) == 2:
+            both.set()
+
+    monkeypatch.setattr(RemoteRunner, "build", counted)
     lost: list[asyncio.Future[Any]] = []
     doomed = sorted(cluster.worker_nodes, key=id)[0]
     config = load_config(config_file, on_ray)

@@ -28,6 +28,8 @@ LOGS = "runners"
 """The folder of the runners' logs in a run folder."""
 
 _LOG_CHARACTERS = 200_000
+_LOST_SECONDS = 5.0
+"""For the end of an actor that was killed to be told."""
 _LEFT_OUT = ["runs", ".git", ".venv", "node_modules", "**/__pycache__"]
 """Of the folder that goes along."""
 
@@ -143,7 +145,8 @@ class RayProcess:
 
     def __init__(self, actor: Any, end: Any, log: Path) -> None:
         self._actor = actor
-        self._end = asyncio.ensure_future(self._wait(end))
+        self._killed = asyncio.Event()
+        self._end = asyncio.ensure_future(self._wait(asyncio.ensure_future(_awaited(end))))
         self._path = log
         self._memory = 0.0
         self._asking: asyncio.Task[None] | None = None
@@ -153,11 +156,19 @@ class RayProcess:
         """Wait until it has ended, or its actor has."""
         return await asyncio.shield(self._end)
 
-    async def _wait(self, end: Any) -> ProcessEnd:
+    async def _wait(self, end: asyncio.Future[Any]) -> ProcessEnd:
         import ray
 
+        killed = asyncio.ensure_future(self._killed.wait())
+        await asyncio.wait({end, killed}, return_when=asyncio.FIRST_COMPLETED)
+        killed.cancel()
+        # Ray may take a minute to see that a node is gone, and nothing is to be waited for there.
+        await asyncio.wait({end}, timeout=_LOST_SECONDS)
+        if not end.done():
+            end.cancel()
+            return ProcessEnd("was lost with its node", is_lost=True)
         try:
-            how, by_others, log = await end
+            how, by_others, log = end.result()
         except ray.exceptions.RayError as error:
             reason = str(error).strip().splitlines()
             return ProcessEnd(f"was lost with its actor: {reason[0] if reason else error!r}", is_lost=True)
@@ -172,6 +183,7 @@ class RayProcess:
 
         if not self._end.done():
             ray.kill(self._actor)
+            self._killed.set()
 
     def memory(self) -> float:
         """Gigabytes that it used when it was last asked."""
@@ -190,6 +202,10 @@ class RayProcess:
         with contextlib.suppress(OSError):
             return "\n".join(self._path.read_text(encoding="utf-8").splitlines()[-12:])
         return ""
+
+
+async def _awaited(reference: Any) -> Any:
+    return await reference
 
 
 class RayLauncher:
