@@ -16,6 +16,8 @@ from etude.cli.app import app
         (["./nowhere", "--host", "0.0.0.0"], "there is no API key"),
         (["./nowhere", "--host", "203.0.113.1"], "there is no API key"),
         (["./nowhere", "--dtype", "int3"], "--dtype"),
+        (["./nowhere", "--vllm-arg=--enforce-eager"], "there is no vLLM without --engine vllm"),
+        (["./nowhere", "--vllm-device", "0"], "there is no vLLM without --engine vllm"),
         (["./nowhere", "--fewest-processes", "2"], "name one: --on auto"),
         (["./nowhere", "--on", "auto", "--fewest-processes", "2"], "more than --training-processes 1"),
     ],

@@ -93,11 +93,19 @@ class WorkerOrder(BaseModel):
 def server_settings(**given: Any) -> ServerSettings:
     """The settings, checked. Raises RequestError that names what is wrong."""
     try:
-        return ServerSettings(**given)
+        settings = ServerSettings(**given)
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         option = "--" + "-".join(str(part) for part in first["loc"]).replace("_", "-")
         raise RequestError(f"{option}: {first['msg']}") from error
+    if settings.engine != "vllm":
+        for option, values in {
+            "--vllm-arg": settings.vllm_args,
+            "--vllm-device": settings.vllm_devices,
+        }.items():
+            if values:
+                raise RequestError(f"{option} {values[0]}: there is no vLLM without --engine vllm")
+    return settings
 
 
 def require_safe(settings: ServerSettings) -> None:
