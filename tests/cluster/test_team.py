@@ -45,6 +45,7 @@ def run(
     return ended.returncode, ended.stdout, launch.first_failure(ended.stdout)
 
 
+@pytest.mark.cluster
 def test_two_nodes_learn_what_one_process_does(cluster: Any, tmp_path: Path) -> None:
     code, log, cause = run(cluster, "few", tmp_path)
     assert (code, cause) == (0, None), log
@@ -52,6 +53,7 @@ def test_two_nodes_learn_what_one_process_does(cluster: Any, tmp_path: Path) -> 
     assert_near(load_tensors(tmp_path / "few.safetensors"), policy.copy_tensors(), policy.base_tensors())
 
 
+@pytest.mark.cluster
 def test_a_cluster_without_room_is_told_with_what_it_has(cluster: Any, tmp_path: Path) -> None:
     code, log, cause = run(cluster, "few", tmp_path, processes=3, learner_wait=1)
     assert code == 1, log

@@ -79,6 +79,7 @@ def test_a_killed_server_finds_its_worker_again_and_its_queue(server: ServerProc
     assert wait(client, waiting).status == "succeeded"
 
 
+@pytest.mark.slow
 def test_server_and_worker_killed_together_lose_nothing(server: ServerProcess) -> None:
     client = server.client()
     job = create(client, upload(client, supervised(8)), **LONG).id

@@ -57,6 +57,7 @@ def test_the_workers_log_from_the_level_that_the_server_was_given(model: Path, t
         assert " DEBUG etude.server.worker: order: " in lines
 
 
+@pytest.mark.slow
 def test_the_next_job_is_forked_from_the_process_that_is_ready(model: Path, tmp_path: Path) -> None:
     with ServerProcess(model, tmp_path) as server:
         client, nursery = server.client(), nursery_after_a_job(server)
