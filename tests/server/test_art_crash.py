@@ -88,6 +88,7 @@ def sent(server: ServerProcess, body: Any) -> socket.socket:
     return connection
 
 
+@pytest.mark.slow
 def test_whoever_hangs_up_cancels_and_others_wait(server: ServerProcess) -> None:
     waiting = registered(server, "waiting")
     with sent(server, train_body(waiting, pair())):

@@ -92,6 +92,7 @@ def test_jobs_are_paused_in_the_queue_resumed_at_once_and_cancelled(server: Serv
         jobs.pause("ftjob-000000000000000000000000")
 
 
+@pytest.mark.slow
 def test_a_model_that_a_job_still_needs_cannot_be_deleted(server: ServerProcess) -> None:
     client = server.client()
     file = upload(client, supervised(2))

@@ -57,6 +57,7 @@ def losses(client: openai.OpenAI, job: str) -> list[float]:
     return [e.data[name] for e in events if e.type == "metrics" for name in names if name in e.data]
 
 
+@pytest.mark.slow
 def test_two_processes_train_what_one_does_and_survive_kill_9(
     server: ServerProcess, two: ServerProcess
 ) -> None:

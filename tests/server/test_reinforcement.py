@@ -133,6 +133,7 @@ def test_pause_and_kill_9_change_nothing_about_the_weights(server: ServerProcess
     wait_until_free(server, cancelled)
 
 
+@pytest.mark.slow
 def test_a_grader_that_has_no_score_ends_the_job_with_the_reason(server: ServerProcess) -> None:
     client = server.client()
     broken = PYTHON | {"source": "def grade(sample, item): return item['gone']"}
