@@ -21,9 +21,9 @@ from stub import server_process, words
 from etude.core.call import ChatRequest
 from etude.core.keys import generator
 from etude.core.stats import estimate
-from etude.inference.engine import counting_retries
 from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
+from etude.wire.attempts import counting_retries
 
 ADDRESSES = 4
 AT_ONCE = 64

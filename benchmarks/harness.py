@@ -109,24 +109,27 @@ def questions(count: int) -> list[dict[str, Any]]:
     return [{"id": f"q{number}", "question": words(number, WORD_COUNT)} for number in range(count)]
 
 
+def config_data(setting: Setting, examples: int, base_url: str) -> dict[str, Any]:
+    """A mapping with the content of the config file of a run that collects `examples` groups of episodes."""
+    llm: dict[str, Any] = {"_type": "openai", "model_name": "stub", "base_url": base_url, "max_tokens": 64}
+    return {
+        "llms": {"policy": llm | {"return_token_ids": True}},
+        "workflow": {"_type": "harness:converse", "arguments": {"turns": setting.calls}},
+        "eval": {
+            "general": {
+                "max_concurrency": setting.concurrency,
+                "dataset": {"_type": "harness:questions", "arguments": {"count": examples}},
+            },
+            "evaluators": {"trivial": {"_type": "harness:trivial"}},
+        },
+        "trajectory_builders": {"grpo": {"_type": "grpo", "num_generations": GENERATIONS}},
+        "finetuning": {"enabled": True},
+    }
+
+
 def config_for(setting: Setting, examples: int, base_url: str) -> etude.Config:
     """The config of a run that collects `examples` groups of episodes."""
-    llm: dict[str, Any] = {"_type": "openai", "model_name": "stub", "base_url": base_url, "max_tokens": 64}
-    return parse_config(
-        {
-            "llms": {"policy": llm | {"api_key": "none", "return_token_ids": True}},
-            "workflow": {"_type": "harness:converse", "arguments": {"turns": setting.calls}},
-            "eval": {
-                "general": {
-                    "max_concurrency": setting.concurrency,
-                    "dataset": {"_type": "harness:questions", "arguments": {"count": examples}},
-                },
-                "evaluators": {"trivial": {"_type": "harness:trivial"}},
-            },
-            "trajectory_builders": {"grpo": {"_type": "grpo", "num_generations": GENERATIONS}},
-            "finetuning": {"enabled": True},
-        }
-    )
+    return parse_config(config_data(setting, examples, base_url))
 
 
 async def collect(

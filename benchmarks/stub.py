@@ -5,7 +5,9 @@ word is a token: prompts of a conversation extend each other token for token, as
 answer has 32 tokens with their logprobs.
 
 Run as a script it is an HTTP server that speaks OpenAI's chat completions, with token ids as vLLM gives
-them; it prints its port. It is a process of its own so that its work is not counted as the harness's.
+them; it prints its port. It is a process of its own so that its work is not counted as the harness's. With a
+number of seconds as argument it takes so long to answer on average, each request between half and one and a
+half of it.
 """
 
 from __future__ import annotations
@@ -90,9 +92,9 @@ def running_server() -> Iterator[str]:
 
 
 @contextmanager
-def server_process() -> Iterator[tuple[str, Popen[str]]]:
-    """The base URL of a server in another process, and that process."""
-    with Popen([sys.executable, str(Path(__file__))], stdout=PIPE, text=True) as process:
+def server_process(seconds: float = 0.0) -> Iterator[tuple[str, Popen[str]]]:
+    """The base URL of a server in another process, and that process; an answer takes `seconds` on average."""
+    with Popen([sys.executable, str(Path(__file__)), str(seconds)], stdout=PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1", process
@@ -102,6 +104,8 @@ def server_process() -> Iterator[tuple[str, Popen[str]]]:
 
 class _Connection(asyncio.Protocol):
     """Just enough of HTTP/1.1 for a client that sends one request at a time on each connection."""
+
+    seconds = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -120,7 +124,16 @@ class _Connection(asyncio.Protocol):
         if len(rest) < length:
             return
         self._received = rest[length:]
-        body = _chat_completion(json.loads(rest[:length]))
+        request = json.loads(rest[:length])
+        if self.seconds:
+            # The same for a request whenever it is made, so that the same episodes take the same time.
+            wait = self.seconds * (0.5 + request["seed"] % 1000 / 1000)
+            asyncio.get_running_loop().call_later(wait, self._answer, request)
+        else:
+            self._answer(request)
+
+    def _answer(self, request: dict[str, Any]) -> None:
+        body = _chat_completion(request)
         answer = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(
             body
         )
@@ -165,4 +178,5 @@ async def _serve() -> None:
 
 
 if __name__ == "__main__":
+    _Connection.seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 0.0
     asyncio.run(_serve())

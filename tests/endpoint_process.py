@@ -53,7 +53,8 @@ class _Handler(BaseHTTPRequestHandler):
                 setattr(self.state, name, value)
             self._send(200, {})
             return
-        self.state.asked.append(body | {"authorization": self.headers.get("authorization")})
+        shown = {"authorization": self.headers.get("authorization")}
+        self.state.asked.append(body | shown | {"session": self.headers.get("x-session-id")})
         time.sleep(self.state.delay)
         mode, models = self.state.mode, self.state.models
         if mode == "hang":
@@ -66,13 +67,19 @@ class _Handler(BaseHTTPRequestHandler):
         elif models is not None and body["model"] not in models:
             self._send(404, {"error": {"message": f"the model {body['model']} does not exist"}})
         else:
-            self._send(200, self._completion("another" if mode == "other" else body["model"]))
+            self._send(200, self._completion("another" if mode == "other" else body["model"], body))
 
-    def _completion(self, model: str) -> dict[str, Any]:
+    def _completion(self, model: str, asked: dict[str, Any]) -> dict[str, Any]:
         message = {"role": "assistant", "content": self.name}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": "stop"}
         usage = {"prompt_tokens": 1, "completion_tokens": 1}
-        return {"object": "chat.completion", "model": model, "choices": [choice], "usage": usage}
+        answer = {"object": "chat.completion", "model": model, "choices": [choice], "usage": usage}
+        if asked.get("return_token_ids"):
+            choice["token_ids"] = [7]
+            answer["prompt_token_ids"] = [5]
+        if asked.get("logprobs"):
+            choice["logprobs"] = {"content": [{"token": self.name, "logprob": -0.5, "top_logprobs": []}]}
+        return answer
 
     def _send(self, status: int, body: Any, headers: dict[str, str] | None = None) -> None:
         data = json.dumps(body).encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,11 +27,18 @@ def agent():
     return module
 
 
-async def test_what_the_script_asks_is_recorded_with_its_tokens(agent, tmp_path):
+@pytest.mark.parametrize("program", ["sorter.py", "sorter.sh"])
+async def test_what_the_script_asks_is_recorded_with_its_tokens(agent, tmp_path, program):
+    if program == "sorter.sh" and shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+
+    async def sort(example, episode):
+        return await agent.sort(example, episode, program)
+
     example = Example("e", {"letters": "cab"}, "abc")
     with Journal(tmp_path / "run.db") as journal:
         record = await collect_one(
-            agent.sort, journal, engine=ScriptedEngine(["abc"]), work=[EpisodeJob("train/e/0", example)]
+            sort, journal, engine=ScriptedEngine(["abc"]), work=[EpisodeJob("train/e/0", example)]
         )
     assert record.failure is None, record.failure
     assert record.output == "abc"
@@ -40,9 +48,8 @@ async def test_what_the_script_asks_is_recorded_with_its_tokens(agent, tmp_path)
 
 
 async def test_a_script_that_fails_is_a_failed_episode(agent, tmp_path, monkeypatch):
-    broken = tmp_path / "broken.py"
-    broken.write_text("raise SystemExit('it is broken')")
-    monkeypatch.setattr(agent, "PROGRAM", broken)
+    (tmp_path / "sorter.py").write_text("raise SystemExit('it is broken')")
+    monkeypatch.setattr(agent, "HERE", tmp_path)
     example = Example("e", {"letters": "cab"}, "abc")
     with Journal(tmp_path / "run.db") as journal:
         record = await collect_one(agent.sort, journal, work=[EpisodeJob("train/e/0", example)])

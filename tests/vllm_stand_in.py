@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
     parser.add_argument("--dtype")
+    parser.add_argument("--middleware")
     given, others = parser.parse_known_args()
     if "--fail" in others:
         sys.exit("RuntimeError: no room for the KV cache")
@@ -95,6 +96,20 @@ def app_of(source: str, options: set[str]) -> FastAPI:
         """Take no LoRA weights, for a reason."""
         nonlocal refused
         refused = body["reason"]
+
+    @app.post("/collective_rpc")
+    async def reload_weights(body: dict[str, Any]) -> Response:
+        """As vLLM 0.32 does: of what it does not load only its log tells."""
+        assert body["method"] == "reload_weights"
+        unloaded = load_in_place(engines, source, Path(body["kwargs"]["weights_path"]), silent)
+        for kind in unloaded:
+            sys.stderr.write(f"WARNING 11-22 20:59:58 [layerwise.py:266] {kind}: Failed to load weights\n")
+        sys.stderr.flush()
+        return JSONResponse({"results": [None]})
+
+    @app.post("/reset_prefix_cache")
+    async def reset_prefix_cache() -> Response:
+        return JSONResponse({"success": True})
 
     @app.post("/v1/load_lora_adapter")
     async def load(body: dict[str, str]) -> Response:
@@ -148,6 +163,14 @@ def app_of(source: str, options: set[str]) -> FastAPI:
         return JSONResponse({"choices": [choice]})
 
     return app
+
+
+def load_in_place(engines: dict[str, Any], name: str, folder: Path, silent: bool) -> list[str]:
+    """Give a model other weights; the kinds of layers that did not get theirs."""
+    if json.loads((folder / "config.json").read_text())["tie_word_embeddings"]:
+        return ["RotaryEmbedding", "ParallelLMHead"]
+    engines[name] = None if silent else engine_of(str(folder))
+    return ["RotaryEmbedding"]
 
 
 def engine_of(source: str, lora: str | None = None) -> Any:

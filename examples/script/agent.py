@@ -5,12 +5,13 @@ from pathlib import Path
 
 import etude
 
-PROGRAM = Path(__file__).with_name("sorter.py")
+HERE = Path(__file__).parent
 
 
 @etude.workflow
-async def sort(example: etude.Example, episode: etude.Episode) -> str:
-    result = await episode.run([sys.executable, str(PROGRAM), example.inputs["letters"]])
+async def sort(example: etude.Example, episode: etude.Episode, program: str = "sorter.py") -> str:
+    interpreter = sys.executable if program.endswith(".py") else "sh"
+    result = await episode.run([interpreter, str(HERE / program), example.inputs["letters"]])
     return result.stdout.strip()
 
 

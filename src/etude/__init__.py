@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 # Every public name, with its home: type checkers import them here, and `__getattr__` reads these lines too.
 if TYPE_CHECKING:
+    from etude.alarms.alarm import Alarm as Alarm
+    from etude.alarms.alarm import Sighting as Sighting
     from etude.algorithms.algorithm import Algorithm as Algorithm
     from etude.algorithms.algorithm import OfGradient as OfGradient
     from etude.algorithms.distillation import Distillation as Distillation
@@ -50,14 +52,18 @@ if TYPE_CHECKING:
     from etude.config.supplies import Supplies as Supplies
     from etude.core.call import ChatRequest as ChatRequest
     from etude.core.call import Completion as Completion
+    from etude.core.errors import BudgetReached as BudgetReached
     from etude.core.errors import ConfigError as ConfigError
     from etude.core.errors import EtudeError as EtudeError
     from etude.core.errors import RequestError as RequestError
+    from etude.core.errors import RunPaused as RunPaused
     from etude.core.evaluation import EvalInputItem as EvalInputItem
     from etude.core.evaluation import EvalOutput as EvalOutput
     from etude.core.evaluation import EvalOutputItem as EvalOutputItem
     from etude.core.evaluation import EvaluationRunOutput as EvaluationRunOutput
     from etude.core.example import Example as Example
+    from etude.core.history import EpochEntry as EpochEntry
+    from etude.core.history import ValidationEntry as ValidationEntry
     from etude.core.interfaces import Engine as Engine
     from etude.core.interfaces import Evaluator as Evaluator
     from etude.core.job import ModelVersion as ModelVersion

@@ -8,10 +8,12 @@ None of these modules needs torch before a component is built.
 import importlib
 import pkgutil
 
+import etude.alarms
 import etude.algorithms
 import etude.backends.lm_server
 import etude.backends.local
 import etude.backends.openai_adapter
+import etude.cluster.component
 import etude.graders.evaluator
 import etude.groups.opponents
 import etude.inference.local
@@ -28,10 +30,10 @@ import etude.rollout.datasets
 import etude.rollout.seeds
 import etude.rollout.tool_functions
 import etude.rollout.workflow
-import etude.runners.on_ray
 import etude.scenarios.datasets
 import etude.scenarios.measures
 import etude.scenarios.scenario
 
-for module in pkgutil.iter_modules(etude.algorithms.__path__, "etude.algorithms."):
-    importlib.import_module(module.name)
+for room in (etude.alarms, etude.algorithms):
+    for module in pkgutil.iter_modules(room.__path__, f"{room.__name__}."):
+        importlib.import_module(module.name)

@@ -10,12 +10,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from etude.budget.bill import Bill, read_bill
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
-from etude.core.history import EpochEntry
+from etude.core.history import Entry, EpochEntry
 from etude.store.episodes import iter_episodes
 from etude.store.facts import RunFacts, facts_of, histories_of
-from etude.store.figures import Entry
 from etude.store.log import JobFacts, jobs_of
 from etude.store.run_folder import RunFolder
 from etude.store.versions import RunVersion, choose_version, stored_at
@@ -119,6 +119,11 @@ class Run:
     def jobs(self) -> list[JobFacts]:
         """Its training jobs, by epoch."""
         return jobs_of(self.folder)
+
+    @property
+    def bill(self) -> Bill:
+        """All that it has taken so far: calls, tokens, USD, hours; by model, by role, by part of the run."""
+        return read_bill(self.folder)
 
     @property
     def metrics(self) -> Any:

@@ -9,17 +9,26 @@ from pathlib import Path
 
 from etude.backup.attach import backed_up
 from etude.backup.replicator import Replicator
+from etude.budget.guard import all_metered, meter_of, open_ledger, within_budget
+from etude.budget.ledger import Ledger
 from etude.config.builder import Builder
 from etude.config.finetuning import TargetConfig
 from etude.config.schema import Config
 from etude.core.example import Example
 from etude.core.history import History
 from etude.core.interfaces import Engine, Progress
+from etude.inference.address_report import reported_addresses
 from etude.rewards.evaluation import Evaluation
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.runners.assembly import build_collector, build_evaluators, target_model
 from etude.runners.opening import open_runner
+from etude.runners.process import Cluster
 from etude.store.run_folder import RunFolder
+from etude.store.stored_config import keep_config
+from etude.telemetry.counts import RunCounts
+from etude.telemetry.publish import published
+from etude.telemetry.snapshot import Parts
+from etude.telemetry.stalls import StallDoctor
 
 Report = Callable[[History, Path, bool], None]
 """Writes the metrics files of a history into a folder; True when the run is over."""
@@ -50,6 +59,10 @@ class Runtime:
     """Called after every epoch and validation, once it is journalled."""
     backup: Replicator | None = None
     """Backs the run up while it goes on, where the config has a storage."""
+    doctor: StallDoctor | None = None
+    """Notices when nothing moves any more."""
+    ledger: Ledger | None = None
+    """Counts what the run takes, and stops it at a limit of its budget."""
 
 
 @asynccontextmanager
@@ -66,17 +79,27 @@ async def open_runtime(
     `engines` take the place of entries of `llms` by the same name; they are not closed. The run is backed up
     meanwhile, and once more at the end. Raises RequestError or DatasetError for what cannot be built.
     """
-    progress = progress or Progress()
+    progress = counts = RunCounts(progress or Progress())
     async with AsyncExitStack() as exits:
         # The first to be opened and the last to be closed: it has what is written when all else is closed.
         backup = await exits.enter_async_context(backed_up(config.storage, run, progress))
         builder = await exits.enter_async_context(Builder(config, run))
         given = dict(engines or {})
+        ledger = open_ledger(config, run)
+        builder.around_llm = meter_of(ledger, config)
+        exits.enter_context(all_metered(given, builder.around_llm))
         models = {name: given.get(name) or await builder.get_llm(name) for name in config.llms} | given
-        runner = await exits.enter_async_context(open_runner(builder, run, models, given))
+        runner = await exits.enter_async_context(open_runner(builder, run, models, given, ledger))
+        await exits.enter_async_context(reported_addresses(run.path, models))
         settings = config.finetuning.run_configuration
+        cluster: Cluster | None = await builder.get_cluster()
+        collector = await build_collector(builder, models, run.journal, runner, ledger.episode)
+        parts = Parts(run, counts, collector, runner, models, None if cluster is None else cluster.status)
+        await exits.enter_async_context(published(parts, config.metrics))
+        doctor = StallDoctor(parts, config.stall)
+        await exits.enter_async_context(doctor.watching())
         evaluation = EvaluationRun(
-            await build_collector(builder, models, run.journal, runner),
+            collector,
             await build_evaluators(builder),
             run.journal,
             error_budget=config.finetuning.error_budget,
@@ -86,6 +109,8 @@ async def open_runtime(
         examples = (await builder.get_dataset(settings.dataset)).examples()
         held_out = settings.validation_dataset
         validation = (await builder.get_dataset(held_out)).examples() if held_out is not None else []
+        await keep_config(run)
+        await exits.enter_async_context(within_budget(ledger, progress))
         yield Runtime(
             config=config,
             run=run,
@@ -98,4 +123,6 @@ async def open_runtime(
             progress=progress,
             report=report,
             backup=backup,
+            doctor=doctor,
+            ledger=ledger,
         )

@@ -89,7 +89,8 @@ async def train_async(
         overrides: `key.of.the.config=value`, as for `-o` of the command line.
         progress: False for silence; a Progress of one's own.
         settings: Keys of `finetuning` (`epochs` is short for `num_epochs`), its `run_configuration`,
-            `eval.general` and the trainer `epochs`: `seed`, `output_dir`, `validation_interval`, `patience`…
+            `eval.general` and the trainer `epochs`: `seed`, `output_dir`, `validation_interval`, `patience`…;
+            and `budget`, such as `{"usd": 5}`, at a limit of which BudgetReached is raised.
 
     Raises RequestError when that cannot be done (nothing was sampled by then), and another EtudeError when
     the work failed. What was done is kept: `etude.resume(run)` goes on.

@@ -141,6 +141,7 @@ async def test_a_server_that_has_no_such_loss_is_not_sent_another(project):
         await adapter.initialize(FinetuneConfig())
 
 
+@pytest.mark.slow
 def test_a_server_trains_with_the_algorithms_that_it_was_started_with(project, model):  # noqa: F811
     (project / "server").mkdir()
     own = ("max_rl:MaxRL", "plain_gradient:PlainGradient", "hinge:Hinge")

@@ -12,6 +12,7 @@ from pydantic import SecretStr
 from etude.backends.lm_client import LanguageModelClient
 from etude.backends.lm_server import LmServerAdapter, LmServerAdapterConfig
 from etude.core.training_rows import ROWS
+from etude.wire.retries import RetryPolicy
 from tests.backends.openai_stand_in import BASE, FINAL, KEY, StandIn, error_response
 
 END = 2
@@ -40,13 +41,17 @@ class LmStandIn(StandIn):
     def adapter(self, **settings: Any) -> LmServerAdapter:
         """An adapter of it, as another process would make one."""
         return LmServerAdapter(
-            LmServerAdapterConfig(**settings), self.client(), self.language_model_client(), BASE
+            LmServerAdapterConfig(**{"retry_wait": 0.001, **settings}),
+            self.client(),
+            self.language_model_client(),
+            BASE,
         )
 
     def language_model_client(self, key: str | None = KEY, **options: Any) -> LanguageModelClient:
         """A client for the parts beyond OpenAI's API."""
         secret = None if key is None else SecretStr(key)
         transport = httpx.MockTransport(self.answer)
+        options = {"policy": RetryPolicy(first_wait=0.001), **options}
         return LanguageModelClient("http://stand-in.invalid/v1/", secret, transport=transport, **options)
 
     def method_types(self) -> set[str]:

@@ -106,6 +106,7 @@ async def test_another_base_model_is_refused(adapter: ArtAdapter) -> None:
         await adapter._client.register()
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_killed_while_it_trains_makes_the_step_once(
     server: Server, adapter: ArtAdapter
 ) -> None:

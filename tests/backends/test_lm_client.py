@@ -14,7 +14,10 @@ from etude.backends.lm_client import (
     ServerVersionError,
 )
 from etude.core.errors import BackendError
+from etude.wire.retries import RetryPolicy
 from tests.backends.lm_stand_in import LmStandIn
+
+SOON = RetryPolicy(first_wait=0.001)
 
 
 @pytest.fixture(autouse=True)
@@ -114,16 +117,26 @@ async def test_a_wrong_key_is_told_and_not_repeated():
 )
 async def test_what_is_no_answer_of_ours_is_an_error_with_a_name(answer, message):
     transport = httpx.MockTransport(lambda request: answer)
-    client = LanguageModelClient("http://x.invalid", "sk-key", transport=transport)
+    client = LanguageModelClient("http://x.invalid", "sk-key", transport=transport, policy=SOON)
     with pytest.raises(BadResponseError, match=message):
         await client.get_server_version()
+
+
+async def test_what_fails_for_a_while_is_asked_again():
+    server = LmStandIn()
+    server.faults["GET /version"] = ["lost", 503, 429]
+    server.faults["POST /engine/stop"] = ["lost", 502]
+    client = server.language_model_client()
+    assert await client.get_server_version() == server.version
+    await client.stop_engine()
+    assert (server.asked("GET /version"), server.asked("POST /engine/stop")) == (4, 3)
 
 
 async def test_a_server_that_hangs_is_a_timeout():
     def hang(request):
         raise httpx.ReadTimeout("slow", request=request)
 
-    client = LanguageModelClient("http://x.invalid", transport=httpx.MockTransport(hang))
+    client = LanguageModelClient("http://x.invalid", transport=httpx.MockTransport(hang), policy=SOON)
     with pytest.raises(ClientTimeoutError, match="no answer in time"):
         await client.get_engine_status()
     assert not await client.accepts_connections()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import shutil
 import threading
@@ -73,7 +74,7 @@ def version_in(status):
 
 def everything(adapter):
     """All that the next job depends on."""
-    learner, of = adapter._learner, adapter._policy
+    learner, of = adapter._workplace.learner, adapter._policy
     names = {parameter: name for name, parameter in of.trainable().items()}
     state = learner.optimiser.adam.state
     return (
@@ -297,7 +298,7 @@ async def test_a_job_from_the_base_model_still_makes_the_next_version(tmp_path):
     base = await adapter.current_version()
     one = await done(adapter, collection("one"))
     await adapter.restore(base)
-    assert adapter._learner.step == 0
+    assert adapter._workplace.learner.step == 0
     again = await done(adapter, collection("two"))
     assert (one.number, again.number) == (1, 2)
     assert again.digest == one.digest  # The same data, from the same start.
@@ -312,7 +313,7 @@ async def test_pruning_keeps_what_is_asked_for_and_what_is_in_memory(tmp_path):
     assert version_in(await adapter.status(ref)) == versions[0]  # It was done, though its weights are gone.
     await adapter.restore(versions[1])
     assert (await adapter.current_version()) == versions[1]
-    with pytest.raises(StoreError, match="cannot read weights"):
+    with pytest.raises(StoreError, match="v1 is missing"):
         await adapter.restore(versions[0])
     assert (await adapter.current_version()) == versions[1]
 
@@ -341,12 +342,28 @@ async def test_what_a_kill_left_half_done_is_ignored_and_removed(tmp_path):
     assert (await done(resumed, collection("two"))).number == 1
 
 
-async def test_a_damaged_version_is_named(tmp_path):
+@pytest.mark.parametrize("name", ["job.json", "optimiser.safetensors"])
+async def test_the_job_of_a_damaged_version_is_made_again(tmp_path, caplog, name):
     adapter = await adapter_on(tmp_path)
-    await done(adapter, collection("one"))
-    (tmp_path / "v1" / "job.json").write_text("{")
-    with pytest.raises(StoreError, match=r"v1/job.json is damaged.*delete its folder"):
-        await (await adapter_on(tmp_path)).status(TrainingJobRef(run_id="one", backend="local"))
+    version = await done(adapter, collection("one"))
+    (tmp_path / "v1" / name).write_text("{")
+    (clause,) = await adapter.damage(version)
+    assert clause.startswith(f"v1/{name} is not what was written (its SHA-256 is ")
+    resumed = await adapter_on(tmp_path)
+    ref = TrainingJobRef(run_id="one", backend="local")
+    assert (await resumed.status(ref)).status is TrainingStatusEnum.NOT_FOUND
+    assert f"version 1 is damaged ({clause}): it is set aside as v1.set-aside-1" in caplog.text
+    assert await done(resumed, collection("one")) == version
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["v1", "v1.set-aside-1"]
+
+
+async def test_a_damaged_version_is_not_gone_on_from(tmp_path):
+    adapter = await adapter_on(tmp_path)
+    version = await done(adapter, collection("one"))
+    os.truncate(tmp_path / "v1" / "optimiser.safetensors", 0)
+    resumed = await adapter_on(tmp_path)
+    with pytest.raises(StoreError, match=r"v1 is damaged: v1/optimiser.safetensors is empty"):
+        await resumed.restore(version)
 
 
 async def test_lora_weights_are_versions_too(tmp_path):

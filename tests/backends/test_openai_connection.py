@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from etude.backends.openai_adapter import OpenAiAdapterConfig
-from etude.backends.openai_api import connect
-from etude.core.errors import RequestError
+from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
+from etude.backends.openai_api import api_errors, connect
+from etude.core.errors import BackendError, RequestError
 from etude.inference.openai_config import OpenAiLlmConfig
+from tests.backends.openai_stand_in import BASE, KEY, StandIn
 
 THERE, ELSEWHERE = "http://there.invalid/v1", "http://elsewhere.invalid/v1"
 
@@ -49,6 +50,23 @@ def test_without_a_key_it_says_where_one_is_missing(monkeypatch):
     with pytest.raises(RequestError, match=r"no key for https://api\.openai\.com/v1: set OPENAI_API_KEY"):
         connected({}, {}, needs_key=True)
     assert connected({}, {"base_url": THERE}) == (THERE, "none")
+
+
+async def test_answers_over_real_sockets_are_read_up_to_a_limit():
+    """And the SDK goes on with the client that limits them."""
+    stand_in = StandIn()
+    with stand_in.serve() as url:
+        config = OpenAiAdapterConfig(api_key=KEY, max_answer_mb=0.001, max_retries=1, retry_wait=0.001)
+        client = connect(config, OpenAiLlmConfig(model_name=BASE, base_url=url), needs_key=True)
+        adapter = OpenAiAdapter(config, client, BASE)
+        await adapter.check()
+        stand_in.say = lambda model, number: "x" * 2000
+        with (
+            pytest.raises(BackendError, match=r"larger than 0\.001 MB; `max_answer_mb` sets"),
+            api_errors(client),
+        ):
+            await adapter.client.chat.completions.create(model=BASE, messages=[])
+        await client.close()
 
 
 def test_an_address_with_a_secret_in_it_is_refused():

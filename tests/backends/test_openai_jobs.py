@@ -46,6 +46,7 @@ def dpo(job="pairs", rows=10):
 
 
 def backend(server, log=None, model=BASE, **settings):
+    settings = {"retry_wait": 0.001, **settings}
     return OpenAiAdapter(OpenAiAdapterConfig(**settings), server.client(), model, log)
 
 
@@ -289,12 +290,17 @@ async def test_facts_can_be_added_to_the_log(tmp_path):
 
 
 @pytest.mark.parametrize("fault", ["lost", 500, 503])
-async def test_a_job_whose_answer_got_lost_is_found_and_not_made_again(fault, monkeypatch):
-    monkeypatch.setattr("etude.backends.openai_jobs._WAIT", 0.0)
+@pytest.mark.parametrize(
+    "where", ["POST /files", "POST /fine_tuning/jobs", "GET /files", "GET /fine_tuning/jobs"]
+)
+async def test_what_was_made_is_found_and_not_made_again_where_answers_get_lost(where, fault):
     server = StandIn()
-    server.faults["POST /fine_tuning/jobs"] = [fault]
-    ref = await backend(server).submit(supervised())
+    server.faults[where] = [fault] * 4
+    adapter = backend(server)
+    ref = await adapter.submit(supervised())
     assert ref.metadata["job_id"] == "ftjob-0"
+    metrics = (await states(adapter, ref))[-1].metadata["metrics"]
+    assert metrics["api_retries"] == (1 if fault == "lost" and where.startswith("POST") else 4)
     assert (len(server.jobs), len(server.files)) == (1, 1)
     posted = [
         head
@@ -334,7 +340,7 @@ async def test_one_that_stays_away_does_not_end_the_job(fault, limit):
     server = StandIn()
     adapter = backend(server, outage_limit=limit)
     ref = await adapter.submit(supervised())
-    server.faults["GET /fine_tuning/jobs/ID"] = [fault] * 3
+    server.faults["GET /fine_tuning/jobs/ID"] = [fault] * 9
     with pytest.raises(BackendError, match=r"It goes on; resume .`etude resume`"):
         await adapter.wait_until_complete(ref, poll_interval=0)
     assert server.jobs["ftjob-0"]["status"] == "validating_files"

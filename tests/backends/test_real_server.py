@@ -100,7 +100,10 @@ BUILDERS = {
 }
 
 
-@pytest.mark.parametrize("method", BUILDERS)
+@pytest.mark.parametrize(
+    "method",
+    [method if method == "grpo" else pytest.param(method, marks=pytest.mark.slow) for method in BUILDERS],
+)
 def test_a_run_of_each_method(project, method):
     change(
         project, trajectory_builders={"made": BUILDERS[method]}, trainer_adapters__server__free_engine=True
@@ -142,6 +145,7 @@ async def test_an_unknown_job_is_not_found(server):
     assert (await adapter_of(server).status(ref)).status is TrainingStatusEnum.NOT_FOUND
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_while_it_trains_goes_on_and_so_does_the_run(project, server):
     # The job may be over before the kill; then it is the samples that have to wait for the server.
     change(project, trainer_adapters__server__outage_limit=120, llms__policy__max_retries=40)

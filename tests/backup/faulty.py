@@ -36,6 +36,8 @@ class Faulty(MemoryFileSystem):
         time.sleep(self.seconds)
         if self.hangs:
             self.released.wait(60)
+            # Or it would still be written when another test has begun.
+            raise ConnectionError("the connection was closed")
         if self.error is not None:
             raise self.error
 

@@ -40,7 +40,7 @@ def entries(folder: RunFolder) -> dict[str, Any]:
 
 def files(path: Path) -> dict[str, bytes]:
     """The files of a run folder, without its journal and how its storage stands."""
-    own = {"run.db", "run.db-wal", "run.db-shm", "lock", "storage.json"}
+    own = {"run.db", "run.db-wal", "run.db-shm", "run.db-mark", "lock", "storage.json"}
     found = {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
     return {name: data for name, data in found.items() if name not in own}
 

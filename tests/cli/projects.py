@@ -44,6 +44,22 @@ def brief(example: etude.Example, output: str) -> tuple[float, str]:
     return 1 / (1 + len(output)), "shorter is better"
 '''
 
+TWO_MODELS = """
+import etude
+
+
+@etude.workflow
+async def play(example: etude.Example, episode: etude.Episode) -> str:
+    question = [{"role": "user", "content": example.inputs["question"]}]
+    replies = [(await episode.chat(question, model=name)).text for name in ("left", "right")]
+    return " ".join(replies)
+
+
+@etude.evaluator
+def varied(example: etude.Example, output: str) -> float:
+    return len(set(output)) / 16
+"""
+
 
 def rows(count: int, prefix: str) -> str:
     lines = [{"id": f"{prefix}{n}", "question": f"{prefix}{n}?", "answer": "yes"} for n in range(count)]
@@ -86,6 +102,18 @@ def local_project(folder: Path, base: Path) -> Path:
         },
     }
     return _written(folder, config)
+
+
+def train_two_models(project: Path, base: Path) -> None:
+    """Have a project's agent ask two models, both of which are trained."""
+    (project / "agent.py").write_text(TWO_MODELS)
+    model = {"_type": "local", "model": str(base), "max_tokens": 8}
+    change(
+        project / "config.yml",
+        llms={"left": model, "right": model},
+        trajectory_builders={"grpo": {"_type": "grpo", "num_generations": 4}},
+        finetuning__targets={"left": {}, "second": {"model": "right"}},
+    )
 
 
 def _written(folder: Path, config: dict[str, Any]) -> Path:

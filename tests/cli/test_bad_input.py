@@ -237,7 +237,7 @@ def test_an_endpoint_that_does_not_answer(project):
     model = {"_type": "openai", "model_name": "m", "base_url": "http://127.0.0.1:9/v1", "max_retries": 0}
     change(project / "config.yml", llms={"policy": model})
     shown = etude("evaluate", "config.yml", "--name", "e")
-    refused(shown, FAILED, "call_failed", "127.0.0.1:9", "next: etude resume runs/e")
+    refused(shown, FAILED, "Its last 5 calls failed", "127.0.0.1:9", "next: etude resume runs/e")
 
 
 def test_a_run_folder_of_another_version(project):
@@ -245,7 +245,7 @@ def test_a_run_folder_of_another_version(project):
     with sqlite3.connect(project / "runs/r/run.db") as database:
         database.execute("PRAGMA user_version=99")
     for arguments in (["resume", "r"], ["runs", "show", "r"], ["jobs", "r"], ["export", "r"]):
-        refused(etude(*arguments), FAILED, "has schema version 99, and this version of etude reads version 1")
+        refused(etude(*arguments), FAILED, "has schema version 99, and this version of etude reads version 2")
     listed = json.loads(etude("runs", "list", "--json").stdout)
     assert [run["state"] for run in listed] == ["unreadable"]
 

@@ -58,6 +58,16 @@ def test_an_earlier_run_is_better_than_assumptions(project):
     assert any("as in run r" in text for text in estimate["assumptions"])
 
 
+def test_a_storage_is_tried(project):
+    shown = etude("check", "config.yml", "-o", f"storage=file://{project}/storage")
+    assert shown.exit_code == 0, shown.stdout
+    assert "an object was written, read back and deleted" in " ".join(shown.stdout.split())
+    assert list((project / "storage").iterdir()) == []
+    shown = etude("check", "config.yml", "-o", f"storage=file://{project}/train.jsonl")
+    assert shown.exit_code != 0
+    assert "an object cannot be written" in " ".join(shown.stdout.split())
+
+
 def test_nothing_is_sampled(project):
     change(project / "config.yml", llms__policy__log=str(project / "log"))
     assert checked("config.yml")[1] == 0
@@ -147,10 +157,10 @@ def test_examples_that_do_not_fit_into_the_model(local):
 
 
 def test_the_doctor_looks_at_the_installation(project):
-    report = json.loads(etude("doctor", "--json").stdout)
+    report = json.loads(etude("doctor", "--no-loop", "--json").stdout)
     found = {finding["what"] for finding in report["findings"]}
     assert {"etude", "python", "packages", "extra 'local'", "extra 'data'", "torch", "disk"} <= found
-    shown = etude("doctor")
+    shown = etude("doctor", "--no-loop")
     assert shown.stdout.rstrip().splitlines()[-1].startswith("next: ")
 
 
@@ -170,14 +180,14 @@ def test_the_doctor_names_versions_that_do_not_fit(project, monkeypatch):
         "importlib.metadata.version", lambda name: "0.1" if name == "pydantic" else real(name)
     )
     assert any("etude needs pydantic>=2.9, and 0.1 is installed" in one for one in conflicts("etude"))
-    shown = etude("doctor")
+    shown = etude("doctor", "--no-loop")
     assert shown.exit_code == 1
     assert "pip install 'pydantic>=2.9'" in shown.stdout
 
 
 def test_the_doctor_shows_no_secrets(project, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-    shown = etude("doctor")
+    shown = etude("doctor", "--no-loop")
     assert "OPENAI_API_KEY" in shown.stdout
     assert "sk-secret" not in shown.stdout
 
@@ -214,7 +224,10 @@ def test_a_judge_is_built_without_loading_its_model(local):
 def test_the_doctor_lists_where_training_could_happen(project, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:1/v1")
-    found = {one["what"]: one["detail"] for one in json.loads(etude("doctor", "--json").stdout)["findings"]}
+    found = {
+        one["what"]: one["detail"]
+        for one in json.loads(etude("doctor", "--no-loop", "--json").stdout)["findings"]
+    }
     assert "openai (needs OPENAI_API_KEY)" in found["training backends"]
     assert "to http://localhost:1/v1" in found["training backends"]
 

@@ -8,6 +8,8 @@ import re
 
 import pytest
 
+from etude.alarms.reward_collapse import RewardCollapse
+from etude.alarms.ringing import events_of
 from etude.store.log import EpochLog
 from etude.store.run_folder import RunFolder
 from tests.cli.projects import change, etude, rows
@@ -81,12 +83,15 @@ def test_export_says_which_version_it_takes_and_why(local):
 async def make_collapse(run):
     """Let the run's validations say that training has made the model worse."""
     with RunFolder.open(run) as folder:
-        log = EpochLog(folder.journal)
+        log, earlier = EpochLog(folder.journal), []
         ends = {0: (0.412, 0.37, 0.455), 1: (0.0, 0.0, 0.01)}
         for entry in log.history(run.name).validations:
             reward, low, high = ends[entry.epoch]
             figures = {"avg_reward": reward, "reward_low": low, "reward_high": high}
-            await log.add_validation(entry.model_copy(update={"metrics": {**entry.metrics, **figures}}))
+            entry = entry.model_copy(update={"metrics": {**entry.metrics, **figures}})
+            events = events_of({"reward_collapse": RewardCollapse()}, entry, earlier)
+            earlier.append(entry.model_copy(update={"alarms": events}))
+            await log.add_validation(earlier[-1])
 
 
 def test_after_a_collapse_everybody_says_so(local):
@@ -151,7 +156,7 @@ def test_when_every_episode_fails_the_cause_is_said(project):
     assert failed.exit_code == 1
     assert "16 × call_failed" in failed.stderr and "the endpoint answered 500 five times" in failed.stderr
     (warning,) = [line for line in failed.stdout.splitlines() if "warning: epoch 1" in line]
-    assert "16 episodes failed: 16 × call_failed" in warning
+    assert "16 episodes failed (call_failed): " in warning
     command = f"etude transcripts {project / 'runs' / 'r'} --episode train/1/broken0/0"
     assert warning.endswith(command)
     shown = etude("runs", "show", "r").stdout
@@ -168,7 +173,7 @@ def test_failed_scores_are_counted_with_their_cause(project):
     agent.write_text(agent.read_text() + fussy)
     change(project / "config.yml", eval__evaluators__fussy="agent:fussy", finetuning__error_budget=1.0)
     shown = trained(*UNVALIDATED)
-    assert "score:fussy" in shown and "KeyError: 'no'" in shown and "scores failed" in shown
+    assert "scores of 'fussy' failed" in shown and "KeyError: 'no'" in shown
     assert "score:fussy" in etude("runs", "show", "r").stdout
     evaluated = etude("evaluate", "config.yml", "--name", "e", "--repeat", "4").stdout
     assert "score:fussy" in evaluated and "etude transcripts runs/e --episode eval/" in evaluated

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import sqlite3
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +17,11 @@ from typing import Any
 import pytest
 
 from etude.cli import hints
-from tests.cli.projects import ROOT, change, etude, local_project, rows, scripted_project
+from etude.store.addresses import AddressRow, write_report
+from tests.cli.projects import ROOT, TWO_MODELS, change, etude, local_project, rows, scripted_project
 from tests.cli.test_dataset import apps, buggify, endpoint  # noqa: F401
 from tests.cli.test_demo import small_example  # noqa: F401
-from tests.cli.test_several_models import AGENT as TWO_MODELS
+from tests.endpoint_process import EndpointProcess
 from tests.forked import program
 
 EQUAL = """
@@ -193,6 +195,16 @@ def after_a_new_project(local, printed):
     works(etude("init", "it's mine", "--model", model))
 
 
+def after_a_check_of_a_damaged_run(project, printed):
+    assert etude("train", "config.yml", "--name", "r").exit_code == 0
+    with sqlite3.connect(project / "runs" / "r" / "run.db") as database:
+        database.execute("UPDATE steps SET created=created+1 WHERE key LIKE '%/call/%'")
+    shown = etude("runs", "check", "r")
+    assert shown.exit_code == 1
+    assert last_line(shown) == "etude runs check runs/r --repair"
+    assert "are whole and kept" in works(shown)
+
+
 def after_a_list_of_damaged_runs(project, printed):
     (project / "runs" / "broken").mkdir(parents=True)
     (project / "runs" / "broken" / "run.db").write_bytes(b"this is no database, but it is long enough" * 40)
@@ -201,7 +213,7 @@ def after_a_list_of_damaged_runs(project, printed):
 
 def where_nothing_is(small_example, printed):  # noqa: F811
     """The demo itself takes half a minute: a small one in its place, in this process."""
-    for shown in (etude("runs", "list"), etude("doctor")):
+    for shown in (etude("runs", "list"), etude("doctor", "--no-loop")):
         assert last_line(shown) == "etude demo"
         shown = etude(*shlex.split(last_line(shown))[1:])
         assert shown.exit_code == 0, shown.stderr
@@ -227,6 +239,58 @@ def after_a_command_that_goes_on_when_it_is_typed_again(apps, endpoint, printed)
     assert "wrote           2 problems" in works(shown)
 
 
+def with_two_addresses(project) -> list[EndpointProcess]:
+    servers = [EndpointProcess("one"), EndpointProcess("two")]
+    for server in servers:
+        server.start()
+    policy = {"_type": "openai", "model_name": "tiny", "base_url": [server.url for server in servers]}
+    change(project / "config.yml", llms__policy={**policy, "api_key": "k"}, finetuning={"enabled": False})
+    return servers
+
+
+def after_an_address_was_taken_out(project, printed):
+    servers = with_two_addresses(project)
+    try:
+        assert etude("evaluate", "config.yml", "--name", "e").exit_code == 0
+        out = etude("cluster", "drain", servers[0].url, "--run", "e")
+        assert last_line(out) == "etude cluster addresses --run runs/e"
+        assert servers[0].url in works(out)
+        again = etude("cluster", "drain", servers[1].url, "--run", "e")
+        assert again.exit_code == 2 and "the only address left of the model 'policy'" in again.stderr
+        row = AddressRow("drained", "taken out by command")  # As the run would tell, if it still went on.
+        write_report(project / "runs" / "e", {"policy": {servers[0].url: row, servers[1].url: AddressRow()}})
+        drained = etude("cluster", "addresses", "--run", "e")
+        assert "drained: taken out by command" in " ".join(drained.stdout.split())
+        line = f"etude cluster drain {servers[0].url} --run runs/e --undo"
+        assert last_line(drained) == line
+        assert "gets conversations again" in works(drained)
+        write_report(project / "runs" / "e", {"policy": {server.url: AddressRow() for server in servers}})
+        assert last_line(etude("cluster", "addresses", "--run", "e")) == "etude runs show runs/e"
+    finally:
+        for server in servers:
+            server.kill()
+
+
+def after_addresses_that_answer(project, printed):
+    servers = with_two_addresses(project)
+    try:
+        shown = etude("doctor", "config.yml")
+        assert f"✓ model policy at {servers[0].url}: answers in " in " ".join(shown.stdout.split())
+        assert "✓" in works(shown)
+        servers[0].behave(models=["other"])
+        servers[1].kill()
+        troubled = etude("doctor", "config.yml", "--json")
+        assert troubled.exit_code == 1
+        findings = [each for each in json.loads(troubled.stdout)["findings"] if each["status"] == "error"]
+        assert [each["detail"].partition(";")[0] for each in findings][:2] == [
+            "it does not have the model 'tiny'",
+            "ConnectError: All connection attempts failed",
+        ]
+    finally:
+        for server in servers:
+            server.kill()
+
+
 SCENARIOS: dict[str, Callable[..., None]] = {
     "resume": after_a_stop,
     "export": after_a_run_of_local_weights,
@@ -238,11 +302,15 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     "evaluate": after_a_check_of_a_config_that_trains_nothing,
     "rescore": after_an_evaluation,
     "evaluate_exported": after_an_export,
+    "repair": after_a_check_of_a_damaged_run,
     "new_project": after_a_look_at_a_chat_template,
     "check_project": after_a_new_project,
     "check_installation": after_a_list_of_damaged_runs,
     "try_demo": where_nothing_is,
     "demo_again": after_a_demo_that_was_stopped,
+    "addresses": after_an_address_was_taken_out,
+    "take_back": after_an_address_was_taken_out,
+    "check_config": after_addresses_that_answer,
     "again": after_a_command_that_goes_on_when_it_is_typed_again,
 }
 """How a project gets into the state in which a hint is printed; each types what was printed."""

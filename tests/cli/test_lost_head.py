@@ -11,63 +11,30 @@ from typing import Any
 
 import pytest
 
+import etude
 from etude.store.run_folder import RunFolder
-from tests.cli.projects import change, events, finished, local_project, process
-
-TIMES = {"timestamp", "seconds", "collecting_seconds", "training_seconds", "tokens_per_s", "storage"}
+from tests.cli.killed import everything, killed_after, repeatable_project
+from tests.cli.projects import change, events, finished, process, train_two_models
 
 
 @pytest.fixture
 def deterministic(tmp_path: Path, base: Path) -> Path:
-    config = local_project(tmp_path, base)
-    change(
-        config,
-        finetuning__deterministic=True,
-        finetuning__num_epochs=3,
-        trainer_adapters__local__lora={"r": 4},
-        storage={"address": f"file://{tmp_path}/storage", "interval": 0.05},
-    )
-    return tmp_path
+    return repeatable_project(tmp_path, base)
 
 
-def without_times(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: without_times(item) for key, item in value.items() if key not in TIMES}
-    return [without_times(item) for item in value] if isinstance(value, list) else value
-
-
-def everything(run: Path) -> dict[str, Any]:
-    """Calls, episodes, scores, epochs and versions, with the digests of their weights."""
-    with RunFolder.read(run) as opened:
-        kept = {
-            key: without_times(value)
-            for key, value in opened.journal.scan()
-            if not key.startswith("storage/")
-        }
-    return dict(json.loads(json.dumps(kept).replace(str(run.parent), "RUNS").replace("whole-", "killed-")))
-
-
-def killed_after(count: int, seconds: float, *arguments: str, folder: Path) -> bool:
-    """Run a command and kill it some time after so many events; False when it was over before."""
-    running = process(*arguments, "--json", folder=folder)
-    assert running.stdout is not None
-    for _ in range(count):
-        if not running.stdout.readline():
-            break
-    time.sleep(seconds)
-    running.kill()
-    running.communicate()
-    return running.returncode == -9
-
-
-def check_losses(folder: Path, losses: int, seed: int) -> None:
-    whole = finished("train", "config.yml", "--name", "run", "-o", "storage=null", "--json", folder=folder)
+def whole_run(folder: Path, *command: str) -> tuple[int, dict[str, Any]]:
+    """How many events a run has that nothing happens to, and all that it keeps."""
+    whole = finished(*command, "-o", "storage=null", "--json", folder=folder)
     assert whole.returncode == 0, whole.stderr
     expected = everything(folder / "runs" / "run")
     (folder / "runs").rename(folder / "whole")
-    count, choice = len(events(whole.stdout)), random.Random(seed)
-    address = f"file://{folder}/storage/run"
+    return len(events(whole.stdout)), expected
+
+
+def check_losses(folder: Path, losses: int, seed: int) -> None:
     command = ["train", "config.yml", "--name", "run"]
+    (count, expected), choice = whole_run(folder, *command), random.Random(seed)
+    address = f"file://{folder}/storage/run"
     for _ in range(losses):
         events_seen, seconds = choice.randint(2, count - 2), choice.random() * 0.1
         is_killed = killed_after(events_seen, seconds, *command, folder=folder)
@@ -93,6 +60,34 @@ def test_a_run_whose_machine_is_lost_twice_ends_as_one_that_was_not(deterministi
 @pytest.mark.parametrize("seed", range(2, 12))
 def test_a_run_whose_machine_is_lost_many_times_ends_as_one_that_was_not(deterministic, seed):
     check_losses(deterministic, losses=6, seed=seed)
+
+
+@pytest.mark.slow
+def test_a_run_that_collects_ahead_comes_back_too(deterministic):
+    change(deterministic / "config.yml", finetuning__collect_ahead=True)
+    check_losses(deterministic, losses=3, seed=1)
+
+
+@pytest.mark.slow
+def test_a_run_that_trains_two_models_comes_back_with_both(deterministic, base):
+    train_two_models(deterministic, base)
+    check_losses(deterministic, losses=3, seed=1)
+
+
+def test_an_evaluation_whose_machine_is_lost_is_gone_on_with_from_python(deterministic, monkeypatch):
+    command = ("evaluate", "config.yml", "--name", "run", "--repeat", "3")
+    _, expected = whole_run(deterministic, *command)
+    running = process(*command, folder=deterministic)
+    while running.poll() is None and not list((deterministic / "storage").glob("run/manifests/*.json")):
+        time.sleep(0.01)
+    running.kill()
+    running.communicate()
+    shutil.rmtree(deterministic / "runs")
+    monkeypatch.chdir(deterministic)
+    run = etude.resume(f"file://{deterministic}/storage/run", progress=False)
+    assert everything(run.folder) == expected
+    with RunFolder.read(run.folder) as folder:
+        assert [key for key, _ in folder.journal.scan("storage/restored/")]
 
 
 def test_a_head_that_is_still_at_work_stops_when_another_one_goes_on(deterministic):

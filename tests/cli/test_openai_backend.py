@@ -255,3 +255,20 @@ async def play(example: etude.Example, episode: etude.Episode) -> str:
     await episode.chat(question, model="one")
     return (await episode.chat(question, model="two")).text
 """
+
+
+def test_a_key_that_is_withdrawn_stops_the_run_at_once_and_a_new_one_goes_on_with_it(hosted, api):
+    """Half-way through the first epoch: what was answered is kept, and what was refused asked for again."""
+    stand_in, _ = api
+    stand_in.faults["POST /chat/completions"] = [None] * 20 + [401] * 1000
+    shown = etude("train", "config.yml", "--name", "r")
+    assert shown.exit_code == 1
+    assert "HTTP 401" in shown.stderr and "check its `api_key`, or OPENAI_API_KEY" in shown.stderr
+    assert shown.stderr.rstrip().splitlines()[-1] == "next: etude resume runs/r"
+    assert 1000 - len(stand_in.faults.pop("POST /chat/completions")) <= 24
+    shown = etude("resume", "r")
+    assert shown.exit_code == 0, shown.stderr
+    counts = [stand_in.sampled.count(model) for model in (BASE, *map(made_by, stand_in.jobs.values()))]
+    assert counts == [6 + 32, 32, 6], "each call was answered once"
+    history = [json.loads(line) for line in Path("runs/r/training_metrics.jsonl").read_text().splitlines()]
+    assert [epoch["remote"]["retried"] for epoch in history] == [{}, {}]

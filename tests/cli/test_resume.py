@@ -7,6 +7,8 @@ import json
 import pytest
 import yaml
 
+from etude.core.errors import StoreError
+from etude.loop.record import Record
 from tests.cli.projects import change, etude, rows
 
 
@@ -141,23 +143,33 @@ def test_the_settings_of_an_evaluation_can_be_changed_too(project):
     assert kept["finetuning"]["error_budget"] == 0.5
 
 
-def test_a_literal_secret_is_read_again_from_the_config_file(stopped):
+@pytest.fixture
+def stopped_with_secrets(stopped):
+    """The same, of a config with secrets that are written out: one that is declared, and one in a mapping."""
+    helper = {"_type": "openai", "model_name": "m", "extra_body": {"api_key": "canary-in-the-file"}}
+    change(stopped / "config.yml", llms__policy__api_key="sk-in-the-file", finetuning__target_model="policy")
+    change(stopped / "config.yml", llms__helper={**helper, "base_url": "http://localhost:1/v1"})
+    assert etude("train", "config.yml", "--name", "secret").exit_code == 1
+    mend(stopped)
+    return stopped
+
+
+def test_literal_secrets_are_read_again_from_the_config_file(stopped_with_secrets):
     """The line that a stopped run prints works as it is."""
-    mend(stopped)
-    change(stopped / "config.yml", llms__policy__api_key="sk-in-the-file")
-    change(stopped / "runs/stopped/config.yml", llms__policy__api_key="**********")
-    assert etude("resume", "stopped").exit_code == 0
-    assert "sk-in-the-file" not in (stopped / "runs/stopped/config.yml").read_text()
+    assert etude("resume", "secret").exit_code == 0
+    kept = (stopped_with_secrets / "runs/secret/config.yml").read_text()
+    assert "sk-in-the-file" not in kept and "canary" not in kept and "**********" in kept
 
 
-def test_secrets_are_given_again(stopped):
-    mend(stopped)
-    change(stopped / "runs/stopped/config.yml", llms__policy__api_key="**********")
-    shown = etude("resume", "stopped")
+def test_secrets_are_given_again(stopped_with_secrets):
+    change(stopped_with_secrets / "config.yml", llms={"policy": {"_type": "tests.cli.parts:scripted"}})
+    shown = etude("resume", "secret")
     assert shown.exit_code == 2
     assert "-o llms.policy.api_key=" in shown.stderr
-    assert etude("resume", "stopped", "-o", "llms.policy.api_key=sk-new").exit_code == 0
-    assert "sk-new" not in (stopped / "runs/stopped/config.yml").read_text()
+    again = ("-o", "llms.policy.api_key=sk-new", "-o", "llms.helper.extra_body.api_key=canary-new")
+    assert etude("resume", "secret", *again).exit_code == 0
+    kept = (stopped_with_secrets / "runs/secret/config.yml").read_text()
+    assert "sk-new" not in kept and "canary" not in kept
 
 
 def test_an_evaluation_is_resumed_as_one(project):
@@ -184,3 +196,22 @@ def test_an_unknown_run_is_named_with_the_nearest(project):
     shown = etude("resume", "calculater")
     assert shown.exit_code == 2
     assert "did you mean 'calculator'?" in shown.stderr
+
+
+def test_weights_that_were_made_and_not_recorded_are_kept_and_taken(local, monkeypatch):
+    """Stopped between the adoption of the second epoch's weights and its record: nothing is trained anew."""
+    added = Record.add_epoch
+
+    async def stops(record, epoch, *args, **kwargs):
+        if epoch == 1:
+            raise StoreError("the disk is full")
+        return await added(record, epoch, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Record, "add_epoch", stops)
+        assert etude("train", "config.yml", "--name", "r").exit_code == 1
+    made = (local / "runs/r/checkpoints/v2/job.json").stat().st_mtime_ns
+    assert etude("resume", "r").exit_code == 0
+    assert (local / "runs/r/checkpoints/v2/job.json").stat().st_mtime_ns == made
+    epochs = json.loads(etude("runs", "show", "r", "--json").stdout)["history"]["epochs"]
+    assert [epoch["version"]["number"] for epoch in epochs] == [1, 2]

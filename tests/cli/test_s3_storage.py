@@ -24,8 +24,8 @@ from etude.backup.writer import BackupWriter
 from etude.config.storage import StorageConfig
 from etude.core.errors import StoreError
 from etude.store.run_folder import RunFolder
+from tests.cli.killed import everything
 from tests.cli.projects import change, finished, local_project, process
-from tests.cli.test_lost_head import everything
 from tests.training import Watcher
 
 pytestmark = pytest.mark.s3

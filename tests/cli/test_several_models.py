@@ -6,37 +6,14 @@ import json
 
 import pytest
 
-from tests.cli.projects import change, etude, events
-
-AGENT = """
-import etude
-
-
-@etude.workflow
-async def play(example: etude.Example, episode: etude.Episode) -> str:
-    question = [{"role": "user", "content": example.inputs["question"]}]
-    replies = [(await episode.chat(question, model=name)).text for name in ("left", "right")]
-    return " ".join(replies)
-
-
-@etude.evaluator
-def varied(example: etude.Example, output: str) -> float:
-    return len(set(output)) / 16
-"""
+from tests.cli.projects import change, etude, events, train_two_models
 
 
 @pytest.fixture
 def two(local, base):
     """A run of two tiny models, both trained."""
-    (local / "agent.py").write_text(AGENT)
-    model = {"_type": "local", "model": str(base), "max_tokens": 8}
-    change(
-        local / "config.yml",
-        llms={"left": model, "right": model},
-        trajectory_builders={"grpo": {"_type": "grpo", "num_generations": 4}},
-        finetuning__targets={"left": {}, "second": {"model": "right"}},
-        finetuning__num_epochs=1,
-    )
+    train_two_models(local, base)
+    change(local / "config.yml", finetuning__num_epochs=1)
     shown = etude("train", "config.yml", "--name", "r")
     assert shown.exit_code == 0, shown.stderr
     return local

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 
 import pytest
 
-from tests.cli.projects import change, etude, process, rows
+from tests.cli.projects import change, etude, finished, process, rows
 from tests.cli.terminal import Terminal
 
 
@@ -63,3 +64,49 @@ def test_ctrl_c_twice_leaves_nothing_of_the_live_display(project, pause):
         assert terminal.process.wait(30) in (130, -signal.SIGINT)
     finally:
         terminal.close()
+
+
+BLOCKS = {
+    "in Python": "while True:\n        pass",
+    "in a call": "import hashlib\n    hashlib.pbkdf2_hmac('sha256', b'a', b'b', 2**31 - 1)",
+}
+
+
+@pytest.mark.parametrize("where", BLOCKS)
+@pytest.mark.parametrize(
+    ("numbers", "code"), [([signal.SIGTERM], 143), ([signal.SIGINT, signal.SIGINT], 130)]
+)
+def test_a_process_that_does_not_turn_is_ended_all_the_same(project, where, numbers, code):
+    """An agent keeps the main thread, so that nothing can be cancelled."""
+    agent = (project / "agent.py").read_text()
+    blocks = f"open('there', 'w').close()\n    {BLOCKS[where]}\n    "
+    (project / "agent.py").write_text(agent.replace("reply = await", f"{blocks}reply = await"))
+    running = process("train", "config.yml", "--name", "r", folder=project)
+    while not (project / "there").exists():
+        assert running.poll() is None
+        time.sleep(0.05)
+    for number in numbers:
+        running.send_signal(number)
+        time.sleep(0.3)
+    _, errors = running.communicate(timeout=30)
+    assert running.returncode == code
+    assert errors.endswith("stopped; everything up to here is kept\nnext: etude resume runs/r\n")
+
+
+@pytest.mark.parametrize(
+    ("does", "problem"),
+    [
+        ("asyncio.get_running_loop().stop()", "stopped the run's event loop"),
+        ("[task.cancel() for task in asyncio.all_tasks()]", "cancelled the work of the run"),
+    ],
+)
+def test_an_agent_that_ends_the_run_is_named_as_the_cause(project, does, problem):
+    agent = (project / "agent.py").read_text()
+    (project / "agent.py").write_text(
+        "import asyncio\n" + agent.replace("reply = await", f"{does}\n    reply = await")
+    )
+    stopped = finished("train", "config.yml", "--name", "r", folder=project)
+    assert stopped.returncode == 1
+    assert f"error: something in this process has {problem}" in stopped.stderr
+    assert "-o eval.general.isolation=process" in stopped.stderr
+    assert "next: etude resume runs/r" in stopped.stderr

@@ -9,18 +9,19 @@ from typing import Any
 
 import pytest
 
-from etude.cluster.config import LearnersConfig
-from etude.cluster.launch import RayLauncher
+from etude.cluster.config import RayConfig
+from etude.cluster.launch import TeamLauncher
 from etude.cluster.seat import MARK, Seat
 from etude.core.errors import RequestError, StoreError
 from etude.models.weights import load_tensors
 from etude.store.lock import RunLock
+from etude.store.teams import TEAM, Team
 from tests.learner.team_process import trained_on_few
 from tests.learner.test_team import SOURCE, assert_near
 
 
-def launcher(address: str, **config: Any) -> RayLauncher:
-    return RayLauncher(LearnersConfig(address=address, **config), "pathlib:Path", on_gpus=False)
+def launcher(address: str, **config: Any) -> TeamLauncher:
+    return TeamLauncher(RayConfig(address=address, **config), "pathlib:Path", on_gpus=False)
 
 
 def run(
@@ -49,6 +50,8 @@ def run(
 def test_two_nodes_learn_what_one_process_does(cluster: Any, tmp_path: Path) -> None:
     code, log, cause = run(cluster, "few", tmp_path)
     assert (code, cause) == (0, None), log
+    team = Team.model_validate_json((tmp_path / "job" / TEAM).read_text())
+    assert (team.wanted, len(team.nodes)) == (2, 2)
     policy = trained_on_few()
     assert_near(load_tensors(tmp_path / "few.safetensors"), policy.copy_tensors(), policy.base_tensors())
 
@@ -84,7 +87,7 @@ def test_the_address_of_rays_client_is_refused() -> None:
 
 def test_a_team_cannot_have_more_than_all() -> None:
     with pytest.raises(ValueError, match="fewest_learners is 3 and learners is 2"):
-        LearnersConfig(learners=2, fewest_learners=3)
+        RayConfig(learners=2, fewest_learners=3)
 
 
 @pytest.mark.parametrize("problem", ["another folder", "no locks", None])

@@ -6,13 +6,17 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from etude.models.policy import WEIGHTS_FILE
+from etude.models.weights import load_tensors
 from etude.server.jobs import JobFolder
 from etude.store.lock import locked_by
+from tests.learner.test_team import assert_near
 from tests.server.data import create, messages, supervised, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
 from tests.server.test_crash import LONG, check_whole
@@ -44,13 +48,28 @@ def parts_of(server: ServerProcess, job: str) -> list[int]:
     raise AssertionError("no two processes")
 
 
+@dataclass(frozen=True)
+class Trained:
+    """The losses that a job has told, and the weights that it has made."""
+
+    losses: list[float]
+    weights: dict[str, Any]
+    """Those of its LoRA weights that begin at 0."""
+
+
+def trained(server: ServerProcess, job: str) -> Trained:
+    tensors = load_tensors(server.data_dir / "models" / job / WEIGHTS_FILE)
+    weights = {name: tensor for name, tensor in tensors.items() if "lora_B" in name}
+    return Trained(losses(server.client(), job), weights)
+
+
 @pytest.fixture(scope="module")
-def of_one_process(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """The losses of the job that one process on the server's machine trains."""
+def of_one_process(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """The job that one process on the server's machine trains."""
     with ServerProcess(model, tmp_path_factory.mktemp("alone"), *OPTIONS) as alone:
         job = long_job(alone)
         assert wait(alone.client(), job).status == "succeeded"
-        return losses(alone.client(), job)
+        return trained(alone, job)
 
 
 def long_job(server: ServerProcess, **options: Any) -> str:
@@ -59,15 +78,22 @@ def long_job(server: ServerProcess, **options: Any) -> str:
     return create(client, upload(client, supervised(8)), request=request, **LONG | options).id
 
 
-def check_equal(server: ServerProcess, job: str, expected: list[float]) -> list[str]:
-    """The job's model is whole, and its losses are those of one process; its events."""
+def check_equal(server: ServerProcess, job: str, expected: Trained) -> list[str]:
+    """The job's model is whole, and its losses and weights are those of one process; its events."""
     check_whole(server.client(), job)
-    assert losses(server.client(), job) == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    check_trained(server, job, expected)
     return messages(server.client(), job)
 
 
+def check_trained(server: ServerProcess, job: str, expected: Trained) -> None:
+    found = trained(server, job)
+    assert found.losses == pytest.approx(expected.losses, rel=1e-3, abs=1e-5)
+    start = {name: 0 * tensor for name, tensor in expected.weights.items()}
+    assert_near(found.weights, expected.weights, start)
+
+
 def test_two_nodes_train_what_one_process_does_and_survive_kill_9(
-    two: ServerProcess, of_one_process: list[float]
+    two: ServerProcess, of_one_process: Trained
 ) -> None:
     job = long_job(two)
     wait_for_step(two.client(), job, 8)
@@ -105,7 +131,7 @@ def nothing_but_stop_the_server(server: ServerProcess, job: str) -> None:
     "kill", [the_launcher, the_launcher_and_the_server, the_server, nothing_but_stop_the_server]
 )
 def test_whatever_is_killed_nothing_is_lost(
-    two: ServerProcess, of_one_process: list[float], kill: Callable[[ServerProcess, str], None]
+    two: ServerProcess, of_one_process: Trained, kill: Callable[[ServerProcess, str], None]
 ) -> None:
     job = long_job(two)
     wait_for_step(two.client(), job, 8)
@@ -123,7 +149,7 @@ def test_shards_of_the_weights_survive_kill_9_too(cluster: Any, model: Path, tmp
 
 
 def test_a_cancelled_job_ends_its_processes_and_a_paused_one_goes_on_later(
-    two: ServerProcess, of_one_process: list[float]
+    two: ServerProcess, of_one_process: Trained
 ) -> None:
     client, job = two.client(), long_job(two)
     wait_for_step(client, job, 2)
@@ -148,7 +174,7 @@ def test_reinforcement_runs_on_one_node(two: ServerProcess) -> None:
 
 
 def test_a_job_goes_on_with_fewer_processes_when_a_node_is_lost(
-    cluster: Any, model: Path, tmp_path: Path, of_one_process: list[float]
+    cluster: Any, model: Path, tmp_path: Path, of_one_process: Trained
 ) -> None:
     on = ("--on", cluster.address, "--training-processes", "2", "--fewest-processes", "1")
     node = cluster.list_all_nodes()[-1]
@@ -164,4 +190,4 @@ def test_a_job_goes_on_with_fewer_processes_when_a_node_is_lost(
         job = long_job(running)
         assert len(parts_of(running, job)) == 2
         assert wait(running.client(), job).status == "succeeded"
-        assert losses(running.client(), job) == pytest.approx(of_one_process, rel=1e-3, abs=1e-5)
+        check_trained(running, job, of_one_process)

@@ -48,7 +48,7 @@ def test_the_config_that_the_mistakes_are_made_in_is_right(folder: Path):
             "enabled, trainer, trajectory_builder, trainer_adapter, reward_function, target_functions, "
             "target_model, targets, curriculum_learning, warm_up, fine_tune_from_scratch, collect_ahead, "
             "max_staleness, num_epochs, output_dir, "
-            "seed, deterministic, error_budget, run_configuration",
+            "seed, deterministic, error_budget, alarms, run_configuration",
             id="misspelt key",
         ),
         pytest.param(
@@ -56,7 +56,7 @@ def test_the_config_that_the_mistakes_are_made_in_is_right(folder: Path):
             "finetunning:",
             "config.yml:10:1: key 'finetunning' is not known; did you mean 'finetuning'? Allowed: llms, "
             "workflow, tools, eval, trajectory_builders, trainer_adapters, trainers, cluster, finetuning, "
-            "storage",
+            "budget, prices, metrics, stall, storage",
             id="misspelt section",
         ),
         pytest.param(
@@ -69,7 +69,8 @@ def test_the_config_that_the_mistakes_are_made_in_is_right(folder: Path):
         pytest.param(
             "    _type: local",
             "    _type: local\n    modle: tiny",
-            "config.yml:4:5: key 'llms.policy.modle' is not known; did you mean 'model'? Allowed: model",
+            "config.yml:4:5: key 'llms.policy.modle' is not known; did you mean 'model'? Allowed: "
+            "prices, budget, model",
             id="misspelt key of a component",
         ),
         pytest.param(

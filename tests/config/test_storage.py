@@ -8,6 +8,7 @@ import yaml
 from etude.config.load import parse_config, resolved_yaml
 from etude.core.errors import ConfigError
 from etude.loop.lifecycle import config_to_resume, storage_options
+from etude.store.stored_config import config_text
 
 
 def stored(storage: object) -> object:
@@ -67,7 +68,8 @@ def test_options_for_a_storage_that_holds_the_config_come_from_the_command_line(
 
 
 def test_a_run_may_go_on_with_other_options_and_another_storage(tmp_path):
-    (tmp_path / "config.yml").write_text(resolved_yaml(parse_config({"storage": "s3://bucket"})))
+    yaml = resolved_yaml(parse_config({"storage": "s3://bucket"}))
+    (tmp_path / "config.yml").write_text(config_text(yaml))
     change = ["storage.options.client_kwargs.endpoint_url=http://minio:9000", "storage.wait=true"]
     storage = config_to_resume(tmp_path, change).storage
     assert storage.options == {"client_kwargs": {"endpoint_url": "http://minio:9000"}}

@@ -19,7 +19,7 @@ numbers = st.floats(-10, 10)
 @st.composite
 def turns(draw: st.DrawFn) -> GrpoTurn:
     sampled = draw(ids)
-    logprobs = [draw(numbers) for _ in sampled]
+    logprobs = [draw(st.floats(-10, 0)) for _ in sampled]
     cut_off = draw(st.sampled_from([None, "length"]))
     return GrpoTurn(
         context_ids=tuple(draw(ids)),

@@ -185,15 +185,10 @@ async def test_a_group_waits_for_a_server_that_is_not_there_yet_and_says_so(unst
     setting.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fresh", "prepare"),
-    [
-        (True, "eval"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((False, "eval"), (True, "wait_for_ready"), (True, None))
-        ),
-    ],
+    [(True, "eval"), (False, "eval"), (True, "wait_for_ready"), (True, None)],
 )
 async def test_after_going_back_the_next_job_starts_from_there(setting, plays, fresh, prepare):
     name = f"back-{fresh}-{prepare}"
@@ -244,6 +239,7 @@ async def test_no_number_is_given_twice_whatever_is_gone_back_to(setting, plays)
     assert (await trained(group, plays[2])).number == 4
 
 
+@pytest.mark.slow
 async def test_a_process_that_gets_ready_for_nothing_goes_on_all_the_same(setting, plays):
     group = setting.group(name="unready")
     await trained(group, plays[0])

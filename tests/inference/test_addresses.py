@@ -12,9 +12,9 @@ import pytest
 from etude.core.call import ChatRequest, Completion
 from etude.core.errors import EngineError, ImpossibleCall
 from etude.core.job import ModelVersion
-from etude.inference.engine import counting_retries
 from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
+from etude.wire.attempts import counting_retries
 from tests.endpoint_process import EndpointProcess
 
 SETTINGS = {"model_name": "tiny", "logprobs": False, "retry_wait": 0.01, "request_timeout": 2.0}
@@ -66,6 +66,10 @@ async def homes(engine: OpenAiEngine, episodes: list[str] = EPISODES) -> dict[st
     return {episode: answer.address for episode, answer in zip(episodes, answers, strict=True)}
 
 
+def states(engine: OpenAiEngine) -> dict[str, str]:
+    return {url: row.shown for url, row in engine.address_rows().items()}
+
+
 async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -99,14 +103,14 @@ async def test_a_killed_address_moves_its_own_episodes_and_is_used_again_when_it
     with counting_retries() as count:
         assert await homes(engine) == after
     assert count.retries == 0, "the set-aside address is asked no more"
-    assert "aside: ConnectError" in engine.address_states()[lost.url]
+    assert "aside: ConnectError" in states(engine)[lost.url]
     assert caplog.text.count(f"{lost.url} is set aside: ConnectError") == 1
     lost.start()
-    await until(lambda: engine.address_states()[lost.url].startswith("trial"))
+    await until(lambda: states(engine)[lost.url].startswith("trial"))
     assert f"{lost.url} can be used again" in caplog.text
     newcomers = [f"new {number}" for number in range(6)]
     assert lost.url in (await homes(engine, newcomers)).values()
-    assert engine.address_states()[lost.url] == "up"
+    assert states(engine)[lost.url] == "up"
     assert await homes(engine) == after, "whoever moved stays where its prefix is cached now"
 
 
@@ -128,10 +132,10 @@ async def test_an_address_that_answers_badly_costs_no_call(engine, servers, mode
         assert bad.url not in after.values()
     kept = {episode: url for episode, url in before.items() if url != bad.url}
     assert after == after | kept
-    assert engine.address_states()[bad.url].startswith(("aside", "trial"))
-    assert cause in engine.address_states()[bad.url]
+    assert states(engine)[bad.url].startswith(("aside", "trial"))
+    assert cause in states(engine)[bad.url]
     bad.behave("well")
-    await until(lambda: engine.address_states()[bad.url].startswith("trial"))
+    await until(lambda: states(engine)[bad.url].startswith("trial"))
     assert bad.url in (await homes(engine, [f"new {number}" for number in range(6)])).values()
 
 
@@ -143,7 +147,7 @@ async def test_one_request_that_nobody_can_answer_sets_no_address_aside(engine, 
         await ask_with(engine, max_retries=0)
     for server in servers:
         server.behave("well")
-    assert set(engine.address_states().values()) == {"up"}
+    assert set(states(engine).values()) == {"up"}
     assert len(await homes(engine)) == len(EPISODES)
 
 
@@ -159,7 +163,7 @@ async def test_an_address_that_is_being_drained_gets_no_new_episodes(engine, ser
     own = [episode for episode, url in before.items() if url == draining.url]
     moved = await ask(engine, own[0])
     assert moved.address != draining.url
-    assert engine.address_states()[draining.url] == "draining: HTTP 503: mode 503"
+    assert states(engine)[draining.url] == "draining: HTTP 503: mode 503"
     draining.behave("well", asked=[])
     newcomers = await homes(engine, [f"new {number}" for number in range(12)])
     assert draining.url not in newcomers.values() and not draining.asked()
@@ -188,14 +192,14 @@ async def test_a_request_that_is_at_fault_itself_is_refused_at_once(engine, serv
     with pytest.raises(ImpossibleCall, match="HTTP 400"):
         await ask(engine, "a")
     assert sum(len(server.asked()) for server in servers) == 1
-    assert set(engine.address_states().values()) == {"up"}
+    assert set(states(engine).values()) == {"up"}
 
 
 async def test_a_wrong_key_at_one_address_is_that_address_s_trouble(engine, servers):
     await homes(engine)
     servers[0].behave("401")
     assert servers[0].url not in (await homes(engine)).values()
-    assert engine.address_states()[servers[0].url] == "aside: HTTP 401: mode 401"
+    assert states(engine)[servers[0].url] == "aside: HTTP 401: mode 401"
 
 
 async def test_each_address_may_have_a_key_of_its_own(servers):
@@ -216,12 +220,12 @@ async def test_a_version_counts_where_it_is_loaded_and_an_address_without_it_wai
         server.behave(models=["tiny", "tiny-v3"])
     late.behave(models=["tiny"], asked=[])
     await engine.adopt(V3)
-    assert engine.address_states()[late.url] == "aside: it does not have the model 'tiny-v3'"
+    assert states(engine)[late.url] == "aside: it does not have the model 'tiny-v3'"
     answers = await asyncio.gather(*(ask(engine, episode) for episode in EPISODES))
     assert {answer.model_version for answer in answers} == {3}
     assert not late.asked() and late.url in before.values()
     late.behave(models=["tiny", "tiny-v3"])
-    await until(lambda: engine.address_states()[late.url].startswith("trial"))
+    await until(lambda: states(engine)[late.url].startswith("trial"))
     after = await homes(engine, [f"new {number}" for number in range(6)])
     assert late.url in after.values() and {call["model"] for call in late.asked()} == {"tiny-v3"}
 
@@ -243,7 +247,7 @@ async def test_an_answer_of_other_weights_is_never_recorded(engine, servers):
     answers = await asyncio.gather(*(ask(engine, f"later {number}") for number in range(12)))
     assert {answer.model_version for answer in answers} == {3}
     assert {answer.address for answer in answers} == {server.url for server in servers[1:]}
-    assert "the model 'another' answered in place of 'tiny-v3'" in engine.address_states()[servers[0].url]
+    assert "the model 'another' answered in place of 'tiny-v3'" in states(engine)[servers[0].url]
 
 
 async def test_a_restarted_address_without_the_version_is_not_asked(engine, servers):
@@ -256,7 +260,7 @@ async def test_a_restarted_address_without_the_version_is_not_asked(engine, serv
     await homes(engine)
     lost.start()
     lost.behave(models=["tiny"])
-    await until(lambda: "does not have" in engine.address_states()[lost.url])
+    await until(lambda: "does not have" in states(engine)[lost.url])
     await homes(engine)
     assert lost.asked() == []
 

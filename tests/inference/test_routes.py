@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import math
 from collections import Counter
 
@@ -120,6 +121,32 @@ def test_a_draining_address_keeps_its_conversations_and_gets_no_new_ones():
     assert routes.choose("all are draining") in routes.addresses
 
 
+def test_an_address_that_is_taken_out_is_drained_once_its_conversations_are_over():
+    routes, _ = routes_of(2)
+    names = [str(number) for number in range(20)]
+    before, out = homes(routes, names), routes.addresses[0]
+    own = [name for name, url in before.items() if url == out.url]
+    with routes.call(own[0]):
+        routes.take_out([out.url])
+        assert homes(routes, names) == before, "those that it has stay"
+        assert out.url not in homes(routes, [f"new {number}" for number in range(20)]).values()
+        for name in names:
+            routes.end(name)
+        assert (out.row.state, out.row.conversations, out.row.calls) == ("draining", 1, 1)
+    assert (out.row.state, out.row.conversations, out.row.calls) == ("drained", 0, 0)
+    routes.take_out([])
+    assert out.row.state == "up"
+    assert out.url in homes(routes, [f"newer {number}" for number in range(40)]).values()
+
+
+def test_the_last_address_that_answers_is_used_even_if_it_is_taken_out():
+    routes, _ = routes_of(2)
+    one, other = routes.addresses
+    routes.take_out([one.url])
+    routes.set_aside(other, "refused")
+    assert routes.choose("a") is one
+
+
 def test_each_time_that_an_address_fails_it_is_set_aside_for_longer():
     routes, _ = routes_of(2)
     address = routes.addresses[0]
@@ -171,3 +198,15 @@ def test_without_an_episode_the_beginning_says_what_belongs_together():
     ids = tuple(range(300))
     prompts = [conversation_of(ChatRequest(messages=(), prompt=ids + more)) for more in ((), (7, 8))]
     assert prompts[0] == prompts[1]
+
+
+@pytest.mark.parametrize("count", [4, 400])
+def test_the_next_call_of_a_conversation_costs_the_same_among_many_addresses(count):
+    routes = Routes([f"http://{number}" for number in range(count)])
+    home = routes.choose("talk")
+    profile = cProfile.Profile()
+    profile.enable()
+    again = routes.choose("talk")
+    profile.disable()
+    assert again is home
+    assert sum(entry.callcount for entry in profile.getstats()) < 15

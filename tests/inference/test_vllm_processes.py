@@ -15,8 +15,9 @@ import pytest_asyncio
 
 from etude.core.errors import EngineAway, EngineError
 from etude.inference.engine import Sampled, TokenRequest
+from etude.inference.vllm_child import VllmOptions
 from etude.inference.vllm_engine import VllmEngine
-from etude.inference.vllm_process import VllmOptions, VllmProcess
+from etude.inference.vllm_process import VllmProcess
 from etude.inference.vllm_processes import VllmProcesses
 from etude.models.speech import Speech
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer

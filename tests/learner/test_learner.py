@@ -207,7 +207,7 @@ def test_reset_forgets_all_steps():
 
 def test_a_state_that_is_missing_damaged_or_anothers_is_an_error(tmp_path):
     learner = Learner(fresh_policy(), OPTIONS)
-    with pytest.raises(StoreError, match=r"cannot read .*learner.json"):
+    with pytest.raises(StoreError, match="SHA256SUMS is missing"):
         learner.restore(tmp_path)
     learn(learner, jobs(1)[0])
     learner.save(tmp_path)
@@ -216,7 +216,7 @@ def test_a_state_that_is_missing_damaged_or_anothers_is_an_error(tmp_path):
     with pytest.raises(StoreError, match="belongs to other weights"):
         Learner(other, OPTIONS).restore(tmp_path)
     (tmp_path / "optimiser.safetensors").write_bytes(b"broken")
-    with pytest.raises(StoreError, match="cannot read weights"):
+    with pytest.raises(StoreError, match=r"optimiser.safetensors is not what was written"):
         learner.restore(tmp_path)
     (tmp_path / "learner.json").write_text("{}")
     with pytest.raises(StoreError, match=r"learner.json"):

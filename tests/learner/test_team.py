@@ -58,6 +58,7 @@ def assert_near(found, wanted, start, tolerance=TOLERANCE):
     assert way > 0 and error**0.5 <= tolerance * way**0.5, (error / way) ** 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_two_processes_learn_what_one_does(two, case):
     found = load_tensors(two / f"{'-'.join(case)}.safetensors")
@@ -126,6 +127,7 @@ def test_what_is_finer_than_bfloat16_is_in_the_checkpoint(two, name):
     train(one, batch("grpo", 2), Grpo(), batch_size=STEP)
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_the_others(tmp_path):
     done = launched("dies", tmp_path)
     assert done.returncode != 0

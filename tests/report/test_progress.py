@@ -168,3 +168,41 @@ def test_the_display_suits_the_output():
     assert isinstance(progress_for(stream=io.StringIO()), LineProgress)
     assert isinstance(progress_for(stream=terminal), LiveProgress)
     assert isinstance(progress_for(stream=terminal, json=True), JsonProgress)
+
+
+SPENT = {
+    "usd": 1.25,
+    "tokens": 900,
+    "limits": {"budget.usd": [1.25, 20.0], "llms.judge.budget.tokens": [80, 1e6]},
+}
+
+
+def test_displays_show_what_is_spent_of_what():
+    stream, clock = io.StringIO(), Clock()
+    with LineProgress(stream, clock=clock) as progress:
+        progress.spent(SPENT)
+        progress.phase("collecting", 2)
+        clock.advance(11)
+        progress.episode_finished(episode())
+    assert (
+        stream.getvalue()
+        .splitlines()[-1]
+        .endswith("tokens/s, usd 1.25 of 20, llms.judge.budget.tokens 80 of 1,000,000")
+    )
+    console = Console(file=io.StringIO(), width=100)
+    live = LiveProgress(console)
+    live.spent(SPENT)
+    console.print(live.render())
+    assert "spent usd 1.25 of 20" in console.file.getvalue()
+    live.spent({"usd": 0.0, "tokens": 900, "limits": {}})
+    assert live.spending == ""
+    live.spent({"usd": 0.5, "tokens": 900, "limits": {}})
+    assert live.spending == "$0.50"
+
+
+def test_machines_are_told_what_is_spent_when_it_changes():
+    stream = io.StringIO()
+    progress = JsonProgress(stream)
+    for figures in ({"usd": 0.0, "tokens": 5, "limits": {}}, SPENT, dict(SPENT)):
+        progress.spent(figures)
+    assert [json.loads(line) for line in stream.getvalue().splitlines()] == [{"event": "spent", **SPENT}]

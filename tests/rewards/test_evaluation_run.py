@@ -15,12 +15,12 @@ from etude.core.errors import EngineError, ErrorBudgetExceeded, RequestError, St
 from etude.core.evaluation import EvalInputItem, EvalOutputItem, EvaluationRunOutput
 from etude.core.example import Example
 from etude.core.interfaces import Evaluator
-from etude.inference.engine import note_retry
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.rewards.evaluator import FunctionEvaluator, WeightedEvaluator, scored
 from etude.rollout.collector import Collector, Limits
 from etude.rollout.workflow import Workflow
 from etude.store.journal import Journal
+from etude.wire.attempts import note_retry
 from tests.rewards.scripted_engine import ScriptedEngine
 
 EXAMPLES = [Example(f"q{n}", {"n": n}, n % 2) for n in range(4)]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -30,7 +33,8 @@ from etude.rewards.evaluator import (
     function_evaluator,
     scored,
 )
-from etude.rewards.scorer import evaluate
+from etude.rewards.scorer import Scorer, evaluate
+from etude.store.journal import Journal
 
 EXAMPLE = Example("q1", {"question": "2 + 2"}, "4")
 ITEM = EvalInputItem(
@@ -138,6 +142,8 @@ async def test_what_counts_as_a_score(result: Any, score: float, reasoning: Any)
         (Decimal("sNaN"), "a score is a number"),
         (EvalOutputItem(id="q1", error="the sandbox is down"), "the sandbox is down"),
         (EvalOutputItem(id="q1", score=math.nan), "returned nan"),
+        (1e308, "returned 1e+308; a score is a finite number within ±1e+30"),
+        (10**400, "a score is a number"),
     ],
 )
 async def test_what_does_not_count_is_an_error_and_never_a_zero(result: Any, error: str) -> None:
@@ -150,7 +156,7 @@ async def test_what_does_not_count_is_an_error_and_never_a_zero(result: Any, err
 @given(st.recursive(st.none() | st.floats() | st.text() | st.binary(), st.lists))
 def test_whatever_is_returned_is_a_finite_score_or_an_error(result: Any) -> None:
     output = scored(ITEM, (result, result))
-    assert output.is_scored == (isinstance(result, float) and math.isfinite(result))
+    assert output.is_scored == (isinstance(result, float) and abs(result) <= 1e30)
     assert (output.error is None) == output.is_scored
 
 
@@ -348,3 +354,41 @@ async def test_the_function_type_takes_functions_evaluators_and_their_classes(tm
     assert await score("at_least", bound=0.5) == 0.5
     assert await score("ready") == 2.0
     assert await score("Constant", value=3.0) == 3.0
+
+
+def spin(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(Exception):
+            [].pop()
+
+
+@pytest.mark.parametrize("blocks", [time.sleep, spin])
+async def test_an_evaluator_that_blocks_the_event_loop_is_an_error(tmp_path: Path, blocks: Any) -> None:
+    async def judge(example: Example, output: str) -> float:
+        blocks(3600)
+        return 1.0
+
+    other = FunctionEvaluator(lambda example, output: 1.0)
+    evaluators = {"judge": FunctionEvaluator(judge, timeout=0.3), "other": other}
+    with Journal(tmp_path / "run.db") as journal:
+        scorer = Scorer(evaluators, journal, timeout=0.2, max_concurrency=4)
+        with scorer.watched():
+            scores = await scorer.score_single(ITEM)
+    assert "it blocked the event loop" in (scores["judge"].error or "")
+    assert "test_function_evaluator.py" in (scores["judge"].error or "")
+    assert scores["other"].score == 1.0
+
+
+class Odd(Exception):
+    """Its text cannot be had."""
+
+    def __str__(self) -> str:
+        raise ValueError("no")
+
+
+async def test_an_error_whose_text_cannot_be_had_is_told_by_its_kind() -> None:
+    def judge(example: Example, output: str) -> float:
+        raise Odd
+
+    assert "Odd: (its text cannot be had: ValueError)" in ((await outcome(judge)).error or "")

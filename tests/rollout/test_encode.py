@@ -20,7 +20,7 @@ tools = st.lists(
 )
 samplings = st.builds(
     Sampling,
-    temperature=st.floats(0, 2),
+    temperature=st.just(0.0) | st.floats(1e-6, 2),
     top_p=st.floats(0.01, 1),
     max_tokens=st.none() | st.integers(1, 100),
     stop=st.lists(texts, max_size=2).map(tuple),

@@ -89,7 +89,8 @@ def journalled_keys(run: Path) -> set[str]:
         return {str(value["key"]) for key, value in reader.journal.scan() if "/call/" in key}
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
 def test_a_run_that_is_killed_again_and_again_ends_where_an_uninterrupted_one_ends(
     tmp_path: Path, seed: int
 ) -> None:

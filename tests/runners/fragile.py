@@ -36,7 +36,7 @@ async def play(example: etude.Example, episode: etude.Episode) -> str:
 def do(deed: str, episode: etude.Episode) -> None:
     """Harm the process."""
     if deed == "exit":
-        os._exit(3)
+        ctypes.CDLL(None)._exit(3)
     if deed == "segv":
         os.kill(os.getpid(), signal.SIGSEGV)
     if deed == "null":
@@ -62,7 +62,7 @@ def do(deed: str, episode: etude.Episode) -> None:
 def length(example: etude.Example, output: str) -> float:
     """The length of the output; of some examples it ends the process."""
     if example.inputs.get("do") == "exit in evaluator":
-        os._exit(4)
+        ctypes.CDLL(None)._exit(4)
     return float(len(output))
 
 

@@ -16,8 +16,8 @@ import pytest
 from etude.core.call import ChatRequest, Completion, Delta
 from etude.core.errors import EngineError, EtudeError, PromptTooLong
 from etude.core.example import Example
-from etude.inference.engine import note_failed_attempt, note_retry
 from etude.runners import opening
+from etude.wire.attempts import note_failed_attempt, note_retry
 from tests.runners.playing import config_with, evaluate, examples, opened, stored
 from tests.support import EchoEngine, ScriptedEngine
 
@@ -179,9 +179,8 @@ async def test_an_agent_that_cannot_be_built_there_ends_the_run_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     config = config_with(isolation="process", runners=1)
-    monkeypatch.setattr(
-        opening, "shipped", lambda config: {"workflow": "tests.runners.fragile:paly", "llms": {}}
-    )
+    misspelt = {"workflow": "tests.runners.fragile:paly", "llms": {}}
+    monkeypatch.setattr(opening, "shipped", lambda config, **options: misspelt)
     with pytest.raises(EtudeError, match=r"has no 'paly'; did you mean 'tests.runners.fragile:play'"):
         await evaluate(tmp_path / "run", config, EchoEngine(), examples(""))
 

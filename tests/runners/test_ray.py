@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 
+from etude.cluster.runners import RayProcess, RunnerLauncher
 from etude.config.load import load_config
 from etude.core.call import ChatRequest, Completion
 from etude.core.errors import EtudeError, RequestError
 from etude.preflight.check import check_config
 from etude.runners.head import RemoteRunner
-from etude.runners.on_ray import RayLauncher, RayProcess
 from etude.runners.program import Invitation
+from tests.cli.conftest import base as base
+from tests.cli.killed import everything, killed_after
+from tests.cli.projects import change, finished, local_project
 from tests.runners.playing import evaluate, examples, stored
 from tests.support import EchoEngine
 
@@ -39,7 +42,7 @@ def length(example, output):
 """
 
 CONFIG = """
-llms: {policy: {_type: openai, model_name: none, base_url: "http://127.0.0.1:9", api_key: x}}
+llms: {policy: {_type: openai, model_name: none, base_url: "http://127.0.0.1:9"}}
 workflow: agent_beside_config:play
 eval:
   general: {dataset: examples.jsonl, max_concurrency: 6}
@@ -56,12 +59,17 @@ def cluster() -> Iterator[Any]:
     small = {"object_store_memory": 80_000_000, "include_dashboard": False}
     # Each idle worker that Ray starts ahead costs seconds of CPU time.
     system = {"prestart_worker_first_driver": False, "health_check_period_ms": 500}
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "_system_config": system, **small})
-    for _ in range(2):
-        nodes.add_node(num_cpus=2, object_store_memory=80_000_000)
-    yield nodes
-    ray.shutdown()
-    nodes.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        # As the tests themselves: others would be served first, and on a busy machine alone.
+        patch.setenv("RAY_worker_niceness", "0")
+        nodes = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 0, "_system_config": system, **small}
+        )
+        for _ in range(2):
+            nodes.add_node(num_cpus=2, object_store_memory=80_000_000)
+        yield nodes
+        ray.shutdown()
+        nodes.shutdown()
 
 
 @pytest.fixture
@@ -88,13 +96,13 @@ async def test_a_node_that_is_lost_costs_nothing_but_time(
                 lost.append(asyncio.ensure_future(asyncio.to_thread(cluster.remove_node, doomed)))
             return await super().complete(request)
 
-    launch, launched = RayLauncher.launch, []
+    launch, launched = RunnerLauncher.launch, []
 
-    async def noted(self: RayLauncher, invitation: Invitation, place: int) -> RayProcess:
+    async def noted(self: RunnerLauncher, invitation: Invitation, place: int) -> RayProcess:
         launched.append(place)
         return await launch(self, invitation, place)
 
-    monkeypatch.setattr(RayLauncher, "launch", noted)
+    monkeypatch.setattr(RunnerLauncher, "launch", noted)
     build, built, both = RemoteRunner.build, [], asyncio.Event()
 
     async def counted(self: RemoteRunner, parameters: dict[str, Any]) -> None:
@@ -134,3 +142,18 @@ async def test_an_address_that_cannot_be_called_back_is_refused(tmp_path: Path, 
     config = load_config(config_file, ["cluster._type=ray", "cluster.address=ray://somewhere:10001"])
     with pytest.raises((RequestError, EtudeError), match="must be a node of the cluster"):
         await evaluate(tmp_path / "run", config, EchoEngine(), examples(""))
+
+
+def test_a_training_run_on_nodes_is_the_one_that_it_is_here(tmp_path: Path, base: Path, cluster: Any):
+    """Begun on the cluster, killed, and ended here: the same journal, with the digests of the weights."""
+    change(local_project(tmp_path, base), finetuning__deterministic=True)
+    begin = ("train", "config.yml", "--name", "run", "--json")
+    here = finished(*begin, "-o", "finetuning.output_dir=here", folder=tmp_path)
+    assert here.returncode == 0, here.stderr
+    on = ("--on", cluster.address, "-o", "cluster.runners=1")
+    assert killed_after(60, 0.0, *begin[:-1], *on, folder=tmp_path)
+    assert everything(tmp_path / "runs" / "run").items() < everything(tmp_path / "here" / "run").items()
+    there = finished("resume", "run", "-o", "cluster=null", "--json", folder=tmp_path)
+    assert there.returncode == 0, there.stderr
+    assert everything(tmp_path / "runs" / "run") == everything(tmp_path / "here" / "run")
+    assert (tmp_path / "runs" / "run" / "runners").is_dir()

@@ -53,6 +53,7 @@ def names(http: httpx.Client, name: str) -> list[str]:
     return sorted(one for one in listed if one.partition("@")[0] == name)
 
 
+@pytest.mark.slow
 def test_steps_are_trained_and_each_answers_under_its_name(server: ServerProcess, http: httpx.Client) -> None:
     model = registered(http, "agent")
     address, key = http.post("/_prepare_backend_for_training", json={"model": model, "config": None}).json()

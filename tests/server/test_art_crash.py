@@ -107,6 +107,7 @@ def test_whoever_hangs_up_cancels_and_others_wait(server: ServerProcess) -> None
     assert step_of(server, waiting) == 1
 
 
+@pytest.mark.slow
 def test_a_training_that_fails_says_why_and_is_no_step(server: ServerProcess) -> None:
     failing = registered(server, "failing")
     with ThreadPoolExecutor() as pool:

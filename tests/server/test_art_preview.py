@@ -59,6 +59,7 @@ def steps_of(http: httpx.Client, name: str, **query: Any) -> list[int]:
     return [one["step"] for one in http.get(f"{MODELS}/{name}/checkpoints", params=query).json()["data"]]
 
 
+@pytest.mark.slow
 def test_a_job_tells_its_events_and_makes_the_next_step(server: ServerProcess, http: httpx.Client) -> None:
     model = created(http, "preview")
     assert created(http, "preview") == model

@@ -68,6 +68,7 @@ def test_a_single_job_can_ask_for_the_engines_place_also_of_the_next_server(
         wait(client, plain.id)
 
 
+@pytest.mark.slow
 def test_the_engine_makes_way_for_jobs_and_comes_back_by_itself(model: Path, tmp_path: Path) -> None:
     with ServerProcess(model, tmp_path, "--stop-engine-for-jobs", "--max-models", "1") as running:
         client = running.client()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
@@ -54,6 +55,23 @@ def test_a_large_file_is_taken_whole(client: openai.OpenAI) -> None:
     assert made.bytes == len(content) > 32 * 2**20
     assert client.files.content(made.id).read() == content
     client.files.delete(made.id)
+
+
+def test_an_upload_that_is_sent_again_under_its_key_is_kept_once(client: openai.OpenAI) -> None:
+    key = {"Idempotency-Key": "run/epoch-1"}
+    content = json.dumps(supervised(1)[0]).encode()
+
+    def sent(content: bytes) -> str:
+        return client.files.create(file=("again.jsonl", content), purpose="fine-tune", extra_headers=key).id
+
+    with ThreadPoolExecutor(4) as pool:
+        (made,) = set(pool.map(sent, [content] * 4))
+    assert sum(file.filename == "again.jsonl" for file in client.files.list()) == 1
+    with pytest.raises(openai.ConflictError, match="which has another content") as refused:
+        sent(content + b"\n")
+    assert refused.value.code == "idempotency_key_reused"
+    client.files.delete(made)
+    assert sent(content + b"\n") == made, "what was deleted is made anew"
 
 
 LINE = json.dumps({"messages": [ASK, YES]})

@@ -74,6 +74,32 @@ def test_a_web_page_cannot_reach_a_server_without_a_key_by_another_name(server: 
         assert http.get("/v1/models", headers={"host": "localhost:1"}).status_code == 200
 
 
+@pytest.mark.parametrize("kind", ["application/json", "text/plain"])
+def test_a_web_page_of_another_place_cannot_use_a_server_without_a_key(
+    server: ServerProcess, kind: str
+) -> None:
+    own = server.address
+    with server.http(headers={"content-type": kind}) as http:
+        for path in ("/engine/stop", "/v1/files", "/_log", "/v1/chat/completions"):
+            for origin in ("http://evil.example", "null", "http://localhost:3000", f"{own}0"):
+                answer = http.post(path, headers={"origin": origin})
+                assert answer.status_code == 403 and answer.json()["error"]["code"] == "wrong_origin"
+            assert http.post(path, headers={"sec-fetch-site": "cross-site"}).status_code == 403
+        # Pages of the server itself, as /docs, may.
+        assert http.get("/v1/models", headers={"origin": own}).status_code == 200
+        assert "access-control-allow-origin" not in http.get("/v1/models", headers={"origin": own}).headers
+        assert http.get("/engine/status").json()["status"] == "running"
+
+
+def test_a_key_can_be_guessed_a_few_times_a_minute(model: Path, tmp_path: Path) -> None:
+    with ServerProcess(model, tmp_path, key=KEY) as running, running.http() as http:
+        told = [http.get("/v1/models", headers={"authorization": f"Bearer {number}"}) for number in range(10)]
+        assert [answer.status_code for answer in told] == [401] * 8 + [429] * 2
+        assert int(told[-1].headers["retry-after"]) > 0
+        assert http.get("/v1/models").status_code == 429
+        assert http.get("/health").status_code == 200
+
+
 def test_a_request_that_is_too_large_is_refused(server: ServerProcess) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n"
     assert b" 413 " in server.raw(head)

@@ -21,7 +21,8 @@ def test_the_document_has_the_hyperparameters_that_each_algorithm_declares(serve
     assert "clip_low" not in schemas["DpoHyperparameters"]["properties"]
 
 
-@pytest.mark.parametrize("phases", ["examples,fuzzing", pytest.param("coverage", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("phases", ["examples,fuzzing", "coverage"])
 def test_no_request_of_the_document_makes_the_server_fail(model: Path, tmp_path: Path, phases: str) -> None:
     checks = ["--checks", "not_a_server_error", "--phases", phases]
     # While somebody has stopped the engine, 503 is the right answer.

@@ -36,6 +36,7 @@ def weights_of(server: ServerProcess, job: str) -> bytes:
     return (server.data_dir / "models" / job / "trained.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_paused_job_survives_kill_9_and_ends_with_the_weights_of_one_that_was_not(
     server: ServerProcess,
 ) -> None:

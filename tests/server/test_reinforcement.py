@@ -66,6 +66,7 @@ def server(model: Path, tmp_path: Path) -> Iterator[ServerProcess]:
         yield running
 
 
+@pytest.mark.slow
 def test_a_job_learns_what_its_grader_rewards(server: ServerProcess) -> None:
     client = server.client()
     file, held_out = upload(client, prompts(8)), upload(client, prompts(2))

@@ -18,6 +18,8 @@ from etude.cli.app import app
         (["./nowhere", "--dtype", "int3"], "--dtype"),
         (["./nowhere", "--vllm-arg=--enforce-eager"], "there is no vLLM without --engine vllm"),
         (["./nowhere", "--vllm-device", "0"], "there is no vLLM without --engine vllm"),
+        (["./nowhere", "--samplers", "2"], "there is no vLLM without --engine vllm"),
+        (["./nowhere", "--samplers", "2", "--engine", "vllm"], "name one: --on auto"),
         (["./nowhere", "--fewest-processes", "2"], "name one: --on auto"),
         (["./nowhere", "--on", "auto", "--fewest-processes", "2"], "more than --training-processes 1"),
     ],

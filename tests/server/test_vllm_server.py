@@ -16,9 +16,9 @@ import pytest
 
 from etude.server.backend import Backend
 from etude.server.engines import EnginePool
-from etude.server.errors import ApiError
 from etude.server.models import ServedModel
 from etude.server.settings import server_settings
+from etude.wire.api_error import ApiError
 from tests.forked import Forked
 from tests.server.data import ASK, YES, create, supervised, upload, wait
 from tests.server.process import ServerProcess
@@ -117,7 +117,7 @@ def test_heads_that_are_too_small_for_vllm_on_a_cpu_are_refused_at_the_start(
 
 
 class Slow(Backend):
-    """Takes its time to load a model."""
+    """Takes its time to load a model: twice an engine's wait, and so ends when that does."""
 
     name = "slow"
 
@@ -125,7 +125,7 @@ class Slow(Backend):
         pass
 
     async def load(self, model: ServedModel) -> Any:
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.0)
         return model.name
 
     async def unload(self, model: ServedModel, engine: object) -> None:
@@ -142,7 +142,7 @@ class Models:
 
 
 async def test_a_model_that_is_being_loaded_is_waited_for_beyond_the_engines_wait(tmp_path: Path) -> None:
-    settings = server_settings(model="m", name="tiny", data_dir=tmp_path, engine_wait=0.1, max_models=1)
+    settings = server_settings(model="m", name="tiny", data_dir=tmp_path, engine_wait=0.5, max_models=1)
     pool = EnginePool(settings, Models(), Slow())  # type: ignore[arg-type]
     async with pool.using("new", 1) as engine:
         assert str(engine) == "new"

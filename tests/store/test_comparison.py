@@ -9,8 +9,9 @@ from etude.core.example import Example
 from etude.store.comparison import differing_settings, measured, paired_difference
 from etude.store.encode import encode_episode
 from etude.store.run_folder import RunFolder
+from etude.store.stored_config import CONFIG, config_text
 
-CONFIG = """
+SETTINGS = """
 eval: {evaluators: {right: {_type: function, function: "a:b"}}}
 finetuning: {reward_function: {name: right}, num_epochs: %d, output_dir: %s}
 """
@@ -20,7 +21,8 @@ async def run_with(
     root: Path, name: str, phases: dict[str, dict[str, list[float | None]]], epochs: int = 1
 ) -> Path:
     """A run with the scores of the episodes of each phase, by example."""
-    with RunFolder.create(root, name, config_yaml=CONFIG % (epochs, root / name)) as run:
+    files = {CONFIG: config_text(SETTINGS % (epochs, root / name))}
+    with RunFolder.create(root, name, files=files) as run:
         for phase, examples in phases.items():
             for example, scores in examples.items():
                 for generation, score in enumerate(scores):

@@ -277,7 +277,7 @@ def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
     Journal(tmp_path / "run.db").close()
     with sqlite3.connect(tmp_path / "run.db") as connection:
         connection.execute("PRAGMA user_version=99")
-    with pytest.raises(StoreError, match=r"schema version 99.*reads version 1.*start a new run"):
+    with pytest.raises(StoreError, match=r"schema version 99.*reads version 2.*start a new run"):
         Journal(tmp_path / "run.db")
 
 
@@ -294,7 +294,10 @@ async def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[4096:] = b"\xff" * (len(data) - 4096)
     path.write_bytes(data)
-    with Journal(path) as journal, pytest.raises(StoreError, match=r"run\.db: the file is damaged"):
+    with pytest.raises(StoreError, match=r"run\.db is damaged: pages of the database are damaged"):
+        Journal(path)
+    readable = Journal(path, read_only=True)
+    with readable as journal, pytest.raises(StoreError, match=r"run\.db: the file is damaged"):
         journal.get("key 1")
 
 

@@ -33,7 +33,7 @@ def hold(run: Path) -> subprocess.Popen[str]:
 
 
 def test_a_new_run_has_its_files(tmp_path: Path) -> None:
-    with RunFolder.create(tmp_path / "runs", "first", config_yaml="seed: 3\n", seed=3) as run:
+    with RunFolder.create(tmp_path / "runs", "first", files={"config.yml": "seed: 3\n"}, seed=3) as run:
         assert run.path == tmp_path / "runs" / "first"
         assert run.name == "first"
         assert run.checkpoints.is_dir()

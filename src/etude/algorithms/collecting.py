@@ -37,11 +37,13 @@ from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
 from etude.core.example import Example
 from etude.core.keys import content_hash, generator
 from etude.core.sample import Kind, SampleOrPair
+from etude.core.secrets import masked as without_secrets
 from etude.core.trajectory import Method, TrajectoryCollection
 from etude.protocols.growing import branching
 from etude.rewards.collections import phase_name, worked_on
 from etude.rewards.evaluation import together
 from etude.rewards.scorer import read_score
+from etude.store.files import open_private, private_folder
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -282,9 +284,9 @@ class CollectingBuilder(TrajectoryBuilder):
         if output_dir is None:
             return
         path = Path(output_dir) / "trajectory_builder.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"run_id": run_id, **metrics}, allow_nan=False) + "\n")
+        private_folder(path.parent)
+        with open_private(path, "a") as file:
+            file.write(without_secrets(json.dumps({"run_id": run_id, **metrics}, allow_nan=False)) + "\n")
 
     async def cleanup(self) -> None:
         """Cancel collections that nobody finalised, and wait until they have stopped."""

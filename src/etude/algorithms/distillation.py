@@ -16,6 +16,7 @@ from pydantic import Field, FiniteFloat
 from etude.algorithms.algorithm import OfGradient
 from etude.algorithms.episodes import UnitGroup
 from etude.algorithms.grpo import Grpo
+from etude.budget.purpose import asking_for
 from etude.config.references import LlmRef
 from etude.core.errors import RequestError, TrainingError
 from etude.core.sample import Sample
@@ -81,7 +82,8 @@ class Distillation(Grpo, name="distillation"):
             raise RequestError(
                 f"distillation: '{self.teacher}' ({type(engine).__name__}) cannot score tokens"
             )
-        scores = await engine.score(sample.ids)
+        with asking_for("teacher", sample.episode or ""):
+            scores = await engine.score(sample.ids)
         return [float(value) if sampled else 0.0 for value, sampled in zip(scores, sample.mask, strict=True)]
 
     def assigned(self, groups: Sequence[Sequence[Sample]]) -> list[list[Sample]]:

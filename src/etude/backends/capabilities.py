@@ -128,6 +128,17 @@ def check_warm_up(backend: str, capabilities: Capabilities, block: FinetuneConfi
         )
 
 
+def check_rollback(backend: str, capabilities: Capabilities, alarms: Collection[str]) -> None:
+    """Raise CapabilityError where alarms ask to go back to earlier versions, and the backend cannot."""
+    if alarms and not (capabilities.versions and capabilities.from_base):
+        name = next(iter(alarms))
+        raise CapabilityError(
+            f"'finetuning.alarms.{name}' asks to go back to an earlier version ('action: rollback'), and the "
+            f"trainer adapter {backend} always goes on from the last one. Take another action, or another "
+            "adapter"
+        )
+
+
 def check_way_back(backend: str, capabilities: Capabilities, start: int, newest: int) -> None:
     """Raise CapabilityError unless the backend can start a job from `start` with `newest` made since."""
     if start < newest and not capabilities.from_base:

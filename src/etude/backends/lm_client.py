@@ -13,7 +13,18 @@ from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from etude.core.errors import BackendError
+from etude.core.secrets import keep_secret
 from etude.wire.client import error_text
+from etude.wire.retries import (
+    USUAL,
+    USUAL_MEGABYTES,
+    Again,
+    RetryPolicy,
+    is_worth_retrying,
+    retried,
+    retry_after,
+)
+from etude.wire.unreachable import reason_of
 
 if TYPE_CHECKING:
     import httpx
@@ -24,11 +35,16 @@ FREE_ENGINE = "etude_free_engine"
 """In the metadata of a job: "true" has the server put its engine away while the job trains."""
 _LOG = logging.getLogger("etude.backends.lm_client")
 _POLL = 0.5
+_ONCE = RetryPolicy(retries=0)
 Model = TypeVar("Model", bound=BaseModel)
+E = TypeVar("E", bound="LanguageModelClientError")
 
 
 class LanguageModelClientError(BackendError):
     """The server gave no usable answer."""
+
+    again: Again | None = None
+    """Why another attempt may do better; None where it may not."""
 
 
 class BadResponseError(LanguageModelClientError):
@@ -99,19 +115,33 @@ class LanguageModelClient:
         timeout: float = 60.0,
         warn: Callable[[str], None] = _LOG.warning,
         transport: httpx.AsyncBaseTransport | None = None,
+        policy: RetryPolicy = USUAL,
+        megabytes: float = USUAL_MEGABYTES,
     ) -> None:
-        """`base_url` with or without `/v1`; `timeout` in seconds for one request; nothing is sent yet."""
+        """`base_url` with or without `/v1`; `timeout` in seconds for one request; nothing is sent yet.
+
+        Requests are made again by the `policy`. An answer may have so many `megabytes`.
+        """
         import httpx
 
+        from etude.wire.answer_size import ACCEPTED, limiting_answers
+
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
-        self._secret = (api_key.get_secret_value() if isinstance(api_key, SecretStr) else api_key) or ""
-        headers = {VERSION_HEADER: version("etude")}
-        if self._secret:
-            headers["authorization"] = f"Bearer {self._secret}"
+        key = (api_key.get_secret_value() if isinstance(api_key, SecretStr) else api_key) or ""
+        headers = {VERSION_HEADER: version("etude"), "accept-encoding": ACCEPTED}
+        if key:
+            keep_secret(key)
+            headers["authorization"] = f"Bearer {key}"
         self._timeout = timeout
         self._warn = warn
         self._warned = False
-        self._http = httpx.AsyncClient(base_url=self.base_url, headers=headers, transport=transport)
+        self._policy = policy
+        self._http = httpx.AsyncClient(
+            base_url=self.base_url,
+            headers=headers,
+            transport=transport,
+            event_hooks={"response": [limiting_answers(megabytes, "`max_answer_mb`")]},
+        )
 
     async def get_server_version(self) -> str:
         """The version of etude that the server is."""
@@ -189,7 +219,7 @@ class LanguageModelClient:
     async def _problem(self, seconds: float | None = None) -> str | None:
         """Why the server is not there, or None when it is."""
         try:
-            await self._ask("/health", ServerHealth, seconds)
+            await self._ask("/health", ServerHealth, seconds, _ONCE)
         except LanguageModelClientError as error:
             return str(error)
         return None
@@ -214,8 +244,10 @@ class LanguageModelClient:
         """Close the connections. Calling it twice is fine."""
         await self._http.aclose()
 
-    async def _ask(self, path: str, model: type[Model], seconds: float | None = None) -> Model:
-        response = await self._send("GET", path, seconds)
+    async def _ask(
+        self, path: str, model: type[Model], seconds: float | None = None, policy: RetryPolicy | None = None
+    ) -> Model:
+        response = await self._send("GET", path, seconds, policy)
         try:
             return model.model_validate_json(response.content)
         except ValidationError as error:
@@ -226,7 +258,17 @@ class LanguageModelClient:
                 "an etude server?"
             ) from error
 
-    async def _send(self, method: str, path: str, seconds: float | None = None) -> httpx.Response:
+    async def _send(
+        self, method: str, path: str, seconds: float | None = None, policy: RetryPolicy | None = None
+    ) -> httpx.Response:
+        """A good answer. All that the server is asked for is the same when it is asked for twice."""
+
+        async def send() -> httpx.Response:
+            return await self._attempt(method, path, seconds)
+
+        return await retried(send, _again, self._policy if policy is None else policy)
+
+    async def _attempt(self, method: str, path: str, seconds: float | None) -> httpx.Response:
         import httpx
 
         where = f"{method} {self.base_url}{path}"
@@ -235,14 +277,26 @@ class LanguageModelClient:
                 method, path, timeout=self._timeout if seconds is None else seconds
             )
         except httpx.TimeoutException as error:
-            raise ClientTimeoutError(f"{where}: no answer in time") from error
+            later = Again("timeout") if method == "GET" else None
+            raise _worth_another(ClientTimeoutError(f"{where}: no answer in time"), later) from error
         except httpx.HTTPError as error:
-            raise BadResponseError(f"{where}: {type(error).__name__}: {error}".rstrip(": ")) from error
+            reason = reason_of(error) if isinstance(error, httpx.RequestError) else type(error).__name__
+            raise _worth_another(BadResponseError(f"{where}: {reason}"), Again("connection")) from error
         if response.is_success:
             return response
         try:
             said = error_text(response.json())
         except ValueError:
             said = error_text(response.text)
-        said = said.replace(self._secret, "***") if self._secret else said
-        raise BadResponseError(f"{where} answered {response.status_code}: {said}".rstrip(": "))
+        status, reason = response.status_code, f"{where} answered {response.status_code}: {said}"
+        later = Again(f"http_{status}", retry_after(response.headers)) if is_worth_retrying(status) else None
+        raise _worth_another(BadResponseError(reason.rstrip(": ")), later)
+
+
+def _again(error: Exception) -> Again | None:
+    return error.again if isinstance(error, LanguageModelClientError) else None
+
+
+def _worth_another(error: E, reason: Again | None) -> E:
+    error.again = reason
+    return error

@@ -1,4 +1,4 @@
-"""Training in this process: the model that the agents sample from is the one that is trained."""
+"""The adapter `local`: the model that the agents sample from is the one that is trained."""
 
 from __future__ import annotations
 
@@ -8,11 +8,33 @@ from typing import TYPE_CHECKING
 from etude.backends.local_config import LocalAdapterConfig
 from etude.config.registry import register_trainer_adapter
 from etude.core.errors import CapabilityError, RequestError
-from etude.inference.local import require_local_extra
+from etude.inference.local import LocalLlmConfig, require_local_extra
+from etude.store.files import private_folder
+from etude.store.teams import LEARNERS
 
 if TYPE_CHECKING:
+    from etude.backends.cluster_learners import Learners
     from etude.backends.local_adapter import LocalAdapter
     from etude.config.builder import Builder
+    from etude.config.component import ClusterConfig
+    from etude.runners.process import Cluster
+
+_DESK = "etude.backends.learning_order:JobDesk"
+
+
+def check_learners(config: LocalAdapterConfig, llm: LocalLlmConfig, cluster: ClusterConfig | None) -> None:
+    """Raise CapabilityError for what does not go together where a cluster's nodes train, or do not."""
+    if cluster is None or cluster.learners is None:
+        if config.shard_training:
+            raise CapabilityError(
+                "`shard_training` shares the weights out among processes, and the run's own process trains: "
+                "set cluster.learners, or leave it out"
+            )
+    elif llm.quantization is not None:
+        raise CapabilityError(
+            f"a model with `quantization: {llm.quantization}` is trained in the run's own process: leave out "
+            "cluster.learners, or 'quantization'"
+        )
 
 
 @register_trainer_adapter(config_type=LocalAdapterConfig)
@@ -32,4 +54,25 @@ async def local(config: LocalAdapterConfig, builder: Builder) -> AsyncIterator[L
             f"the trainer adapter 'local' trains models of `_type: local`, and llms.{target} is "
             f"`_type: {kind}`; make it local, or choose an adapter for its backend"
         )
-    yield LocalAdapter(config, engine.policy, builder.checkpoints, builder.config.finetuning.seed)
+    llm = builder.config.llms[target]
+    assert isinstance(llm, LocalLlmConfig)
+    check_learners(config, llm, builder.config.cluster)
+    seed = builder.config.finetuning.seed
+    yield LocalAdapter(config, engine.policy, builder.checkpoints, seed, await _learners(builder, llm))
+
+
+async def _learners(builder: Builder, llm: LocalLlmConfig) -> Learners | None:
+    """The learners on the cluster of the config; None where this process trains."""
+    from etude.backends.cluster_learners import Learners
+
+    settings = builder.config.cluster
+    if settings is None or settings.learners is None or builder.run is None:
+        return None
+    cluster: Cluster = await builder.get_cluster()
+    assert cluster.learners is not None
+    # One folder for each model: several may be trained in a run.
+    own = builder.checkpoints.relative_to(builder.run.checkpoints)
+    folder = builder.run.path.absolute() / LEARNERS / own
+    private_folder(folder)
+    launcher = cluster.learners(_DESK, on_gpus=llm.device != "cpu")
+    return Learners(launcher, settings.learners, folder, llm.device, cluster.turn)

@@ -1,62 +1,45 @@
-"""The local backend: jobs run in a thread, versions are folders of the run."""
+"""The local backend: jobs run in this process or on a cluster, versions are folders of the run."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from etude.algorithms.algorithm import Algorithm, algorithm_of
 from etude.backends.capabilities import Capabilities, JobHyperparameters
+from etude.backends.cluster_learners import ClusterLearners, Learners
 from etude.backends.local_config import LOCAL_CAPABILITIES, LocalAdapterConfig, LoraConfig
+from etude.backends.local_job import FinishedJob, Job, Workplace, learner_options
+from etude.backends.local_learner import LocalLearner
 from etude.backends.trainer_adapter import TrainerAdapter, job_status
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError, RequestError, TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import fold
-from etude.core.sample import SampleOrPair
 from etude.core.trajectory import TrajectoryCollection
 from etude.jobs.content import JobContent, data_hash
 from etude.jobs.folders import StateFolders
-from etude.jobs.training import JobData, JobListener, JobTraining, units_of_collection
-from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled, is_trained
-from etude.learner.plan import Schedule, Step
+from etude.jobs.training import units_of_collection
+from etude.learner.learner import TrainingCanceled
+from etude.learner.plan import Schedule
 from etude.models.policy import LoraOptions, Policy
+from etude.store.sums import DamagedError
 
-_NO_MATTER = {"reward", "token_budget", "packing", "gradient_checkpointing"}
+_LOG = logging.getLogger("etude.versions")
+
+_NO_MATTER = {
+    "reward",
+    "token_budget",
+    "packing",
+    "gradient_checkpointing",
+    "shard_training",
+    "checkpoint_steps",
+}
 """Keys of the config that change how a job computes, and not what it learns."""
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedJob:
-    """A job and the version that it made."""
-
-    version: ModelVersion
-    metrics: dict[str, float]
-    content: JobContent
-    """Its start is the number of a version."""
-
-
-@dataclass(slots=True)
-class _Job(JobListener):
-    """A job of this process, which listens to its training."""
-
-    name: str
-    algorithm: Algorithm
-    config: LocalAdapterConfig
-    groups: list[list[SampleOrPair]]
-    content: JobContent
-    """Without its start, which is known once it trains."""
-    canceled: threading.Event = field(default_factory=threading.Event)
-    progress: float = 0.0
-    metrics: dict[str, float] = field(default_factory=dict)
-    task: asyncio.Task[FinishedJob] | None = None
-
-    def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
-        self.metrics, self.progress = dict(metrics), 100.0 * step.number / step.of
 
 
 class LocalAdapter(TrainerAdapter):
@@ -64,24 +47,34 @@ class LocalAdapter(TrainerAdapter):
 
     With `collect_ahead` it trains a twin of that policy, whose trained tensors are in memory once more.
     A version's folder appears by one rename, with the weights, the optimiser's state and the job that
-    made it. A killed job leaves nothing behind and is trained again from the version before it.
+    made it. A killed job is trained again from the version before it, and on a cluster goes on from its
+    last checkpoint.
     """
 
     adapter_config: LocalAdapterConfig
 
-    def __init__(self, adapter_config: LocalAdapterConfig, policy: Policy, folder: Path, seed: int) -> None:
+    def __init__(
+        self,
+        adapter_config: LocalAdapterConfig,
+        policy: Policy,
+        folder: Path,
+        seed: int,
+        learners: Learners | None = None,
+    ) -> None:
+        """`learners` train on the nodes of a cluster; without them this process does."""
         super().__init__(adapter_config)
         self._policy = policy
+        self._learners = learners
         self._versions = StateFolders(folder, "v", "version")
         self._seed = seed
         self._newest = 0
         """The highest version that is known: a job makes one after it, wherever it starts."""
-        self._optimiser_of = 0
-        """The version that the optimiser's state belongs to; engines adopt versions on their own."""
-        self._begins_from = 0
-        """The version whose optimiser has taken no step: the base, or what a warm-up made."""
-        self._jobs: dict[str, _Job] = {}
-        self._learner: Learner | None = None
+        self._whole: set[int] = set()
+        """Versions that have been verified."""
+        self._jobs: dict[str, Job] = {}
+        self._turn = asyncio.Lock()
+        """Held by the job that trains."""
+        self._workplace: Workplace | None = None
         self._hyperparameters = JobHyperparameters()
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
@@ -104,7 +97,12 @@ class LocalAdapter(TrainerAdapter):
             # The engine samples from the weights as they were, until it adopts those that are made here.
             self._policy = await asyncio.to_thread(self._policy.twin)
         options = learner_options(self.adapter_config, run_config)
-        self._learner = Learner(self._policy, options)
+        if self._learners is None:
+            self._workplace = LocalLearner(self._policy, self._versions, self._seed, run_config, options)
+        else:
+            self._workplace = ClusterLearners(
+                self._learners, self._policy, self._versions, self._seed, run_config, lora
+            )
 
     def capabilities(self) -> Capabilities:
         return LOCAL_CAPABILITIES
@@ -113,7 +111,7 @@ class LocalAdapter(TrainerAdapter):
         """Give these to the jobs from now on; those of LoRA weights only before `initialize` makes them."""
         before = self.adapter_config.lora_with(self._hyperparameters)
         after = self.adapter_config.lora_with(hyperparameters)
-        if self._learner is not None and before != after:
+        if self._workplace is not None and before != after:
             raise CapabilityError(
                 f"the model trains {_lora_words(before)} since the adapter was initialized, and cannot train "
                 f"{_lora_words(after)}: make the group (lora_rank, lora_alpha_scale) before "
@@ -122,17 +120,20 @@ class LocalAdapter(TrainerAdapter):
         self._hyperparameters = hyperparameters
 
     async def is_healthy(self) -> bool:
-        return self._learner is not None
+        return self._workplace is not None
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
-        """Start training in a thread, unless there is a job of that name and content."""
+        """Start training in the background, unless there is a job of that name and content."""
         name = trajectories.run_id
         ref = TrainingJobRef(run_id=name, backend="local")
-        learner, algorithm = self._require_learner(), algorithm_for(trajectories, self._hyperparameters)
+        self._require_workplace()
+        algorithm = algorithm_for(trajectories, self._hyperparameters)
         config = self.adapter_config.for_job(algorithm.kind, self._hyperparameters)
-        facts = hyperparameters_of(algorithm, config, learner.options.schedule, self._seed)
+        schedule = learner_options(self.adapter_config, self.run_config).schedule
+        facts = hyperparameters_of(algorithm, config, schedule, self._seed)
         content = JobContent.of(data_hash(trajectories), trajectories.method, facts)
-        running, finished = self._jobs.get(name), self._finished(name)
+        finished = await asyncio.to_thread(self._finished, name)
+        running = self._jobs.get(name)
         if running is not None:
             running.content.require(name, content)
         if finished is not None:
@@ -142,26 +143,26 @@ class LocalAdapter(TrainerAdapter):
             return ref
         # Made before the job starts, so that data which cannot be trained on is an error here.
         groups = units_of_collection(trajectories, algorithm, self._policy.template)
-        self._jobs[name] = job = _Job(name, algorithm, config, groups, content)
-        job.task = asyncio.create_task(asyncio.to_thread(self._train, job))
+        self._jobs[name] = job = Job(name, algorithm, config, trajectories, groups, content)
+        job.task = asyncio.create_task(self._train(job))
         return ref
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
         """Where the job stands; jobs that other processes finished are found by their version."""
         job = self._jobs.get(ref.run_id)
         if job is None or job.task is None:
-            if (finished := self._finished(ref.run_id)) is not None:
+            if (finished := await asyncio.to_thread(self._finished, ref.run_id)) is not None:
                 return _completed(ref, finished)
             reason = "no such job in this process or folder"
             return job_status(ref, TrainingStatusEnum.NOT_FOUND, message=reason)
         if not job.task.done():
-            metadata = {"metrics": dict(job.metrics)}
-            return job_status(ref, TrainingStatusEnum.RUNNING, progress=job.progress, metadata=metadata)
+            metadata, status = {"metrics": dict(job.metrics)}, TrainingStatusEnum.RUNNING
+            return job_status(ref, status, progress=job.progress, message=job.news, metadata=metadata)
         if job.task.cancelled():
             return job_status(ref, TrainingStatusEnum.CANCELED)
         error = job.task.exception()
         if error is None:
-            return _completed(ref, job.task.result(), self._require_learner().note)
+            return _completed(ref, job.task.result(), self._require_workplace().note)
         canceled = isinstance(error, TrainingCanceled)
         status = TrainingStatusEnum.CANCELED if canceled else TrainingStatusEnum.FAILED
         return job_status(ref, status, message=str(error))
@@ -169,7 +170,7 @@ class LocalAdapter(TrainerAdapter):
     async def wait_until_complete(
         self, ref: TrainingJobRef, poll_interval: float = 10.0
     ) -> TrainingJobStatus:
-        """Wait for the thread itself; `poll_interval` plays no part."""
+        """Wait for the job itself; `poll_interval` plays no part."""
         job = self._jobs.get(ref.run_id)
         if job is not None and job.task is not None:
             await asyncio.wait([job.task])
@@ -180,7 +181,8 @@ class LocalAdapter(TrainerAdapter):
 
     async def restore(self, version: ModelVersion) -> None:
         """Go back to `version`, weights and optimiser, so that the next job starts from it."""
-        await asyncio.to_thread(self._restore, version)
+        async with self._turn:
+            await asyncio.to_thread(self._restore, version)
 
     async def count_from(self, number: int) -> None:
         self._newest = max(self._newest, number)
@@ -188,6 +190,16 @@ class LocalAdapter(TrainerAdapter):
     async def begin_from(self, version: ModelVersion) -> None:
         """Start the optimiser and the schedule anew at `version`, which is the reference model too."""
         await asyncio.to_thread(self._begin_from, self._here(version))
+
+    async def damage(self, version: ModelVersion) -> list[str]:
+        """How the folder of a version differs from what was written; the base model has none."""
+        return await asyncio.to_thread(self._versions.damage, version.number) if version.number else []
+
+    async def go_back(self, version: ModelVersion) -> list[str]:
+        """Set the folders of later versions aside."""
+        later = [number for number in self._versions.numbers() if number > version.number]
+        paths = [self._versions.set_aside(number) for number in later]
+        return [path.name for path in paths if path is not None]
 
     async def prune(self, keep: Collection[ModelVersion]) -> None:
         """Delete the folders of other versions; that of the weights in memory stays, to be gone back to."""
@@ -213,66 +225,54 @@ class LocalAdapter(TrainerAdapter):
     def _begin_from(self, version: ModelVersion) -> None:
         with self._policy.lock:
             self._policy.begin_from(version)
-            self._begins_from = version.number
-            if self._optimiser_of == version.number:
-                self._take_optimiser_of(version.number)
+            self._require_workplace().begin_from(version)
 
     def _restore(self, version: ModelVersion) -> None:
         with self._policy.lock:
             self._newest = max(self._newest, self._policy.version, version.number)
             self._policy.adopt(self._here(version))
-            if self._optimiser_of != version.number:
-                self._take_optimiser_of(version.number)
+            self._require_workplace().go_to(version.number)
 
-    def _train(self, job: _Job) -> FinishedJob:
-        """In a thread: train, and save the new version. Everything is as it was after any error."""
-        learner, policy = self._require_learner(), self._policy
-        groups, job.groups = job.groups, []  # They are no longer needed once the job is over.
-        with policy.lock:
-            start = policy.version
-            if self._optimiser_of != start:
-                self._take_optimiser_of(start)
-            number = max(self._newest, start, self._versions.newest()) + 1
-            before = policy.copy_tensors()
-            learner.options = learner_options(job.config, self.run_config)
-            try:
-                units, facts = job.algorithm.units(groups, learner.divergences)
-                data = JobData(
-                    job.algorithm,
-                    rows=[(unit,) for unit in units if is_trained(unit)],
-                    passes=job.config.passes,
-                    batch_size=job.config.batch_size,
-                    seed=self._seed,
-                    key=("pass", learner.step),
-                )
-                metrics = JobTraining(learner, data, job).run(job.canceled) | facts
-                content = replace(job.content, start=str(start))
-                written = {"job": job.name, "metrics": metrics, "content": asdict(content)}
-                version = self._versions.write(number, written, learner, learner.snapshot())
-            except BaseException as error:
-                policy.load_tensors(before)
-                self._take_optimiser_of(start)
-                if isinstance(error, RuntimeError):
-                    # torch says itself what to do about an operation that a device does not have.
-                    lacks = isinstance(error, NotImplementedError)
-                    hint = "" if lacks else "; if memory ran out, lower token_budget of the adapter"
-                    raise TrainingError(f"training failed: {error}{hint}") from error
-                raise
-            policy.mark_changed(number, version.digest)
-            self._newest = self._optimiser_of = number
-        return FinishedJob(version, metrics, content)
+    async def _train(self, job: Job) -> FinishedJob:
+        """Train, and save the new version. Everything is as it was after any error."""
+        async with self._turn:
+            start = await self.current_version()
+            number = max(self._newest, start.number, self._versions.newest()) + 1
+            finished = await self._require_workplace().train(job, start, number)
+            self._newest = number
+            self._whole.add(number)
+            return finished
 
     def _finished(self, name: str) -> FinishedJob | None:
-        """The job of that name and its version, when its folder is still there. Raises StoreError."""
+        """The job of that name and its version, when its folder is still there, and whole."""
         for number in self._versions.numbers():
-            facts = self._versions.facts(number)
             try:
-                if facts["job"] == name:
-                    version = self._here(ModelVersion.model_validate(facts["version"]))
-                    return FinishedJob(version, facts["metrics"], JobContent(**facts["content"]))
-            except (KeyError, TypeError, ValueError) as error:
-                raise self._versions.damaged(number, error) from error
+                facts = self._versions.facts(number)
+            except DamagedError as error:
+                self._give_up(number, [error.clause])
+                continue
+            if facts["job"] != name:
+                continue
+            if number not in self._whole and (damage := self._versions.damage(number)):
+                self._give_up(number, damage)
+                continue
+            self._whole.add(number)
+            version = self._here(ModelVersion.model_validate(facts["version"]))
+            return FinishedJob(version, facts["metrics"], JobContent(**facts["content"]))
         return None
+
+    def _give_up(self, number: int, damage: Sequence[str]) -> None:
+        """Set a damaged version aside, so that its job is made again, unless others came after it."""
+        if number <= self._policy.version:
+            return
+        aside = self._versions.set_aside(number)
+        if aside is not None:
+            _LOG.warning(
+                "version %d is damaged (%s): it is set aside as %s, and its job is made again",
+                number,
+                "; ".join(damage),
+                aside.name,
+            )
 
     def _here(self, version: ModelVersion) -> ModelVersion:
         """The version by its folder as it is now: a run may have been moved since it was made."""
@@ -280,18 +280,10 @@ class LocalAdapter(TrainerAdapter):
             return version
         return version.model_copy(update={"location": str(self._versions.folder(version.number))})
 
-    def _take_optimiser_of(self, number: int) -> None:
-        """Put the optimiser to where it was when a version was made."""
-        if number > self._begins_from:
-            self._require_learner().restore(self._versions.folder(number))
-        else:
-            self._require_learner().reset()
-        self._optimiser_of = number
-
-    def _require_learner(self) -> Learner:
-        if self._learner is None:
+    def _require_workplace(self) -> Workplace:
+        if self._workplace is None:
             raise TrainingError("the local adapter was not initialized; call initialize(run_config) first")
-        return self._learner
+        return self._workplace
 
 
 def _lora_words(lora: LoraConfig | None) -> str:
@@ -321,17 +313,3 @@ def hyperparameters_of(
         "epochs": None if config.lr_schedule == "constant" else schedule.trainings,
         "seed": seed,
     }
-
-
-def learner_options(config: LocalAdapterConfig, run: FinetuneConfig) -> LearnerOptions:
-    """How the config takes optimiser steps in a run, of whose epochs each is one training."""
-    epochs = config.lr_schedule_epochs or (1 if run.fine_tune_from_scratch else run.num_epochs)
-    return LearnerOptions(
-        learning_rate=config.learning_rate,
-        weight_decay=config.weight_decay,
-        max_grad_norm=config.max_grad_norm,
-        schedule=Schedule(config.lr_schedule, config.warmup_steps, config.lr_floor, epochs),
-        token_budget=config.token_budget,
-        packing=config.packing,
-        gradient_checkpointing=config.gradient_checkpointing,
-    )

@@ -27,7 +27,7 @@ class LoraConfig(BaseModel, extra="forbid", use_attribute_docstrings=True):
 
 
 class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
-    """Train in this process, on the model that the agents sample from."""
+    """Train the model that the agents sample from, in this process or on a cluster's nodes."""
 
     learning_rate: float = Field(default=1e-5, gt=0)
     """Of AdamW: the highest of the run."""
@@ -57,6 +57,10 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
     a third more time."""
     lora: LoraConfig | None = None
     """Train LoRA weights; left out: all weights."""
+    shard_training: Annotated[bool, CHANGEABLE] = False
+    """With `cluster.learners`: each learner holds only a part of the weights and of the optimiser's state."""
+    checkpoint_steps: Annotated[int, CHANGEABLE] = Field(default=10, ge=1)
+    """With `cluster.learners`: optimiser steps between the checkpoints that a job can go on from."""
 
     def lora_with(self, given: JobHyperparameters) -> LoraConfig | None:
         """The LoRA weights that are trained; None for all weights."""

@@ -12,12 +12,15 @@ from etude.backends.capabilities import Capabilities
 from etude.backends.openai_api import JobsConfig, connect, run_key, trained_model
 from etude.backends.openai_jobs import OpenAiJobs
 from etude.backends.openai_rows import reinforcement_row, texts_of
+from etude.backends.trainer_adapter import JobPrice
+from etude.budget.prices import listed_at
 from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trainer_adapter
 from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.core.job import Skipped, TrainingJobRef
 from etude.core.trajectory import Method, TrajectoryCollection
+from etude.inference.openai_config import OPENAI_URL
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -50,22 +53,12 @@ class OpenAiAdapterConfig(JobsConfig, name="openai"):
     rewards."""
 
 
-USD_PER_MILLION_TOKENS = {
-    "gpt-4.1-nano": 1.5,
-    "gpt-4.1-mini": 5.0,
-    "gpt-4.1": 25.0,
-    "gpt-4o-mini": 3.0,
-    "gpt-4o": 25.0,
-    "gpt-3.5-turbo": 8.0,
-    "davinci-002": 6.0,
-    "babbage-002": 0.4,
-}
-"""Prices of trained tokens as OpenAI listed them in 2025, without the models that it prices by the hour."""
-
 AUTO_EPOCHS = 3
 """The epochs that `auto` is taken for: OpenAI's choice for data sets of a few hundred rows."""
 
 _CHARACTERS_PER_TOKEN = 4
+_FEWEST_BYTES_PER_TOKEN = 3
+"""For what a job may take at most."""
 _FRAME_TOKENS = 4
 """Tokens around each message."""
 
@@ -75,9 +68,8 @@ Examples = Callable[[], Awaitable[Mapping[str, Example]]]
 
 def price_of(model: str) -> float | None:
     """USD for a million trained tokens of a base model, or of one that was fine-tuned from it."""
-    base = model.split(":")[1] if model.startswith("ft:") and model.count(":") > 1 else model
-    known = [name for name in USD_PER_MILLION_TOKENS if base == name or base.startswith(f"{name}-")]
-    return USD_PER_MILLION_TOKENS[max(known, key=len)] if known else None
+    entry = listed_at(OPENAI_URL, model)
+    return None if entry is None else entry.prices.training
 
 
 def usd_for(tokens: float, usd_per_million: float | None, model: str) -> float | None:
@@ -136,9 +128,10 @@ class OpenAiAdapter(OpenAiJobs):
     def accept(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """The estimated price: four characters are a token. Raises RequestError when it is over the limit."""
         config = self.adapter_config
-        epochs = AUTO_EPOCHS if config.n_epochs == "auto" else config.n_epochs
         texts = [text for row in rows for text in texts_of(row)]
-        tokens = round(epochs * sum(len(text) / _CHARACTERS_PER_TOKEN + _FRAME_TOKENS for text in texts))
+        tokens = round(
+            self._epochs * sum(len(text) / _CHARACTERS_PER_TOKEN + _FRAME_TOKENS for text in texts)
+        )
         usd = usd_for(tokens, config.usd_per_million_tokens, self._base_model)
         if config.max_usd is not None and usd is not None and usd > config.max_usd:
             raise RequestError(
@@ -146,6 +139,20 @@ class OpenAiAdapter(OpenAiJobs):
                 f"${config.max_usd:.2f}. Nothing was uploaded; raise max_usd, or collect less per epoch"
             )
         return {"estimated_tokens": tokens, "estimated_usd": usd}
+
+    def price(self, trajectories: TrajectoryCollection) -> JobPrice | None:
+        """Three bytes of text are at most a token; of OpenAI's own reinforcement the price is by the hour."""
+        if trajectories.method == "grpo":
+            return None
+        texts = [text.encode() for row in self.rows(trajectories) for text in texts_of(row)]
+        tokens = sum(len(text) / _FEWEST_BYTES_PER_TOKEN + _FRAME_TOKENS for text in texts)
+        return JobPrice(round(self._epochs * tokens), self.adapter_config.usd_per_million_tokens)
+
+    @property
+    def _epochs(self) -> int:
+        """Times that a job goes over its data, as far as is known."""
+        epochs = self.adapter_config.n_epochs
+        return AUTO_EPOCHS if epochs == "auto" else epochs
 
     def method_of(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
         """The `method` of a job; `grpo` is OpenAI's `reinforcement`."""

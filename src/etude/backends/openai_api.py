@@ -6,20 +6,27 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, field_validator
 
 from etude.config.component import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
 from etude.core.errors import BackendError, CapabilityError, RequestError, TrainingError
+from etude.core.secrets import keep_secret
 from etude.inference.openai_config import OpenAiLlmConfig, plain_address
+from etude.wire.retries import USUAL, USUAL_MEGABYTES, Again, RetryPolicy, is_worth_retrying, retry_after
+from etude.wire.unreachable import reason_of
 
 if TYPE_CHECKING:
     from openai import APIError, AsyncOpenAI
 
     from etude.config.builder import Builder
 
+DAILY_LIMIT = "daily_rate_limit_exceeded"
+_USED_UP = (DAILY_LIMIT, "insufficient_quota")
+"""Codes of 429 that are no matter of seconds."""
 _NO_KEY = "none"
 """The SDK wants a key also for servers that want none."""
 _RUN_KEY = "run/key"
@@ -54,13 +61,22 @@ class JobsConfig(TrainerAdapterConfig):
     run finds it."""
     request_timeout: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
     """Seconds for one request."""
-    max_retries: Annotated[int, CHANGEABLE] = Field(default=4, ge=0)
-    """More attempts of a request that failed."""
+    max_retries: Annotated[int, CHANGEABLE] = Field(default=USUAL.retries, ge=0)
+    """More attempts of a request that failed. Nothing is made twice: files and jobs are looked for first."""
+    retry_wait: Annotated[float, CHANGEABLE] = Field(default=USUAL.first_wait, ge=0)
+    """Longest wait in seconds before the first of them; doubles with each. `Retry-After` goes first."""
+    max_answer_mb: Annotated[float, CHANGEABLE] = Field(default=USUAL_MEGABYTES, gt=0)
+    """Megabytes that one answer may have, after its expansion where it is compressed."""
 
     @field_validator("base_url")
     @classmethod
     def _plain_address(cls, value: str | None) -> str | None:
         return None if value is None else plain_address(value)
+
+    @property
+    def retry_policy(self) -> RetryPolicy:
+        """How requests are made again."""
+        return replace(USUAL, retries=self.max_retries, first_wait=self.retry_wait)
 
 
 class TrainingJobNotFoundClientError(TrainingError):
@@ -75,13 +91,15 @@ class TrainingJobNotFoundClientError(TrainingError):
 @contextmanager
 def api_errors(client: AsyncOpenAI) -> Iterator[None]:
     """Raise a BackendError that names the address, and never the key, for what the SDK raises."""
+    import httpx
     from openai import APIError
 
     try:
         yield
     except APIError as error:
-        where = str(client.base_url).rstrip("/")
-        said = f"{type(error).__name__}: {error.message}".replace(client.api_key or _NO_KEY, "***")
+        where, cause = str(client.base_url).rstrip("/"), error.__cause__
+        why = f" ({reason_of(cause)})" if isinstance(cause, httpx.RequestError) else ""
+        said = f"{type(error).__name__}: {error.message}{why}".replace(client.api_key or _NO_KEY, "***")
         raise BackendError(
             f"the fine-tuning API at {where}: {said}", temporary=is_temporary(error)
         ) from error
@@ -92,8 +110,19 @@ def is_temporary(error: APIError) -> bool:
     from openai import APIConnectionError, APIStatusError
 
     if isinstance(error, APIStatusError):
-        return error.status_code in (408, 409, 429) or error.status_code >= 500
+        return is_worth_retrying(error.status_code)
     return isinstance(error, APIConnectionError)
+
+
+def again(error: Exception) -> Again | None:
+    """Why a request of the SDK's is worth another attempt; None where it is not."""
+    from openai import APIError, APIStatusError, APITimeoutError
+
+    if not isinstance(error, APIError) or not is_temporary(error) or error.code in _USED_UP:
+        return None
+    if isinstance(error, APIStatusError):
+        return Again(f"http_{error.status_code}", retry_after(error.response.headers))
+    return Again("timeout" if isinstance(error, APITimeoutError) else "connection")
 
 
 def trained_model(builder: Builder, backend: str) -> OpenAiLlmConfig:
@@ -125,7 +154,10 @@ def connect(config: JobsConfig, llm: OpenAiLlmConfig, *, needs_key: bool) -> Asy
     What the config leaves out is the model's. A model's key goes to the model's address only. Raises
     RequestError when there is no key and one is needed.
     """
+    import httpx
     from openai import AsyncOpenAI
+
+    from etude.wire.answer_size import ACCEPTED, limiting_answers
 
     url = config.base_url or llm.address
     given = config.api_key or (llm.keys[0] if url == llm.address else None)
@@ -136,9 +168,18 @@ def connect(config: JobsConfig, llm: OpenAiLlmConfig, *, needs_key: bool) -> Asy
         raise RequestError(
             f"the trainer adapter has no key for {url}: set OPENAI_API_KEY, or `api_key` of the adapter"
         )
+    keep_secret(key)
+    # Version 3 of the SDK is annotated with httpx2, and takes a client of httpx all the same.
+    http: Any = httpx.AsyncClient(
+        timeout=config.request_timeout,
+        follow_redirects=True,
+        headers={"accept-encoding": ACCEPTED},
+        event_hooks={"response": [limiting_answers(config.max_answer_mb, "`max_answer_mb`")]},
+    )
     return AsyncOpenAI(
         api_key=key or _NO_KEY,
         base_url=url,
         timeout=config.request_timeout,
-        max_retries=config.max_retries,
+        max_retries=0,  # They follow the policy of all clients.
+        http_client=http,
     )

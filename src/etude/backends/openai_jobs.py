@@ -6,33 +6,36 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from etude.backends.capabilities import JobHyperparameters, check_method
-from etude.backends.openai_api import JobsConfig, TrainingJobNotFoundClientError, api_errors, is_temporary
+from etude.backends.openai_api import (
+    DAILY_LIMIT,
+    JobsConfig,
+    TrainingJobNotFoundClientError,
+    again,
+    api_errors,
+)
 from etude.backends.openai_rows import jsonl, rows_of
+from etude.backends.openai_status import STATES, error_of, hosted_version, metrics_of
 from etude.backends.trainer_adapter import JobLog, TrainerAdapter, job_status, pauses
 from etude.core.errors import BackendError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash, fold
 from etude.core.trajectory import Method, TrajectoryCollection
 from etude.jobs.content import JobContent
+from etude.wire.attempts import counting_retries
+from etude.wire.retries import retried
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+    from openai.resources.fine_tuning.jobs import AsyncJobs
     from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 
-_STATES = {
-    "validating_files": TrainingStatusEnum.PENDING,
-    "queued": TrainingStatusEnum.PENDING,
-    "paused": TrainingStatusEnum.PENDING,
-    "running": TrainingStatusEnum.RUNNING,
-    "succeeded": TrainingStatusEnum.COMPLETED,
-    "failed": TrainingStatusEnum.FAILED,
-    "cancelled": TrainingStatusEnum.CANCELED,
-}
+T = TypeVar("T")
+
 _JOB, _RUN, _VERSION = "etude_job", "etude_run", "etude_version"
 """In the metadata of a job: the name it was submitted under, the run that the name is of, and the number of
 the version it makes."""
@@ -42,8 +45,6 @@ _DATA, _METHOD, _TRAINING, _START = "etude_data", "etude_method", "etude_trainin
 _SEED_SHIFT = 32
 """Keys have 63 bits, and the API's seeds 31."""
 _MAX_SUFFIX = 64
-_DAILY_LIMIT = "daily_rate_limit_exceeded"
-_WAIT, _MAX_WAIT = 0.5, 30.0
 
 
 class OpenAiJobs(TrainerAdapter):
@@ -70,7 +71,9 @@ class OpenAiJobs(TrainerAdapter):
         whose names say all: they are the same for everybody at the API.
         """
         super().__init__(adapter_config)
-        self.client = client
+        # Its own retries would make a second job or file when only the answer got lost.
+        self.client = client.with_options(max_retries=0)
+        self._retries, self._waited = 0, 0.0
         self._run_key = run_key
         self._start = ModelVersion(number=0, location=model, digest=content_hash(model))
         self._newest = 0
@@ -83,6 +86,10 @@ class OpenAiJobs(TrainerAdapter):
         self._events: dict[str, list[FineTuningJobEvent]] = {}
         """Of jobs, by the API's ids of these."""
 
+    @property
+    def _api(self) -> AsyncJobs:
+        return self.client.fine_tuning.jobs
+
     async def is_healthy(self) -> bool:
         """Whether the API answers, and takes the key."""
         try:
@@ -94,7 +101,7 @@ class OpenAiJobs(TrainerAdapter):
     async def check(self) -> None:
         """Raise BackendError, with what the API says, unless it answers and takes the key."""
         with api_errors(self.client):
-            await self.client.fine_tuning.jobs.list(limit=1)
+            await self._asked(lambda: self._api.list(limit=1))
 
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
         """Give these to the jobs from now on: epochs, rows of a step, and the beta of DPO."""
@@ -159,11 +166,13 @@ class OpenAiJobs(TrainerAdapter):
             return job_status(ref, TrainingStatusEnum.NOT_FOUND, message=str(error))
         with contextlib.suppress(BackendError):  # They can be had later.
             self.job_log.add_events(ref.run_id, await self.events(self._ref(ref.run_id, job)))
-        metrics = _metrics_of(self._events[job.id])
+        metrics = metrics_of(self._events[job.id])
+        if self._retries:
+            metrics |= {"api_retries": self._retries, "api_waited_seconds": round(self._waited, 3)}
         metadata: dict[str, Any] = {"metrics": {**metrics, "trained_tokens": job.trained_tokens}}
         step, total = metrics.get("step"), metrics.get("total_steps")
         progress = min(100.0, 100.0 * step / total) if step is not None and total else None
-        state, message = _STATES.get(job.status, TrainingStatusEnum.RUNNING), _error_of(job)
+        state, message = STATES.get(job.status, TrainingStatusEnum.RUNNING), error_of(job)
         if state is TrainingStatusEnum.COMPLETED:
             version, progress = self._version_of(job), 100.0
             if version is None:
@@ -213,7 +222,7 @@ class OpenAiJobs(TrainerAdapter):
             job_id = await self._id(ref)
             with api_errors(self.client), contextlib.suppress(BadRequestError, NotFoundError):
                 # Not there, or over: what was wanted.
-                await self.client.fine_tuning.jobs.cancel(job_id)
+                await self._asked(lambda: self._api.cancel(job_id))
 
     async def job(self, ref: TrainingJobRef) -> FineTuningJob:
         """The job at the API. Raises TrainingJobNotFoundClientError, BackendError."""
@@ -222,39 +231,66 @@ class OpenAiJobs(TrainerAdapter):
         job_id = await self._id(ref)
         with api_errors(self.client):
             try:
-                return await self.client.fine_tuning.jobs.retrieve(job_id)
+                return await self._asked(lambda: self._api.retrieve(job_id))
             except NotFoundError as error:
                 raise TrainingJobNotFoundClientError(job_id) from error
 
     async def find(self, name: str) -> FineTuningJob | None:
         """The job that was submitted under a name, by this process or another; the latest of several."""
         with api_errors(self.client):
-            async for job in self.client.fine_tuning.jobs.list(metadata={_JOB: name}):
-                metadata = job.metadata or {}
-                if (metadata.get(_JOB), metadata.get(_RUN)) == (name, self._run_key):
-                    return job
+            return await self._asked(lambda: self._find(name))
+
+    async def _find(self, name: str) -> FineTuningJob | None:
+        async for job in self._api.list(metadata={_JOB: name}):
+            metadata = job.metadata or {}
+            if (metadata.get(_JOB), metadata.get(_RUN)) == (name, self._run_key):
+                return job
         return None
 
     async def events(self, ref: TrainingJobRef) -> list[FineTuningJobEvent]:
         """The job's events at the API, oldest first. Raises TrainingJobNotFoundClientError, BackendError."""
         job_id = await self._id(ref)
         known = self._events.setdefault(job_id, [])
-        fresh: list[FineTuningJobEvent] = []
-        with api_errors(self.client):
-            async for event in self.client.fine_tuning.jobs.list_events(job_id, limit=100):
+
+        async def fresh() -> list[FineTuningJobEvent]:
+            events: list[FineTuningJobEvent] = []
+            async for event in self._api.list_events(job_id, limit=100):
                 if known and event.id == known[-1].id:
                     break
-                fresh.append(event)
-        known += reversed(fresh)
+                events.append(event)
+            return events
+
+        with api_errors(self.client):
+            known += reversed(await self._asked(fresh))
         return known
 
     async def _upload(self, name: str, content: bytes) -> str:
-        """The id of the file with this content; one that an earlier process uploaded is taken again."""
-        filename = f"{_suffix_of(name)}-{content_hash(content.decode())[:12]}.jsonl"
-        async for file in self.client.files.list(purpose="fine-tune"):
-            if file.filename == filename:
-                return file.id
-        return (await self.client.files.create(file=(filename, content), purpose="fine-tune")).id
+        """The id of the file with this content; one that was uploaded already is taken again.
+
+        It is looked for before each attempt: only the answer to the last one may have been lost. A server of
+        ours knows the upload by its key, also where it is still at it.
+        """
+        digest = content_hash(content.decode())
+        filename = f"{_suffix_of(name)}-{digest[:12]}.jsonl"
+        key = {"Idempotency-Key": f"{filename}/{digest}/{len(content)}"}
+
+        async def upload() -> str:
+            async for file in self.client.files.list(purpose="fine-tune"):
+                if (file.filename, file.bytes) == (filename, len(content)) and file.status != "error":
+                    return file.id
+            sent = filename, content
+            return (await self.client.files.create(file=sent, purpose="fine-tune", extra_headers=key)).id
+
+        return await self._asked(upload)
+
+    async def _asked(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """The result of requests to the API, made again where that may help, and counted. Raises APIError."""
+        with counting_retries() as count:
+            try:
+                return await retried(attempt, again, self.adapter_config.retry_policy)
+            finally:
+                self._retries += count.retries
+                self._waited += count.waited
 
     def _request(
         self, name: str, content: bytes, method: Method, options: Mapping[str, Any]
@@ -278,37 +314,39 @@ class OpenAiJobs(TrainerAdapter):
     async def _create(self, name: str, request: dict[str, Any]) -> FineTuningJob:
         """Make the job, unless an attempt whose answer was lost has made it.
 
-        The SDK's own retries would make a second job when only the answer got lost, so they are off, and
-        the job is looked for before each new attempt. When the day's jobs are used up it waits, in a way
-        that a resumed run can go on with. Raises TrainingError when they stay used up.
+        It is looked for before each new attempt.
+        When the day's jobs are used up it waits, in a way that a resumed run can go on with. Raises
+        TrainingError when they stay used up.
         """
-        from openai import APIError, RateLimitError
+        from openai import RateLimitError
 
-        config, jobs = self.adapter_config, self.client.with_options(max_retries=0).fine_tuning.jobs
+        config, limited, is_first = self.adapter_config, 0, True
         headers = {"Idempotency-Key": name if self._run_key is None else f"{self._run_key}/{name}"}
-        failed = limited = 0
+
+        async def create() -> FineTuningJob:
+            nonlocal is_first
+            made = None if is_first else await self._find(name)
+            is_first = False
+            if made is not None:
+                return made
+            return await self._api.create(**request, suffix=_suffix_of(name), extra_headers=headers)
+
         while True:
             try:
-                return await jobs.create(**request, suffix=_suffix_of(name), extra_headers=headers)
-            except APIError as error:
-                if isinstance(error, RateLimitError) and error.code == _DAILY_LIMIT:
-                    limited += 1
-                    if limited >= config.daily_limit_tries:
-                        raise TrainingError(
-                            f"job {name}: the day's fine-tuning jobs were used up at all {limited} tries. "
-                            "Nothing that was collected is lost; resume (`etude resume`), or make the job "
-                            "again later."
-                        ) from error
-                    wait = config.daily_limit_wait
-                    self.job_log.add(name, {"event": "waiting", "reason": error.message, "seconds": wait})
-                else:
-                    failed += 1
-                    if not is_temporary(error) or failed > config.max_retries:
-                        raise
-                    wait = min(_WAIT * 2 ** (failed - 1), _MAX_WAIT)
+                return await self._asked(create)
+            except RateLimitError as error:
+                if error.code != DAILY_LIMIT:
+                    raise
+                limited += 1
+                if limited >= config.daily_limit_tries:
+                    raise TrainingError(
+                        f"job {name}: the day's fine-tuning jobs were used up at all {limited} tries. "
+                        "Nothing that was collected is lost; resume (`etude resume`), or make the job "
+                        "again later."
+                    ) from error
+                wait = config.daily_limit_wait
+                self.job_log.add(name, {"event": "waiting", "reason": error.message, "seconds": wait})
             await asyncio.sleep(wait)
-            if (made := await self.find(name)) is not None:
-                return made
 
     async def _id(self, ref: TrainingJobRef) -> str:
         known = (ref.metadata or {}).get("job_id")
@@ -337,12 +375,6 @@ class OpenAiJobs(TrainerAdapter):
         return TrainingJobRef(run_id=name, backend=self.backend, metadata=metadata)
 
 
-def hosted_version(number: int, job_id: str, model: str) -> ModelVersion:
-    """The version that is a model at an API, made by the job."""
-    # The API gives no hash of the weights; the job and the model's name stand for them.
-    return ModelVersion(number=number, location=model, digest=content_hash([job_id, model]))
-
-
 def _content_of(metadata: Mapping[str, str] | None) -> JobContent:
     return JobContent(*((metadata or {}).get(key) for key in (_DATA, _METHOD, _TRAINING, _START)))
 
@@ -350,21 +382,3 @@ def _content_of(metadata: Mapping[str, str] | None) -> JobContent:
 def _suffix_of(name: str) -> str:
     """A job's name as the API takes it for a part of the model's name: the end of it, where it differs."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", name)[-_MAX_SUFFIX:].lstrip("-_") or "etude"
-
-
-def _error_of(job: FineTuningJob) -> str | None:
-    """`Code: c. Message: m. Parameter: p.` of a job that failed; None of others."""
-    error = job.error
-    if error is None or not (error.code or error.message):
-        return None
-    text = f"Code: {error.code}. Message: {error.message}."
-    return f"{text} Parameter: {error.param}." if error.param else text
-
-
-def _metrics_of(events: Sequence[FineTuningJobEvent]) -> dict[str, float]:
-    """The numbers in the latest of the events; the events are oldest first."""
-    for event in reversed(events):
-        if isinstance(event.data, Mapping) and event.type == "metrics":
-            numbers = {str(key): value for key, value in event.data.items()}
-            return {key: value for key, value in numbers.items() if type(value) in (int, float)}
-    return {}

@@ -7,6 +7,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,7 +16,9 @@ from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
 from etude.core.around import is_entered, wrap_implementations
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from etude.core.secrets import masked
 from etude.core.trajectory import TrajectoryCollection
+from etude.store.files import open_private, private_folder
 
 if TYPE_CHECKING:
     from openai.types.fine_tuning import FineTuningJobEvent
@@ -34,6 +37,16 @@ class Jobs(Protocol):
         self, ref: TrainingJobRef, ask: Callable[[], Awaitable[TrainingJobStatus]]
     ) -> TrainingJobStatus:
         """How a job stands; `ask` asks the backend."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobPrice:
+    """The tokens that a backend charges for."""
+
+    tokens: int
+    """All epochs of the job counted; before it is over, the most that they may be."""
+    usd_per_million: float | None = None
+    """The price of a million of them; None leaves it to what is known of the model."""
 
 
 class TrainerAdapter(ABC):
@@ -106,6 +119,13 @@ class TrainerAdapter(ABC):
     def capabilities(self) -> Capabilities:
         """The abilities of the backend, known before `initialize`, so that a wrong config costs nothing."""
         return Capabilities()
+
+    def price(self, trajectories: TrajectoryCollection) -> JobPrice | None:
+        """The tokens that a job on them would be charged for; None where training is not charged so.
+
+        A run with a budget holds room for that much before it submits the job.
+        """
+        return None
 
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
         """Train from now on with these, where they say something, in place of the config's.
@@ -181,6 +201,22 @@ class TrainerAdapter(ABC):
         learning rate schedule or a reference model from job to job starts these anew there.
         """
 
+    async def damage(self, version: ModelVersion) -> list[str]:
+        """How the stored weights of `version`, and what else a job needs to start from it, differ from what
+        was written: a clause for each file. None for a version that is whole.
+
+        Called before `initialize` for the version that a run would go on from: a run goes back from a damaged
+        one to the last that is whole. A backend that keeps its own state needs nothing here.
+        """
+        return []
+
+    async def go_back(self, version: ModelVersion) -> list[str]:
+        """Set aside all that is stored of later versions than `version`: their jobs are made again.
+
+        Called before `initialize`; gives the names under which they are now.
+        """
+        return []
+
     async def prune(self, keep: Collection[ModelVersion]) -> None:  # noqa: B027  # a hook with a sound default
         """Delete the stored weights of this run's versions that are not in `keep`, never the base model.
 
@@ -226,11 +262,13 @@ class JobLog:
         """Append facts about a job, on a new line also after half a line that a killed process left."""
         if self._path is None:
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a+b") as file:
+        private_folder(self._path.parent)
+        with open_private(self._path, "a+b") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
             is_cut = file.read(1) not in (b"", b"\n")
-            file.write((b"\n" if is_cut else b"") + json.dumps({"run_id": job, **facts}).encode() + b"\n")
+            file.write(
+                (b"\n" if is_cut else b"") + masked(json.dumps({"run_id": job, **facts})).encode() + b"\n"
+            )
 
     def add_events(self, job: str, events: Sequence[FineTuningJobEvent]) -> None:
         """Append the events that are not in the file yet, also not from an earlier process."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.errors import MissingExtraError, RequestError
+from etude.store.files import open_private, private_folder
 
 _PIECE = 8 << 20
 """Bytes that are read or written at once."""
@@ -125,8 +126,11 @@ class Address:
         """Write the first `size` bytes of a file as an object, in place of what is there."""
         path = f"{self._path}/{name}"
         if self._is_local:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with source.open("rb") as file, self._system.open(path, "wb") as target:
+            private_folder(Path(path).parent)
+            opened = open_private(Path(path), "wb")
+        else:
+            opened = self._system.open(path, "wb")
+        with source.open("rb") as file, opened as target:
             left = size
             while left and (piece := file.read(min(_PIECE, left))):
                 target.write(piece)
@@ -139,16 +143,27 @@ class Address:
             self._system.pipe_file(path, data, mode="create")
             return
         final = Path(path)
-        final.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(final.parent)
         draft = final.with_name(f"{final.name}.{secrets.token_hex(4)}.part")
         try:
-            with draft.open("wb") as file:
+            with open_private(draft, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             os.link(draft, final)
         finally:
             draft.unlink(missing_ok=True)
+
+    def require_exclusive(self, name: str, data: bytes) -> None:
+        """Raise RequestError where an object that is there can be created again."""
+        try:
+            self.create(name, data)
+        except FileExistsError:
+            return
+        raise RequestError(
+            f"{self.text}: the driver overwrites an object that it was told to create, so that two heads "
+            "would not notice each other; take a newer release of the driver, or another storage"
+        )
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects; those that are gone already are no matter."""

@@ -19,7 +19,8 @@ from typing import Any
 
 from etude.backup.manifest import Segment
 from etude.core.errors import StoreError
-from etude.store.database import open_database, store_error
+from etude.store.database import PUT_ROW, open_database, row_of, store_error
+from etude.store.files import open_private
 
 _TABLES = (
     "CREATE TABLE changes (number INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL)",
@@ -136,7 +137,10 @@ def position_of(path: Path) -> int:
 
 def _written(path: Path, rows: Iterable[Sequence[Any]]) -> Path:
     """A file with a line of JSON for each row: key, value and time of a put, the key alone of a delete."""
-    with gzip.open(path, "wt", compresslevel=1, encoding="utf-8", newline="\n") as file:
+    with (
+        open_private(path, "wb") as packed,
+        gzip.open(packed, "wt", compresslevel=1, encoding="utf-8", newline="\n") as file,
+    ):
         for key, value, created in rows:
             file.write(json.dumps([key] if value is None else [key, value, created]) + "\n")
     return path
@@ -176,8 +180,7 @@ def rebuild(path: Path, segments: Iterable[tuple[Segment, Path]], until: int, no
         connection.execute("DELETE FROM sqlite_sequence")
         connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('changes', ?)", (position,))
         (count,) = connection.execute("SELECT COUNT(*) FROM steps").fetchone()
-        row = (note[0], json.dumps(note[1]), time.time())
-        connection.execute("INSERT OR REPLACE INTO steps (key, value, created) VALUES (?,?,?)", row)
+        connection.execute(PUT_ROW, row_of(note[0], json.dumps(note[1]), time.time()))
     return int(count)
 
 
@@ -190,4 +193,4 @@ def _apply(connection: sqlite3.Connection, segment: Segment, file: Path) -> None
             if len(row) == 1:
                 connection.execute("DELETE FROM steps WHERE key=?", row)
             else:
-                connection.execute("INSERT OR REPLACE INTO steps (key, value, created) VALUES (?,?,?)", row)
+                connection.execute(PUT_ROW, row_of(*row))

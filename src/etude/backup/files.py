@@ -11,12 +11,15 @@ from pathlib import Path
 
 from etude.backup.address import Content
 from etude.store.facts import STORAGE
+from etude.store.files import FOLDER_MODE
 from etude.store.run_folder import DATABASE, LOCK
+from etude.store.status import STATUS
+from etude.store.sums import SET_ASIDE
 
 STAGE = ".storage"
 """Where files are held while they are written to the storage."""
 
-_LEFT_OUT = {DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", LOCK, STORAGE}
+_LEFT_OUT = {DATABASE, *(f"{DATABASE}-{part}" for part in ("wal", "shm", "mark")), LOCK, STORAGE, STATUS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +37,10 @@ def listing(folder: Path) -> dict[str, Identity]:
     files = {}
     for root, folders, names in os.walk(folder, followlinks=True):
         inside = Path(root).relative_to(folder)
-        folders[:] = [name for name in folders if not name.endswith(".part") and name not in (STAGE, "logs")]
+        folders[:] = [name for name in folders if not _is_left_out(name)]
         for name in names:
             is_left_out = name in _LEFT_OUT and inside == Path()
-            if is_left_out or name.endswith((".part", ".log", ".sock")):
+            if is_left_out or name.endswith((".part", ".log", ".log.before", ".sock")):
                 continue
             try:
                 facts = (Path(root) / name).stat()
@@ -46,6 +49,10 @@ def listing(folder: Path) -> dict[str, Identity]:
             if stat.S_ISREG(facts.st_mode):
                 files[(inside / name).as_posix()] = Identity(facts.st_ino, facts.st_size, facts.st_mtime_ns)
     return files
+
+
+def _is_left_out(folder: str) -> bool:
+    return folder in (STAGE, "logs") or folder.endswith(".part") or SET_ASIDE in folder
 
 
 @dataclass(slots=True)
@@ -74,7 +81,7 @@ class Stage:
         disk cannot do that, a copy.
         """
         self.clear()
-        self.folder.mkdir()
+        self.folder.mkdir(FOLDER_MODE)
         held = {}
         for number, (path, identity) in enumerate(files.items()):
             known = self.contents.get(path)

@@ -149,7 +149,7 @@ class BackupWriter:
         self._is_unsure = True
         publish(self._address, manifest)
         if self._before is None:
-            self._require_exclusive(manifest)
+            self._address.require_exclusive(name_of(manifest.number), manifest.encode())
         self._take(manifest)
 
     def _take(self, manifest: Manifest) -> None:
@@ -187,17 +187,6 @@ class BackupWriter:
         if self._lease == 1:
             self._address.delete(map(name_of, numbers(self._address)))
             self._address.delete(stored.name for stored in self._objects.values())
-
-    def _require_exclusive(self, manifest: Manifest) -> None:
-        """Raise RequestError where the storage would let two heads make the same backup."""
-        try:
-            self._address.create(name_of(manifest.number), manifest.encode())
-        except FileExistsError:
-            return
-        raise RequestError(
-            f"{self._address.text}: the driver overwrites an object that it was told to create, so that two "
-            "heads would not notice each other; take a newer release of the driver, or another storage"
-        )
 
     def _sweep(self, needed: Container[str]) -> None:
         """Delete the objects of earlier heads that are not needed: of backups that were not finished."""

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import FrameType
+
 
 def main() -> None:
     """The program `etude`."""
-    from etude.core.garbage import collect_rarely
+    try:
+        # Even these take long enough to be interrupted.
+        import signal
 
-    collect_rarely()
-    from etude.cli.app import app
+        before = signal.signal(signal.SIGINT, _end)
+        from etude.core.garbage import collect_rarely
+        from etude.core.streams import mask_streams
 
-    app()
+        collect_rarely()
+        mask_streams()
+        from etude.cli.app import app
+
+        signal.signal(signal.SIGINT, before)
+        app()
+    except KeyboardInterrupt:
+        _end()
+
+
+def _end(number: int = 2, frame: FrameType | None = None) -> None:
+    """End the process on Ctrl-C (SIGINT, 2) while there is no command yet: nothing was begun so far."""
+    import os
+
+    os.write(2, b"stopped\n")
+    os._exit(128 + number)

@@ -9,7 +9,20 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from etude.cli import check, dataset, demo, evaluate, export, init, runs, serve, train
+from etude.cli import (
+    check,
+    cluster,
+    cluster_status,
+    dataset,
+    demo,
+    doctor,
+    evaluate,
+    export,
+    init,
+    runs,
+    serve,
+    train,
+)
 from etude.cli.command import DEBUG, LOG_LEVEL, option, reported
 from etude.cli.console import remember_typing
 from etude.report.logs import LogLevel, show_logs
@@ -98,7 +111,7 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     init.import_nat,
     demo.demo,
     check.check,
-    check.doctor,
+    doctor.doctor,
     train.train,
     train.resume,
     evaluate.evaluate,
@@ -110,4 +123,6 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
 for _command in _COMMANDS:
     app.command()(reported(_command))
 app.add_typer(runs.app, name="runs")
+cluster.app.command()(reported(cluster_status.status))
+app.add_typer(cluster.app, name="cluster")
 app.add_typer(dataset.app, name="dataset")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
-import signal
+import shlex
 import traceback
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeAlias, TypeVar
@@ -16,7 +15,8 @@ from typing import Annotated, Any, ParamSpec, TypeAlias, TypeVar
 import typer
 
 from etude.cli.console import emit, next_line, warn
-from etude.core.errors import ErrorBudgetExceeded, EtudeError, RequestError
+from etude.cli.stopping import stoppable
+from etude.core.errors import BudgetReached, ErrorBudgetExceeded, EtudeError, RequestError, RunPaused
 from etude.report.logs import LogLevel
 
 P = ParamSpec("P")
@@ -51,6 +51,14 @@ OnCluster: TypeAlias = Annotated[
         "Play the episodes on a Ray cluster: auto, or the HOST:PORT of its head.", "--on", metavar="ADDRESS"
     ),
 ]
+MetricsPort: TypeAlias = Annotated[
+    int | None,
+    option(
+        "Serve metrics for Prometheus at this port of 127.0.0.1 while it runs; 0 takes a free one.",
+        min=0,
+        max=65535,
+    ),
+]
 AsJson: TypeAlias = Annotated[bool, option("Write JSON, for machines.", "--json")]
 OutputDir: TypeAlias = Annotated[
     Path, option("Where runs are looked for by name.", "--output-dir", show_default=True)
@@ -66,7 +74,19 @@ LOG_LEVEL: ContextVar[LogLevel] = ContextVar("etude_log_level", default=LogLevel
 """From which level on log lines are shown."""
 
 FAILED, INTERRUPTED, TERMINATED = 1, 130, 143
-"""Exit codes; a wrong request has 2. The last two are what a shell says of a process that a signal ended."""
+"""Exit codes; a wrong request has 2, and a run that an alarm has paused, or that is at a limit of its budget,
+3. The last two are what a shell says of a process that a signal ended."""
+
+
+STOPPED = "stopped; everything up to here is kept"
+
+_ISOLATION = (
+    ", as an agent or evaluator can that is played in it; with `-o eval.general.isolation=process` it could "
+    "only end its own process"
+)
+
+_hints: list[Callable[[], str]] = []
+"""Those of `then`, the innermost last: for a process that has to be ended."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -88,7 +108,11 @@ def reported(command: Callable[P, T]) -> Callable[P, T]:
             raise
         except KeyboardInterrupt as stop:
             code = TERMINATED if isinstance(stop, Terminated) else INTERRUPTED
-            raise _report(stop, "stopped; everything up to here is kept", code, kwargs) from stop
+            raise _report(stop, STOPPED, code, kwargs) from stop
+        except BudgetReached as limit:
+            raise _report(limit, f"{STOPPED}\n{limit}", limit.exit_code, kwargs) from limit
+        except RunPaused as pause:
+            raise _report(pause, f"paused by an alarm: {pause}", pause.exit_code, kwargs) from pause
         except EtudeError as error:
             raise _report(error, f"error: {error}", error.exit_code, kwargs) from error
         except Exception as error:
@@ -104,6 +128,7 @@ def then(hint: Callable[[], str], *, kept: str = "") -> Iterator[None]:
 
     `kept` is a sentence before that about what was done.
     """
+    _hints.append(hint)
     try:
         yield
     except RequestError:
@@ -113,8 +138,13 @@ def then(hint: Callable[[], str], *, kept: str = "") -> Iterator[None]:
             error.add_note(kept)
         if isinstance(error, ErrorBudgetExceeded):
             error.add_note("the budget is raised with: -o finetuning.error_budget=…")
-        error.add_note(next_line(hint()))
+        if isinstance(error, RunPaused):
+            error.add_note(f"to go on without this alarm: {hint()} -o {error.override}")
+        changes = f" -o {shlex.quote(error.override)}" if isinstance(error, BudgetReached) else ""
+        error.add_note(next_line(hint() + changes))
         raise
+    finally:
+        _hints.pop()
 
 
 def _report(error: BaseException, sentence: str, code: int, options: Mapping[str, Any]) -> typer.Exit:
@@ -145,7 +175,8 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`.
 
     Ctrl-C and SIGTERM cancel it, so that it can clean up; then KeyboardInterrupt or Terminated is
-    raised. A second Ctrl-C does not wait for that.
+    raised. A second Ctrl-C does not wait for that, and SIGTERM for some seconds. Raises EtudeError when
+    something else cancelled it.
     """
     import asyncio  # Here and not above: `etude --help` need not wait for it.
 
@@ -153,24 +184,35 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
 
     async def main() -> T:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
 
         def end() -> None:
             nonlocal asked_to_end
             asked_to_end = True
-            if task is not None:
-                task.cancel()
+            with suppress(RuntimeError):  # The loop is closed: the end is near.
+                loop.call_soon_threadsafe(task.cancel)
 
-        # Only the main thread of a system with signals can do this; elsewhere the default holds.
-        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-            loop.add_signal_handler(signal.SIGTERM, end)
-        return await work
+        with stoppable(end, _last_words):
+            return await work
 
     try:
         return asyncio.run(main())
     except asyncio.CancelledError:
         if asked_to_end:
             raise Terminated from None
+        raise EtudeError(f"something in this process has cancelled the work of the run{_ISOLATION}") from None
+    except RuntimeError as error:
+        if "Event loop stopped" in str(error):
+            raise EtudeError(
+                f"something in this process has stopped the run's event loop{_ISOLATION}"
+            ) from None
         raise
+
+
+def _last_words() -> str:
+    """For a process that has to be ended."""
+    lines = [STOPPED, *(next_line(hint()) for hint in _hints[-1:])]
+    return "\n".join(lines) + "\n"
 
 
 def refuse(reason: str, **options: object) -> None:
@@ -183,6 +225,11 @@ def refuse(reason: str, **options: object) -> None:
 def on_cluster(address: str | None) -> list[str]:
     """Overrides of the `cluster` block for the address of `--on`."""
     return [] if address is None else ["cluster._type=ray", f"cluster.address={address}"]
+
+
+def with_metrics(port: int | None) -> list[str]:
+    """Overrides of the `metrics` block for the port of `--metrics-port`."""
+    return [] if port is None else [f"metrics.port={port}"]
 
 
 def run_configuration(**settings: Any) -> list[str]:

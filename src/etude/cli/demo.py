@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from etude.cli import hints
-from etude.cli.command import AsJson, option, run_async, then
+from etude.cli.command import AsJson, OnCluster, on_cluster, option, run_async, then
 from etude.cli.console import emit, next_step, path_shown, say, table, unused
 from etude.core.stats import shown_mean
 
@@ -24,6 +24,7 @@ def demo(
     method: Annotated[Method, option("How it is learnt.")] = "grpo",
     seed: Annotated[int, option("Seed of every random choice.", min=0)] = 0,
     out: Annotated[Path | None, option("Folder for everything; by default demo-TASK here.")] = None,
+    on: OnCluster = None,
     as_json: AsJson = False,
 ) -> None:
     """Watch a tiny model learn: no GPU, no download, no account.
@@ -42,7 +43,7 @@ def demo(
         say(f"A tiny model, made from scratch on this machine, {TASKS[task].introduction}.")
         say(f"Everything is written to {path_shown(folder)}.\n")
     with then(lambda: hints.demo_again(task, method, seed, out)), progress_for(json=as_json) as progress:
-        report = run_async(run_demo(task, method, seed, folder, progress))
+        report = run_async(run_demo(task, method, seed, folder, progress, on_cluster(on)))
     if as_json:
         emit({"event": "demo", "task": task, "method": method, "seed": seed, **asdict(report)})
     else:

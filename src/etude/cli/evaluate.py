@@ -10,6 +10,7 @@ from etude.cli import hints
 from etude.cli.command import (
     RUNS,
     AsJson,
+    MetricsPort,
     OnCluster,
     OutputDir,
     Overrides,
@@ -20,6 +21,7 @@ from etude.cli.command import (
     run_async,
     run_configuration,
     then,
+    with_metrics,
 )
 from etude.cli.console import emit, next_step, path_shown, say, table, warn
 from etude.cli.figures import show_troubles
@@ -56,6 +58,7 @@ def evaluate(
     ] = None,
     override: Overrides = None,
     on: OnCluster = None,
+    metrics_port: MetricsPort = None,
     name: Annotated[str | None, option("Name of the run; made up by default.")] = None,
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
@@ -78,7 +81,7 @@ def evaluate(
         raise RequestError("name the config file: etude evaluate config.yml")
     if phase is not None:
         raise RequestError("--phase goes with --rescore RUN")
-    overrides = [*(override or ()), *on_cluster(on)]
+    overrides = [*(override or ()), *on_cluster(on), *with_metrics(metrics_port)]
     if dataset is not None:
         no_validation = "finetuning.run_configuration.validation_dataset=null"
         overrides += [*run_configuration(dataset=dataset), no_validation]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from etude.cli.console import path_shown, say, say_wrapped, table
 
 if TYPE_CHECKING:
-    from etude.core.history import History
+    from etude.budget.bill import Bill
+    from etude.core.history import Entry, History
     from etude.store.facts import RunFacts
-    from etude.store.figures import Entry
 
 _CAUSES = 5
 """Causes of failures that are shown."""
@@ -30,6 +30,8 @@ def show_outcome(summary: Mapping[str, Any], epochs: str, run: Path) -> None:
         for label, text in figure_lines(own):
             say_wrapped(f"{label:<15} {text}")
     say(f"epochs          {epochs}")
+    if summary["stopped"]:
+        say_wrapped(f"stopped         early, by an alarm: {summary['stopped']}")
     for text in summary["warnings"]:
         say_wrapped(f"warning         {text}")
     if (run / PLOT).exists():
@@ -65,11 +67,12 @@ def show_troubles(run: Path, calls: Mapping[str, int], causes: list[dict[str, An
 
     `calls` are those of an evaluation run's output.
     """
-    from etude.store.summary import cut_off_in, show_command, shown_cause
+    from etude.alarms.cut_off_answers import CutOffAnswers
+    from etude.store.summary import show_command, shown_cause
 
-    cut_off, retries = cut_off_in(calls), calls.get("retries", 0)
-    if cut_off is not None:
-        say_wrapped(f"warning         {cut_off}")
+    cut_off, retries = CutOffAnswers().seen_in(calls), calls.get("retries", 0)
+    if cut_off:
+        say_wrapped(f"warning         {cut_off}; {CutOffAnswers.remedy}")
     if retries:
         text = f"{retries} attempts at model calls gave no usable answer, and were made again"
         say_wrapped(f"retries         {text}")
@@ -79,6 +82,35 @@ def show_troubles(run: Path, calls: Mapping[str, int], causes: list[dict[str, An
     for cause in causes[:_CAUSES]:
         say_wrapped(f"failed          {shown_cause(cause)}")
         say(f"                {show_command(path_shown(run), cause)}")
+
+
+def show_bill(bill: Bill) -> None:
+    """All that the run took; where it cost money, also by model and role, and by part of the run."""
+    from etude.budget.limits import shown_usd
+    from etude.report.lines import shown_time
+
+    whole = bill.total
+    if not bill.lines:
+        return
+    costs = f"{shown_usd(whole.usd)}, " if whole.usd or not whole.unpriced_tokens else ""
+    has_both = whole.usd and whole.unpriced_tokens
+    unpriced = f" ({whole.unpriced_tokens:,} of them without a price)" if has_both else ""
+    gpus = f", {bill.gpu_seconds / 3600:.2f} GPU hours" if bill.gpu_seconds else ""
+    took = f"{whole.tokens:,} tokens{unpriced} in {whole.calls:,} calls"
+    say_wrapped(f"spent           {costs}{took}, {shown_time(bill.seconds)} at work{gpus}")
+    if not whole.usd:
+        return
+    amounts = ("calls", "prompt", "cached", "sampled", "trained", "usd")
+    for names, columns in ((("model", "role"), ("model", "role")), (("phase",), ("part or job",))):
+        rows = [
+            (
+                *(getattr(line, name) or "–" for name in names),
+                *(line.calls, line.prompt_tokens, line.cached_tokens, line.completion_tokens),
+                *(line.trained_tokens, shown_usd(line.usd)),
+            )
+            for line in bill.by(*names)
+        ]
+        table((*columns, *amounts), rows)
 
 
 def show_addresses(addresses: Mapping[str, Mapping[str, int]]) -> None:

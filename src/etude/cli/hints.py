@@ -43,6 +43,11 @@ def check_installation(output_dir: Path) -> str:
     return _etude("doctor", "--output-dir", output_dir)
 
 
+def check_config(config: Path) -> str:
+    """The addresses of a config's models answer."""
+    return _etude("check", config)
+
+
 def train(config: Path, overrides: Sequence[str] = ()) -> str:
     """A config is ready."""
     return _etude("train", config, *_options(overrides))
@@ -63,9 +68,24 @@ def show(run: Path) -> str:
     return _etude("runs", "show", run)
 
 
+def repair(run: Path) -> str:
+    """The journal of a run is damaged."""
+    return _etude("runs", "check", run, "--repair")
+
+
 def jobs(run: Path) -> str:
     """A backend trained, and made no version that has a name here."""
     return _etude("jobs", run)
+
+
+def addresses(run: Path) -> str:
+    """An address was taken out of a run, or back."""
+    return _etude("cluster", "addresses", "--run", run)
+
+
+def take_back(run: Path, url: str) -> str:
+    """An address is drained."""
+    return _etude("cluster", "drain", url, "--run", run, "--undo")
 
 
 def read_episodes(run: Path, phase: str) -> str:
@@ -110,6 +130,8 @@ def after_run(run: Path) -> str:
     facts = facts_of(run)
     if facts.in_use_by is not None:
         return show(run)
+    if facts.state == "unreadable":
+        return repair(run)
     if facts.state == "unfinished":
         return resume(run)
     return rescore(run) if facts.kind == "evaluate" else after_training(run)

@@ -1,4 +1,4 @@
-"""`etude runs list|show|compare` and `etude jobs RUN`: the runs that there are, and what came of them."""
+"""`etude runs list|show|check|compare` and `etude jobs RUN`: the runs there are, and what came of them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from etude.cli import hints
-from etude.cli.command import RUNS, AsJson, OutputDir, Run, argument, reported
+from etude.cli.command import RUNS, AsJson, OutputDir, Run, argument, option, reported, then
 from etude.cli.console import emit, next_step, path_shown, said_once, say, say_wrapped, table
 from etude.cli.figures import (
     by_target,
     show_addresses,
+    show_bill,
     show_evaluators,
     show_outcome,
     show_troubles,
@@ -25,9 +26,8 @@ from etude.cli.figures import (
 from etude.core.stats import Estimate, shown_mean
 
 if TYPE_CHECKING:
-    from etude.core.history import History
+    from etude.core.history import Entry, History
     from etude.store.facts import RunFacts
-    from etude.store.figures import Entry
 
 app = typer.Typer(help="List, show and compare runs.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -61,19 +61,63 @@ def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
 @app.command()
 @reported
 def show(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
-    """Show a run: its facts, epochs and validations."""
+    """Show a run: its facts, epochs and validations, and its bill."""
+    from etude.budget.bill import read_bill
     from etude.store.facts import facts_of, find_run, histories_of
 
     path = find_run(run, output_dir)
     histories = histories_of(path)
-    facts = facts_of(path)
+    facts, bill = facts_of(path), read_bill(path)
     if as_json:
         stored = {name: history.model_dump(mode="json") for name, history in histories.items()}
-        emit({**facts.as_json(), **({"history": stored[None]} if None in stored else {"histories": stored})})
+        told = {"history": stored[None]} if None in stored else {"histories": stored}
+        emit({**facts.as_json(), **told, "bill": bill.as_json()})
         return
     _show_facts(facts)
     for name, history in histories.items():
         _show_history(name, history, path)
+    show_bill(bill)
+    next_step(hints.after_run(path))
+
+
+@app.command()
+@reported
+def check(
+    run: Run,
+    output_dir: OutputDir = RUNS,
+    repair: Annotated[bool, option("Mend what can be mended.", "--repair")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Verify what a run has stored; exits with 1 when it is damaged and was not repaired.
+
+    With --repair the entries of the journal that are whole are kept, versions that are damaged are set aside,
+    and what is lost is done again when the run is resumed; a damaged config is put back from the journal.
+    """
+    import asyncio
+
+    from etude.core.errors import StoreError
+    from etude.loop.stored_files import check_files, repair_files
+    from etude.store.facts import find_run
+    from etude.store.repair import check_run, repair_run
+
+    path = find_run(run, output_dir)
+    damage = check_run(path)
+    mended = asyncio.run(repair_run(path)) if damage and repair else None
+    # The journal says which versions there should be.
+    files = [] if damage and mended is None else check_files(path)
+    files_mended = asyncio.run(repair_files(path)) if files and repair else []
+    if as_json:
+        facts = {"damage": damage, "repair": mended and mended.as_json()}
+        emit({"run": str(path), **facts, "files": files, "files_repaired": files_mended})
+        raise typer.Exit(1 if (damage or files) and not repair else 0)
+    if (damage or files) and not repair:
+        with then(lambda: hints.repair(path)):
+            raise StoreError(f"{path} is damaged: {'; '.join([*damage, *files])}")
+    lines = damage or ["its journal is whole: every entry is as it was written, and none is missing"]
+    lines += [] if mended is None else [mended.line()]
+    lines += files or ["its config and its versions are whole: every file is as it was written"]
+    for line in [*lines, *files_mended]:
+        say_wrapped(line)
     next_step(hints.after_run(path))
 
 
@@ -165,6 +209,8 @@ def _show_facts(facts: RunFacts) -> None:
             say(f"{label:<15} {value}")
     if facts.storage is not None:
         say_wrapped(f"storage         {_storage(facts.storage)}")
+    if facts.state == "unreadable":
+        return
     if facts.kind == "train":
         show_outcome(facts.summary, str(_epochs(facts)), facts.path)
         return
@@ -216,6 +262,8 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
             title=target,
             sentences=("skipped",),
         )
+    for recovery in history.recoveries:
+        say_wrapped(f"recovered       {recovery.timestamp}: {recovery}")
     show_evaluators(history)
     for fault, count in drift_of(history).most_common():
         say_wrapped(f"drift           {count} branches, {fault} (see `etude doctor --drift MODEL`)")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from etude.cli.command import LOG_LEVEL, argument, option
-from etude.cli.console import say
+from etude.cli.console import say, warn
+
+if TYPE_CHECKING:
+    from etude.server.settings import ServerSettings
 
 Algorithms = Annotated[
     list[str] | None,
@@ -22,8 +25,15 @@ Processes = Annotated[
     int | None, option("Processes that train a job together; left out: one for each GPU.", min=1)
 ]
 Cluster = Annotated[
-    str | None, option("Train on the nodes of a Ray cluster: auto, or the HOST:PORT of its head.")
+    str | None, option("Train, and with --samplers sample, on a Ray cluster: auto, or HOST:PORT of its head.")
 ]
+Samplers = Annotated[int, option("With --on and --engine vllm: vLLM processes on the nodes.", min=0)]
+SamplerCpus = Annotated[float, option("CPUs that Ray sets aside for each of them.", min=0)]
+SamplerGpus = Annotated[
+    float | None, option("GPUs for each of them; left out: one where there are any.", min=0)
+]
+Shard = Annotated[bool, option("Share weights and optimiser out among them.", "--shard-training")]
+StopEngine = Annotated[bool, option("Free the device while jobs train.", "--stop-engine-for-jobs")]
 Fewest = Annotated[
     int | None, option("With --on: processes that a job goes on with when nodes are lost.", min=1)
 ]
@@ -55,17 +65,17 @@ def serve(
     training_processes: Processes = None,
     on: Cluster = None,
     fewest_processes: Fewest = None,
-    shard_training: Annotated[
-        bool, option("Share weights and optimiser out among them.", "--shard-training")
-    ] = False,
+    samplers: Samplers = 0,
+    sampler_cpus: SamplerCpus = 1.0,
+    sampler_gpus: SamplerGpus = None,
+    shard_training: Shard = False,
     algorithms: Algorithms = None,
     waiting_jobs: Annotated[int, option("Training jobs in the queue.", min=1)] = 100,
     checkpoint_steps: Annotated[int, option("Training steps between two checkpoints.", min=1)] = 10,
-    body_timeout: Annotated[float, option("Seconds to wait for more of a request.", min=1)] = 30.0,
+    body_timeout: Annotated[float, option("Seconds for a request to come.", min=1)] = 30.0,
+    max_connections: Annotated[int, option("Connections at once.", min=1)] = 1024,
     engine_wait: Annotated[float, option("Seconds that requests wait for the engine.", min=0)] = 30.0,
-    stop_engine_for_jobs: Annotated[
-        bool, option("Free the device while jobs train.", "--stop-engine-for-jobs")
-    ] = False,
+    stop_engine_for_jobs: StopEngine = False,
     drain: Annotated[float, option("Seconds that requests have to finish at the end.", min=0)] = 30.0,
 ) -> None:
     """Serve a model, and train it, behind OpenAI's API. Runs until Ctrl-C or SIGTERM."""
@@ -76,14 +86,15 @@ def serve(
     options |= {key: tuple(given or ()) for key, given in {"algorithms": algorithms, **lists}.items()}
     _require_extras()
     from etude.models.source import folder_of, locate
-    from etude.server.settings import MEBIBYTE, require_safe, server_settings
+    from etude.server.settings import require_safe, server_settings
 
     folder = folder_of(model)
     options["name"] = name or (model if folder is None else folder.resolve().name)
     options |= {"api_key": _key(api_key_env), "log_level": LOG_LEVEL.get()}
-    settings = server_settings(**options, max_file=max_file_mb * MEBIBYTE)
+    settings = server_settings(**options, max_file=max_file_mb * 2**20)
     require_safe(settings)
     locate(settings.model)
+    _say_placements(settings)
     # Only now: it loads torch, and whoever typed something wrong need not wait for that.
     from etude.server.serve import serve as run
 
@@ -92,6 +103,23 @@ def serve(
 
 def _say_ready(name: str, address: str) -> None:
     say(f"serving {name} at {address}/v1; {address}/docs lists what it answers. Ctrl-C stops it.")
+
+
+def _say_placements(settings: ServerSettings) -> None:
+    """Say where jobs would train, and what is missing there now. Raises RequestError without a cluster."""
+    from concurrent.futures import ThreadPoolExecutor
+    from functools import partial
+
+    if settings.cluster is None:
+        return
+    code, on_gpus = (Path.cwd() if settings.algorithms else None), settings.device != "cpu"
+    # In a thread: in the main one Ray would take SIGTERM for itself.
+    with ThreadPoolExecutor(1) as thread:
+        look = partial(settings.cluster.check, code, on_gpus=on_gpus, shared=settings.data_dir)
+        placements = thread.submit(look).result()
+    for placement in placements:
+        mark = "✓" if placement.is_ready else "!"
+        warn(f"{mark} {placement.what}: {placement.detail}")
 
 
 def _cluster(on: str | None, processes: int | None, fewest: int | None) -> dict[str, object] | None:
@@ -107,7 +135,7 @@ def _cluster(on: str | None, processes: int | None, fewest: int | None) -> dict[
         raise RequestError(
             f"--fewest-processes {fewest} is more than --training-processes {most}: at most as many"
         )
-    return {"address": on, "learners": most, "fewest_learners": fewest}
+    return {"address": on, "runners": 0, "learners": most, "fewest_learners": fewest}
 
 
 def _key(variable: str | None) -> str | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from etude.cli import hints
 from etude.cli.command import (
     RUNS,
     AsJson,
     ConfigFile,
+    MetricsPort,
     OnCluster,
     OutputDir,
     Overrides,
@@ -19,6 +20,7 @@ from etude.cli.command import (
     run_async,
     run_configuration,
     then,
+    with_metrics,
 )
 from etude.cli.console import emit, next_step, path_shown, say, say_wrapped
 from etude.cli.figures import show_outcome
@@ -38,6 +40,7 @@ def train(
         int | None, option("Epochs from one validation to the next.", min=1)
     ] = None,
     on: OnCluster = None,
+    metrics_port: MetricsPort = None,
     as_json: AsJson = False,
 ) -> None:
     """Train the model of an agent as a config says.
@@ -50,7 +53,8 @@ def train(
     overrides = run_configuration(
         dataset=dataset, validation_dataset=validation_dataset, validation_interval=validation_interval
     )
-    settings = load_config(config, [*(override or ()), *overrides, *on_cluster(on)])
+    overrides += [*on_cluster(on), *with_metrics(metrics_port)]
+    settings = load_config(config, [*(override or ()), *overrides])
     with new_run(settings, name) as run:
         train_in(settings, run, as_json=as_json)
 
@@ -87,14 +91,17 @@ def resume(
         ),
     ] = False,
     override: Overrides = None,
+    on: OnCluster = None,
     output_dir: OutputDir = RUNS,
+    metrics_port: MetricsPort = None,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run that was stopped, without repeating anything that it has done.
 
     `-o` may change how it goes on: `finetuning.num_epochs`, to train for longer, the error budget, time
-    limits, concurrency, and secrets, which are not kept in run folders. From an address the run's folder is
-    made in --output-dir; options of the storage's driver are given as `-o storage.options.NAME=VALUE`.
+    limits, concurrency, the cluster (none: `-o cluster=null`), and secrets, which are not kept in run
+    folders. From an address the run's folder is made in --output-dir; options of the storage's driver are
+    given as `-o storage.options.NAME=VALUE`.
     """
     from etude.backup.restore import is_address
     from etude.loop.lifecycle import config_to_resume, note_changes
@@ -102,7 +109,7 @@ def resume(
     from etude.store.run_folder import RunFolder
     from etude.store.stored_config import read_request
 
-    changes = list(override or ())
+    changes = [*(override or ()), *on_cluster(on), *with_metrics(metrics_port)]
     if run is not None and is_address(run):
         path = _restored(run, output_dir, changes, as_json)
     else:
@@ -115,7 +122,7 @@ def resume(
             if run is None:
                 say(f"going on with {path.name}")
             for key, (before, after) in changed.items():
-                say(f"{key}: {before} → {after}")
+                say_wrapped(f"{key}: {_shown(before)} → {_shown(after)}")
         if retry_failed and not _forgets_failures(folder, as_json):
             return
         if request is None:
@@ -124,6 +131,13 @@ def resume(
         from etude.cli.evaluate import evaluate_in
 
         evaluate_in(settings, folder, request, as_json=as_json, per_example=False)
+
+
+def _shown(value: Any) -> Any:
+    """A setting as it is read: of a block, what it says."""
+    if not isinstance(value, dict):
+        return value
+    return ", ".join(f"{key} {item}" for key, item in value.items() if item is not None) or "none"
 
 
 def _restored(address: str, output_dir: Path, changes: list[str], as_json: bool) -> Path:

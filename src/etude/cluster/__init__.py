@@ -1,1 +1,1 @@
-"""Ray: the processes that train a job together, on the nodes of a cluster."""
+"""Ray: the `cluster` block, its runners and the processes that train a job together, on many machines."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+import tempfile
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from etude.cluster.config import LearnersConfig
-from etude.core.errors import MissingExtraError, RequestError
+from etude.cluster.config import RayConfig
+from etude.cluster.connection import require_ray
 
 CAUSE = "the team has ended: "
 """Begins the line that says why."""
@@ -20,11 +21,11 @@ _CAUSE = re.compile(rf"^{re.escape(CAUSE)}(.+)$", re.MULTILINE)
 
 
 class TeamOrder(BaseModel):
-    """The team to start. It is on a command line, and has no secrets."""
+    """The team to start. Its runtime environment may have secrets, which are for Ray alone."""
 
     model_config = ConfigDict(frozen=True)
 
-    config: LearnersConfig
+    config: RayConfig
     on_gpus: bool
     """Whether each process is to have a GPU, where the cluster has any."""
     module: str
@@ -35,31 +36,40 @@ class TeamOrder(BaseModel):
     """The job's, on storage that all nodes share."""
     desk: str
     """The import path of what makes the object on the head that the processes call, of the last argument."""
+    code: Path | None
+    """The current folder of the processes, with modules of the user's."""
+
+    @classmethod
+    def taken(cls, path: Path) -> TeamOrder:
+        """The order in a file, which is deleted."""
+        order = cls.model_validate_json(path.read_text(encoding="utf-8"))
+        path.unlink()
+        return order
+
+    @property
+    def without_environment(self) -> TeamOrder:
+        """The order as the processes get it."""
+        config = self.config.model_copy(update={"runtime_env": {}})
+        return self.model_copy(update={"config": config})
 
 
-class RayLauncher:
+class TeamLauncher:
     """Starts the processes of a team as actors of Ray's.
 
     The command is a process on this machine, a node of the cluster, and holds the lock of the job's folder.
     When it ends, however that comes about, Ray ends the others.
     """
 
-    def __init__(self, config: LearnersConfig, desk: str, *, on_gpus: bool) -> None:
-        """Raises MissingExtraError without Ray, RequestError for an address that is not of this kind."""
-        if find_spec("ray") is None:
-            raise MissingExtraError("training on a Ray cluster", "ray")
-        if config.address.startswith("ray://"):
-            raise RequestError(
-                f"{config.address} is an address for Ray's client, and to start processes that train this "
-                "machine must be a node of the cluster: `ray start --address=HOST:6379 --num-cpus=0` makes "
-                "it one that runs nothing else, and the address is then `auto`"
-            )
+    def __init__(self, config: RayConfig, desk: str, *, on_gpus: bool, code: Path | None = None) -> None:
+        """The folder `code`, if any, goes along. Raises MissingExtraError, RequestError."""
+        require_ray(config.address)
         self._config = config
         self._desk = desk
         self._on_gpus = on_gpus
+        self._code = code
 
     def command(self, module: str, arguments: Sequence[str], processes: int, folder: Path) -> list[str]:
-        """The command that starts the processes, as many as the cluster has room for in between."""
+        """The command that starts the processes once, as many as the cluster has room for in between."""
         order = TeamOrder(
             config=self._config,
             on_gpus=self._on_gpus,
@@ -68,8 +78,13 @@ class RayLauncher:
             processes=processes,
             folder=folder,
             desk=self._desk,
+            code=self._code,
         )
-        return [sys.executable, "-m", "etude.cluster.team", order.model_dump_json()]
+        # Everyone on this machine can read a command line, and this file only its user.
+        descriptor, path = tempfile.mkstemp(prefix="etude-team-", suffix=".json")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(order.model_dump_json())
+        return [sys.executable, "-m", "etude.cluster.team", path]
 
     def first_failure(self, log: str) -> str | None:
         """As the command has written it."""

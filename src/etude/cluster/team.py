@@ -1,4 +1,4 @@
-"""`python -m etude.cluster.team ORDER`: starts a team on a cluster, and lives for as long as it does."""
+"""`python -m etude.cluster.team FILE`: starts a team on a cluster, and lives for as long as it does."""
 
 from __future__ import annotations
 
@@ -8,17 +8,22 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
+from etude.cluster.connection import connect, no_cluster
 from etude.cluster.launch import CAUSE, TeamOrder
 from etude.cluster.part import Part, PartFailed
 from etude.cluster.seat import MARK, Desk
-from etude.core.errors import EtudeError, StoreError
+from etude.core.errors import EtudeError, RequestError, StoreError, first_line
+from etude.core.streams import mask_streams
 from etude.store.files import write_atomically
 from etude.store.lock import RunLock
+from etude.store.teams import tell_team
 
 _LOOK_SECONDS = 0.2
 _JOIN_SECONDS = 90.0
+_ALARM_SECONDS = 5.0
 _LAST_WORDS_SECONDS = 3.0
 """In which processes that ended after the first are heard: that one may only have lost its peer."""
 _BEGIN_SECONDS = 120.0
@@ -30,8 +35,9 @@ class TeamLost(EtudeError):
 
 
 def main() -> int:
-    """Start the team of the order on the command line; 0 once all have done their part, or others do it."""
-    order = TeamOrder.model_validate_json(sys.argv[1])
+    """Start the team of the order in a file; 0 once all have done their part, or others do it."""
+    mask_streams()
+    order = TeamOrder.taken(Path(sys.argv[1]))
     try:
         lock = RunLock(order.folder / "lock")
     except StoreError:
@@ -55,27 +61,22 @@ def main() -> int:
 def _join(order: TeamOrder) -> None:
     """Become a driver of the cluster. Raises TeamLost."""
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
-    import ray
-
-    seconds = min(_JOIN_SECONDS, order.config.learner_wait)
-    nothing = (
-        f"there is no Ray cluster at {order.config.address} that this machine is a node of; start one "
-        "(`ray start --head`), or join one (`ray start --address=HOST:6379`): "
-    )
+    config = order.config
+    address, seconds = config.address, min(_JOIN_SECONDS, config.learner_wait)
 
     def give_up() -> None:
-        sys.stderr.write(f"{CAUSE}{nothing}no answer within {seconds:g} s\n")
+        sys.stderr.write(f"{CAUSE}{no_cluster(address, f'no answer within {seconds:g} s')}\n")
         sys.stderr.flush()
         os._exit(1)
 
     # Ray itself tries for many minutes where nobody answers, and cannot be stopped meanwhile.
-    alarm = threading.Timer(seconds, give_up)
+    alarm = threading.Timer(seconds + _ALARM_SECONDS, give_up)
     alarm.daemon = True
     alarm.start()
     try:
-        ray.init(order.config.address, log_to_driver=True, configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise TeamLost(f"{nothing}{_line(error)}") from error
+        connect(address, config.runtime_env, order.code, seconds=seconds, shows_output=True)
+    except RequestError as error:
+        raise TeamLost(first_line(error)) from error
     finally:
         alarm.cancel()
 
@@ -91,15 +92,17 @@ def _run(order: TeamOrder, stopping: threading.Event) -> None:
     desk = desk_class.remote(order.desk, order.arguments[-1])
     mark = secrets.token_hex(16)
     write_atomically(order.folder / MARK, mark)
+    tell_team(order.folder, order.processes)
     parts = _parts(order, stopping)
     if not parts:
         return
     try:
-        first = ray.get([part.address.remote() for part in parts], timeout=_BEGIN_SECONDS)[0]
+        places = ray.get([part.address.remote() for part in parts], timeout=_BEGIN_SECONDS)
     except (RayActorError, GetTimeoutError) as error:
-        raise TeamLost(f"a process ended before it began: {_line(error)}") from error
-    text, size = order.model_dump_json(), len(parts)
-    runs = {part.run.remote(text, desk, mark, rank, size, first): rank for rank, part in enumerate(parts)}
+        raise TeamLost(f"a process ended before it began: {first_line(error)}") from error
+    tell_team(order.folder, order.processes, tuple(node for node, _ in places))
+    text, size = order.without_environment.model_dump_json(), len(parts)
+    runs = {part.run.remote(text, desk, mark, rank, size, places[0]): rank for rank, part in enumerate(parts)}
     _watch(runs, desk, stopping)
 
 
@@ -112,7 +115,8 @@ def _parts(order: TeamOrder, stopping: threading.Event) -> list[Any]:
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    config, room = order.config, _room(order)
+    config = order.config
+    room = config.learner_room(ray.cluster_resources(), on_gpus=order.on_gpus)
     fewest, count = min(config.fewest_learners or order.processes, order.processes), order.processes
     deadline, grace = time.monotonic() + config.learner_wait, config.learner_grace
     while True:
@@ -164,16 +168,6 @@ def _watch(runs: dict[Any, int], desk: Any, stopping: threading.Event) -> None:
         raise TeamLost(_cause(failures))
 
 
-def _room(order: TeamOrder) -> dict[str, float]:
-    """The resources that Ray sets aside for a process."""
-    import ray
-
-    gpus = order.config.learner_gpus
-    if gpus is None:
-        gpus = 1.0 if order.on_gpus and ray.cluster_resources().get("GPU") else 0.0
-    return {"CPU": order.config.learner_cpus} | ({"GPU": gpus} if gpus else {})
-
-
 def _words(room: dict[str, float]) -> str:
     return " and ".join(f"{amount:g} {name}" for name, amount in room.items())
 
@@ -198,16 +192,11 @@ def _cause(failures: dict[int, Exception]) -> str:
     from ray.exceptions import RayActorError
 
     if not isinstance(error, RayActorError):
-        return f"process {rank}: {_line(error)}"
+        return f"process {rank}: {first_line(error)}"
     text = str(error)
     if "node" in text and ("node has died" in text or "was terminated" in text):
         return f"process {rank}: its node was lost"
     return f"process {rank}: it was killed, or crashed"
-
-
-def _line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 if __name__ == "__main__":

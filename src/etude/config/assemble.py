@@ -2,7 +2,7 @@
 
 There are short ways to write one: `workflow: my_agent:play` is `{_type: function, function: my_agent:play}`,
 and `dataset: data/train.jsonl` is `{_type: jsonl, file_path: data/train.jsonl}`. Both may also stand as the
-`_type` of a mapping with more keys.
+`_type` of a mapping with more keys. Those of alarms are in `etude.config.alarms`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, cast
 from pydantic import ValidationError
 
 from etude.config import registry
+from etude.config.alarms import spell_out_alarms
 from etude.config.component import ComponentConfig, DatasetConfig, WorkflowConfig
 from etude.config.document import Document, KeyPath, dig, replace_at, set_at
 from etude.config.import_path import import_object, is_import_path
@@ -53,6 +54,7 @@ def build_components(
     Where one is not valid, the problem is noted and an empty config of its kind stands in for it.
     `folders` are where the files that components name are looked for.
     """
+    spell_out_alarms(data, problems)
     kinds, assembly = dict(components_in(data)), _Assembly(problems, folders)
     # All import paths first: importing a module may register the types that other components name.
     spelled = {path: assembly.spell_out(path, kind, dig(data, path)) for path, kind in kinds.items()}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -42,6 +44,8 @@ class Builder:
         self.config = config
         self.run = run
         """The run that components are built for; None outside of a run."""
+        self.around_llm: Callable[[str, Engine], AbstractContextManager[None]] | None = None
+        """Opened around each engine that is built, before anybody has it, and closed when the engine is."""
         self._exits = contextlib.AsyncExitStack()
         self._components: dict[str, Any] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -106,7 +110,7 @@ class Builder:
         return await self._once("workflow", "workflow", self.config.workflow)
 
     async def get_cluster(self) -> Any:
-        """The `etude.runners.process.Launcher` of the `cluster` block; None where there is none."""
+        """The `etude.runners.process.Cluster` of the `cluster` block; None where there is none."""
         cluster = self.config.cluster
         return None if cluster is None else await self._once("cluster", "cluster", cluster)
 
@@ -139,7 +143,10 @@ class Builder:
         registration = registry.lookup(kind, config.type_name)
         context = contextlib.asynccontextmanager(registration.factory)(config, self)
         try:
-            return await self._exits.enter_async_context(context)
+            component = await self._exits.enter_async_context(context)
+            if kind == "llms" and self.around_llm is not None:
+                self._exits.enter_context(self.around_llm(key.removeprefix("llms."), component))
+            return component
         except EtudeError:
             raise
         except Exception as error:
@@ -179,7 +186,7 @@ class TargetBuilder(Builder):
     def checkpoints(self) -> Path:
         """Versions of several models never share a folder."""
         folder = super().checkpoints / _folder_name(str(self.config.finetuning.target_model))
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(0o700, exist_ok=True)
         return folder
 
     async def _once(self, kind: Kind, name: str, config: ComponentConfig) -> Any:

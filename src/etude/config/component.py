@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from etude.config.budget import ModelBudget, ModelPrices
 from etude.config.supplies import Need, Starter, Supplies
 from etude.core.data_model import DataModel
+from etude.core.history import Action
 from etude.core.tools import ToolLimits, ToolSet, ToolSource
 
 CHANGEABLE = "changeable"
@@ -39,6 +42,11 @@ class ComponentConfig(DataModel, use_attribute_docstrings=True):
 
 class LlmConfig(ComponentConfig):
     """A model that agents can call: an entry of `llms`."""
+
+    prices: Annotated[ModelPrices | None, CHANGEABLE] = None
+    """The price of its tokens; left out: as the list of prices has it."""
+    budget: Annotated[ModelBudget | None, CHANGEABLE] = None
+    """The most that it may take in a run."""
 
 
 class WorkflowConfig(ComponentConfig):
@@ -97,18 +105,38 @@ class ToolsConfig(ComponentConfig):
         return ToolSet(name, source, limits, only, self.prefix, path)
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where processes of one kind would be placed on a cluster, or what they lack there."""
+
+    what: str
+    """`runners`, `learners`, or `nodes` for what these lack."""
+    detail: str
+    is_ready: bool = True
+
+
 class ClusterConfig(ComponentConfig):
-    """Machines that play the episodes: the `cluster` block."""
+    """Machines that play the episodes, and train: the `cluster` block."""
 
-    runners: int = Field(default=2, ge=1)
-    """Processes that play episodes and score them."""
+    runners: int = Field(default=2, ge=0)
+    """Processes that play episodes and score them; 0: they are played as without a cluster."""
+    learners: int | None = Field(default=None, ge=1)
+    """Processes that train a job of the adapter `local` together; left out: the run's own process trains."""
 
-    def check(self, folder: Path) -> str:
-        """Where the runners would be placed, for `etude check`; `folder` has the user's modules.
+    def gpus(self, *, on_gpus: bool = True) -> float:
+        """GPUs that all the processes hold. Those that take one where there is any do so `on_gpus`."""
+        return 0.0
 
-        Raises EtudeError for what is missing.
+    def check(
+        self, folder: Path | None, *, on_gpus: bool = True, shared: Path | None = None
+    ) -> list[Placement]:
+        """Where the processes would be placed, for `etude check`; `folder` has the user's modules.
+
+        `on_gpus`: whether learners use GPUs where there are any. They work in the folder `shared`. Raises
+        EtudeError where nobody can say.
         """
-        return f"{self.runners} runners"
+        counts = {"runners": self.runners, "learners": self.learners}
+        return [Placement(what, f"{count} {what}") for what, count in counts.items() if count]
 
 
 class DatasetConfig(ComponentConfig):
@@ -117,3 +145,25 @@ class DatasetConfig(ComponentConfig):
 
 class EvaluatorConfig(ComponentConfig):
     """Scores episodes: an entry of `eval.evaluators`."""
+
+    def asks_model(self) -> bool:
+        """Whether a model gives the score, as a judge does."""
+        return False
+
+
+class AlarmConfig(ComponentConfig):
+    """Looks out for what is wrong with a run: an entry of `finetuning.alarms`."""
+
+    by_default: ClassVar[bool] = False
+    """Whether it is on in runs whose config does not name it."""
+
+    epochs: int = Field(default=1, ge=1)
+    """Epochs in a row, or validations, that must be wrong before it rings."""
+    action: Action = "warn"
+    """The run's part when it rings. `pause` ends the process, and `etude resume` goes on; `stop` ends the run
+    early; `rollback` goes back to the best version, and on from there; `off`: it never rings."""
+
+    @field_validator("action", mode="before")
+    @classmethod
+    def _off_is_false_in_yaml(cls, value: Any) -> Any:
+        return "off" if value is False else value

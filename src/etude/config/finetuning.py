@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, SerializeAsAny, field_validator, model_validator
 
-from etude.config.component import CHANGEABLE, ComponentConfig, DatasetConfig
+from etude.config.component import CHANGEABLE, AlarmConfig, ComponentConfig, DatasetConfig
 from etude.config.warm_up import WarmUpConfig
 from etude.core.data_model import DataModel
 
@@ -165,6 +165,9 @@ class FinetuneConfig(DataModel, revalidate_instances="always", use_attribute_doc
     """Repeat bit for bit on a CPU, whatever is interrupted; a little slower."""
     error_budget: Annotated[float, CHANGEABLE] = Field(default=0.2, ge=0, le=1)
     """Share of an epoch's episodes or scores that may fail before the run stops."""
+    alarms: Annotated[dict[str, SerializeAsAny[AlarmConfig]], CHANGEABLE] = Field(default_factory=dict)
+    """Changes of the alarms and further ones, by name: an action alone (`off`, `warn`, `pause`, `stop`,
+    `rollback`), or thresholds too. Those that are not named are on, and warn. `off` for all: none rings."""
     run_configuration: FinetuneRunConfig = Field(default_factory=FinetuneRunConfig)
     """Validation and the dataset in use."""
 

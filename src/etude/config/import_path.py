@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from etude.config.nearest import nearest
-from etude.core.errors import EtudeError, RequestError
+from etude.core.errors import EtudeError, RequestError, text_of
+from etude.core.secrets import masked
 
 _IMPORT_PATH = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*(\.[^\W\d]\w*)*)")
 
@@ -84,8 +85,8 @@ def import_object(path: str) -> Any:
 
 
 def where_raised(error: BaseException) -> str:
-    """`file:line: Type: message` of the user's line that raised, shortened to one line."""
-    summary = f"{type(error).__name__}: {_first_line(error)}"
+    """`file:line: Type: message` of the user's line that raised, shortened to one line, secrets masked."""
+    summary = f"{type(error).__name__}: {masked(_first_line(error))}"
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {summary}"
     frames = [
@@ -103,7 +104,7 @@ def _first_line(error: BaseException) -> str:
             for details in error.errors()
         ]
         return f"{error.title}: {'; '.join(problems)}"
-    lines = str(error).splitlines()
+    lines = text_of(error).splitlines()
     return lines[0] if lines else "no message"
 
 

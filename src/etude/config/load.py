@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import SecretStr, ValidationError
+from pydantic import ValidationError
 
 from etude.config import registry
 from etude.config.assemble import build_components
@@ -34,11 +34,10 @@ from etude.config.problems import Problems
 from etude.config.references import SECTION_OF, complete_names
 from etude.config.registry import components_in
 from etude.config.schema import Config
+from etude.config.secrets import Declared, keep_text, remember_secrets, secrets_in, secrets_of
 from etude.config.slots import Slot, walk
 from etude.core.errors import ConfigError, RequestError
-
-MASK = "**********"
-"""Written for a secret by `resolved_yaml`."""
+from etude.core.secrets import MASK, masked
 
 _REFERENCE = re.compile(
     r"\$(?:(?P<dollar>\$)|\{(?P<name>[A-Za-z_]\w*)(?P<default>:-[^}]*)?\}|(?P<broken>\{))"
@@ -78,6 +77,29 @@ def interpolate(text: str, environ: Mapping[str, str]) -> str:
     return _REFERENCE.sub(value, text)
 
 
+def required_variables(text: str) -> list[str]:
+    """The variables that the references in a text cannot do without."""
+    return [match["name"] for match in _REFERENCE.finditer(text) if match["name"] and not match["default"]]
+
+
+def reference_elsewhere(text: str, environ: Mapping[str, str], otherwise: str | None) -> str:
+    """The text with references that mean in another process what they mean with this environment.
+
+    A default that is used here is written out, and one that is not is left out: that process may have another
+    environment. `otherwise` takes the place of variables that are missing there; None makes that an error.
+    """
+
+    def rewritten(match: re.Match[str]) -> str:
+        name, default = match["name"], match["default"]
+        if not name:
+            return match[0]
+        if default is not None and not environ.get(name):
+            return default.removeprefix(":-").replace("$", "$$")
+        return f"${{{name}}}" if otherwise is None else f"${{{name}:-{otherwise}}}"
+
+    return _REFERENCE.sub(rewritten, text)
+
+
 def load_config(path: Path | str, overrides: Iterable[Override] = ()) -> Config:
     """Read a YAML config, apply overrides, and validate all of it.
 
@@ -111,16 +133,25 @@ def resolved_yaml(config: Config) -> str:
     they are the default that anybody can read in the reference.
     """
     data = config.model_dump(mode="json", fallback=str)
+    secrets = secrets_of(config, data)
     components = dict(components_in(data))
     for path, slot, value in walk(config, Slot(Config)):
         if path in components and isinstance(value, ComponentConfig):
             replace_at(data, path, {"_type": value.type_name, **dig(data, path)})
-        elif isinstance(value, SecretStr) and value == slot.default and dig(data, path) == MASK:
+        elif isinstance(value, Declared) and value == slot.default and dig(data, path) == MASK:
             replace_at(data, path, value.get_secret_value())
+    for path in secrets:
+        replace_at(data, path, MASK)
     for path, text in config._as_written.items():
+        is_secret = path in secrets and _has_default(text)
         if dig(data, path) is not None:
-            replace_at(data, path, text)
+            replace_at(data, path, MASK if is_secret or masked(text) != text else text)
     return dump(data)
+
+
+def _has_default(text: str) -> bool:
+    """Whether a reference has a value of its own, which for a secret is one too."""
+    return any((match["default"] or "").removeprefix(":-") for match in _REFERENCE.finditer(text))
 
 
 def _validated(document: Document, overrides: Iterable[Override]) -> Config:
@@ -130,7 +161,11 @@ def _validated(document: Document, overrides: Iterable[Override]) -> Config:
     config_file = dig(data, _CONFIG_FILE) or (document.path and str(document.path.absolute()))
     folders = (Path(config_file).parent if isinstance(config_file, str) else Path.cwd(), Path.cwd())
     make_importable(*folders)
+    for _, secret in secrets_in(data):
+        if not _REFERENCE.search(secret):
+            keep_text(secret)
     _read_environment(data, problems, Path(config_file) if isinstance(config_file, str) else None)
+    _find_prices(data, folders, problems)
     components = build_components(data, problems, folders)
     config = _validate_rest(data, problems)
     complete_names(config, components, problems, in_training)
@@ -138,8 +173,20 @@ def _validated(document: Document, overrides: Iterable[Override]) -> Config:
     problems.raise_if_any()
     config.finetuning.run_configuration.config_file = Path(config_file) if config_file else None
     config._as_written.update(problems.references)
+    remember_secrets(config, config.model_dump(mode="json", fallback=str))
     config._untrainable = in_training.error()
     return config
+
+
+def _find_prices(data: dict[str, Any], folders: Iterable[Path], problems: Problems) -> None:
+    """Make the path of the file of prices absolute, or note that it is not there."""
+    if isinstance(prices := data.get("prices"), str):
+        files = [folder / Path(prices).expanduser() for folder in folders]
+        existing = next((file for file in files if file.is_file()), None)
+        if existing is None:
+            problems.add(("prices",), f"there is no file '{prices}'")
+        else:
+            data["prices"] = str(existing.absolute())
 
 
 def _find_transcripts(config: Config, folders: Iterable[Path], problems: Problems) -> None:

@@ -13,9 +13,9 @@ from etude.config.document import Document, KeyPath, dig, dotted, holds
 from etude.config.nearest import alternatives, nearest
 from etude.config.slots import Slot, describe, keys_of, shown, slot_at
 from etude.core.errors import ConfigError
+from etude.core.secrets import is_secret_name
 
 _DEEPEST = 4
-_SECRET_WORDS = ("key", "token", "secret", "password")
 
 
 class Problems:
@@ -94,7 +94,7 @@ class Problems:
     def _shown(self, path: KeyPath, value: Any, slot: Slot | None) -> str:
         if path in self.references:
             return f"what {self.references[path]} stands for"
-        is_secret = any(word in str(path[-1:]).lower() for word in _SECRET_WORDS)
+        is_secret = any(is_secret_name(str(key)) for key in path[-2:])
         is_unquoted = slot is not None and describe(slot).startswith("text") and not isinstance(value, str)
         text = f"something of type {type(value).__name__}" if is_secret else shown(value)
         return f"{text}; put it in quotes" if is_unquoted and isinstance(value, int | float | date) else text

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from pydantic import BaseModel
 
 from etude.config.component import (
+    AlarmConfig,
     ClusterConfig,
     ComponentConfig,
     DatasetConfig,
@@ -39,6 +40,7 @@ Kind: TypeAlias = Literal[
     "trajectory_builders",
     "trainer_adapters",
     "trainers",
+    "alarms",
     "cluster",
 ]
 Factory: TypeAlias = Callable[..., AsyncIterator[Any]]
@@ -55,6 +57,7 @@ BASES: dict[Kind, type[ComponentConfig]] = {
     "trajectory_builders": TrajectoryBuilderConfig,
     "trainer_adapters": TrainerAdapterConfig,
     "trainers": TrainerConfig,
+    "alarms": AlarmConfig,
     "cluster": ClusterConfig,
 }
 
@@ -70,6 +73,7 @@ NAMED: dict[Kind, KeyPath] = {
     "trajectory_builders": ("trajectory_builders",),
     "trainer_adapters": ("trainer_adapters",),
     "trainers": ("trainers",),
+    "alarms": ("finetuning", "alarms"),
 }
 """Sections that hold components by name."""
 
@@ -227,8 +231,13 @@ def register_trainer(*, config_type: type[TrainerConfig]) -> Callable[[FactoryT]
     return _decorator("trainers", config_type)
 
 
+def register_alarm(*, config_type: type[AlarmConfig]) -> Callable[[FactoryT], FactoryT]:
+    """Decorate an async generator `f(config, builder)` that yields an `etude.Alarm`."""
+    return _decorator("alarms", config_type)
+
+
 def register_cluster(*, config_type: type[ClusterConfig]) -> Callable[[FactoryT], FactoryT]:
-    """Decorate an async generator `f(config, builder)` that yields an `etude.runners.process.Launcher`."""
+    """Decorate an async generator `f(config, builder)` that yields an `etude.runners.process.Cluster`."""
     return _decorator("cluster", config_type)
 
 

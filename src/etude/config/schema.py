@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, model_validator
 
+from etude.config.budget import RunBudget
 from etude.config.component import (
     CHANGEABLE,
     ClusterConfig,
@@ -65,6 +66,26 @@ class EvalConfig(BaseModel, extra="forbid", frozen=True, use_attribute_docstring
     """The evaluators that score an episode, by name."""
 
 
+class MetricsConfig(BaseModel, extra="forbid", frozen=True, use_attribute_docstrings=True):
+    """Where Prometheus finds the metrics of a run while it goes on."""
+
+    port: Annotated[int, CHANGEABLE] = Field(ge=0, le=65535)
+    """0 takes a free one; `etude cluster status` says which."""
+    host: Annotated[str, CHANGEABLE] = "127.0.0.1"
+    """The address to listen on. Whoever reaches it can read the metrics: there is no key."""
+
+
+class StallConfig(BaseModel, extra="forbid", frozen=True, use_attribute_docstrings=True):
+    """When a run in which nothing moves says so, and when it ends."""
+
+    say_after: Annotated[float, CHANGEABLE] = Field(default=120.0, gt=0)
+    """Seconds without any progress after which the run says what it waits for, and writes the stacks of its
+    threads and tasks; it says so again each time that they have doubled."""
+    end_after: Annotated[float | None, CHANGEABLE] = Field(default=3600.0, gt=0)
+    """Seconds without any progress that end the run, to be resumed; at least twice an episode's `timeout`.
+    Null for never. A training job is bounded by the trainer's `job_timeout` in its place."""
+
+
 class Config(BaseModel, extra="forbid", frozen=True, use_attribute_docstrings=True):
     """A config file, with every component's own class in place and every default filled in."""
 
@@ -83,9 +104,17 @@ class Config(BaseModel, extra="forbid", frozen=True, use_attribute_docstrings=Tr
     trainers: dict[str, SerializeAsAny[TrainerConfig]] = Field(default_factory=dict)
     """The loop over epochs; by default `epochs`."""
     cluster: Annotated[SerializeAsAny[ClusterConfig] | None, CHANGEABLE] = None
-    """The machines that play the episodes; by default this process does."""
+    """The machines that play the episodes, and train; by default this process does."""
     finetuning: FinetuneConfig = Field(default_factory=FinetuneConfig)
     """The model to train, and for how long."""
+    budget: Annotated[RunBudget | None, CHANGEABLE] = None
+    """The most that the run may take; by default there is no limit."""
+    prices: Annotated[Path | None, CHANGEABLE] = None
+    """A file with prices of models, which go before those of Etude's own list."""
+    metrics: Annotated[MetricsConfig | None, CHANGEABLE] = None
+    """An address with metrics for Prometheus, open while the run goes on; by default there is none."""
+    stall: Annotated[StallConfig, CHANGEABLE] = Field(default_factory=StallConfig)
+    """When a run in which nothing moves says so, and when it ends."""
     storage: Annotated[StorageConfig | None, CHANGEABLE] = None
     """Where the run is backed up while it goes on, against the loss of its machine: an address or a block."""
 

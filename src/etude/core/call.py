@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import ConfigDict, Field, PlainSerializer
+from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer
 
 from etude.core.message import Message, Tool, is_same
 
@@ -25,11 +25,21 @@ class Constraint:
     Lark's notation."""
 
 
-Temperature: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_LEAST_TEMPERATURE = 1e-6
+
+
+def _not_almost_zero(temperature: float) -> float:
+    """Logits that are divided by less would not be finite."""
+    if 0 < temperature < _LEAST_TEMPERATURE:
+        raise ValueError(f"Input should be 0, or at least {_LEAST_TEMPERATURE:g}")
+    return temperature
+
+
+Temperature: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_not_almost_zero)]
 TopP: TypeAlias = Annotated[float, Field(gt=0, le=1)]
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
-Factor: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Factor: TypeAlias = Annotated[float, Field(ge=1e-3, le=1e3)]
 Bias: TypeAlias = Annotated[float, Field(ge=-100, le=100)]
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 
@@ -145,6 +155,16 @@ class Usage:
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
+    """Those of the prompt that the endpoint says it had in its cache."""
+
+    def plus(self, other: Usage) -> Usage:
+        """The tokens of both."""
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +223,17 @@ class Call:
     completion: Completion | None = None
     error: str | None = None
     """Why there is no completion, for a call that failed for good."""
-    retries: int = 0
-    """Attempts after the first, because the model gave no usable answer."""
+    retried: Mapping[str, int] = field(default_factory=dict)
+    """Attempts after the first, by why the one before gave no usable answer: `http_429`, `timeout`, …"""
+    waited: float = 0.0
+    """Seconds between the attempts."""
     failed_at: tuple[str, ...] = ()
     """The address of each of the attempts that gave none, where the model has several."""
+
+    @property
+    def retries(self) -> int:
+        """Attempts after the first."""
+        return sum(self.retried.values())
 
 
 def continues(messages: Sequence[Message], earlier: Call) -> bool:

@@ -143,7 +143,7 @@ def _answer_of(
     if ids is None or item.context_ids is None:
         raise ValueError(
             "no token ids, which training needs; sample it with an engine that returns them (llms _type: "
-            "local, or openai with return_token_ids: true)"
+            "local, or openai with return_token_ids: true, where a router before it passes that on)"
         )
     values["logprobs"] = values["logprobs"] or (() if needs_logprobs else (0.0,) * len(ids))
     turn = Turn(

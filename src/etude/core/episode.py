@@ -100,6 +100,14 @@ def call_counts(record: EpisodeRecord) -> Counter[str]:
     return counts
 
 
+def retry_counts(record: EpisodeRecord) -> tuple[Counter[str], float]:
+    """Why attempts at the model calls of an episode were made again, and the seconds waited between them."""
+    causes = Counter[str]()
+    for call in record.calls:
+        causes.update(call.retried)
+    return causes, sum(call.waited for call in record.calls)
+
+
 def address_counts(record: EpisodeRecord) -> dict[str, Counter[str]]:
     """The attempts at model calls of an episode, where a model has several addresses: `answers` and `failed`
     ones, by address."""

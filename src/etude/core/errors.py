@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from etude.core.secrets import masked
+
 
 class EtudeError(Exception):
-    """The work failed. Exit code 1."""
+    """The work failed. Exit code 1.
+
+    Its text may repeat what others said, and has no secrets.
+    """
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return masked(super().__str__())
 
 
 class RequestError(EtudeError):
@@ -71,6 +79,14 @@ class EngineAway(EngineError):
     """The engine is not there at the moment: another try later may do better."""
 
 
+class ModelOut(EngineError):
+    """A model gives no answers at all: its key is wrong, its address is dead, there is no such model.
+
+    More calls would fail too, so it ends the run wherever it is raised, also where an agent or an evaluator
+    catches it; nothing that was answered is lost. An engine of one's own may raise it.
+    """
+
+
 class ImpossibleCall(EngineError):
     """The request itself is at fault: too long, or of a kind that the model does not take."""
 
@@ -102,8 +118,38 @@ class EnvironmentAway(EpisodeError):
     """
 
 
+class StalledError(EtudeError):
+    """Nothing in a run has moved for longer than it waits."""
+
+
 class ErrorBudgetExceeded(EtudeError):
     """More episodes or scores failed than the run allows."""
+
+
+class BudgetReached(EtudeError):
+    """A run is at a limit of its budget, and has stopped with everything kept. Exit code 3."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, override: str) -> None:
+        super().__init__(message)
+        self.override = override
+        """The setting with which `etude resume` goes on, as `-o` takes it."""
+
+
+class RunPaused(EtudeError):
+    """An alarm has paused a run, with everything kept: somebody is to look before it goes on. Exit code 3."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, override: str) -> None:
+        super().__init__(message)
+        self.override = override
+        """The setting with which `etude resume` goes on without the alarm, as `-o` takes it."""
+
+
+class RunStopped(EtudeError):
+    """An alarm has ended a run: its trainer is to do nothing more."""
 
 
 class TrainingError(EtudeError):
@@ -121,3 +167,33 @@ class BackendError(EtudeError):
         super().__init__(message)
         self.temporary = temporary
         """Whether asking again later may help."""
+
+
+_SHOWN_CHARACTERS = 20_000
+_LONGEST_SECRET = 10_000
+"""Characters beyond the end that are looked at, so that no secret is cut in two and shown by half."""
+
+
+def words_of(error: BaseException) -> str:
+    """`Type: message` of an error, as `text_of` gives it."""
+    return f"{type(error).__name__}: {text_of(error)}"
+
+
+def text_of(error: BaseException) -> str:
+    """The message of an error that may be anybody's: it may be endless, or raise an error itself.
+
+    Secrets in it are masked.
+    """
+    try:
+        text = str(error)
+    except Exception as problem:  # noqa: BLE001  its `__str__` is user code
+        return f"(its text cannot be had: {type(problem).__name__})"
+    count = len(text)
+    text = masked(text[: _SHOWN_CHARACTERS + _LONGEST_SECRET])
+    return f"{text[:_SHOWN_CHARACTERS]} … ({count} characters)" if count > _SHOWN_CHARACTERS else text
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its kind where it has none."""
+    lines = text_of(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

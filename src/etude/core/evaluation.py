@@ -12,6 +12,14 @@ from pydantic import Field
 from etude.core.data_model import DataModel, Id, Number
 from etude.core.episode import EpisodeRecord
 
+LARGEST_SCORE = 1e30
+"""Of larger ones sums, squares and float32 tensors are infinite."""
+
+
+def is_score(value: float) -> bool:
+    """Whether a number can be a score: one that can be averaged and trained on."""
+    return math.isfinite(value) and abs(value) <= LARGEST_SCORE
+
 
 class EvalInputItem(DataModel, arbitrary_types_allowed=True):
     """One episode as an evaluator sees it."""
@@ -39,8 +47,8 @@ class EvalOutputItem(DataModel):
 
     @property
     def is_scored(self) -> bool:
-        """Whether there is a finite score."""
-        return self.error is None and self.score is not None and math.isfinite(self.score)
+        """Whether there is a score that can be averaged."""
+        return self.error is None and self.score is not None and is_score(self.score)
 
 
 class EvalInput(DataModel):
@@ -82,10 +90,21 @@ class EvaluationRunOutput(DataModel):
     """The most frequent causes of failures, the most frequent first."""
     calls: dict[str, int] = Field(default_factory=dict)
     """Model calls: `answers`, of them `cut_off` at the limit of tokens, `failed` ones and `retries`."""
+    retried: dict[str, int] = Field(default_factory=dict)
+    """Attempts at model calls, those of evaluators too, that were made again, by cause: `http_429`, …"""
+    waited_seconds: float = 0.0
+    """Between attempts at model calls."""
     addresses: dict[str, dict[str, int]] = Field(default_factory=dict)
     """Of models with several addresses: the attempts at calls, `answers` and `failed` ones, by address."""
     left_out: list[EvalOutputItem] = Field(default_factory=list)
     """Why there is no reward, of each episode that `scored_by` has taken out."""
+
+    def remote(self) -> dict[str, Any]:
+        """The attempts at the episodes' model calls, and all retries by cause with the seconds waited."""
+        calls = self.calls
+        attempts = calls.get("answers", 0) + calls.get("failed", 0) + calls.get("retries", 0)
+        waited = round(self.waited_seconds, 3)
+        return {"attempts": attempts, "retried": dict(self.retried), "waited_seconds": waited}
 
     def scored_by(self, evaluator: str) -> EvaluationRunOutput:
         """The same without the episodes that the evaluator has not scored.

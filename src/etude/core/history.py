@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, Field
 
 from etude.core.job import ModelVersion, TrainingJobStatus
+
+Action: TypeAlias = Literal["off", "warn", "pause", "stop", "rollback"]
+"""The part of a run when an alarm rings. `off`: it never does."""
+
+
+class AlarmEvent(BaseModel, frozen=True):
+    """An alarm that holds for an epoch or a validation."""
+
+    alarm: str
+    """Its name in `finetuning.alarms`."""
+    of: str = ""
+    """Which of several things it is about: an evaluator, a cause of failures; empty where there is one."""
+    since: int
+    """The first epoch, or validation, of those in a row that it holds for."""
+    is_new: bool
+    """Whether it rings here: it did not hold before."""
+    action: Action
+    text: str
+    """A sentence: what was seen, since when, what that usually means, what to do."""
+    episode: str | None = None
+    """The id of an episode that shows it."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Tells it apart from the others of the same epoch or validation."""
+        return self.alarm, self.of
 
 
 class EpochEntry(BaseModel, frozen=True):
@@ -29,6 +55,10 @@ class EpochEntry(BaseModel, frozen=True):
     """The weights after it."""
     curriculum_state: dict[str, Any] | None = None
     """After the epoch; None when there is no curriculum."""
+    alarms: tuple[AlarmEvent, ...] = ()
+    """The alarms that hold for it."""
+    back_to: ModelVersion | None = None
+    """The version that an alarm had the model go back to, after all that."""
 
 
 class ValidationEntry(BaseModel, frozen=True):
@@ -39,6 +69,13 @@ class ValidationEntry(BaseModel, frozen=True):
     timestamp: str
     metrics: dict[str, Any] = Field(default_factory=dict)
     version: ModelVersion | None = None
+    alarms: tuple[AlarmEvent, ...] = ()
+    """As of an epoch."""
+    back_to: ModelVersion | None = None
+    """As of an epoch."""
+
+
+Entry: TypeAlias = EpochEntry | ValidationEntry
 
 
 class WarmUpJob(BaseModel, frozen=True):
@@ -72,6 +109,35 @@ class WarmUpEntry(BaseModel, frozen=True):
     """The weights that training begins with."""
 
 
+class Recovery(BaseModel, frozen=True):
+    """Stored weights that were not as they were written, and how the run went on without them."""
+
+    timestamp: str
+    damage: tuple[str, ...]
+    """A clause for each file: what was found."""
+    lost: tuple[ModelVersion, ...]
+    """The versions that are made again, oldest first."""
+    back_to: ModelVersion | None = None
+    """The version that the run went back to; None where training began anew."""
+    epochs: tuple[int, ...] = ()
+    """The epochs that are trained again, on the episodes that they had."""
+
+    def __str__(self) -> str:
+        anew = "the model that training began with"
+        start = f"version {self.back_to.number}" if self.back_to and self.back_to.number else anew
+        first, last = (self.epochs[0], self.epochs[-1]) if self.epochs else (0, 0)
+        if not self.epochs:
+            again = "the warm-up is done again"
+        else:
+            which = f"epoch {first}" if first == last else f"epochs {first} to {last}"
+            again = f"{which} will be trained again, on the episodes that are there"
+        return f"stored weights are damaged: {'; '.join(self.damage)}. The run goes back to {start}: {again}"
+
+    def differs(self, version: ModelVersion) -> bool:
+        """Whether a version has been made again, and is not what it was."""
+        return any(lost.number == version.number and lost.digest != version.digest for lost in self.lost)
+
+
 class History(BaseModel, frozen=True):
     """All that a run has done so far, in order."""
 
@@ -79,11 +145,23 @@ class History(BaseModel, frozen=True):
     warm_up: WarmUpEntry | None = None
     epochs: tuple[EpochEntry, ...] = ()
     validations: tuple[ValidationEntry, ...] = ()
+    recoveries: tuple[Recovery, ...] = ()
 
     @property
     def start(self) -> ModelVersion | None:
         """The weights that training began with, where a warm-up made them."""
         return None if self.warm_up is None else self.warm_up.version
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All epochs and validations in the order in which they were made."""
+        made: list[Entry] = [*self.epochs, *self.validations]
+        return sorted(made, key=lambda entry: (entry.epoch, isinstance(entry, ValidationEntry)))
+
+    def went_back(self, epoch: int) -> ModelVersion | None:
+        """The version that the model went back to after an epoch (from 1) or its validation, if it did."""
+        versions = [entry.back_to for entry in self.entries if entry.epoch == epoch and entry.back_to]
+        return versions[-1] if versions else None
 
     @property
     def trained(self) -> list[EpochEntry]:

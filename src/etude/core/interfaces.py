@@ -50,6 +50,14 @@ class Portable(Protocol):
     """The version that was adopted last; None before the first."""
 
 
+@runtime_checkable
+class KeepsConversations(Protocol):
+    """An engine that keeps something of a conversation from one call to the next."""
+
+    def end_conversation(self, conversation: str) -> None:
+        """Let go of a conversation: no call of it follows. One that is not known is no error."""
+
+
 class Evaluator(ABC):
     """Scores episodes. Subclasses that compare the episodes of an example override `evaluate_group` too."""
 
@@ -125,8 +133,20 @@ class Progress:
     def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
         """The weights after `epoch` (0: before training) were evaluated on the validation examples."""
 
+    def spent(self, figures: Mapping[str, Any]) -> None:
+        """The sums of what the run has taken, about once a second.
+
+        `usd`, `tokens`, and under `limits`, for each limit of its budget by its key, how much of it is used
+        and how much it is.
+        """
+
     def message(self, text: str, *, warning: bool = False) -> None:
         """Something that a person should read."""
+
+    def alarm(self, facts: Mapping[str, Any]) -> None:
+        """An alarm rings: the fields of an `AlarmEvent`, with `measured`, `epoch`, and `target` where there
+        are several. By default its `text` is a message."""
+        self.message(str(facts["text"]), warning=True)
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         """The run is over."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from etude.core.data_model import DataModel
+from etude.core.secrets import masked
 
 
 class TrainingStatusEnum(StrEnum):
@@ -43,7 +44,8 @@ class TrainingJobStatus(DataModel, revalidate_instances="always"):
     status: TrainingStatusEnum
     progress: float | None = Field(default=None, ge=0, le=100)
     """Percent done, where the backend says."""
-    message: str | None = None
+    message: Annotated[str, AfterValidator(masked)] | None = None
+    """A person's words, or another program's; secrets in them are masked."""
     metadata: dict[str, Any] | None = None
     """Backend facts: metrics of the job under `metrics`, the new weights under `model_version`."""
 

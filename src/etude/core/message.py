@@ -11,6 +11,7 @@ import json
 from typing import Any, TypeAlias
 
 from etude.core.data_model import DataModel
+from etude.core.json_text import read_json
 
 Message: TypeAlias = dict[str, Any]
 """`{"role": …, "content": …}` and, where they apply, `tool_calls`, `tool_call_id` and `name`."""
@@ -48,7 +49,7 @@ def is_text(message: Message) -> bool:
 def _call_key(function: dict[str, Any]) -> dict[str, Any]:
     """A call without the spaces in its arguments: some client libraries write these anew."""
     try:
-        return {**function, "arguments": json.loads(function["arguments"])}
+        return {**function, "arguments": read_json(function["arguments"])}
     except (KeyError, TypeError, ValueError):
         return function
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, Field, FiniteFloat, NonNegativeFloat, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from etude.core.call import Sampling, SamplingField
 from etude.core.message import Message, Tool
@@ -17,6 +17,10 @@ from etude.core.sample import PER_TOKEN, Answer, Kind, Sample, Turn
 from etude.core.trajectory import Method
 
 TokenId: TypeAlias = Annotated[int, Field(ge=0, strict=True)]
+Logprob: TypeAlias = Annotated[float, Field(ge=-1e5, le=1e-4, allow_inf_nan=False)]
+"""Rounding may lift one above 0 by a little; some servers write -9999 where the probability is 0."""
+Finite: TypeAlias = Annotated[float, Field(ge=-1e30, le=1e30, allow_inf_nan=False)]
+"""Sums and squares of some of them are finite, too."""
 
 
 class _Row(BaseModel, frozen=True, extra="forbid"):
@@ -121,13 +125,13 @@ class GrpoTurn(_Row):
     """The tokens between the sampled message before and this one, as the model saw them."""
     token_ids: tuple[TokenId, ...] = Field(min_length=1)
     """The sampled tokens, end of turn included."""
-    logprobs: tuple[FiniteFloat, ...]
+    logprobs: tuple[Logprob, ...]
     """Of the sampled tokens, under the distribution that they were sampled from."""
-    advantages: tuple[FiniteFloat, ...] | None = None
+    advantages: tuple[Finite, ...] | None = None
     """Of the sampled tokens; left out: they are made from the group's rewards."""
-    weights: tuple[NonNegativeFloat, ...] | None = None
+    weights: tuple[Annotated[Finite, Field(ge=0)], ...] | None = None
     """Of the sampled tokens in the loss; left out: all weigh the same."""
-    teacher_logprobs: tuple[FiniteFloat, ...] | None = None
+    teacher_logprobs: tuple[Logprob, ...] | None = None
     """Of the sampled tokens under a teacher."""
     sampling: SamplingField = Sampling()
     """How they were sampled, as far as their distributions depend on it."""
@@ -147,8 +151,8 @@ class GrpoTrajectory(_Row):
     """A sample: what was said in one episode, or in one branch of it, and what it was worth."""
 
     turns: tuple[GrpoTurn, ...] = Field(min_length=1)
-    reward: FiniteFloat
-    shaped_rewards: tuple[FiniteFloat, ...] | None = None
+    reward: Finite
+    shaped_rewards: tuple[Finite, ...] | None = None
     """One reward for each turn; left out: `reward` is for all."""
     episode: str | None = None
     """Branches of one episode have the same, and count once in the group's mean."""
@@ -200,6 +204,16 @@ class GrpoRow(_Row):
     def of_group(cls, group: Sequence[Sample]) -> GrpoRow:
         """The row of a group of samples with token ids and logprobs."""
         return cls(trajectories=tuple(map(GrpoTrajectory.of_sample, group)))
+
+    def largest_id(self) -> int:
+        """The largest of its token ids."""
+        ids = (
+            ids
+            for each in self.trajectories
+            for turn in each.turns
+            for ids in (turn.context_ids, turn.token_ids)
+        )
+        return max(max(own, default=0) for own in ids)
 
     def group(self) -> list[Sample]:
         """The group as learners take it; the texts are not in the row, and left empty."""

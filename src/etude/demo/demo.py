@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from etude.config.document import Override
 from etude.config.import_path import import_object, make_importable
 from etude.config.load import load_config
 from etude.config.schema import Config
@@ -55,7 +56,14 @@ TASKS = {
 """The example of the same name has the code and config of each."""
 
 
-async def run_demo(name: str, method: str, seed: int, folder: Path, progress: Progress) -> DemoReport:
+async def run_demo(
+    name: str,
+    method: str,
+    seed: int,
+    folder: Path,
+    progress: Progress,
+    training_overrides: Sequence[Override] = (),
+) -> DemoReport:
     """Make a base model, measure it, train it, measure it again on the same held-out examples.
 
     Everything is written into `folder` (absolute; empty or not there): the example's files, the base
@@ -68,7 +76,8 @@ async def run_demo(name: str, method: str, seed: int, folder: Path, progress: Pr
     await _make_base(folder, seed, progress)
     config = demo_config(folder, method, seed)
     with new_run(config, "training") as run:
-        await train_in(config, run, progress=progress)
+        training = demo_config(folder, method, seed, training_overrides)
+        await train_in(training, run, progress=progress)
         trained = choose_version(run.path, LAST)
         validations = EpochLog(run.journal).history(run.name).validations
         phases = (f"validation/{validations[0].epoch}", f"validation/{validations[-1].epoch}")
@@ -125,7 +134,7 @@ def copy_example(task: str, folder: Path) -> None:
     write_new_files(folder, {file.name: file.read_text(encoding="utf-8") for file in files})
 
 
-def demo_config(folder: Path, method: str, seed: int, overrides: Iterable[tuple[str, str]] = ()) -> Config:
+def demo_config(folder: Path, method: str, seed: int, overrides: Iterable[Override] = ()) -> Config:
     """The example's config for a method, with its runs beside it."""
     output_dir = json.dumps(str(folder / "runs"), ensure_ascii=False)
     own = [("trajectory_builder", method), ("seed", str(seed)), ("output_dir", output_dir)]

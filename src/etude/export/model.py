@@ -12,11 +12,11 @@ from typing import Any
 
 from etude.config.document import dig, dump, strings
 from etude.core.errors import RequestError
-from etude.core.history import History
+from etude.core.history import Entry, History
 from etude.loop.model import load_version
 from etude.report.figure_lines import evaluators_in, shown_bounds, shown_score
 from etude.store.facts import facts_of, histories_of
-from etude.store.figures import Entry, figure_of, version_of, with_rewards
+from etude.store.figures import figure_of, version_of, with_rewards
 from etude.store.files import draft_of
 from etude.store.stored_config import CONFIG, stored_data, trained_parts
 from etude.store.summary import collapse_in
@@ -58,7 +58,8 @@ def export_model(wanted: RunVersion, folder: Path, *, lora_only: bool = False) -
         raise RequestError(
             f"run {wanted.run.name} trained all weights and no LoRA weights; export it without --lora"
         )
-    with draft_of(folder) as draft:
+    # It is made to be given away.
+    with draft_of(folder, private=False) as draft:
         policy.export(draft, merge=not lora_only)
         (draft / "README.md").write_text(_model_card(wanted, lora_only), encoding="utf-8")
     return sorted(file.name for file in folder.iterdir())

@@ -14,7 +14,7 @@ from etude.core.data_model import finite
 from etude.core.errors import CapabilityError, MissingExtraError, RequestError
 from etude.core.trajectory import DPOItem, EpisodeItem, Method, Trajectory
 from etude.export.trajectories import PhaseTrajectories
-from etude.store.files import draft_of
+from etude.store.files import draft_of, open_private
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import stored_data, target_names, trained_parts
 
@@ -41,7 +41,7 @@ async def write_jsonl(
     Raises StoreError; the file is there whole or not at all.
     """
     written = Written()
-    with draft_of(path) as draft, draft.open("w", encoding="utf-8") as file:
+    with draft_of(path) as draft, open_private(draft, "w") as file:
         async for phase in phases:
             for head, trajectory in _numbered(run.name, phase):
                 own = head | trajectory.model_dump(mode="json")

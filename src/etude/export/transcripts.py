@@ -73,7 +73,7 @@ def write_transcripts(
     for record in islice(iter_episodes(run.journal, phase=chosen), limit):
         files.append(f"{_name_of(record)}.{format}")
         shown = _shown(record, raw) | _scores(run.journal, record.id, rewarded)
-        write_atomically(path / files[-1], _FORMATS[format](shown))
+        write_atomically(path / files[-1], _FORMATS[format](shown), exact=True)
         failed += record.failure is not None
         cut_off += call_counts(record)["cut_off"]
     return Written(path, chosen, tuple(files), failed, cut_off)

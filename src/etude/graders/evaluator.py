@@ -32,6 +32,9 @@ class GraderConfig(EvaluatorConfig, name="grader"):
     grader: GraderSpec
     """The grader."""
 
+    def asks_model(self) -> bool:
+        return bool(judges_of(self.grader))
+
 
 class GraderEvaluator(Evaluator):
     """Scores episodes with a grader; its reasoning are the scores of the single graders."""

@@ -45,6 +45,10 @@ class Grade:
     """That judges took, by model."""
 
 
+_MOST_COMPARED = 10**11
+"""Characters of one text times those of the other: seconds of work."""
+
+
 def sample_of(text: str, message: Message | None = None) -> dict[str, Any]:
     """The `sample` of templates and programs: an answer's text, that read as JSON, and its tool calls."""
     try:
@@ -92,6 +96,9 @@ class Grader:
                 return float(_compares(spec, rendered(spec.input, values), rendered(spec.reference, values)))
             case TextSimilarityGrader():
                 texts = rendered(spec.input, values), rendered(spec.reference, values)
+                if len(texts[0]) * len(texts[1]) > _MOST_COMPARED:
+                    lengths = f"{len(texts[0])} and {len(texts[1])} characters"
+                    raise GraderError("other_error", f"texts of {lengths} are too long to be compared")
                 return await asyncio.to_thread(METRICS[spec.evaluation_metric], *texts)
             case PythonGrader():
                 return await self._run(spec, values)

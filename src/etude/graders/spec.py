@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
 
 from etude.config.references import LlmRef
+from etude.core.call import Temperature, TopP
 from etude.core.errors import RequestError
 from etude.graders.formula import Formula
 from etude.graders.similarity import METRICS, MISSING
@@ -106,8 +107,8 @@ class JudgeSampling(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    top_p: float = Field(default=1.0, gt=0, le=1)
+    temperature: Temperature = 0.0
+    top_p: TopP = 1.0
     max_completions_tokens: int = Field(default=4096, ge=1)
     """Most tokens of an answer of the judge."""
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)

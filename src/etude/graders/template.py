@@ -11,7 +11,6 @@ from pydantic import AfterValidator
 
 from etude.core.errors import EtudeError
 
-_HOLE = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _PATH = re.compile(r"(item|sample)((?:\.\w+|\[\d+\])*)")
 _STEP = re.compile(r"\w+")
 
@@ -37,7 +36,7 @@ class GraderError(EtudeError):
 
 
 def _checked(text: str) -> str:
-    for hole in _HOLE.findall(text):
+    for hole in _parts(text)[1::2]:
         if not _PATH.fullmatch(hole.strip()):
             raise ValueError(
                 f"'{{{{{hole}}}}}' is no variable; allowed are those like {{{{ item.answer }}}} and "
@@ -55,7 +54,18 @@ def rendered(text: str, values: Mapping[str, Any]) -> str:
 
     `values` has `item` and `sample`. Raises GraderError for a variable that is not there.
     """
-    return _HOLE.sub(lambda hole: _text(_at(hole[1].strip(), values)), text)
+    parts = _parts(text)
+    parts[1::2] = [_text(_at(hole.strip(), values)) for hole in parts[1::2]]
+    return "".join(parts)
+
+
+def _parts(text: str) -> list[str]:
+    """The text between holes and what is in them, in turn. It takes time in proportion to its length."""
+    parts, position = [], 0
+    while (start := text.find("{{", position)) >= 0 and (end := text.find("}}", start + 2)) >= 0:
+        parts += [text[position:start], text[start + 2 : end]]
+        position = end + 2
+    return [*parts, text[position:]]
 
 
 def _at(path: str, values: Mapping[str, Any]) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 from etude.backends.capabilities import JobHyperparameters, check_from_base, check_way_back
 from etude.backends.trainer_adapter import TrainerAdapter, pauses
+from etude.budget.ledger import Ledger
 from etude.core.errors import EtudeError, JobStillRunning, RequestError, TrainingError
 from etude.core.interfaces import Engine
 from etude.core.job import (
@@ -26,6 +27,7 @@ from etude.core.trajectory import TrajectoryCollection
 from etude.groups.lineage import JobData, LineageEntry, LineageLog, check_changed
 from etude.jobs.content import JobNameTakenError
 from etude.store.journal import Journal
+from etude.telemetry.stalls import StallDoctor
 
 _LOOKS = 12
 """At a job that was cancelled: for about ten seconds."""
@@ -101,8 +103,13 @@ class ModelLine:
         *,
         rules: LineRules | None = None,
         warn: Callable[[str], None] = lambda text: None,
+        doctor: StallDoctor | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
-        """`name` is unique within the run; `model` is the entry of `llms` that `engine` is."""
+        """`name` is unique within the run; `model` is the entry of `llms` that `engine` is.
+
+        What jobs cost is counted in `ledger`.
+        """
         self.name = name
         self.model = model
         self.adapter = adapter
@@ -115,6 +122,8 @@ class ModelLine:
         self.version: ModelVersion | None = None
         """The weights that are sampled from, where the backend says."""
         self._warn = warn
+        self._doctor = doctor
+        self._ledger = ledger
         self._warned: set[str] = set()
 
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
@@ -166,15 +175,20 @@ class ModelLine:
         await self._start_from(start)
         await self.adapter.count_from(number - 1)
         await self.log.add_job(name, data.model_copy(update={"number": number}))
+        price = self.adapter.price(collection)
+        if self._ledger is not None and price is not None:
+            await self._ledger.begin_job(self.model, name, price.tokens, price.usd_per_million)
         try:
             ref = await self.adapter.submit(collection)
         except RequestError as error:
             await self.log.take_back_job(name, earlier)
+            self._forget_cost(name)
             if isinstance(error, JobNameTakenError):
                 raise JobNameTakenError(name, error.differences, self.advice.taken) from error
             raise
         if isinstance(ref, Skipped):
             await self.log.take_back_job(name, earlier)
+            self._forget_cost(name)
             if self.version is not None and start != self.version:
                 # Nothing is being trained after all: sampling goes on from where it was.
                 await self.adapter.restore(self.version)
@@ -196,7 +210,8 @@ class ModelLine:
         """
         try:
             async with asyncio.timeout(seconds) as limit:
-                status = await self.adapter.wait_until_complete(ref, poll_interval=poll_interval)
+                with self._watched(ref, seconds):
+                    status = await self.adapter.wait_until_complete(ref, poll_interval=poll_interval)
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -211,6 +226,11 @@ class ModelLine:
         if status.message:
             self._say_once(status.message)
         return status
+
+    def _watched(self, ref: TrainingJobRef, seconds: float) -> contextlib.AbstractContextManager[None]:
+        if self._doctor is None:
+            return contextlib.nullcontext()
+        return self._doctor.waiting_for_job(ref.run_id, seconds, lambda: self.adapter.status(ref))
 
     async def _cancel(self, ref: TrainingJobRef, late: str, cause: TimeoutError) -> TrainingJobStatus:
         """Ask the backend to cancel a job that is `late`; its status, if it is completed after all."""
@@ -264,6 +284,14 @@ class ModelLine:
         await self.log.add(entry)
         return version
 
+    async def go_back(self, version: ModelVersion) -> None:
+        """Sample from an earlier version again, and have the next job start there, its optimiser too.
+
+        Raises TrainingError when the engine does not sample from it.
+        """
+        await self.adapter.restore(version)
+        await self.sample_from(version)
+
     async def sample_from(self, version: ModelVersion) -> None:
         """Have the engine sample from `version`. Raises TrainingError when it does not."""
         await self.engine.adopt(version)
@@ -274,6 +302,11 @@ class ModelLine:
                 "one trained"
             )
         self.version = version
+
+    def _forget_cost(self, name: str) -> None:
+        """Count nothing for a job that there is not."""
+        if self._ledger is not None:
+            self._ledger.end_job(self.model, name, 0)
 
     def _say_once(self, text: str) -> None:
         if text not in self._warned:
@@ -302,7 +335,16 @@ class ModelLine:
         await self.adapter.restore(start)
 
     async def noted(self, ref: TrainingJobRef, status: TrainingJobStatus) -> TrainingJobStatus:
-        """The status; the version number of a job that ended without one is free again."""
+        """The status; the version number of a job that ended without one is free again.
+
+        Once it has ended, what it took counts in place of what it might have taken, where the backend says.
+        """
+        if self._ledger is not None and status.status.is_final:
+            tokens = ((status.metadata or {}).get("metrics") or {}).get("trained_tokens")
+            if status.status is TrainingStatusEnum.FAILED and tokens is None:
+                tokens = 0  # No backend charges for these.
+            if tokens is not None:
+                self._ledger.end_job(self.model, ref.run_id, int(tokens))
         if status.status.is_final and status.status is not TrainingStatusEnum.COMPLETED:
             await self.log.release(ref.run_id)
         return status

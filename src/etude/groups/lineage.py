@@ -94,6 +94,14 @@ class LineageLog:
         """The data of a job; None when none of that name is noted."""
         return self._read(f"jobs/{run_id}", JobData)
 
+    def jobs(self) -> dict[str, JobData]:
+        """The data of all jobs that are noted, by name."""
+        prefix = f"{self._prefix}jobs/"
+        return {
+            key.removeprefix(prefix): JobData.model_validate(value)
+            for key, value in self._journal.scan(prefix)
+        }
+
     async def take_back_job(self, run_id: str, earlier: JobData | None) -> None:
         """Undo `add_job` for a job that was not made; `earlier` is the one that had the name before."""
         if earlier is not None:
@@ -109,8 +117,7 @@ class LineageLog:
 
     def newest(self) -> int:
         """The highest number that a version has, or will have by a job that was submitted; 0 for none."""
-        jobs = (JobData.model_validate(job) for _, job in self._journal.scan(f"{self._prefix}jobs/"))
-        promised = [job.number or 0 for job in jobs]
+        promised = [job.number or 0 for job in self.jobs().values()]
         return max([*promised, *(entry.version.number for entry in self.entries())], default=0)
 
     async def add(self, entry: LineageEntry) -> None:
@@ -139,6 +146,16 @@ class LineageLog:
         return [
             LineageEntry.model_validate(value) for _, value in self._journal.scan(f"{self._prefix}lineage/")
         ]
+
+    async def forget_after(self, number: int) -> None:
+        """Forget the versions above a number, which are made again; their jobs keep their numbers."""
+        for entry in reversed(self.entries()):
+            if entry.version.number > number:
+                await self._journal.forget(self._prefix + _key(entry.version.number))
+
+    async def forget_base(self) -> None:
+        """Forget the weights that the line began with: they are made again."""
+        await self._journal.forget(f"{self._prefix}base")
 
     async def add_base(self, version: ModelVersion) -> None:
         """Note the weights that the line begins with."""

@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from etude.core.call import ChatRequest, Completion, Delta, Usage
+from etude.core.beside import beside_loop
+from etude.core.call import ChatRequest, Completion, Delta, Sampling, Usage
 from etude.core.errors import EngineError, ImpossibleCall, PromptTooLong
-from etude.core.message import Message
+from etude.core.message import Message, text_of
 from etude.inference.engine import SampledToken, TokenEngine, TokenRequest
 from etude.models.grammar import FORM
 from etude.models.template import Prompt
@@ -31,13 +32,9 @@ _MAY_BE_THOUGHT = re.compile(
 
 async def answer(engine: TokenEngine, request: ChatRequest) -> Completion:
     """One answer of an engine that continues token ids. Raises EngineError."""
-    speech, sampling = engine.speech, request.sampling
-    if request.prompt is None:
-        prompt, sampling = speech.template.prompt(request), sampling_of(request, speech.template)
-    else:
-        prompt = Prompt(prompt_ids(speech, request.prompt))
+    speech = engine.speech
+    prompt, sampling = await beside_loop(size_of(request), _prepared, speech, request)
     ids = prompt.ids
-    require_room(speech, ids)
     stream = AnswerStream(speech, request, ids) if request.on_delta is not None else None
     try:
         sampled = await engine.sample(
@@ -71,6 +68,26 @@ async def answer(engine: TokenEngine, request: ChatRequest) -> Completion:
         fault="" if prompt.fault is None else prompt.fault.reason,
         constraint=None if sampling is request.sampling else sampling.constraint,
     )
+
+
+def _prepared(speech: Speech, request: ChatRequest) -> tuple[Prompt, Sampling]:
+    """The prompt of a request, and how its answer is sampled. Raises EngineError."""
+    sampling = request.sampling
+    if request.prompt is None:
+        prompt, sampling = speech.template.prompt(request), sampling_of(request, speech.template)
+    else:
+        prompt = Prompt(prompt_ids(speech, request.prompt))
+    require_room(speech, prompt.ids)
+    return prompt, sampling
+
+
+def size_of(request: ChatRequest) -> int:
+    """Roughly the characters that a request's prompt is made of."""
+    if request.prompt is not None:
+        return len(request.prompt)
+    calls = [call for message in request.messages for call in message.get("tool_calls") or ()]
+    texts = sum(len(text_of(message)) for message in request.messages)
+    return texts + sum(len(str(part)) for part in (*request.tools, *calls))
 
 
 def prompt_ids(speech: Speech, prompt: str | Sequence[int], *, special: bool = True) -> tuple[int, ...]:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from pathlib import Path
+from typing import Any
+
+from etude.store.files import open_private
 
 _BYTES = 4096
 _CAUSE_BYTES = 2**18
@@ -18,6 +23,51 @@ _EXCEPTION = re.compile(r"\b[A-Z]\w*(?:Error|Exception): .+")
 
 _GUARD = "import os, signal, sys; sys.stdin.read(); os.killpg(int(sys.argv[1]), signal.SIGKILL)"
 """Its standard input ends when whoever holds the other end does, however that comes about."""
+
+
+_GUARDED = """
+import os, signal, sys
+lifeline = int(sys.argv[1])
+if os.fork() == 0:
+    if os.fork() == 0:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in range(3):
+            os.dup2(null, descriptor)
+        os.read(lifeline, 1)
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
+os.wait()
+os.close(lifeline)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""Becomes the command, with a guard in its process group, whose number is nobody else's for as long as the
+guard lives. The guard is nobody's child, because a program may wait for all of its own."""
+
+
+async def start_guarded(*command: str, **options: Any) -> tuple[Process, int]:
+    """A command in a process group of its own, which is killed as soon as this process is no more, from its
+    first instant on; and the descriptor to close once the group has been killed.
+
+    Raises OSError when there is no such program.
+    """
+    if shutil.which(command[0]) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
+    ours, theirs = os.pipe()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", "-c", _GUARDED, str(ours), *command),
+            pass_fds=[ours],
+            start_new_session=True,
+            **options,
+        )
+    except BaseException:
+        os.close(theirs)
+        raise
+    finally:
+        os.close(ours)
+    return process, theirs
 
 
 async def guard_of(group: int) -> Process:
@@ -33,7 +83,8 @@ async def guard_of(group: int) -> Process:
 
 def mark_process(path: Path, pid: int) -> None:
     """Note a process group by its leader."""
-    path.write_text(json.dumps({"pid": pid, "started": _started(pid)}), encoding="utf-8")
+    with open_private(path, "w") as file:
+        file.write(json.dumps({"pid": pid, "started": _started(pid)}))
 
 
 def marked_process(path: Path) -> int | None:
@@ -70,16 +121,17 @@ def _started(pid: int) -> str | None:
 
 def last_lines(path: Path, count: int = 12) -> str:
     """The last lines of a file of any size; nothing of one that cannot be read."""
-    return "\n".join([line for line in _end_of(path, _BYTES).splitlines() if line.strip()][-count:])
+    return "\n".join([line for line in end_of(path, _BYTES).splitlines() if line.strip()][-count:])
 
 
 def last_exception(path: Path, start: int = 0) -> str | None:
     """The last exception that a log names from the byte `start` on, with its text."""
-    named = _EXCEPTION.findall(_end_of(path, _CAUSE_BYTES, start))
+    named = _EXCEPTION.findall(end_of(path, _CAUSE_BYTES, start))
     return named[-1].strip() if named else None
 
 
-def _end_of(path: Path, most: int, start: int = 0) -> str:
+def end_of(path: Path, most: int, start: int = 0) -> str:
+    """At most so many last bytes of a file, from the byte `start` on; nothing of one that cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(start, file.seek(0, os.SEEK_END) - most))

@@ -1,10 +1,8 @@
-"""Engines that sample tokens after tokens, and how any engine reports its retries."""
+"""Engines that sample tokens after tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -95,38 +93,3 @@ def before_stop(text: str, stops: Iterable[str]) -> str | None:
     """The text before the first of the stop strings in it; None where there is none."""
     positions = [position for stop in stops if (position := text.find(stop)) >= 0]
     return text[: min(positions)] if positions else None
-
-
-@dataclass(slots=True)
-class RetryCount:
-    """How often a call was tried again so far."""
-
-    retries: int = 0
-    failed_at: list[str] = field(default_factory=list)
-    """The address of each attempt without a usable answer, where the model has several."""
-
-
-_COUNT: ContextVar[RetryCount | None] = ContextVar("retry_count", default=None)
-
-
-@contextmanager
-def counting_retries() -> Iterator[RetryCount]:
-    """Count the retries that engines note within the block, in tasks that it starts too."""
-    count = RetryCount()
-    token = _COUNT.set(count)
-    try:
-        yield count
-    finally:
-        _COUNT.reset(token)
-
-
-def note_retry() -> None:
-    """To be called by an engine before each attempt after the first."""
-    if count := _COUNT.get():
-        count.retries += 1
-
-
-def note_failed_attempt(address: str) -> None:
-    """To be called by an engine with several addresses, after each attempt that gave no usable answer."""
-    if count := _COUNT.get():
-        count.failed_at.append(address)

@@ -4,18 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 from pydantic_core import from_json
 
 from etude.core.errors import RequestError
+from etude.core.secrets import keep_secret, masked
+from etude.inference.concurrency import AdaptiveConcurrency
 from etude.inference.http_lanes import HttpLanes
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig, require_a_key_each
 from etude.inference.route_watch import RouteWatch
 from etude.inference.routes import Address, Routes
+from etude.store.addresses import AddressRow
 from etude.wire.client import Disturbed, Refused, failure_of
+from etude.wire.unreachable import WRITE_HTTPS, is_plain_http, reason_of, speaks_tls
+
+if TYPE_CHECKING:
+    import httpx
 
 _PROBE_SECONDS = 5.0
+_OVERLOADED = frozenset({429, 503, 529})
+"""Statuses by which an address says that it has too much to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """An address's answer to the question which models it has."""
+
+    seconds: float = 0.0
+    status: int = 0
+    """The HTTP status; 0 where nothing came."""
+    names: frozenset[str] | None = None
+    """Those of the models; None where the answer is no list."""
+    error: str = ""
+    """Why nothing came."""
 
 
 class HttpAddresses:
@@ -25,16 +51,21 @@ class HttpAddresses:
         """Raises RequestError where a key is missing, or there are more or fewer than addresses."""
         self._config = config
         self.routes = Routes(config.addresses)
-        self._secrets = [value.get_secret_value() for value in config.headers.values()]
+        keep_secret(*(value.get_secret_value() for value in config.headers.values()))
         if isinstance(config.api_key, list):
             try:
                 require_a_key_each(len(config.api_key), config.addresses)
             except ValueError as error:
                 raise RequestError(f"model '{config.model_name}': {error}") from error
         self._lanes = {
-            url: HttpLanes(self._headers(url, key))
+            url: HttpLanes(
+                self._headers(url, key), most_megabytes=config.max_answer_mb, setting="`max_answer_mb`"
+            )
             for url, key in zip(config.addresses, config.keys, strict=True)
         }
+        self._paces = {url: AdaptiveConcurrency() for url in config.addresses}
+        self._probed: set[str] = set()
+        """Addresses that were asked whether they speak TLS."""
         self.wanted: str | None = None
         """The model that an address must list before it is used again; None where any will do."""
         self._watch = RouteWatch(config.model_name, self.routes, self.lacking)
@@ -44,33 +75,61 @@ class HttpAddresses:
         """Whether there is more than one."""
         return len(self.routes.addresses) > 1
 
-    async def post(self, address: Address, path: str, content: bytes) -> bytes:
+    async def post(
+        self, address: Address, path: str, content: bytes, headers: Mapping[str, str] | None = None
+    ) -> bytes:
         """The body of a good answer. Raises Disturbed or Refused."""
         import httpx
 
-        seconds = self._config.request_timeout
+        seconds, pace, since = self._config.request_timeout, self._paces[address.url], time.monotonic()
         try:
-            # httpx limits each read; an endpoint that trickles bytes could hold the call for ever.
-            async with asyncio.timeout(seconds):
-                response = await self._lanes[address.url].post(f"{address.url}/{path}", content)
+            async with pace.slot():
+                since = time.monotonic()
+                # httpx limits each read; an endpoint that trickles bytes could hold the call for ever.
+                async with asyncio.timeout(seconds):
+                    response = await self._lanes[address.url].post(f"{address.url}/{path}", content, headers)
         except TimeoutError:
+            pace.overloaded(since)
             late = f"no answer within {seconds:g} s; `request_timeout` sets the limit"
-            raise Disturbed(late, is_gone=True) from None
+            raise Disturbed(late, cause="timeout", is_gone=True) from None
         except httpx.LocalProtocolError as error:
             raise Refused(f"the request cannot be sent: {error}") from error
         except httpx.RequestError as error:
-            raise Disturbed(f"{type(error).__name__}: {error}".rstrip(": "), is_gone=True) from error
-        if response.status_code != 200:
-            raise failure_of(response.status_code, response.headers, response.content)
-        return response.content
+            raise await self._unreachable(address, error) from error
+        if response.status_code == 200:
+            pace.answered()
+            return response.content
+        if response.status_code in _OVERLOADED:
+            pace.overloaded(since)
+        raise failure_of(response.status_code, response.headers, response.content)
+
+    async def _unreachable(self, address: Address, error: httpx.RequestError) -> Disturbed | Refused:
+        """The failure of a request without an answer that could be read."""
+        import httpx
+
+        from etude.wire.answer_size import AnswerTooLarge
+
+        if isinstance(error, AnswerTooLarge):
+            return Disturbed(str(error), cause="too_large")
+        if isinstance(error, httpx.DecodingError):
+            return Disturbed(f"malformed answer: {error}")
+        if is_plain_http(error):
+            return Refused(reason_of(error), cause="scheme")
+        is_cut_off = isinstance(error, httpx.RemoteProtocolError | httpx.ReadError)
+        if is_cut_off and not address.answered and address.url not in self._probed:
+            # Once: to a server that speaks TLS, every request looks like this.
+            self._probed.add(address.url)
+            if address.url.startswith("http://") and await speaks_tls(address.url):
+                return Refused(f"{reason_of(error)}; {WRITE_HTTPS}", cause="scheme")
+        return Disturbed(reason_of(error), cause="connection", is_gone=True)
 
     def failed(self, address: Address, since: float, error: Disturbed) -> None:
         """Note an attempt, begun at `since`, without a good answer."""
         if error.retry_after is not None:
             address.failed += 1
-            self.routes.drain(address, error.retry_after, self.masked(str(error)))
+            self.routes.drain(address, error.retry_after, masked(str(error)))
         else:
-            self._watch.failed(address, since, self.masked(str(error)), is_gone=error.is_gone)
+            self._watch.failed(address, since, masked(str(error)), is_gone=error.is_gone)
 
     def refused(self, address: Address, reason: str) -> None:
         """Note an address that answers no calls at all: a wrong key, no such model, no money."""
@@ -79,37 +138,35 @@ class HttpAddresses:
 
     def set_aside(self, address: Address, reason: str) -> None:
         """Use an address no more until a probe finds nothing wrong."""
-        self._watch.set_aside(address, self.masked(reason))
+        self._watch.set_aside(address, masked(reason))
 
     async def lacking(self, address: Address) -> str | None:
         """Why an address cannot be used, as far as the list of its models tells; None where it can be."""
+        listing = await self.listing(address)
+        if listing.error or listing.status >= 500:
+            return listing.error or f"HTTP {listing.status} to a probe"
+        names = listing.names
+        address.lacks_model = self.wanted is not None and names is not None and self.wanted not in names
+        return f"it does not have the model '{self.wanted}'" if address.lacks_model else None
+
+    async def listing(self, address: Address) -> Listing:
+        """An address's answer to the question which models it has; this never raises."""
         import httpx
 
+        since = time.monotonic()
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
                 response = await self._lanes[address.url].get(f"{address.url}/models")
         except TimeoutError:
-            return f"no answer to a probe within {_PROBE_SECONDS:g} s"
+            return Listing(error=f"no answer to a probe within {_PROBE_SECONDS:g} s")
         except httpx.RequestError as error:
-            return f"{type(error).__name__}: {error}".rstrip(": ")
-        if response.status_code >= 500:
-            return f"HTTP {response.status_code} to a probe"
+            return Listing(error=masked(reason_of(error)))
         names = _names(response.content) if response.status_code == 200 else None
-        address.lacks_model = self.wanted is not None and names is not None and self.wanted not in names
-        return f"it does not have the model '{self.wanted}'" if address.lacks_model else None
+        return Listing(time.monotonic() - since, response.status_code, names)
 
-    def states(self) -> dict[str, str]:
-        """How each address is, with the reason where it is not up."""
-        return {
-            address.url: f"{address.state}: {address.reason}" if address.reason else address.state
-            for address in self.routes.addresses
-        }
-
-    def masked(self, text: str) -> str:
-        """The text without keys and other secrets."""
-        for secret in filter(None, self._secrets):
-            text = text.replace(secret, "***")
-        return text
+    def rows(self) -> dict[str, AddressRow]:
+        """How each address is."""
+        return {address.url: address.row for address in self.routes.addresses}
 
     async def close(self) -> None:
         """Close all connections. Calling it twice is fine."""
@@ -122,7 +179,7 @@ class HttpAddresses:
         key = configured.get_secret_value() if configured else os.environ.get("OPENAI_API_KEY", "")
         key = key.strip()
         if key:
-            self._secrets.append(key)
+            keep_secret(key)
             headers["authorization"] = f"Bearer {key}"
         elif url == OPENAI_URL:
             raise RequestError(
@@ -132,9 +189,9 @@ class HttpAddresses:
         return headers | {name: value.get_secret_value() for name, value in self._config.headers.items()}
 
 
-def _names(data: bytes) -> set[str] | None:
+def _names(data: bytes) -> frozenset[str] | None:
     """The models of a list as OpenAI writes it; None for anything else."""
     try:
-        return {str(model["id"]) for model in from_json(data)["data"]}
+        return frozenset(str(model["id"]) for model in from_json(data)["data"])
     except (ValueError, KeyError, TypeError):
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,11 +17,15 @@ from etude.core.call import Sampling
 from etude.core.errors import MissingExtraError, RequestError
 from etude.inference.tiny import TinyConfig, base_folder, make_base
 from etude.models.source import locate
+from etude.store.sums import damage_in
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
     from etude.inference.embedded import EmbeddedEngine
     from etude.models.policy import Policy
+
+
+_LOG = logging.getLogger("etude.versions")
 
 
 class LocalLlmConfig(LlmConfig, name="local"):
@@ -106,6 +112,8 @@ async def _of_same_base(config: LocalLlmConfig, builder: Builder) -> Policy | No
 async def base_of(config: LocalLlmConfig, builder: Builder) -> str | Path:
     """The folder or name of a model's first weights; those of a tiny one are made here, once in a run.
 
+    They follow from the config: where their files are not what was written, they are made again.
+
     Raises RequestError for a tiny one outside of a run, DatasetError for its texts.
     """
     if config.tiny is None:
@@ -114,7 +122,9 @@ async def base_of(config: LocalLlmConfig, builder: Builder) -> str | Path:
         raise RequestError("a model with `tiny` is made in a run folder, and there is no run")
     name = next(name for name, llm in builder.config.llms.items() if llm is config)
     folder = base_folder(builder.run.path, name)
-    if not folder.exists():
+    if damage := await asyncio.to_thread(damage_in, folder):
+        if folder.exists():
+            _LOG.warning("the base model %s is damaged (%s); it is made again", name, "; ".join(damage))
         await make_base(config.tiny, name, builder, folder)
     return folder
 

@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import stamina
 from pydantic_core import from_json
 
 from etude.config.registry import register_llm
 from etude.core.call import ChatRequest, Completion
-from etude.core.errors import EngineError, ImpossibleCall
+from etude.core.errors import EngineError, ImpossibleCall, ModelOut
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
 from etude.core.keys import generator
-from etude.inference.engine import note_failed_attempt, note_retry
+from etude.core.secrets import masked
+from etude.inference.breaker import Breaker
 from etude.inference.http_addresses import HttpAddresses
 from etude.inference.openai_config import NOT_FOR_REASONING, OpenAiLlmConfig
 from etude.inference.routes import Address, beginning, conversation_of
+from etude.store.addresses import AddressRow, Orders, OtherRows, Rows
 from etude.wire.asking import USUAL_FIELDS, request_fields
-from etude.wire.client import Disturbed, Refused, encode, parse_completion
-from etude.wire.logprobs import require_asked, require_possible
+from etude.wire.attempts import note_charged, note_failed_attempt, note_model_out
+from etude.wire.client import Disturbed, Refused, charged_for, encode, parse_completion
+from etude.wire.logprobs import Impossible, require_asked, require_logprobs
+from etude.wire.retries import Again, retried
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
 
-_SILENT = logging.NullHandler()
+_LONG_SECONDS = 30.0
+"""After so long, a call that its caller gives up counts as one that had no answer."""
 
 T = TypeVar("T")
 
@@ -37,17 +41,19 @@ T = TypeVar("T")
 class OpenAiEngine(Engine):
     """Samples from a model behind HTTP. Concurrent calls are sent at once; the endpoint batches them."""
 
-    def __init__(self, config: OpenAiLlmConfig) -> None:
+    def __init__(self, config: OpenAiLlmConfig, run: Path | None = None) -> None:
+        """An operator takes addresses out, and back, in the folder of `run`."""
         self._config = config
+        self._orders = Orders(run)
+        self._told_out: frozenset[str] = frozenset()
+        self._elsewhere = OtherRows()
         self._addresses = HttpAddresses(config)
+        self._breaker = Breaker(config.stop_after)
         self._provider = config.provider_there
         self._model = config.model_name
         self._version = 0
         self.adopted: ModelVersion | None = None
         self._closed = False
-        # Each retry would be a line; what came of them all is on the call.
-        logging.getLogger("stamina").propagate = False
-        logging.getLogger("stamina").addHandler(_SILENT)
         thinks = self._provider.thinks(config.model_name)
         self._omitted = (*config.omit, *(NOT_FOR_REASONING if thinks else ()))
         self._more = config.takes
@@ -84,7 +90,8 @@ class OpenAiEngine(Engine):
             return completion
 
         path = "chat/completions" if request.prompt is None else "completions"
-        conversation = conversation_of(request) if self._addresses.are_several else ""
+        is_asked_for = self._addresses.are_several or self._provider.session_header
+        conversation = conversation_of(request) if is_asked_for else ""
         completion, address = await self._answer(path, fields, request.key, conversation, read)
         return replace(completion, address=address) if self._addresses.are_several else completion
 
@@ -114,10 +121,12 @@ class OpenAiEngine(Engine):
         def read(data: bytes, version: int, model: str | None) -> tuple[float, ...]:
             try:
                 rows = from_json(data)["choices"][0]["prompt_logprobs"]
-                values = [
-                    float(row[str(token)]["logprob"]) for token, row in zip(ids[1:], rows[1:], strict=True)
-                ]
-                require_possible(values)
+                values = require_logprobs(
+                    [row[str(token)]["logprob"] for token, row in zip(ids[1:], rows[1:], strict=True)],
+                    "choices[0].prompt_logprobs[#]",
+                )
+            except Impossible as error:
+                raise Disturbed(f"malformed answer: {error}") from error
             except (ValueError, KeyError, TypeError, IndexError) as error:
                 raise Refused(
                     "the answer has no prompt_logprobs of the prompt's token ids; a teacher needs an "
@@ -152,9 +161,29 @@ class OpenAiEngine(Engine):
         for address, why in lacking.items():
             addresses.set_aside(address, why)
 
-    def address_states(self) -> dict[str, str]:
-        """How each of several addresses is; nothing for a single one."""
-        return self._addresses.states() if self._addresses.are_several else {}
+    def address_rows(self) -> dict[str, AddressRow]:
+        """How each of several addresses is, in all processes that ask it; nothing for a single one."""
+        if not self._addresses.are_several:
+            return {}
+        self._addresses.routes.take_out(self.taken_out)
+        return {url: self._elsewhere.with_own(url, row) for url, row in self._addresses.rows().items()}
+
+    def note_rows(self, process: object, rows: Rows) -> None:
+        """Note how the addresses are in another process; nothing for one that has ended."""
+        self._elsewhere.note(process, rows)
+
+    @property
+    def taken_out(self) -> frozenset[str]:
+        """The addresses that an operator has taken out."""
+        return self._orders.urls() | self._told_out
+
+    def take_out(self, urls: Collection[str]) -> None:
+        """Begin no conversations at these, beside those that the orders in the run folder name."""
+        self._told_out = frozenset(urls)
+
+    def end_conversation(self, conversation: str) -> None:
+        """Forget a conversation once the calls of it that are under way have ended."""
+        self._addresses.routes.end(conversation)
 
     async def close(self) -> None:
         self._closed = True
@@ -170,54 +199,67 @@ class OpenAiEngine(Engine):
     ) -> tuple[T, str]:
         """The result of `read`, given an answer and the version that gave it, and the address.
 
-        Raises EngineError.
+        Raises EngineError, and ModelOut once no call has an answer.
         """
-        config, routes = self._config, self._addresses.routes
+        routes, began = self._addresses.routes, time.monotonic()
         causes: dict[str, str] = {}
         tried: set[str] = set()
+        attempts, address = 0, routes.addresses[0]
 
-        def wait(error: Exception) -> bool | float:
+        async def attempt() -> tuple[T, str]:
+            nonlocal attempts, address
+            attempts += 1
+            with routes.call(conversation, tried) as address:
+                try:
+                    return await self._attempt(address, path, fields, conversation, read), address.url
+                except (Disturbed, Refused) as error:
+                    causes[address.url] = str(error)
+                    tried.add(address.url)
+                    if self._another_may_answer(address, error) and routes.has_other(tried):
+                        raise Disturbed(str(error), cause=error.cause) from error
+                    raise
+
+        def again(error: Exception) -> Again | None:
             if not isinstance(error, Disturbed):
-                return False
+                return None
             if routes.has_other(tried):
-                return 0.0
+                return Again(error.cause, is_elsewhere=True)
             tried.clear()
-            if error.retry_after is None:
-                return True
-            # Calls that were turned away together should not come back together.
-            spread = generator(key, "retry").uniform(0, config.retry_wait)
-            return min(error.retry_after + spread, config.max_retry_wait)
+            return Again(error.cause, error.retry_after)
 
-        most = config.max_retries + len(routes.addresses)
-        attempts = stamina.retry_context(
-            on=wait,
-            attempts=most,
-            timeout=None,
-            wait_initial=config.retry_wait,
-            wait_max=config.max_retry_wait,
-            wait_jitter=config.retry_wait,
-        )
-        address = routes.addresses[0]
+        self._require_open()
         try:
-            async for attempt in attempts:
-                if attempt.num > 1:
-                    note_retry()
-                with attempt, routes.call(conversation, tried) as address:
-                    try:
-                        return await self._attempt(address, path, fields, read), address.url
-                    except (Disturbed, Refused) as error:
-                        causes[address.url] = str(error)
-                        tried.add(address.url)
-                        if self._another_may_answer(address, error) and routes.has_other(tried):
-                            raise Disturbed(str(error)) from error
-                        raise
-        except Refused as error:
-            if not error.impossible:
-                raise EngineError(self._all_told(causes)) from None
-            raise error.error(self._told(str(error), address.url)) from None
-        except Disturbed:
-            raise EngineError(self._all_told(causes, f" (attempt {most}, the last)")) from None
-        raise AssertionError("the loop above returns or raises")
+            answer = await retried(attempt, again, self._config.retry_policy, generator(key, "retry"))
+        except asyncio.CancelledError:
+            # Whoever waited gave up: an episode whose time was over, or one that nobody needs any more.
+            waited = time.monotonic() - began
+            if (causes or waited >= _LONG_SECONDS) and not self._breaker.has_answered(began):
+                late = f"no answer within {waited:.3g} s"
+                self._failed("timeout", self._all_told(causes or {address.url: late}))
+            raise
+        except (Disturbed, Refused) as error:
+            if isinstance(error, Refused) and error.impossible:
+                raise error.error(self._told(str(error), address.url)) from None
+            last = f" (attempt {attempts}, the last)" if isinstance(error, Disturbed) else ""
+            raise self._failed(error.cause, self._all_told(causes, last)) from None
+        self._breaker.answered()
+        return answer
+
+    def _require_open(self) -> None:
+        """Raise ModelOut while no call may be made; also have the addresses follow the operator's orders."""
+        try:
+            self._breaker.require_closed()
+        except ModelOut as error:
+            raise note_model_out(error) from None
+        if self._addresses.are_several:
+            self._addresses.routes.take_out(self.taken_out)
+
+    def _failed(self, cause: str, message: str) -> EngineError:
+        """The error of a call that failed for good."""
+        if self._closed:
+            return EngineError(message)
+        out = self._breaker.failed(cause, message)
+        return EngineError(message) if out is None else note_model_out(out)
 
     def _another_may_answer(self, address: Address, error: Disturbed | Refused) -> bool:
         """Note a failed attempt at one of several addresses; whether another may do what this one refused."""
@@ -230,25 +272,39 @@ class OpenAiEngine(Engine):
         return True
 
     async def _attempt(
-        self, address: Address, path: str, fields: dict[str, Any], read: Callable[[bytes, int, str | None], T]
+        self,
+        address: Address,
+        path: str,
+        fields: dict[str, Any],
+        conversation: str,
+        read: Callable[[bytes, int, str | None], T],
     ) -> T:
         """The content of an address's answer. Raises Disturbed or Refused."""
         if self._closed:
             raise Refused("the engine is closed")
         if address.lacks_model:
-            raise Disturbed(address.reason)
+            raise Disturbed(address.reason, cause="no_model")
         model, version, since = self._model, self._version, time.monotonic()
         content = encode({"model": model, **fields})
         try:
-            data = await self._addresses.post(address, path, content)
-            # Weights that were adopted are asked for by name: no address may put others in their place.
-            result = read(data, version, None if self._addresses.wanted is None else model)
+            data = await self._addresses.post(address, path, content, self._session(conversation))
+            try:
+                # Weights that were adopted are asked for by name: no address may put others in their place.
+                result = read(data, version, None if self._addresses.wanted is None else model)
+            except (Disturbed, Refused, ImpossibleCall):
+                note_charged(charged_for(data))
+                raise
         except Disturbed as error:
             self._addresses.failed(address, since, error)
             raise
         if model == self._model:
             self._addresses.routes.answered(address)
         return result
+
+    def _session(self, conversation: str) -> dict[str, str]:
+        """The header by which a router knows the conversation; its name says nothing of what is in it."""
+        name = self._provider.session_header
+        return {name: beginning(conversation)} if name and conversation else {}
 
     def _all_told(self, causes: dict[str, str], attempts: str = "") -> str:
         """The error of a call that no address answered, with the cause of each."""
@@ -266,13 +322,13 @@ class OpenAiEngine(Engine):
     def _told(self, reason: str, where: str | None = None) -> str:
         """The reason of an error with model and address, and without secrets."""
         where = where or self._config.address
-        return f"model '{self._model}' at {where}: {self._addresses.masked(reason)}"
+        return f"model '{self._model}' at {where}: {masked(reason)}"
 
 
 @register_llm(config_type=OpenAiLlmConfig)
 async def openai_llm(config: OpenAiLlmConfig, builder: Builder) -> AsyncIterator[OpenAiEngine]:
     """A model behind an OpenAI-compatible endpoint."""
-    engine = OpenAiEngine(config)
+    engine = OpenAiEngine(config, None if builder.run is None else builder.run.path)
     try:
         yield engine
     finally:

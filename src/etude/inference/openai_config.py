@@ -15,6 +15,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from etude.config.component import CHANGEABLE, LlmConfig
 from etude.core.call import Sampling
 from etude.wire.asking import VLLM_FIELDS
+from etude.wire.retries import USUAL, USUAL_MEGABYTES, RetryPolicy
 
 ProviderName = Literal["openai", "openrouter", "vllm", "etude", "other"]
 
@@ -40,6 +41,8 @@ class Provider:
     """Fields beyond OpenAI's that it takes."""
     with_more: Mapping[str, Any] = field(default_factory=dict)
     """Fields sent along with what not every model there can do."""
+    session_header: str = ""
+    """A header that gets a name of the conversation, by which a router keeps it at one server."""
     thinking: str | None = "reasoning_content"
     """Its name for what a model thought, in messages that it is sent; None where it takes none."""
     reasoning: tuple[str, ...] = ()
@@ -78,7 +81,13 @@ _ALL = (
         with_more=_ROUTED,
         thinking="reasoning",
     ),
-    Provider("vllm", token_ids=True, with_token_ids=_PLAIN_SAMPLING, more=VLLM_FIELDS),
+    Provider(
+        "vllm",
+        token_ids=True,
+        with_token_ids=_PLAIN_SAMPLING,
+        more=VLLM_FIELDS,
+        session_header="x-session-id",
+    ),
     Provider("etude", token_ids=True, more=VLLM_FIELDS),
     Provider("other", with_token_ids=_PLAIN_SAMPLING),
 )
@@ -116,13 +125,21 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
     """Most tokens of one completion."""
     request_timeout: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
     """Seconds for one attempt, all in all."""
-    max_retries: Annotated[int, CHANGEABLE] = Field(default=4, ge=0)
-    """More attempts after 408, 409, 429, 5xx, a lost connection or a malformed answer. Each address but the
-    first adds one, and another address is tried without a wait."""
-    retry_wait: Annotated[float, CHANGEABLE] = Field(default=0.5, ge=0)
-    """Seconds before the first retry; doubles with each. `Retry-After` goes first."""
-    max_retry_wait: Annotated[float, CHANGEABLE] = Field(default=30.0, ge=0)
+    max_retries: Annotated[int, CHANGEABLE] = Field(default=USUAL.retries, ge=0)
+    """More attempts after 408, 409, 425, 429, 5xx, a lost connection or a malformed answer. Each address but
+    the first adds one, and another address is tried without a wait."""
+    retry_wait: Annotated[float, CHANGEABLE] = Field(default=USUAL.first_wait, ge=0)
+    """Longest wait in seconds before the first retry; doubles with each. Any shorter wait is as likely.
+    `Retry-After` goes first."""
+    max_retry_wait: Annotated[float, CHANGEABLE] = Field(default=USUAL.longest_wait, ge=0)
     """Longest wait in seconds between two attempts."""
+    retry_deadline: Annotated[float, CHANGEABLE] = Field(default=USUAL.deadline, ge=0)
+    """Seconds after a call's first attempt in which others may begin."""
+    stop_after: Annotated[int | None, CHANGEABLE] = Field(default=5, ge=1)
+    """Calls that may fail for one cause (a wrong key, a dead host, a model that hangs), none answered between
+    them, before the run stops with that cause; null: any number."""
+    max_answer_mb: Annotated[float, CHANGEABLE] = Field(default=USUAL_MEGABYTES, gt=0)
+    """Megabytes that one answer may have, after its expansion where it is compressed."""
     provider: Literal["auto", "openai", "openrouter", "vllm", "etude", "other"] = "auto"
     """Who answers there; `auto` goes by the address. Say `vllm`, or `etude` for `etude serve`, to have token
     ids."""
@@ -207,6 +224,12 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
         provider = self.provider_there
         gives = provider.logprobs and not provider.thinks(self.model_name)
         return gives if self.logprobs is None else self.logprobs
+
+    @property
+    def retry_policy(self) -> RetryPolicy:
+        """How its calls are made again."""
+        more = len(self.addresses) - 1
+        return RetryPolicy(self.max_retries + more, self.retry_wait, self.max_retry_wait, self.retry_deadline)
 
     @property
     def sampling(self) -> Sampling:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from etude.core.call import ChatRequest
+from etude.store.addresses import AddressRow, Rows
 
 State: TypeAlias = Literal["up", "trial", "aside", "draining"]
 
@@ -61,11 +62,32 @@ class Address:
     last_answer: float = -math.inf
     lacks_model: bool = False
     """Whether it is known not to have the weights that are asked for."""
+    is_out: bool = False
+    """Whether an operator has taken it out: it keeps its conversations, and gets no new ones."""
+
+    @property
+    def takes_newcomers(self) -> bool:
+        """Whether a conversation may begin there."""
+        return self.state != "draining" and not self.is_out
+
+    @property
+    def row(self) -> AddressRow:
+        """How it is."""
+        state, reason = str(self.state), self.reason
+        if self.is_out and state in ("up", "draining"):
+            state = "draining" if self.conversations or self.calls else "drained"
+            reason = "taken out by command"
+        return AddressRow(state, reason, self.conversations, self.calls, self.answered, self.failed)
 
     @property
     def is_open(self) -> bool:
         """Whether a call may go there."""
         return self.state in ("up", "draining") or (self.state == "trial" and not self.calls)
+
+    @property
+    def is_easy(self) -> bool:
+        """Whether it is up with so few calls that no call leaves it for another."""
+        return self.state == "up" and self.calls <= _FREE_CALLS
 
 
 @dataclass(slots=True)
@@ -75,14 +97,26 @@ class _Seat:
     address: Address
     calls: int = 0
     used: float = 0.0
+    is_over: bool = False
+    """Whether no call follows those under way."""
 
 
 @runtime_checkable
 class HasAddresses(Protocol):
     """An engine that samples at addresses."""
 
-    def address_states(self) -> dict[str, str]:
-        """How each of several addresses is, with the reason where it is not up; nothing for a single one."""
+    def address_rows(self) -> dict[str, AddressRow]:
+        """How each of several addresses is, in all processes that ask it; nothing for a single one."""
+
+    def note_rows(self, process: object, rows: Rows) -> None:
+        """Note how the addresses are in another process; nothing for one that has ended."""
+
+    @property
+    def taken_out(self) -> frozenset[str]:
+        """The addresses that an operator has taken out."""
+
+    def take_out(self, urls: Collection[str]) -> None:
+        """Begin no conversations at these, beside those that this process knows of itself."""
 
 
 class Routes:
@@ -116,6 +150,8 @@ class Routes:
             address.calls -= 1
             seat.calls -= 1
             seat.used = self._clock()
+            if seat.is_over:
+                self.end(conversation)
 
     def choose(
         self, conversation: str, avoid: Collection[str] = (), among: Collection[Address] | None = None
@@ -125,8 +161,13 @@ class Routes:
             return self.addresses[0]
         now = self._clock()
         self._forget(now)
-        usable = self._usable(self.addresses if among is None else among, avoid, now)
         seat = self._seats.get(conversation)
+        if seat is not None and among is None and not avoid and seat.address.is_easy:
+            # As below, without a look at all the others: there may be a thousand.
+            seat.used = now
+            self._seats.move_to_end(conversation)
+            return seat.address
+        usable = self._usable(self.addresses if among is None else among, avoid, now)
         if seat is None or seat.address not in usable:
             address = self._new_home(conversation, usable)
             if seat is None:
@@ -182,6 +223,21 @@ class Routes:
             address.state, address.reason = "draining", reason
             address.until = self._clock() + min(seconds, _LONGEST_DRAIN)
 
+    def take_out(self, urls: Collection[str]) -> None:
+        """Begin no conversations at these addresses until they are not among those of a later call."""
+        for address in self.addresses:
+            address.is_out = address.url in urls and len(self.addresses) > 1
+
+    def end(self, conversation: str) -> None:
+        """Forget a conversation once the calls of it that are under way have ended."""
+        seat = self._seats.get(conversation)
+        if seat is None:
+            return
+        seat.is_over = True
+        if not seat.calls:
+            del self._seats[conversation]
+            seat.address.conversations -= 1
+
     def _usable(self, among: Collection[Address], avoid: Collection[str], now: float) -> list[Address]:
         """The best that there is: open addresses, or else the one that will be open first."""
         for address in self.addresses:
@@ -195,7 +251,7 @@ class Routes:
         )
 
     def _new_home(self, conversation: str, usable: Sequence[Address]) -> Address:
-        usable = [address for address in usable if address.state != "draining"] or usable
+        usable = [address for address in usable if address.takes_newcomers] or usable
         total = sum(address.conversations for address in usable)
         most = math.ceil(_MOST_CONVERSATIONS * (total + 1) / len(usable))
         return next(each for each in ranked(conversation, usable) if each.conversations < most)
@@ -206,7 +262,7 @@ class Routes:
         most = math.ceil(_MOST_CALLS * (total + 1) / len(usable)) + _FREE_CALLS
         if len(usable) == 1 or home.calls < most:
             return home
-        usable = [address for address in usable if address.state != "draining"] or usable
+        usable = [address for address in usable if address.takes_newcomers] or usable
         return next((each for each in ranked(conversation, usable) if each.calls < most), home)
 
     def _forget(self, now: float) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,8 @@ from pydantic import BaseModel, Field
 
 from etude.config.warm_up import Transcript, read_transcripts
 from etude.core.errors import RequestError
+from etude.store.files import draft_of
+from etude.store.sums import note_sums
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -86,7 +87,6 @@ def _write(config: TinyConfig, talks: Sequence[Transcript], seed: int, folder: P
     tokenizer: Any = build_tokenizer(texts(), vocab_size=config.vocab_size, splits=config.splits)
     keys = ("hidden_size", "layers", "heads", "intermediate_size", "max_context")
     policy = build_policy(tokenizer, seed, TinyShape(**{key: getattr(config, key) for key in keys}))
-    draft = folder.with_name(folder.name + ".part")
-    shutil.rmtree(draft, ignore_errors=True)
-    policy.export(draft)
-    draft.rename(folder)
+    with draft_of(folder) as draft:
+        policy.export(draft)
+        note_sums(draft)

@@ -20,13 +20,15 @@ from etude.inference.routes import FIRST_TOKENS, beginning, conversation_of
 from etude.inference.vllm_processes import VllmProcesses
 from etude.models.speech import Speech
 from etude.wire.asking import sampling_fields
-from etude.wire.logprobs import likeliest, read_prompt_logprobs, require_possible
+from etude.wire.logprobs import Impossible, likeliest, read_prompt_logprobs, require_ids, require_logprobs
 
 _ID = "token_id:"
 """vLLM puts it before ids that stand for token texts."""
 _SEED_BITS = 63
 _SERVER_AT_FAULT = 500
 _REQUEST_AT_FAULT = (400, 422)
+_MOST_MEGABYTES = 512.0
+"""Of one answer: that of 100,000 tokens with the 20 likeliest in the place of each takes less."""
 _READ_SECONDS = 600.0
 _PLAIN_SAMPLING = {
     **{"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0},
@@ -56,7 +58,9 @@ class VllmEngine:
         self._max_tokens = max_tokens
         self._wait = wait
         headers = {"content-type": "application/json", **processes.headers}
-        self._lanes = HttpLanes(headers, read_seconds=_READ_SECONDS)
+        self._lanes = HttpLanes(
+            headers, read_seconds=_READ_SECONDS, most_megabytes=_MOST_MEGABYTES, setting="a limit of etude"
+        )
 
     async def sample(self, request: TokenRequest, on_token: OnToken | None = None) -> Sampled:
         """Continue a prompt of token ids; waits first where vLLM is being restarted.
@@ -78,9 +82,10 @@ class VllmEngine:
                 on_token(token)
 
         while True:
-            async with self._processes.call(self._name, conversation, self._wait, tried) as (address, url):
+            call = self._processes.call(self._name, conversation, self._wait, tried)
+            async with call as (address, url, name):
                 try:
-                    sampled = await self._sampled(request, url, body, hear)
+                    sampled = await self._sampled(request, url, body | {"model": name}, hear)
                 except EngineAway:
                     address.failed += 1
                     tried.add(address.url)
@@ -140,7 +145,6 @@ class VllmEngine:
         sampling, room = request.sampling, self.speech.max_context - len(request.prompt_ids)
         wanted = self._max_tokens if sampling.max_tokens is None else sampling.max_tokens
         return _PLAIN_SAMPLING | {
-            "model": self._name,
             "prompt": list(request.prompt_ids),
             "max_tokens": min(wanted, room),
             "temperature": sampling.temperature,
@@ -196,8 +200,8 @@ class VllmEngine:
             count = request.prompt_logprobs
             rows = None if count is None else choice["prompt_logprobs"]
             scores = read_prompt_logprobs(rows, request.prompt_ids, count or 0)
-            logprobs = [*(token.logprob for token in tokens), *(own for own, _ in scores)]
-            require_possible(logprobs, [token.id for token in tokens], self.speech.vocabulary)
+            require_logprobs([token.logprob for token in tokens], "logprobs.token_logprobs[#]")
+            require_ids([token.id for token in tokens], self.speech.vocabulary, "token_ids")
         except (ValueError, KeyError, TypeError) as error:
             raise _unreadable(error) from error
         return tokens, scores
@@ -227,7 +231,8 @@ def _tokens(choice: Mapping[str, Any], count: int) -> list[SampledToken]:
 
 
 def _unreadable(error: Exception) -> EngineError:
-    return EngineError(f"vLLM's answer cannot be read: {type(error).__name__}: {error}")
+    reason = str(error) if isinstance(error, Impossible) else f"{type(error).__name__}: {error}"
+    return EngineError(f"vLLM's answer cannot be read: {reason}")
 
 
 def _top(wire: Mapping[str, float] | None, count: int) -> TopLogprobs:

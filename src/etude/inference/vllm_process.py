@@ -5,81 +5,50 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
+import re
 import secrets
-import signal
-import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import httpx
 from pydantic import SecretStr
 
 from etude.core.errors import EngineAway, EngineError
-from etude.inference.child_process import guard_of, kill_marked, last_exception, last_lines, mark_process
+from etude.inference.vllm_child import LocalLauncher, VllmChild, VllmLauncher, VllmOptions
+from etude.wire.client import Disturbed, Refused, failure_of
+from etude.wire.retries import Again, RetryPolicy, retried
 
 _LOG = logging.getLogger("etude.vllm")
+_CONTROL = RetryPolicy(retries=2, deadline=60.0)
+"""Of requests to load and unload LoRA weights."""
 
 State: TypeAlias = Literal["stopped", "starting", "running", "restarting", "failed"]
 
-_LARGEST_LOG = 20 * 2**20
-_GRACE_SECONDS = 20.0
 
-
-@dataclass(frozen=True, slots=True)
-class VllmOptions:
-    """How to run vLLM."""
-
-    folder: Path
-    """For its log and its mark."""
-    dtype: str
-    """Always told: vLLM's own `auto` makes bfloat16 of float32 weights."""
-    command: tuple[str, ...] = ("vllm",)
-    arguments: tuple[str, ...] = ()
-    """More of `vllm serve`'s options."""
-    max_lora_rank: int = 64
-    max_loras: int = 2
-    """LoRA weights that one batch may mix."""
-    start_seconds: float = 600.0
-    """Compiling a model for the first time takes minutes."""
-    look_seconds: float = 2.0
-    """Between two looks at its health."""
-    hung_seconds: float = 60.0
-    """Without an answer about its health, after which it counts as hung."""
-    attempts: int = 5
-    """Starts in a row that may fail."""
-    backoff_seconds: float = 1.0
-    """Before the first restart; twice as long before each that follows, and a minute at most."""
-    device: str = ""
-    """Its device as people name it, where there are several processes."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """More variables of its environment, such as the one that names its device."""
+_UNLOADED = re.compile(r"\b(?!RotaryEmbedding:)(\w+): Failed to load weights|(weights) were not loaded from")
+"""How vLLM's log tells of what it did not load; the call succeeds all the same. Rotary ones have none."""
 
 
 @dataclass(slots=True, eq=False)
 class VllmProcess:
-    """One vLLM at a time, serving one model and any LoRA weights for it, on a loopback port.
+    """One vLLM at a time, serving one model and any LoRA weights for it, wherever its launcher puts it.
 
-    Its LoRA weights are loaded anew after a restart. It is in a process group of its own, and its log goes
-    on in `vllm.log` from one process to the next. It ends with this process, even with one that is killed;
-    what was left running all the same is killed first.
+    Its LoRA weights are loaded anew after a restart.
     """
 
     options: VllmOptions
+    launcher: VllmLauncher = field(default_factory=LocalLauncher)
     source: str = ""
     state: State = "stopped"
     reason: str = ""
     """Why it is restarting or failed, with the log's last lines."""
     restarts: int = 0
-    port: int = 0
     key: SecretStr = field(default_factory=lambda: SecretStr(secrets.token_urlsafe(24)))
-    _process: asyncio.subprocess.Process | None = None
-    _guard: asyncio.subprocess.Process | None = None
-    _log_start: int = 0
-    """Bytes of the log before those of the process."""
+    _child: VllmChild | None = None
+    _started_with: str = ""
     _watching: asyncio.Task[None] | None = None
     _loras: dict[str, Path] = field(default_factory=dict)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -88,8 +57,13 @@ class VllmProcess:
 
     @property
     def base_url(self) -> str:
-        """Where it listens; another port after each start."""
-        return f"http://127.0.0.1:{self.port}"
+        """Where it listens; another port after each start, and nowhere before the first."""
+        return "" if self._child is None else self._child.base_url
+
+    @property
+    def where(self) -> str:
+        """The machine that it runs on; empty for this one, and where none runs."""
+        return "" if self._child is None else self._child.where
 
     @property
     def headers(self) -> dict[str, str]:
@@ -99,12 +73,7 @@ class VllmProcess:
     @property
     def pid(self) -> int | None:
         """Of the process, where one runs."""
-        return None if self._process is None else self._process.pid
-
-    @property
-    def log(self) -> Path:
-        """Everything that it printed."""
-        return self.options.folder / "vllm.log"
+        return None if self._child is None else self._child.pid
 
     async def start(self, source: str) -> None:
         """Serve `source`; returns when requests are answered. Raises EngineError when it does not start."""
@@ -126,6 +95,36 @@ class VllmProcess:
     def serves(self, source: str) -> bool:
         """Whether it runs with a model, or soon will again by itself."""
         return self._watching is not None and not self._watching.done() and self.source == source
+
+    def served_name(self, name: str) -> str:
+        """Its name for a model: the one that it serves has that of the weights that it was started with."""
+        return self._started_with if name == self.source else name
+
+    async def load_in_place(self, source: str) -> bool:
+        """Have the running process load the whole weights of `source`; whether it did.
+
+        For weights of the same shapes, while nothing is asked of it. Where it did not, it is stopped: nobody
+        knows which weights it has.
+        """
+        child = self._child
+        if self.state != "running" or child is None:
+            return False
+        self._loras.clear()
+        before = await child.printed()
+        try:
+            # vLLM reads the files into the memory of the old weights, which takes no longer than that.
+            path = {"weights_path": source}
+            rpc = {"method": "reload_weights", "kwargs": path}
+            await self._post("/collective_rpc", rpc, seconds=self.options.start_seconds)
+            await self._post("/reset_prefix_cache", {})
+            if left := _not_loaded((await child.printed()).removeprefix(before)):
+                raise EngineError(f"vLLM did not load {left} of {source}")
+        except EngineError as error:
+            _LOG.warning("%s; it is started again with the new weights", error)
+            await self.stop()
+            return False
+        self.source = source
+        return True
 
     async def stop(self) -> None:
         """End the process; its LoRA weights are forgotten."""
@@ -156,78 +155,52 @@ class VllmProcess:
         Raises EngineError when vLLM refuses them.
         """
         # Never `load_inplace`: that reads the folder again at every step, and changes answers half-way.
-        await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+        await self._load(name, folder)
         self._loras[name] = folder
+
+    async def _load(self, name: str, folder: Path) -> None:
+        if self._child is None:
+            raise EngineError("vLLM does not run")
+        path = await self._child.lora_path(name, folder)
+        await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
 
     async def remove_lora(self, name: str) -> None:
         """Unload LoRA weights; those that are not loaded are no error."""
-        if self._loras.pop(name, None) is not None and self.state == "running":
+        if self._loras.pop(name, None) is not None and self.state == "running" and self._child is not None:
             with contextlib.suppress(EngineError):
                 await self._post("/v1/unload_lora_adapter", {"lora_name": name})
+            await self._child.drop_lora(name)
 
-    async def _post(self, path: str, body: Mapping[str, str]) -> None:
-        try:
+    async def _post(self, path: str, body: Mapping[str, Any], seconds: float = 120.0) -> None:
+        async def post() -> None:
             reply = await self._http().post(
-                f"{self.base_url}{path}", json=dict(body), headers=self.headers, timeout=120
+                f"{self.base_url}{path}", json=dict(body), headers=self.headers, timeout=seconds
             )
+            if reply.status_code != httpx.codes.OK:
+                raise failure_of(reply.status_code, reply.headers, reply.content)
+
+        try:
+            await retried(post, _again, _CONTROL)
         except httpx.HTTPError as error:
             raise EngineError(f"vLLM does not answer at {path}: {type(error).__name__}") from error
-        if reply.status_code != httpx.codes.OK:
-            raise EngineError(f"vLLM refused {path} with {reply.status_code}: {reply.text[:300]}")
+        except (Disturbed, Refused) as error:
+            raise EngineError(f"vLLM refused {path}: {error}") from error
 
     async def _spawn(self) -> None:
         """Start the process, and wait until it is healthy. Raises EngineError; then there is none."""
         try:
-            process, seconds = await self._launch(), self.options.start_seconds
-            end = time.monotonic() + seconds
+            end, seconds = time.monotonic() + self.options.start_seconds, self.options.start_seconds
+            self._started_with = self.source
+            child = self._child = await self.launcher.launch(self.options, self.source, self.key)
             while not await self._is_healthy():
-                if (code := await _exit_code(process, 0.25)) is not None:
-                    raise EngineError(f"{self._exit(code, ' at its start')}. {self._log_end()}")
+                if (how := await child.ended(0.25)) is not None:
+                    raise EngineError(f"at its start vLLM {how}. {await child.log_end()}")
                 if time.monotonic() > end:
-                    raise EngineError(f"vLLM did not start in {seconds:g} s. {self._log_end()}")
+                    raise EngineError(f"vLLM did not start in {seconds:g} s. {await child.log_end()}")
         except BaseException:
             # It has nothing to finish yet, and takes minutes to notice that it should end.
             await self._end(politely=False)
             raise
-
-    async def _launch(self) -> asyncio.subprocess.Process:
-        options = self.options
-        options.folder.mkdir(parents=True, exist_ok=True)
-        kill_marked(self._mark)
-        if self.log.exists() and self.log.stat().st_size > _LARGEST_LOG:
-            self.log.replace(self.log.with_suffix(".log.1"))
-        with socket.socket() as listening:
-            listening.bind(("127.0.0.1", 0))
-            self.port = int(listening.getsockname()[1])
-        environment = {
-            "VLLM_API_KEY": self.key.get_secret_value(),
-            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
-            "VLLM_NO_USAGE_STATS": "1",
-        }
-        with self.log.open("ab") as log:
-            self._log_start = log.tell()
-            try:
-                self._process = await asyncio.create_subprocess_exec(
-                    *options.command,
-                    *_arguments(options, self.source, self.port),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    env={**os.environ, **environment, **options.environment},
-                )
-            except OSError as error:
-                raise EngineError(
-                    f"'{options.command[0]}' cannot be started: {error.strerror}; install vLLM, or name its "
-                    "program with --vllm-command"
-                ) from error
-        self._guard = await guard_of(self._process.pid)
-        mark_process(self._mark, self._process.pid)
-        return self._process
-
-    @property
-    def _mark(self) -> Path:
-        return self.options.folder / "vllm.pid"
 
     async def _is_healthy(self) -> bool:
         seconds = min(10.0, self.options.hung_seconds)
@@ -247,7 +220,7 @@ class VllmProcess:
         while True:
             trouble = await self._trouble()
             self.restarts += 1
-            await self._set("restarting", f"{trouble}. {self._log_end()}")
+            await self._set("restarting", trouble)
             _LOG.error("%s", self.reason)
             await self._end(politely=False)
             if not await self._restart():
@@ -255,14 +228,15 @@ class VllmProcess:
 
     async def _trouble(self) -> str:
         """Wait for something to go wrong; gives it in words."""
-        process, seen = self._process, time.monotonic()
-        assert process is not None
-        while (code := await _exit_code(process, self.options.look_seconds)) is None:
+        child, seen = self._child, time.monotonic()
+        assert child is not None
+        while (how := await child.ended(self.options.look_seconds)) is None:
             if await self._is_healthy():
                 seen = time.monotonic()
             elif time.monotonic() - seen > self.options.hung_seconds:
-                return f"vLLM did not answer for {self.options.hung_seconds:g} s"
-        return self._exit(code)
+                how = f"did not answer for {self.options.hung_seconds:g} s"
+                break
+        return f"vLLM {how}. {await child.log_end()}"
 
     async def _restart(self) -> bool:
         """Start it again, several times if need be; whether it runs then."""
@@ -271,7 +245,7 @@ class VllmProcess:
             try:
                 await self._spawn()
                 for name, folder in list(self._loras.items()):
-                    await self.add_lora(name, folder)
+                    await self._load(name, folder)
             except EngineError as error:
                 await self._end()
                 await self._set("restarting", str(error))
@@ -285,53 +259,22 @@ class VllmProcess:
         return False
 
     async def _end(self, *, politely: bool = True) -> None:
-        """End the process group; `politely` gives it time to end by itself."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        for number in (signal.SIGTERM, signal.SIGKILL) if politely else (signal.SIGKILL,):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
-            await _exit_code(process, _GRACE_SECONDS)
-        guard, self._guard = self._guard, None
-        if guard is not None:
-            with contextlib.suppress(ProcessLookupError):
-                guard.kill()
-            await guard.wait()
-        self._mark.unlink(missing_ok=True)
+        """End the process; `politely` gives it time to end by itself."""
+        child, self._child = self._child, None
+        if child is not None:
+            await child.end(politely=politely)
 
     async def _set(self, state: State, reason: str = "") -> None:
         async with self.changed:
             self.state, self.reason = state, reason
             self.changed.notify_all()
 
-    def _exit(self, code: int, when: str = "") -> str:
-        """That it ended, and why, as far as is known: when its engine fails, it exits with code 0."""
-        cause = last_exception(self.log, self._log_start)
-        how = f"with code {code}" if code else "by itself"
-        return f"vLLM ended {how}{when}" + ("" if cause is None else f" ({cause})")
 
-    def _log_end(self) -> str:
-        lines = last_lines(self.log)
-        return f"The last lines of {self.log}:\n{lines}" if lines else f"{self.log} is empty"
+def _again(error: Exception) -> Again | None:
+    """Only what vLLM turned away is asked for again: of the rest, the process's own watch knows more."""
+    return Again(error.cause, error.retry_after) if isinstance(error, Disturbed) else None
 
 
-async def _exit_code(process: asyncio.subprocess.Process, seconds: float) -> int | None:
-    """The exit code of a process that ends within so many seconds; None of one that goes on."""
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), seconds)
-    return process.returncode
-
-
-def _arguments(options: VllmOptions, source: str, port: int) -> Sequence[str]:
-    return (
-        *("serve", source, "--host", "127.0.0.1", "--port", str(port), "--dtype", options.dtype),
-        # Logprobs of the distribution that was sampled from, temperature included, as the learner takes them.
-        *("--logprobs-mode", "processed_logprobs"),
-        # The library that makes the masks of constraints for the learner, and reads the same grammars.
-        *("--structured-outputs-config", '{"backend": "guidance"}'),
-        "--disable-uvicorn-access-log",
-        *("--enable-lora", "--max-loras", str(options.max_loras)),
-        *("--max-lora-rank", str(options.max_lora_rank)),
-        *options.arguments,
-    )
+def _not_loaded(printed: str) -> str:
+    """The kinds of layers that vLLM says it has not loaded."""
+    return ", ".join(sorted({kind or rest for kind, rest in _UNLOADED.findall(printed)}))

@@ -44,8 +44,11 @@ class VllmProcesses:
         """Those that requests to any of them need."""
         return self.processes[0].headers
 
-    async def start(self, source: str, *, every: bool = False) -> None:
+    async def start(self, source: str, *, every: bool = False, in_place: bool = False) -> None:
         """Serve `source`; returns when requests are answered.
+
+        With `in_place` the processes that run load its weights, where they can, and are not started again:
+        for weights that have the shapes of those that they serve, while nothing is asked of them.
 
         Processes that do not start while others do are warned of, and started again with the next call.
         Raises EngineError when none starts, or, with `every`, when one does not; then none runs.
@@ -54,6 +57,8 @@ class VllmProcesses:
             await self._drop_tasks()
             self._loras.clear()
             self._source = source
+            if in_place:
+                await asyncio.gather(*(process.load_in_place(source) for process in self.processes))
         idle = [each for each in self.processes if not each.serves(source) and each not in self._starting]
         if len(idle) < len(self.processes):
             for process in idle:
@@ -113,14 +118,16 @@ class VllmProcesses:
     @asynccontextmanager
     async def call(
         self, name: str, conversation: str, seconds: float, avoid: Collection[str] = ()
-    ) -> AsyncIterator[tuple[Address, str]]:
-        """A process for a call of a conversation to the model `name`: its address, and its base URL.
+    ) -> AsyncIterator[tuple[Address, str, str]]:
+        """A process for a call of a conversation to the model `name`: its address, its base URL, and its own
+        name for the model.
 
         Waits where none is ready. Raises EngineAway when none is to be, or not in time.
         """
         usable = await self._usable(name, seconds)
         with self.routes.call(conversation, avoid, among=usable) as address:
-            yield address, self.processes[int(address.url)].base_url
+            process = self.processes[int(address.url)]
+            yield address, process.base_url, process.served_name(name)
 
     def has_other(self, name: str, avoid: Collection[str]) -> bool:
         """Whether a process that is none of `avoid` could be asked for a model now."""
@@ -141,6 +148,7 @@ class VllmProcesses:
     def _status_of(self, process: VllmProcess, address: Address) -> dict[str, Any]:
         return {
             "device": process.options.device,
+            "node": process.where,
             "process": process.state,
             "restarts": process.restarts,
             "reason": process.reason or None,

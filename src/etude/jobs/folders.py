@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Collection, Mapping
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etude.core.errors import StoreError
 from etude.core.job import ModelVersion
+from etude.store.files import put_in_place
+from etude.store.sums import SET_ASIDE, damage_in, note_sum, require_as_written
 
 if TYPE_CHECKING:
     from etude.learner.learner import Learner, Snapshot
@@ -19,7 +22,10 @@ _DRAFT = ".part"
 
 
 class StateFolders:
-    """Folders `v1`, `v2` or `step-10`, `step-20`: weights, optimiser and facts, whole or not there at all."""
+    """Folders `v1`, `v2` or `step-10`, `step-20`: weights, optimiser and facts, whole or not there at all.
+
+    Each has the digests of its files, and is read only as it was written.
+    """
 
     def __init__(self, root: Path, prefix: str, noun: str) -> None:
         """`noun` is what errors call a folder: a version, a checkpoint."""
@@ -40,8 +46,24 @@ class StateFolders:
         """The highest number that is there; 0 when there is none."""
         return max(self.numbers(), default=0)
 
+    def damage(self, number: int) -> list[str]:
+        """How a folder differs from what was written, a clause for each file; nothing where it is whole."""
+        return damage_in(self.folder(number))
+
+    def newest_whole(self) -> tuple[int, list[str]]:
+        """The highest number whose folder is whole, 0 without one, and the damage of those above it."""
+        damage: list[str] = []
+        for number in reversed(self.numbers()):
+            if not (clauses := self.damage(number)):
+                return number, damage
+            damage += clauses
+        return 0, damage
+
     def write(self, number: int, facts: Mapping[str, Any], learner: Learner, state: Snapshot) -> ModelVersion:
-        """Save `state`, which is a snapshot of the learner's, and JSON-able facts. Raises StoreError."""
+        """Save `state`, which is a snapshot of the learner's, and JSON-able facts. Raises StoreError.
+
+        It is on the disk when this returns.
+        """
         final = self.folder(number)
         draft = final.with_name(final.name + _DRAFT)
         try:
@@ -51,8 +73,8 @@ class StateFolders:
             learner.save(draft, state.optimiser)
             content = {**facts, "version": version.model_dump(mode="json")}
             (draft / _FACTS).write_text(json.dumps(content, indent=2), encoding="utf-8")
-            shutil.rmtree(final, ignore_errors=True)
-            draft.rename(final)
+            note_sum(draft / _FACTS)
+            put_in_place(draft, final)
         except (OSError, StoreError) as error:
             shutil.rmtree(draft, ignore_errors=True)
             raise StoreError(
@@ -62,20 +84,14 @@ class StateFolders:
         return version
 
     def facts(self, number: int) -> dict[str, Any]:
-        """The facts that were saved under a number. Raises StoreError when they cannot be read."""
+        """The facts that were saved under a number. Raises StoreError when they are not as they were."""
         path = self.folder(number) / _FACTS
+        require_as_written(path)
         try:
             facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise self.damaged(number, error) from error
+            raise StoreError(f"{path} cannot be read: {error}") from error
         return facts
-
-    def damaged(self, number: int, error: Exception) -> StoreError:
-        """The error for facts that are not what was written."""
-        return StoreError(
-            f"{self.folder(number) / _FACTS} is damaged ({error}); delete its folder and resume (`etude "
-            "resume`), or make the job again"
-        )
 
     def load(self, number: int, learner: Learner) -> dict[str, Any]:
         """Put weights and optimiser back to where they were; the facts of that time. Raises StoreError."""
@@ -96,6 +112,22 @@ class StateFolders:
                 shutil.rmtree(draft, ignore_errors=True)
                 self.folder(number).rename(draft)
                 shutil.rmtree(draft, ignore_errors=True)
+
+    def set_aside(self, number: int) -> Path | None:
+        """Give a folder a name that has no number; where it is now, None where there was none.
+
+        Raises StoreError.
+        """
+        folder = self.folder(number)
+        if not folder.exists():
+            return None
+        names = (f"{folder.name}{SET_ASIDE}{copy}" for copy in count(1))
+        aside = next(folder.with_name(name) for name in names if not folder.with_name(name).exists())
+        try:
+            folder.rename(aside)
+        except OSError as error:
+            raise StoreError(f"{folder} cannot be set aside: {error.strerror}") from error
+        return aside
 
     def delete_drafts(self) -> None:
         """Delete what killed processes left half done."""

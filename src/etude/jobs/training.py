@@ -1,6 +1,7 @@
 """The job engine: takes the steps of a job, checkpoints them, and goes on after an interruption.
 
-A run's backend `local` runs it in a thread of its process, the server's workers in processes of their own.
+A run's backend `local` runs it in a thread of its process or in processes on a cluster's nodes, the server's
+workers in processes of their own.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ class Interrupted(Exception):
 
 class JobListener:
     """Is called as a job goes on, in a team of processes the leader's alone; of itself it does nothing."""
+
+    def went_back(self, step: int, damage: Sequence[str]) -> None:
+        """The job goes on after `step`, or begins anew after 0: a later checkpoint is damaged, in clauses."""
 
     def started(self, done: int) -> None:
         """The job begins, or goes on after `done` steps."""
@@ -129,11 +133,14 @@ class JobTraining:
         listener: JobListener,
         checkpoints: StateFolders | None = None,
         checkpoint_steps: int = 1,
+        *,
+        keeps_epochs: bool = True,
     ) -> None:
-        """Plan the job, and go to its newest checkpoint.
+        """Plan the job, and go to its newest checkpoint that is whole.
 
-        `checkpoint_steps` lie between two checkpoints; there is also one after every epoch. Raises
-        TrainingError when there is nothing to learn from, StoreError for a checkpoint that cannot be read.
+        `checkpoint_steps` lie between two checkpoints; with `keeps_epochs` there is also one after every
+        epoch, and without it none after the last step, whose weights the caller keeps. Raises
+        TrainingError when there is nothing to learn from, StoreError for a checkpoint that does not fit.
         """
         self._learner = learner
         self._team = learner.team
@@ -141,15 +148,24 @@ class JobTraining:
         self._listener = listener
         self._checkpoints = checkpoints
         self._checkpoint_steps = checkpoint_steps
+        self._keeps_epochs = keeps_epochs
         self.steps = data.plan()
         self.history: list[dict[str, float]] = []
         """The metrics of the steps that were taken."""
-        if checkpoints is None:
-            return
+        if checkpoints is not None:
+            self._go_on_from(checkpoints)
+
+    def _go_on_from(self, checkpoints: StateFolders) -> None:
+        newest, damage = checkpoints.newest_whole()
+        # All processes have looked before the leader changes anything.
+        self._team.any(bool(damage))
         if self._team.leads:
             checkpoints.delete_drafts()
-        if newest := checkpoints.newest():
-            self.history = checkpoints.load(newest, learner)["metrics"]
+            if damage:
+                checkpoints.prune([number for number in checkpoints.numbers() if number <= newest])
+                self._listener.went_back(newest, damage)
+        if newest:
+            self.history = checkpoints.load(newest, self._learner)["metrics"]
 
     def run(self, canceled: Event, stopping: Event | None = None) -> dict[str, float]:
         """Take the steps that are left; the mean of all steps' metrics.
@@ -165,12 +181,17 @@ class JobTraining:
             if self._team.leads:
                 self._listener.stepped(step, metrics)
             interrupted = self._team.any(stopping is not None and stopping.is_set())
-            if interrupted or step.ends_epoch or step.number % self._checkpoint_steps == 0:
+            if interrupted or self._is_checkpoint(step):
                 self._checkpoint(step, metrics)
             if interrupted:
                 raise Interrupted
         self._learner.end_training()
         return mean_metrics(self.history)
+
+    def _is_checkpoint(self, step: Step) -> bool:
+        if step.ends_epoch and self._keeps_epochs:
+            return True
+        return step.number % self._checkpoint_steps == 0 and (self._keeps_epochs or step.number < step.of)
 
     def _take(self, step: Step, canceled: Event) -> dict[str, float]:
         try:
@@ -188,13 +209,14 @@ class JobTraining:
         if team.size > 1 and not team.shards and not team.same(digest(learner.policy.trainable())):
             raise TrainingError(
                 f"after step {step.number} the processes hold different weights; are their devices of one "
-                "kind? Start the server with --training-processes 1"
+                "kind? Train in one process: a server's --training-processes 1, or without cluster.learners"
             )
         state = learner.snapshot()
         if team.leads:
             version = self._checkpoints.write(step.number, {"metrics": self.history}, learner, state)
             kept = self._listener.checkpointed(step, version, metrics)
-            self._checkpoints.prune({*kept, step.number})
+            # The one before too, to be gone on from where this one is damaged.
+            self._checkpoints.prune({*kept, *self._checkpoints.numbers()[-2:]})
 
 
 def flat(rows: Iterable[Row]) -> Iterable[Unit]:

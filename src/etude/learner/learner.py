@@ -28,6 +28,7 @@ from etude.learner.team import Team, idle
 from etude.learner.tree_model import why_not_trees
 from etude.models.policy import Policy
 from etude.models.weights import load_tensors, save_tensors
+from etude.store.sums import note_sum, require_as_written
 
 Packing: TypeAlias = Literal["tree", "padded"]
 """`tree` computes tokens that sequences share once, where there are any and the model takes token trees;
@@ -268,21 +269,24 @@ class Learner:
         position = {"step": self.step, "trained": self.trained}
         try:
             (folder / STATE_FILE).write_text(json.dumps(position), encoding="utf-8")
+            note_sum(folder / STATE_FILE)
         except OSError as error:
             raise StoreError(f"cannot write {folder / STATE_FILE}: {error}") from error
 
     def restore(self, folder: Path) -> None:
         """Go on from a saved state of the weights in memory.
 
-        Raises StoreError when it is missing or does not fit.
+        Raises DamagedError when it is not as it was written, StoreError when it does not fit.
         """
+        require_as_written(folder / STATE_FILE)
         try:
             position = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
             step, trained = int(position["step"]), int(position["trained"])
         except (OSError, ValueError, KeyError) as error:
             raise StoreError(f"cannot read {folder / STATE_FILE}: {error}") from error
+        tensors = load_tensors(folder / OPTIMISER_FILE)
         try:
-            self.optimiser.restore(load_tensors(folder / OPTIMISER_FILE))
+            self.optimiser.restore(tensors)
         except StoreError as error:
             raise StoreError(f"cannot go on from {folder}: {error}") from error
         self.step, self.trained = step, trained

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from etude.alarms.judge_disagreement import named_pairs
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import FinetuneConfig
@@ -15,8 +16,8 @@ from etude.core.around import entered
 from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord, cut_off_share
 from etude.core.errors import TrainingError
-from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
-from etude.core.history import EpochEntry, History, WarmUpEntry
+from etude.core.evaluation import EvaluationRunOutput
+from etude.core.history import Entry, WarmUpEntry
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import TrajectoryCollection
 from etude.groups.line import LineRules, ModelLine
@@ -24,14 +25,15 @@ from etude.groups.opponents import Game, OpponentPool, games_of
 from etude.inference.routes import HasAddresses
 from etude.jobs.content import JobNameTakenError
 from etude.loop.checks import Provenance, TargetWatch
-from etude.loop.metrics import collection_metrics, selection_metrics
+from etude.loop.metrics import collection_metrics, selection_metrics, shaped_rewards
 from etude.loop.record import Record
+from etude.rewards.agreement import agreements, judges_and_checks
 from etude.rewards.collections import Collections, within, worked_on
 from etude.runtime import Runtime
 from etude.store.facts import SUMMARY
 from etude.store.figures import last_version, versions_made
 from etude.store.log import Submission
-from etude.store.summary import causes_in, shown_cause, summary_of
+from etude.store.summary import summary_of
 
 
 class Bookkeeper:
@@ -59,7 +61,7 @@ class Bookkeeper:
         self.config = config
         self.builder = builder
         self.adapter = adapter
-        self.record = Record(runtime)
+        self.record = Record(runtime, config)
         self.line = ModelLine(
             runtime.target or runtime.target_model,
             runtime.target_model,
@@ -68,10 +70,14 @@ class Bookkeeper:
             runtime.run.journal,
             rules=LineRules(frozen=runtime.target_config.frozen, from_scratch=config.fine_tune_from_scratch),
             warn=lambda text: runtime.progress.message(text, warning=True),
+            doctor=runtime.doctor,
+            ledger=runtime.ledger,
         )
         self.collections = Collections(
-            runtime.evaluation, runtime.target_model, lambda: self.epoch, self._saw
+            runtime.evaluation, runtime.target_model, lambda: self.epoch, self._saw, self.label_for
         )
+        self.on_way_back: Callable[[], None] = lambda: None
+        """Called when the model has gone back to an earlier version: what was collected ahead is void."""
         self._progress = runtime.progress
         self._provenance = Provenance(runtime.target_model)
         self._targeted = TargetWatch(config.target_functions, runtime.target_model, runtime.progress)
@@ -82,6 +88,8 @@ class Bookkeeper:
             for engine in runtime.engines.values()
             if isinstance(engine, OpponentPool) and engine.config.of == runtime.target_model
         ]
+        asks_model = {name: each.asks_model() for name, each in runtime.config.eval.evaluators.items()}
+        self._judged = judges_and_checks(asks_model, named_pairs(config))
         self._games: defaultdict[tuple[int, str], list[Game]] = defaultdict(list)
         """By epoch and entry of `llms`: whom the trained model has met."""
         self._built: dict[int, tuple[TrajectoryCollection, dict[str, Any]]] = {}
@@ -197,7 +205,16 @@ class Bookkeeper:
 
     async def sampled_from(self, epoch: int) -> ModelVersion | None:
         """The weights that the epoch's episodes are sampled from: those of when it is asked first."""
-        return await self.record.log.sampled_from(epoch, self.line.version)
+        again = self._is_collected_again(epoch)
+        return await self.record.log.sampled_from(epoch, self.line.version, again=again)
+
+    def _is_collected_again(self, epoch: int) -> bool:
+        """Whether the model went back after what `collect_ahead` had collected for the epoch."""
+        return self.config.collect_ahead and self.record.history.went_back(epoch) is not None
+
+    async def label_for(self, epoch: int) -> str:
+        """A word that tells the epoch's episodes from those that were collected for it, and are void."""
+        return "again" if self._is_collected_again(epoch) else ""
 
     async def followed(
         self, ref: TrainingJobRef, ask: Callable[[], Awaitable[TrainingJobStatus]]
@@ -221,26 +238,34 @@ class Bookkeeper:
             "failures": output.failures,
             "failure_causes": [cause.model_dump() for cause in output.causes],
             "calls": output.calls,
+            "remote": output.remote(),
             **self._addresses(output),
             "cut_off_share": cut_off_share(output.calls),
+            **seen.sampled.metrics(),
+            **self._agreement(output),
             "unscored": sum(not item.is_scored for item in items),
             "completion_tokens": seen.completion_tokens,
             "model_versions": {str(version): count for version, count in seen.model_versions.items()},
         }
         if items and "rewards" not in facts:
-            counted["rewards"] = await rewards_of(self.builder, items, {"epoch": epoch, "run_id": run_id})
+            counted["rewards"] = await shaped_rewards(self.builder, items, {"epoch": epoch, "run_id": run_id})
         metrics = collection_metrics(collection, {**counted, **facts, "scores": output.scores()})
         met = {pool.name: self._met(epoch, pool) for pool in self.opponents}
         return self.record.with_name({**metrics, **({"opponents": met} if met else {}), **self._facts()})
 
+    def _agreement(self, output: EvaluationRunOutput) -> dict[str, Any]:
+        """How far judges agree with checks; nothing where there are none."""
+        figures = agreements(output, self._judged)
+        return {"agreement": figures} if figures else {}
+
     def _addresses(self, output: EvaluationRunOutput) -> dict[str, Any]:
         """The attempts at calls by address, and how each address is now; nothing where models have one."""
         engine = self.line.engine
-        states = engine.address_states() if isinstance(engine, HasAddresses) else {}
-        rows: dict[str, dict[str, Any]] = {url: {"answers": 0, "failed": 0} for url in states}
+        current = engine.address_rows() if isinstance(engine, HasAddresses) else {}
+        rows: dict[str, dict[str, Any]] = {url: {"answers": 0, "failed": 0} for url in current}
         rows |= {url: dict(counts) for url, counts in output.addresses.items()}
-        for url, state in states.items():
-            rows[url]["state"] = state
+        for url, row in current.items():
+            rows[url]["state"] = row.shown
         return {"addresses": rows} if rows else {}
 
     def _met(self, epoch: int, pool: OpponentPool) -> dict[str, Any]:
@@ -260,6 +285,13 @@ class Bookkeeper:
         """
         submission = self.submission_of(ref.run_id)
         version = await self.line.adopt(ref, status)
+        if version is not None and any(past.differs(version) for past in self.record.history.recoveries):
+            self._progress.message(
+                f"version {version.number} was made again, and is not to the bit what it was: a validation "
+                "of it, and episodes sampled from it that are journalled, are those of the weights that were "
+                "lost (`deterministic: true` makes them equal)",
+                warning=True,
+            )
         known = await self.metrics(epoch) if submission is None else submission.metrics
         metrics = {
             **known,
@@ -278,7 +310,7 @@ class Bookkeeper:
     def trained(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
         """Tell of an epoch that was trained on, and write the metrics files."""
         self._progress.trained(epoch + 1, metrics)
-        self.record.warn(self.record.history.epochs)
+        self.record.warn()
         self.record.report(output_dir=output_dir)
 
     async def skip(self, epoch: int, reason: str) -> None:
@@ -291,7 +323,7 @@ class Bookkeeper:
             curriculum_state=finite(self._curriculum_state()),
         )
         self._progress.skipped(epoch + 1, self.record.by_name(reason))
-        self.record.warn(self.record.history.epochs)
+        self.record.warn()
         self.record.report()
 
     async def rest(self, epoch: int, reason: str) -> None:
@@ -308,13 +340,30 @@ class Bookkeeper:
         backup = self.runtime.backup
         if backup is not None:
             metrics = {**metrics, "storage": backup.figures()}
-        await self.record.add_epoch(epoch, metrics, version=self.line.version, **outcome)
+        entry = await self.record.add_epoch(epoch, metrics, version=self.line.version, **outcome)
         if backup is not None:
             await backup.epoch_over()
+        self._let_go(epoch)
+        await self._go_back(entry)
+
+    def _let_go(self, epoch: int) -> None:
+        """Forget what was collected for an epoch."""
         self.collections.forget(epoch)
         for pool in self.opponents:
             self._games.pop((epoch, pool.name), None)
         self._built.pop(epoch, None)
+
+    async def _go_back(self, entry: Entry) -> None:
+        """Have the model go back where an alarm has decided that; a run that is resumed takes it up there."""
+        if entry.back_to is None:
+            return
+        await self.line.go_back(entry.back_to)
+        # What there is of the next epoch, which counts from 0 here.
+        self._let_go(entry.epoch)
+        self._provenance.went_back()
+        self.on_way_back()
+        what = f"v{entry.back_to.number}" if entry.back_to.number else "the model that training began with"
+        self._progress.message(f"the run has gone back to {what}, and goes on from there", warning=True)
 
     async def warmed_up(self, entry: WarmUpEntry) -> None:
         """Record that the warm-up is over: its weights are what training begins with."""
@@ -330,8 +379,9 @@ class Bookkeeper:
         metrics = self.record.with_name(metrics)
         entry = await self.record.add_validation(epoch, metrics, version=self.line.version)
         self._progress.validated(epoch, entry.metrics)
-        self.record.warn(self.record.history.validations)
+        self.record.warn()
         self.record.report()
+        await self._go_back(entry)
 
     def finish(self) -> None:
         """Record the end of the run."""
@@ -343,25 +393,5 @@ class Bookkeeper:
     def _saw(self, epoch: int, episode: EpisodeRecord) -> None:
         for pool in self.opponents:
             self._games[epoch, pool.name] += games_of(episode, self.runtime.target_model, pool.name)
-        self._provenance.saw(episode)
+        self._provenance.saw(epoch, episode)
         self._targeted.saw(episode)
-
-
-async def rewards_of(
-    builder: TrajectoryBuilder, items: list[EvalOutputItem], meta: dict[str, Any]
-) -> list[float]:
-    """The builder's rewards of the items that have a score."""
-    return [await builder.compute_reward(item, meta) for item in items if item.is_scored]
-
-
-def require_trained(histories: Sequence[History]) -> list[TrainingJobStatus]:
-    """The statuses of all jobs, by epoch. Raises TrainingError when there were none."""
-    epochs: list[EpochEntry] = [entry for history in histories for entry in history.epochs]
-    statuses = [entry.status for entry in sorted(epochs, key=lambda entry: entry.epoch) if entry.status]
-    if not statuses:
-        reasons = sorted({entry.skipped for entry in epochs if entry.skipped is not None})
-        most = max((len(history.epochs) for history in histories), default=0)
-        shown = (f"\n  {shown_cause(cause)} (first in {cause['episode']})" for cause in causes_in(epochs))
-        causes = "".join(shown)
-        raise TrainingError(f"the run trained on nothing in {most} epochs. {' | '.join(reasons)}{causes}")
-    return statuses

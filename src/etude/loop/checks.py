@@ -26,19 +26,24 @@ class Provenance:
         """`model` is the entry of `llms` that is trained."""
         self._model = model
         self._versions: OrderedDict[int, int] = OrderedDict()
-        self._latest: int | None = None
+        self._latest: tuple[int, int] | None = None
+        """The last epoch that had answers, and the youngest version of its answers."""
 
-    def saw(self, episode: EpisodeRecord) -> None:
-        """Remember the answers of an episode."""
+    def saw(self, epoch: int, episode: EpisodeRecord) -> None:
+        """Remember the answers of an episode, which is of an epoch."""
         for call in episode.calls:
             if call.completion is None or call.model != self._model:
                 continue
             version = call.completion.model_version
-            self._latest = version if self._latest is None else max(version, self._latest)
+            self._latest = max((epoch, version), self._latest or (epoch, version))
             if (print_ := _fingerprint(call.completion.logprobs)) is not None:
                 self._versions[print_] = max(version, self._versions.pop(print_, version))
         while len(self._versions) > _REMEMBERED:
             self._versions.popitem(last=False)
+
+    def went_back(self) -> None:
+        """The model is at an earlier version again: the episodes seen so far are not of what comes."""
+        self._latest = None
 
     def check(
         self,
@@ -67,10 +72,11 @@ class Provenance:
             )
         if kind_of(collection.method) != "samples":
             return
-        if self._latest is not None and self._latest not in young:
+        latest = None if self._latest is None else self._latest[1]
+        if latest is not None and latest not in young:
             raise TrainingError(
                 f"no episode was sampled from version {now.number}, which the model is at: the data of epoch "
-                f"{epoch + 1} can only be those of version {self._latest} or older. Collect in every epoch: "
+                f"{epoch + 1} can only be those of version {latest} or older. Collect in every epoch: "
                 "`await self.run_eval()` plays new episodes each time it is called"
             )
         if stale := Counter(version for version in self._sources(collection) if version not in young):

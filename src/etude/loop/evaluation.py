@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from etude.budget.guard import meter_of, open_ledger, within_budget
 from etude.config.builder import Builder
 from etude.config.component import EvaluatorConfig
 from etude.config.import_path import import_object
@@ -67,6 +68,7 @@ class Evaluation:
             "scores": self.scores(),
             **self.output.model_dump(include={"failures", "causes"}),
             "model_calls": dict(self.output.calls),
+            "remote": self.output.remote(),
             **({"addresses": dict(self.output.addresses)} if self.output.addresses else {}),
             **self.usage,
         }
@@ -216,7 +218,9 @@ async def rescore_run(
     """
     phase, reward, progress = choose_phase(run.journal, phase), _reward_of(config), progress or Progress()
     progress.phase("scoring")
-    async with Builder(config, run) as builder:
+    ledger = open_ledger(config, run)
+    async with Builder(config, run) as builder, within_budget(ledger, progress):
+        builder.around_llm = meter_of(ledger, config)
         evaluators = {name: await builder.get_evaluator(name) for name in config.eval.evaluators}
         if not evaluators:
             raise RequestError("the config has no evaluators; add some under 'eval.evaluators'")

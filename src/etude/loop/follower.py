@@ -6,11 +6,13 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from etude.core.errors import EtudeError, TrainingError
+from etude.core.errors import EtudeError, RunPaused, RunStopped, TrainingError
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.trajectory import TrajectoryCollection
+from etude.loop.alarms import pause_for
 from etude.loop.bookkeeper import Bookkeeper
 from etude.loop.metrics import reason_for_skip
+from etude.loop.outcome import require_trained
 
 
 class Follower(Bookkeeper):
@@ -31,11 +33,52 @@ class Follower(Bookkeeper):
         self._reasons: dict[int, str] = {}
         self._failure: EtudeError | None = None
         """Why data was refused or weights could not be adopted, whatever the trainer made of that."""
+        self._is_stopped = False
+        """Whether the trainer was told that an alarm has ended the run."""
 
-    def entered(self, epoch: int, num_epochs: int) -> int:
-        """`run_epoch` begins; the number of its epoch: another one where a trainer gives one twice."""
+    async def statuses_of(
+        self, run: Callable[[], Awaitable[list[TrainingJobStatus]]]
+    ) -> list[TrainingJobStatus]:
+        """The statuses of the trainer's jobs, as `run` tells them; as they are recorded, where an alarm has
+        ended it."""
+        try:
+            statuses = await run()
+        except Exception:  # A trainer may make another error of RunStopped.
+            if not self._is_stopped:
+                raise
+            statuses = require_trained([self.record.history])
+        if self._is_stopped:
+            epochs, reason = len(self.record.history.epochs), self.record.reason_to_stop()
+            self._progress.message(f"stopped after epoch {epochs}: {reason}")
+        return statuses
+
+    async def label_for(self, epoch: int) -> str:
+        """Nothing new is collected where an alarm has ended or paused the run."""
+        await self._require_going(epoch)
+        return await super().label_for(epoch)
+
+    async def _require_going(self, epoch: int) -> None:
+        """Raise RunStopped or RunPaused where an alarm asks for it; not in what is only done again."""
+        if self.record.is_done(epoch):
+            return
+        reason = self.record.reason_to_stop()
+        if reason is not None:
+            self._is_stopped = True
+            raise RunStopped(f"the run has ended: {reason}")
+        try:
+            pause_for(await self.record.take_pauses())
+        except RunPaused as pause:
+            self._failure = pause
+            raise
+
+    async def entered(self, epoch: int, num_epochs: int) -> int:
+        """`run_epoch` begins; the number of its epoch: another one where a trainer gives one twice.
+
+        Raises RunStopped or RunPaused where an alarm asks for it.
+        """
         if epoch in self._visited:
             epoch = max(self._visited) + 1
+        await self._require_going(epoch)
         self._visited.add(epoch)
         if not self.record.is_done(epoch):
             self._progress.epoch_started(epoch + 1, num_epochs)
@@ -118,6 +161,8 @@ class Follower(Bookkeeper):
                         "`trainer_adapter.wait_until_complete(ref)` before `run` returns; resume the run to "
                         "go on"
                     )
+        if self._failure is None:
+            pause_for(await self.record.take_pauses())
         if self._failure is not None:
             raise self._failure
         await self.record.flush()

@@ -15,6 +15,7 @@ from etude.backends.capabilities import (
     check_method,
     check_opponents,
     check_options,
+    check_rollback,
     check_tokens,
     check_warm_up,
 )
@@ -27,10 +28,11 @@ from etude.core.errors import EtudeError, RequestError
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import TrajectoryCollection
-from etude.loop.bookkeeper import Bookkeeper, rewards_of
+from etude.loop.bookkeeper import Bookkeeper
 from etude.loop.curriculum import apply, initial_state, with_sets
 from etude.loop.follower import Follower
-from etude.loop.metrics import reward_metrics, validation_metrics
+from etude.loop.metrics import reward_metrics, shaped_rewards, validation_metrics
+from etude.loop.recovery import recover
 from etude.loop.warm_up import warm_up
 from etude.rewards.collections import within
 from etude.runtime import Runtime
@@ -107,6 +109,8 @@ class TrainerSeam(ABC):
             _check_capabilities(run_config, *self.__parts, self._runtime)
             if self._runtime is not None:
                 self.__open_books(self._runtime, run_config, *self.__parts)
+        if self.__books is not None:
+            await recover(self.__books)
         await proceed(run_config)
         if self.__books is not None:
             await self.__books.take_up()
@@ -141,7 +145,7 @@ class TrainerSeam(ABC):
             return await proceed(epoch, *args, **kwargs)
         follower, number = self.__follower, epoch
         if follower is not None:
-            number, self._curriculum_facts = follower.entered(epoch, self.__num_epochs), {}
+            number, self._curriculum_facts = await follower.entered(epoch, self.__num_epochs), {}
         with self.__books.working_on(number):
             outcome = await proceed(epoch, *args, **kwargs)
             if follower is not None:
@@ -158,7 +162,7 @@ class TrainerSeam(ABC):
         self.__num_epochs = num_epochs
         self.runtime.progress.run_started(self.runtime.run.name, num_epochs, follower.describe())
         await warm_up(follower)
-        statuses = await proceed(num_epochs)
+        statuses = await follower.statuses_of(lambda: proceed(num_epochs))
         await follower.settled()
         follower.finish()
         return statuses
@@ -206,6 +210,8 @@ def _check_capabilities(
     check_options(backend, capabilities, builder.trajectory_builder_config)
     check_ages(backend, capabilities, run_config)
     check_warm_up(backend, capabilities, run_config)
+    going_back = [name for name, alarm in run_config.alarms.items() if alarm.action == "rollback"]
+    check_rollback(backend, capabilities, going_back)
     needing = {*builder.methods, *map(kind_of, builder.methods)} & capabilities.token_ids_for
     builder.token_ids_required = bool(needing)
     if runtime is not None and runtime.target_model in runtime.config.llms:
@@ -313,7 +319,7 @@ class Trainer(TrainerSeam):
         if type(builder).compute_reward is not TrajectoryBuilder.compute_reward:
             # The same figure as in training: the reward as the builder shapes it.
             items = output.results_of(self._reward_name())
-            rewards = await rewards_of(builder, items, {"epoch": epoch, "run_id": run_id})
+            rewards = await shaped_rewards(builder, items, {"epoch": epoch, "run_id": run_id})
             metrics |= reward_metrics(rewards)
         return metrics | {"epoch": epoch, "dataset_type": "validation"}
 

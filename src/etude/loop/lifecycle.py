@@ -8,24 +8,33 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
-from pydantic import SecretStr
 
 from etude.backup.address import address_of_run
 from etude.config.component import CHANGEABLE
 from etude.config.document import KeyPath, dig, dotted
-from etude.config.load import MASK, load_config, parse_config, resolved_yaml
+from etude.config.load import load_config, parse_config, resolved_yaml
 from etude.config.nearest import nearest
 from etude.config.schema import Config
+from etude.config.secrets import Declared
 from etude.config.slots import changeable_keys, slot_in
 from etude.core.errors import RequestError
+from etude.core.secrets import MASK, holds_secret
 from etude.rewards.evaluation_run import forget_failures
 from etude.store.facts import SUMMARY
 from etude.store.log import EpochLog, histories
 from etude.store.run_folder import RunFolder, new_run_name
-from etude.store.stored_config import CONFIG, RESULT, EvaluationRequest, stored_data, write_request
+from etude.store.stored_config import (
+    CONFIG,
+    REQUEST,
+    RESULT,
+    EvaluationRequest,
+    config_text,
+    request_text,
+    stored_data,
+)
 
 _EPOCH = re.compile(r"(train|validation)/(\d+)(?!\w)")
 
@@ -43,10 +52,10 @@ def new_run(
     root = config.finetuning.output_dir.absolute()
     if name is None and request is not None:
         name = f"evaluation-{new_run_name(root)}"
-    yaml, seed = resolved_yaml(config), config.finetuning.seed
-    with RunFolder.create(root, name, config_yaml=yaml, seed=seed) as run:
-        if request is not None:
-            write_request(run.path, request)
+    files = {CONFIG: config_text(resolved_yaml(config))}
+    if request is not None:
+        files[REQUEST] = request_text(request)
+    with RunFolder.create(root, name, files=files, seed=config.finetuning.seed) as run:
         try:
             yield run
         except RequestError:
@@ -55,15 +64,17 @@ def new_run(
             raise
 
 
-_NUM_EPOCHS = "finetuning.num_epochs"
+_NUM_EPOCHS, _ALARMS = "finetuning.num_epochs", "finetuning.alarms"
 
 
 def config_to_resume(run: Path, overrides: Sequence[str]) -> Config:
     """The config of a stored run, with what was changed about it.
 
-    Raises ConfigError when it does not load, RequestError when an override would make another run of it.
+    Raises StoreError when it is not what was written, ConfigError when it does not load, RequestError when an
+    override would make another run of it.
     """
-    config, kept = load_config(run / CONFIG, overrides), stored_data(run)
+    kept = stored_data(run)
+    config = load_config(run / CONFIG, overrides)
     for override in overrides:
         path = _path_of(override)
         # A key in a changeable one, such as an option of a storage's driver, is changeable too.
@@ -102,8 +113,10 @@ def storage_overrides(run: Path, address: str) -> list[str]:
 
 def names_secret(config: Config, override: str) -> bool:
     """Whether an override of a config gives it a secret."""
-    slot = slot_in(config, _path_of(override))
-    return slot is not None and any(arm.annotation is SecretStr for arm in slot.arms())
+    path, value = _path_of(override), override.partition("=")[2]
+    slot = slot_in(config, path)
+    is_declared = slot is not None and any(arm.annotation in get_args(Declared) for arm in slot.arms())
+    return is_declared or holds_secret(str(path[-1]), value)
 
 
 def _path_of(override: str) -> KeyPath:
@@ -113,8 +126,8 @@ def _path_of(override: str) -> KeyPath:
 def note_changes(run: RunFolder, config: Config) -> dict[str, tuple[Any, Any]]:
     """Keep changed settings in the run folder; the values before and after of each, by its key.
 
-    With more epochs than before a finished run becomes an unfinished one. Raises RequestError when the
-    run has done more epochs already.
+    With more epochs than before, or other alarms, a finished run becomes an unfinished one. Raises
+    RequestError when the run has done more epochs already.
     """
     stored, now = stored_data(run.path), yaml.safe_load(resolved_yaml(config))
     keys = [tuple(key.split(".")) for key in changeable_keys(config)]
@@ -129,9 +142,10 @@ def note_changes(run: RunFolder, config: Config) -> dict[str, tuple[Any, Any]]:
                 f"-o {_NUM_EPOCHS}={num_epochs}: run {run.name} has done {done} epochs already; "
                 f"ask for {done} or more"
             )
+    if changed.keys() & {_NUM_EPOCHS, _ALARMS}:
         (run.path / SUMMARY).unlink(missing_ok=True)
     if changed:
-        run.write_text(CONFIG, resolved_yaml(config))
+        run.write_text(CONFIG, config_text(resolved_yaml(config)), exact=True)
     return changed
 
 

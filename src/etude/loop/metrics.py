@@ -8,8 +8,9 @@ from typing import Any
 
 from etude.algorithms.algorithm import kind_of
 from etude.algorithms.episodes import reward_groups
+from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.core.episode import cut_off_share
-from etude.core.evaluation import EvaluationRunOutput
+from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
 from etude.core.history import History
 from etude.core.stats import estimate
 from etude.core.trajectory import TrajectoryCollection
@@ -59,6 +60,7 @@ def validation_metrics(output: EvaluationRunOutput, evaluator: str) -> dict[str,
         "failures": dict(output.failures),
         "failure_causes": [cause.model_dump() for cause in output.causes],
         "calls": dict(output.calls),
+        "remote": output.remote(),
         **({"addresses": dict(output.addresses)} if output.addresses else {}),
         "cut_off_share": cut_off_share(output.calls),
     }
@@ -91,6 +93,13 @@ def measured_scores(values: Sequence[float]) -> dict[str, Any]:
     mean = estimate(values)
     low, high = (bound if math.isfinite(bound) else None for bound in (mean.low, mean.high))
     return {"mean": mean.mean, "low": low, "high": high, "n": mean.n}
+
+
+async def shaped_rewards(
+    builder: TrajectoryBuilder, items: Sequence[EvalOutputItem], meta: dict[str, Any]
+) -> list[float]:
+    """The builder's rewards of the items that have a score."""
+    return [await builder.compute_reward(item, meta) for item in items if item.is_scored]
 
 
 def reason_for_skip(metrics: Mapping[str, Any]) -> str:

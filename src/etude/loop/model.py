@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import TYPE_CHECKING
 
 from etude.backends.local_config import LocalAdapterConfig
@@ -12,10 +13,14 @@ from etude.inference.local import LocalLlmConfig, require_local_extra
 from etude.inference.tiny import base_folder
 from etude.models.source import folder_of
 from etude.store.stored_config import model_config
+from etude.store.sums import damage_in, require_whole
 from etude.store.versions import RunVersion, stored_at
 
 if TYPE_CHECKING:
     from etude.models.policy import Policy
+
+
+_LOG = logging.getLogger("etude.versions")
 
 
 def load_version(wanted: RunVersion, *, quantized: bool = True) -> Policy:
@@ -31,7 +36,10 @@ def load_version(wanted: RunVersion, *, quantized: bool = True) -> Policy:
     require_local_extra()
     from etude.models.policy import LoraOptions, Policy
 
-    base = base_folder(wanted.run, str(config.finetuning.target_model)) if llm.tiny else str(llm.model)
+    base = str(llm.model)
+    if llm.tiny:
+        require_whole(folder := base_folder(wanted.run, str(config.finetuning.target_model)))
+        base = str(folder)
     policy = Policy.load(base, **llm.loading | ({} if quantized else {"quantization": None}))
     adapter = next(iter(config.trainer_adapters.values()), None)
     if wanted.version is None:
@@ -42,9 +50,11 @@ def load_version(wanted: RunVersion, *, quantized: bool = True) -> Policy:
             LoraOptions(adapter.lora.r, adapter.lora.alpha, tuple(modules) if modules else None), seed=0
         )
     policy.keep_base()
-    folder = stored_at(wanted.run, wanted.version)
-    location = wanted.version.location if folder is None else str(folder)
+    kept = stored_at(wanted.run, wanted.version)
+    location = wanted.version.location if kept is None else str(kept)
     policy.adopt(wanted.version.model_copy(update={"location": location}))
+    if kept is not None and (damage := damage_in(kept)):
+        _LOG.warning("the weights of %s are whole, and other files are not: %s", wanted, "; ".join(damage))
     return policy
 
 

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from etude.alarms.alarm import alarms_of
+from etude.config.finetuning import FinetuneConfig
 from etude.core.data_model import finite
-from etude.core.history import EpochEntry, History, ValidationEntry, WarmUpEntry
+from etude.core.history import AlarmEvent, Entry, EpochEntry, History, ValidationEntry, WarmUpEntry
 from etude.core.job import TrainingJobRef, TrainingJobStatus
+from etude.loop.alarms import Pause, RunAlarms, facts_of
 from etude.runtime import Runtime
+from etude.store.files import private_folder
 from etude.store.log import EpochLog
 from etude.store.plain import jsonable
-from etude.store.summary import new_warnings
+from etude.store.summary import show_command
 
 
 class Record:
     """Keeps what a trainer has done. In a run of several targets, each has one under its own name."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, config: FinetuneConfig) -> None:
+        """`config` is the `finetuning` block of the target, with the alarms."""
         self.target = runtime.target
         self.log = EpochLog(runtime.run.journal, self.target)
         self.history: History = self.log.history(runtime.run.name)
+        self.alarms = RunAlarms(alarms_of(config), self.log)
         self._runtime = runtime
         self._logged: dict[int, dict[str, Any]] = {}
         """Metrics that came for epochs that are not recorded yet, or not with them."""
         self._unwritten: set[int] = set()
+        self._ringing: list[tuple[Entry, AlarmEvent]] = []
+        """Alarms that have been recorded, and nobody has been told of."""
+
+    def reload(self) -> None:
+        """Take the history anew from the journal."""
+        self.history = self.log.history(self.history.run_id)
 
     def is_done(self, epoch: int) -> bool:
         """Whether the epoch (from 0) is recorded."""
@@ -46,16 +58,19 @@ class Record:
         by_epoch = (status for status in statuses if status is not None and status.run_id == ref.run_id)
         return self.log.status(ref) or next(by_epoch, None)
 
-    async def add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> None:
-        """Record an epoch (from 0), in place of what is recorded of it.
+    async def add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> EpochEntry:
+        """Record an epoch (from 0), in place of what is recorded of it, with the alarms that hold.
 
         `outcome` is the other fields of its entry.
         """
         everything = finite({**metrics, **self._logged.pop(epoch, {})})
         entry = EpochEntry(epoch=epoch + 1, timestamp=_now(), metrics=everything, **outcome)
+        entry, ringing = self.alarms.rung(entry, self.history)
         await self.log.add_epoch(entry)
         self.history = self.history.with_epoch(entry)
+        self._ringing += [(entry, event) for event in ringing]
         await self.flush()
+        return entry
 
     def add_metrics(self, epoch: int, metrics: dict[str, Any]) -> None:
         """Take up metrics of an epoch (from 0), in place of others of the same name; `flush` journals them.
@@ -85,16 +100,33 @@ class Record:
         self.history = self.history.model_copy(update={"warm_up": entry})
 
     async def add_validation(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> ValidationEntry:
-        """Record a validation; `outcome` is the other fields of its entry."""
+        """Record a validation with the alarms that hold; `outcome` is the other fields of its entry."""
         entry = ValidationEntry(epoch=epoch, timestamp=_now(), metrics=finite(metrics), **outcome)
+        entry, ringing = self.alarms.rung(entry, self.history)
         await self.log.add_validation(entry)
         self.history = self.history.with_validation(entry)
+        self._ringing += [(entry, event) for event in ringing]
         return entry
 
-    def warn(self, entries: Sequence[EpochEntry] | Sequence[ValidationEntry]) -> None:
-        """Tell who watches what should be known of the last of the entries."""
-        for text in new_warnings(entries, self._runtime.run.path):
-            self._runtime.progress.message(text, warning=True)
+    def reason_to_stop(self) -> str | None:
+        """Why an alarm ends the run after what it has done; None where none does."""
+        reason = self.alarms.reason_to_stop(self.history)
+        return None if reason is None else self.by_name(reason)
+
+    async def take_pauses(self) -> list[Pause]:
+        """The alarms for which the process is to end now, each once."""
+        pauses = await self.alarms.take_pauses(self.history)
+        return [replace(pause, text=self.by_name(pause.text)) for pause in pauses]
+
+    def warn(self) -> None:
+        """Tell who watches of the alarms that have rung since the last time."""
+        ringing, self._ringing = self._ringing, []
+        for entry, event in ringing:
+            facts = facts_of(entry, event, self.target)
+            if event.episode is not None:
+                command = show_command(self._runtime.run.path, {"episode": event.episode})
+                facts["text"] += f". One of them: {command}"
+            self._runtime.progress.alarm(facts)
 
     def report(self, *, output_dir: str | None = None, final: bool = False) -> None:
         """Write the metrics files: into the run folder (a target: into its own part), or `output_dir`."""
@@ -106,7 +138,7 @@ class Record:
         folder = self._runtime.run.path if output_dir is None else Path(output_dir)
         if self.target is not None:
             folder = folder / "targets" / self.target
-            folder.mkdir(parents=True, exist_ok=True)
+            private_folder(folder)
         return folder
 
     def with_name(self, metrics: dict[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutputItem
 from etude.core.interfaces import Progress
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
-from etude.loop.bookkeeper import require_trained
 from etude.loop.interface import Trainer
+from etude.loop.outcome import require_trained
 from etude.loop.trainer import EpochTrainer, run_loop, submit_epoch
 from etude.runtime import Runtime
 from etude.store.facts import SUMMARY
@@ -185,6 +185,7 @@ class SharedProgress(Progress):
         # These events are of the run as a whole.
         self.run_started = progress.run_started  # type: ignore[method-assign]
         self.message = progress.message  # type: ignore[method-assign]
+        self.alarm = progress.alarm  # type: ignore[method-assign]
         self.finished = progress.finished  # type: ignore[method-assign]
 
     def _begin(self, phase: str | None) -> None:
@@ -200,7 +201,7 @@ class SharedProgress(Progress):
     def view(self, target: str) -> Progress:
         """The progress that the trainer of one target reports to."""
         view = Progress()
-        for event in ("trained", "skipped", "validated"):
+        for event in ("trained", "skipped", "validated", "alarm"):
             setattr(view, event, getattr(self.progress, event))
         for event, method in (
             ("phase", self._phase_of),

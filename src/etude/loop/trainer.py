@@ -18,11 +18,12 @@ from etude.core.history import History
 from etude.core.interfaces import Progress
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import TrajectoryCollection
-from etude.loop.bookkeeper import require_trained
+from etude.loop.alarms import pause_for
 from etude.loop.checks import without_stale
 from etude.loop.curriculum import with_sets
 from etude.loop.interface import Trainer
 from etude.loop.metrics import reason_for_skip, reason_to_stop, selection_metrics
+from etude.loop.outcome import require_trained
 from etude.loop.warm_up import warm_up
 from etude.store.figures import versions_made, versions_to_keep
 from etude.store.summary import summary_of
@@ -38,30 +39,43 @@ async def run_loop(
 
     In an epoch all of them collect from the weights as they are, then all are trained, and then all
     adopt. With `collect_ahead` they collect for the next epoch while they are trained, and adopt when both
-    are done. The loop ends early when every member has a reason to stop. Of a validation or an epoch the
-    first member that is due runs the episodes; the others have them from the journal, scored.
+    are done. The loop ends early when every member has a reason to stop, or an alarm asks for it. Of a
+    validation or an epoch the first member that is due runs the episodes; the others have them from the
+    journal, scored.
     """
     for member in members:
         await warm_up(member.bookkeeper)
     for member in members:
         await member.validate(0)
     for epoch in range(num_epochs):
-        if not all(member.is_done(epoch) for member in members):
+        goes_on = not all(member.is_done(epoch) for member in members)
+        if goes_on:
+            await _pause_if_due(members)
             progress.epoch_started(epoch + 1, num_epochs)
             ahead = epoch + 1 if block.collect_ahead and epoch + 1 < num_epochs else None
             await _train(members, epoch, ahead, run_id, progress)
         if (epoch + 1) % block.run_configuration.validation_interval == 0:
             for member in members:
                 await member.validate(epoch + 1)
-        for member in members:
-            await member.prune()
+        if goes_on:
+            # A later epoch has no job now. In a resumed run it may have one whose weights nobody has adopted.
+            for member in members:
+                await member.prune()
+        alarms = [member.alarm_to_stop(epoch) for member in members]
         reasons = [member.reason_to_stop(epoch) for member in members]
-        if all(reasons):
-            listed = "; ".join(dict.fromkeys(str(reason) for reason in reasons))
+        if any(alarms) or all(reasons):
+            listed = "; ".join(dict.fromkeys(filter(None, alarms if any(alarms) else reasons)))
             progress.message(f"stopped after epoch {epoch + 1}: {listed}")
             break
     for member in members:
         await member.validate(len(member.history.epochs))
+    if not any(member.bookkeeper.record.reason_to_stop() for member in members):
+        await _pause_if_due(members)
+
+
+async def _pause_if_due(members: Sequence[EpochTrainer]) -> None:
+    """Raise RunPaused where alarms ask for it, once for each."""
+    pause_for([pause for member in members for pause in await member.bookkeeper.record.take_pauses()])
 
 
 async def submit_epoch(
@@ -173,8 +187,8 @@ class EpochTrainer(Trainer):
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Prepare the components, and take up the run where it was left."""
         await super().initialize(run_config)
-        if self.history.epochs:
-            self._take_curriculum_state(self.history.epochs[-1].curriculum_state)
+        self.bookkeeper.on_way_back = self._begin_anew
+        self._begin_anew()
 
     async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
         """Train for `num_epochs` epochs, those of earlier processes included.
@@ -255,6 +269,9 @@ class EpochTrainer(Trainer):
         if keep != "all":
             kept = versions_to_keep(self.history, keep)
             kept += [version for pool in self.bookkeeper.opponents for version in pool.members()]
+            if self.run_config.collect_ahead:
+                # The next epoch's episodes are of the version before the last, and may show it as the best.
+                kept += [entry.version for entry in self.history.trained[-2:] if entry.version is not None]
             await self.bookkeeper.line.adapter.prune(kept)
         for pool in self.bookkeeper.opponents:
             await pool.let_go(pool.members())
@@ -273,6 +290,11 @@ class EpochTrainer(Trainer):
         reason = reason_to_stop(past, self.config.patience, self.config.target_reward)
         reason = "frozen" if self.runtime.target_config.frozen else reason
         return None if reason is None else self.bookkeeper.record.by_name(reason)
+
+    def alarm_to_stop(self, epoch: int) -> str | None:
+        """Why an alarm ends training after the epoch, the last one that was done, or None."""
+        is_last = epoch + 1 >= len(self.history.epochs)
+        return self.bookkeeper.record.reason_to_stop() if is_last else None
 
     def log_progress(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
         """Report the metrics, and write the metrics files: into the run folder, or `output_dir`.
@@ -311,6 +333,12 @@ class EpochTrainer(Trainer):
         except TrainingError:
             await self.bookkeeper.record.log.forget_submission(epoch)
             raise
+
+    def _begin_anew(self) -> None:
+        """Go on from what is recorded: nothing that was prepared beyond that counts."""
+        self._prepared.clear()
+        if self.history.epochs:
+            self._take_curriculum_state(self.history.epochs[-1].curriculum_state)
 
     def _take_curriculum_state(self, state: dict[str, Any] | None) -> None:
         if state is not None:

@@ -275,7 +275,8 @@ def _beyond(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
         running_BN = ordered_BN.cumsum(dim=-1)
         mass_B1 = torch.where(top_k_B1 < vocabulary, running_BN[:, -1:], possible_B1)
         before_BN = running_BN - ordered_BN
-        kept_BN &= (top_p_B1 >= 1) | (before_BN < top_p_B1 * mass_B1)
+        # The likeliest stays, also where top_p is 0 in this precision.
+        kept_BN &= (top_p_B1 >= 1) | (before_BN < top_p_B1 * mass_B1) | (rank_N == 0)
         if not bool(kept_BN[:, -1].any()):
             break
     count_B1 = kept_BN.sum(dim=-1, keepdim=True)

@@ -13,6 +13,7 @@ import numpy as np
 
 from etude.core.call import Constraint, Sampling
 from etude.core.errors import ImpossibleCall
+from etude.core.json_text import read_json
 from etude.models.distribution import Bits, Shape, Shaper, words_of
 
 _KEPT_GRAMMARS = 256
@@ -223,7 +224,7 @@ def lark_of(constraint: Constraint) -> str:
 
 def _parsed(constraint: Constraint) -> Any:
     try:
-        return json.loads(constraint.text)
+        return read_json(constraint.text)
     except ValueError as error:
         raise ImpossibleCall(f"the {constraint.kind} is not JSON: {error}", param=FORM) from None
 

@@ -203,7 +203,10 @@ class Policy:
         return self._base if self._reference is None else self._reference
 
     def begin_from(self, version: ModelVersion) -> None:
-        """Take a version for what training begins with, in place of version 0. Raises StoreError."""
+        """Take a version for what training begins with, in place of version 0.
+
+        Raises StoreError when it cannot be read, or is not as it was written.
+        """
         self._reference = load_tensors(Path(version.location) / WEIGHTS_FILE)
 
     def digest(self) -> str:
@@ -246,8 +249,8 @@ class Policy:
     def adopt(self, version: ModelVersion) -> None:
         """Make `version` the weights in memory.
 
-        Raises StoreError when they cannot be read, and EngineError when they are not those of the
-        version; the weights in memory are then what they were.
+        Raises StoreError when they cannot be read or are not as they were written, and EngineError when
+        they are not those of the version; the weights in memory are then what they were.
         """
         with self.lock:
             if self.version == version.number and self.digest() == version.digest:

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from etude.core.errors import EngineError, ImpossibleCall, RequestError
+from etude.core.json_text import read_json
 from etude.core.message import Message, Tool, is_text, text_of
 from etude.models.probe import PROBES, QUESTION, THOUGHT, TOOL
 from etude.models.reply import decoded
@@ -93,7 +94,7 @@ class Rendering:
                 raise ValueError("there is no message")
             fitted = [self.roles.fitted([*map(self.for_template, messages)]) for messages in conversations]
             texts = self._apply(fitted, tools, options, ask=ask)
-        except (TemplateError, TypeError, KeyError, ValueError) as error:
+        except (TemplateError, TypeError, KeyError, ValueError, RecursionError) as error:
             if len(conversations) != 1:
                 # One by one, so that the error is about the one that is refused.
                 return [self.text(messages, tools, options, ask=ask) for messages in conversations]
@@ -298,5 +299,5 @@ def _with_object(call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"]
     arguments = function.get("arguments")
     with contextlib.suppress(ValueError):
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        arguments = read_json(arguments) if isinstance(arguments, str) else arguments
     return {**call, "function": {**function, "arguments": arguments}}

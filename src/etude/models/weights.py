@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from etude.core.errors import StoreError
+from etude.store.sums import note_sum, require_as_written
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -42,16 +43,25 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Write tensors to a safetensors file. Raises StoreError when the disk refuses."""
-    plain = {name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in tensors.items()}
+    """Write tensors to a safetensors file, and its digest beside it. Raises StoreError."""
     try:
-        save_file(plain, path)
+        _write(tensors, path)
+        note_sum(path)
     except (OSError, SafetensorError) as error:
         raise StoreError(f"cannot write {path}: {error}; free some space and run `etude resume`") from error
 
 
+def _write(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    plain = {name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in tensors.items()}
+    save_file(plain, path)
+
+
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Read a safetensors file. Raises StoreError when it is missing or damaged."""
+    """Read what `save_tensors` has written.
+
+    Raises DamagedError when it is not as it was written, StoreError when it cannot be read.
+    """
+    require_as_written(path)
     try:
         return load_file(path)  # type: ignore[no-any-return]
     except (OSError, SafetensorError) as error:
@@ -91,7 +101,7 @@ def write_lora_folder(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "adapter_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
-    except OSError as error:
-        raise StoreError(f"cannot write {folder}: {error.strerror}") from error
-    plain = {name.replace(f"{_ADAPTER}.weight", ".weight"): value for name, value in tensors.items()}
-    save_tensors(plain, folder / "adapter_model.safetensors")
+        plain = {name.replace(f"{_ADAPTER}.weight", ".weight"): value for name, value in tensors.items()}
+        _write(plain, folder / "adapter_model.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise StoreError(f"cannot write {folder}: {error}; free some space") from error

@@ -21,9 +21,12 @@ from etude.backends.capabilities import (
     check_tokens,
     check_warm_up,
 )
+from etude.backends.local import check_learners
 from etude.backends.local_config import LOCAL_CAPABILITIES, LocalAdapterConfig
 from etude.backends.openai_adapter import OpenAiAdapterConfig
 from etude.backends.openai_api import JobsConfig
+from etude.backup.probe import probe
+from etude.cluster.component import require_used
 from etude.config.builder import Builder, TargetBuilder
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
@@ -35,13 +38,15 @@ from etude.core.job import ModelVersion
 from etude.core.stats import estimate
 from etude.core.tools import ToolSet
 from etude.core.trajectory import Method
-from etude.inference.http_addresses import HttpAddresses
 from etude.inference.local import LocalLlmConfig, require_local_extra
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
 from etude.inference.tiny import make_base
+from etude.preflight.addresses import check_addresses
 from etude.preflight.estimate import Estimate, blocks_of, estimate_run
 from etude.preflight.finding import Findings
 from etude.preflight.machine import ModelSize, together
+from etude.preflight.playing import play_some
+from etude.preflight.spending import check_spending
 from etude.protocols.workflow import ProtocolWorkflow
 from etude.runners.opening import number_of_runners
 from etude.runners.shipping import received, shipped
@@ -95,8 +100,11 @@ class _DryBuilder(Builder):
         return await super().get_llm(name)
 
 
-async def check_config(config: Config) -> CheckReport:
+async def check_config(config: Config, runs: Path = Path("runs"), *, play: int = 0) -> CheckReport:
     """Look at the agent, examples, evaluators, models, templates and capabilities that a config names.
+
+    `runs` is the folder that runs are kept in. So many episodes are played, where nothing is wrong, to
+    estimate what the run takes.
 
     Nothing raises: what is wrong is among the findings.
     """
@@ -114,7 +122,10 @@ async def check_config(config: Config) -> CheckReport:
             examples = await _examples(builder, finetuning.run_configuration.dataset, "examples", findings)
             held_out = await _held_out(builder, examples, findings)
             await _check_evaluators(builder, findings)
-            _check_runners(config, findings)
+            _check_cluster(config, runs, findings)
+            if config.storage is not None:
+                with findings.of_errors("storage"):
+                    findings.ok("storage", await probe(config.storage))
             size = await _check_models(builder, examples, findings)
             for name, block in blocks_of(finetuning).items() if finetuning.enabled else ():
                 own = builder if name is None else TargetBuilder(builder, name)
@@ -125,22 +136,42 @@ async def check_config(config: Config) -> CheckReport:
         findings.warn(
             "finetuning", "not enabled: `etude train` needs `finetuning.enabled: true`, evaluate does not"
         )
+    check_spending(config, findings)
+    played = None
+    if report.is_ready and play:
+        with findings.of_errors("playing"):
+            played = await play_some(config, play)
     if report.is_ready:
-        report.estimate = await asyncio.to_thread(estimate_run, config, examples, held_out, size)
+        report.estimate = await asyncio.to_thread(estimate_run, config, examples, held_out, size, played)
     return report
 
 
-def _check_runners(config: Config, findings: Findings) -> None:
-    """Whether the agent can be built in other processes, where the config asks for that."""
-    if config.eval.general.isolation == "none" and config.cluster is None:
+def _check_cluster(config: Config, runs: Path, findings: Findings) -> None:
+    """Whether the agent can be built in other processes, and where these and learners would be placed."""
+    cluster, general = config.cluster, config.eval.general
+    on_cluster = cluster is not None and cluster.runners > 0
+    if on_cluster or general.isolation == "process":
+        with findings.of_errors("runners"):
+            at_head = [name for name, llm in config.llms.items() if isinstance(llm, LocalLlmConfig)]
+            received(shipped(config, over_network=on_cluster, at_head=at_head))
+            if not on_cluster:
+                where = f"{number_of_runners(config)} processes on this machine"
+                findings.ok("runners", f"{where}, {general.max_concurrency} episodes at a time")
+    if cluster is None:
         return
-    with findings.of_errors("runners"):
-        received(shipped(config))
+    with findings.of_errors("cluster"):
+        require_used(cluster, config)
         file = config.finetuning.run_configuration.config_file
-        where = f"{number_of_runners(config)} processes on this machine"
-        if config.cluster is not None:
-            where = config.cluster.check((file.parent if file is not None else Path()).absolute())
-        findings.ok("runners", f"{where}, {config.eval.general.max_concurrency} episodes at a time")
+        folder = (file.parent if file is not None else Path()).absolute()
+        devices = [llm.device for llm in config.llms.values() if isinstance(llm, LocalLlmConfig)]
+        on_gpus = any(device != "cpu" for device in devices)
+        for placement in cluster.check(folder, on_gpus=on_gpus, shared=runs):
+            if not placement.is_ready:
+                findings.fail(placement.what, placement.detail)
+            elif placement.what == "runners":
+                findings.ok("runners", f"{placement.detail}; {general.max_concurrency} episodes at a time")
+            else:
+                findings.ok(placement.what, placement.detail)
 
 
 def _check_needs(config: Config, findings: Findings) -> bool:
@@ -248,7 +279,7 @@ async def _check_models(
         if not isinstance(llm, LocalLlmConfig):
             _check_remote(what, llm, findings)
             if isinstance(llm, OpenAiLlmConfig) and len(llm.addresses) > 1:
-                await _check_addresses(what, llm, findings)
+                await check_addresses(what, llm, findings)
             continue
         with findings.of_errors(what):
             require_local_extra()
@@ -280,22 +311,6 @@ def _check_remote(what: str, llm: Any, findings: Findings) -> None:
         request = f"asked for {' and '.join(details)}" if details else "text only"
         tried = "" if len(llm.addresses) > 1 else "; whether it answers is not tried"
         findings.ok(what, f"{llm.model_name} at {where}, {request}{tried}")
-
-
-async def _check_addresses(what: str, llm: OpenAiLlmConfig, findings: Findings) -> None:
-    """Ask each of several addresses for the list of its models; nothing is sampled."""
-    with findings.of_errors(what):
-        addresses = HttpAddresses(llm)
-        addresses.wanted, every = llm.model_name, addresses.routes.addresses
-        try:
-            reasons = await asyncio.gather(*map(addresses.lacking, every))
-        finally:
-            await addresses.close()
-        for address, reason in zip(every, reasons, strict=True):
-            if reason is None:
-                findings.ok(f"{what} at {address.url}", "answers")
-            else:
-                findings.warn(f"{what} at {address.url}", f"{reason}; a run would use the others")
 
 
 def _adapter_of(config: Config, block: FinetuneConfig) -> Any:
@@ -368,7 +383,8 @@ def _check_hosted(
 
 async def _capabilities(builder: Builder, block: FinetuneConfig) -> Capabilities:
     name, target = str(block.trainer_adapter), str(block.target_model)
-    if not isinstance(_adapter_of(builder.config, block), LocalAdapterConfig):
+    adapter = _adapter_of(builder.config, block)
+    if not isinstance(adapter, LocalAdapterConfig):
         capabilities: Capabilities = (await builder.get_trainer_adapter(name)).capabilities()
         return capabilities
     # Building it would load the model.
@@ -379,4 +395,5 @@ async def _capabilities(builder: Builder, block: FinetuneConfig) -> Capabilities
             f"the trainer adapter 'local' trains models of `_type: local`, and llms.{target} is `_type: "
             f"{llm.type_name}`; make it local, or choose an adapter for its backend"
         )
+    check_learners(adapter, llm, builder.config.cluster)
     return LOCAL_CAPABILITIES

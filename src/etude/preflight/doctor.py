@@ -11,10 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.version import Version
 
+from etude.core.errors import MissingExtraError
+from etude.inference.local import require_local_extra
 from etude.preflight import machine
+from etude.preflight.disk import examine_disk
 from etude.preflight.finding import Findings
 from etude.preflight.machine import shown_bytes
+
+_PACKAGE = Path(__file__).parents[1]
 
 EXTRAS = {
     "local": "models that run and train in this process",
@@ -23,7 +29,8 @@ EXTRAS = {
     "plots": "pictures of a run's rewards",
 }
 
-_LITTLE_DISK = 2e9
+_LITTLE_MEMORY = 1e9
+"""Loading torch and a tiny model takes some 0.5 GB."""
 _FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
 """With 1, torch computes on the CPU what Apple's GPUs cannot."""
 _KEYS = ("OPENAI_API_KEY", "HF_TOKEN")
@@ -38,16 +45,27 @@ def examine(folder: Path) -> Findings:
     for problem in problems:
         findings.fail("packages", problem)
     if not problems:
-        findings.ok("packages", "all versions fit together")
+        findings.ok("packages", f"all versions fit together{_untested()}")
     for extra, use in EXTRAS.items():
         _extra(extra, use, findings)
     _backends(findings)
     _torch(findings)
-    _machine(folder, findings)
+    _memory(findings)
+    examine_disk(folder, findings)
     findings.ok("sqlite", sqlite3.sqlite_version)
     keys = [name for name in _KEYS if os.environ.get(name)]
     findings.ok("keys in the environment", ", ".join(keys) or f"none of {', '.join(_KEYS)}")
     return findings
+
+
+def can_try_loop(findings: Findings) -> bool:
+    """Whether a model can be trained in this process; if not, that is a finding."""
+    try:
+        require_local_extra()
+    except MissingExtraError as error:
+        findings.warn("loop", f"not tried: {error}")
+        return False
+    return True
 
 
 def conflicts(name: str) -> Iterator[str]:
@@ -65,6 +83,30 @@ def conflicts(name: str) -> Iterator[str]:
             if version is not None and requirement.name not in seen:
                 seen.add(requirement.name)
                 waiting.append(requirement.name)
+
+
+def _untested() -> str:
+    """Which packages are not of the releases that the tests have passed with, after a semicolon."""
+    tested = dict(_tested_releases())
+    names = {requirement.name for extra in ("", *EXTRAS) for requirement in _requirements("etude", extra)}
+    releases = {name: version for name in sorted(names) if (version := installed(name)) is not None}
+    others = [
+        f"{name} {version} ({tested[name.lower()]})"
+        for name, version in releases.items()
+        if tested.get(name.lower(), version) not in (version, Version(version).public)
+    ]
+    return f"; not of the releases that were tested: {', '.join(others)}" if others else ""
+
+
+def _tested_releases() -> Iterator[tuple[str, str]]:
+    """Of constraints.txt, which is part of the package, or lies beside `src`."""
+    for folder in (_PACKAGE, _PACKAGE.parents[1]):
+        if (folder / "constraints.txt").is_file():
+            for line in (folder / "constraints.txt").read_text(encoding="utf-8").splitlines():
+                name, equals, version = line.partition("==")
+                if equals and not line.startswith("#"):
+                    yield name.strip().lower(), version.strip()
+            return
 
 
 def _extra(extra: str, use: str, findings: Findings) -> None:
@@ -139,14 +181,11 @@ def _torch(findings: Findings) -> None:
     findings.ok("threads", f"{cores} cores, of which torch takes {taken}; OMP_NUM_THREADS sets it")
 
 
-def _machine(folder: Path, findings: Findings) -> None:
+def _memory(findings: Findings) -> None:
     total, free = machine.total_memory(), machine.available_memory()
-    if total is not None and free is not None:
+    if free is not None and free < _LITTLE_MEMORY:
+        findings.warn(
+            "memory", f"only {shown_bytes(free)} free; end other programs, or take a larger machine"
+        )
+    elif total is not None and free is not None:
         findings.ok("memory", f"{shown_bytes(free)} free of {shown_bytes(total)}")
-    disk, existing = machine.free_disk(folder), machine.existing_folder(folder)
-    if disk < _LITTLE_DISK:
-        findings.warn("disk", f"only {shown_bytes(disk)} free in {folder.absolute()}")
-    else:
-        findings.ok("disk", f"{shown_bytes(disk)} free in {folder.absolute()}")
-    if not os.access(existing, os.W_OK):
-        findings.fail("disk", f"{existing} may not be written: run folders need to be made there")

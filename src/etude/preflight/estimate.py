@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import islice
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from etude.backends.openai_adapter import AUTO_EPOCHS, OpenAiAdapterConfig, usd_for
+from etude.budget.bill import Line
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
 from etude.core.errors import EtudeError
 from etude.core.example import Example
 from etude.inference.local import LocalLlmConfig
 from etude.preflight.machine import ModelSize, free_disk, seconds_for, shown_bytes
-from etude.store.episodes import iter_episodes
+from etude.preflight.spending import PerEpisode, Range, measured, over_budget
 from etude.store.facts import list_runs
 from etude.store.log import EpochLog
 from etude.store.run_folder import RunFolder
@@ -22,8 +23,6 @@ from etude.store.stored_config import CONFIG, stored_data
 
 _DEFAULT_PROMPT, _DEFAULT_COMPLETION = 200.0, 128.0
 _SECONDS_PER_REMOTE_CALL = 2.0
-_EPISODES = 64
-"""Episodes of an earlier run that are looked at."""
 _MODEL_KEYS = ("model", "model_name", "max_tokens")
 
 
@@ -44,32 +43,29 @@ class Estimate:
     warnings: tuple[str, ...] = ()
     training_usd: float | None = None
     """Price of hosted training, at most; None when there is none, or it is not known."""
-
-
-@dataclass(frozen=True, slots=True)
-class _PerEpisode:
-    """Averages over the episodes of an earlier run, or what is assumed of them."""
-
-    calls: float
-    prompt_tokens: float
-    completion_tokens: float
-    assumptions: tuple[str, ...]
-    seconds: float | None = None
-    """Wall time of the earlier run's epochs, by their episodes; None when it finished no epoch."""
-
-    @property
-    def tokens(self) -> float:
-        """Those of prompts and those that are sampled."""
-        return self.prompt_tokens + self.completion_tokens
+    tokens: Range | None = None
+    """Those of all calls, judges' and others' included."""
+    usd: Range | None = None
+    """The money for these calls; None where no model has a price."""
+    usd_by_model: Mapping[str, float] = field(default_factory=dict)
+    measured_on: int = 0
+    """The episodes that tokens and money were measured on; 0 where they are assumed."""
 
 
 def estimate_run(
-    config: Config, examples: Sequence[Example], held_out: Sequence[Example], size: ModelSize | None
+    config: Config,
+    examples: Sequence[Example],
+    held_out: Sequence[Example],
+    size: ModelSize | None,
+    played: PerEpisode | None = None,
 ) -> Estimate:
-    """Of the training that a config describes; `size` is that of its local model, if it has one."""
+    """Of the training that a config describes; `size` is that of its local model, if it has one.
+
+    `played` is what episodes took that were played to measure it; else those of an earlier run count.
+    """
     training, validation = episode_counts(config, len(examples), len(held_out))
     episodes, most = training + validation, config.eval.general.max_concurrency
-    each = _earlier_run(config) or _assumed(config, size)
+    each = played or _earlier_run(config) or _assumed(config, size)
     assumptions, seconds = [*each.assumptions], None
     if each.seconds is not None:
         seconds = episodes * each.seconds
@@ -90,7 +86,10 @@ def estimate_run(
             f"{_SECONDS_PER_REMOTE_CALL:g} s per call, {most} at a time; training itself not counted"
         )
     disk, warnings = _disk(config, size)
-    usd, priced = _training_cost(config, training * each.tokens)
+    usd, priced = _training_cost(config, training, each)
+    tokens, costs = each.of(each.tokens, episodes), each.usd(config)
+    money = each.of(math.fsum(costs.values()), episodes) if costs else None
+    warnings += tuple(over_budget(config, money, tokens, episodes))
     return Estimate(
         training_episodes=training,
         validation_episodes=validation,
@@ -102,6 +101,10 @@ def estimate_run(
         assumptions=(*assumptions, *priced),
         warnings=warnings,
         training_usd=usd,
+        tokens=tokens,
+        usd=money,
+        usd_by_model={name: usd * episodes for name, usd in costs.items()},
+        measured_on=0 if each.is_assumed else each.episodes,
     )
 
 
@@ -127,17 +130,22 @@ def _first_block(config: Config) -> FinetuneConfig:
     return next(iter(blocks_of(config.finetuning).values()))
 
 
-def _assumed(config: Config, size: ModelSize | None) -> _PerEpisode:
-    limit = getattr(config.llms.get(_first_block(config).target_model or ""), "max_tokens", None)
+def _assumed(config: Config, size: ModelSize | None) -> PerEpisode:
+    target = _first_block(config).target_model or next(iter(config.llms), "")
+    limit = getattr(config.llms.get(target), "max_tokens", None)
     completion, half = (limit / 2, "half of max_tokens") if limit else (_DEFAULT_COMPLETION, "assumed")
     prompt, source = _DEFAULT_PROMPT, "assumed"
     if size is not None and size.prompt_tokens:
         prompt, source = size.prompt_tokens, "its example"
     assumption = (
         f"1 call per episode with {prompt:.0f} prompt tokens ({source}) and {completion:.0f} sampled tokens "
-        f"({half}); an agent with several turns takes a multiple. After a first run its own numbers are used"
+        f"({half}); an agent with several turns takes a multiple, and judges are not counted. `--play 8` "
+        "measures it on a few episodes; after a first run its own numbers are used"
     )
-    return _PerEpisode(1.0, prompt, completion, (assumption,))
+    line = Line(
+        target, "agent", "", calls=1, prompt_tokens=round(prompt), completion_tokens=round(completion)
+    )
+    return PerEpisode(is_assumed=True, lines=(line,), assumptions=(assumption,))
 
 
 def _disk(config: Config, size: ModelSize | None) -> tuple[int | None, tuple[str, ...]]:
@@ -157,17 +165,18 @@ def _disk(config: Config, size: ModelSize | None) -> tuple[int | None, tuple[str
     )
 
 
-def _training_cost(config: Config, tokens: float) -> tuple[float | None, tuple[str, ...]]:
+def _training_cost(config: Config, episodes: int, each: PerEpisode) -> tuple[float | None, tuple[str, ...]]:
     """USD for the jobs of a run at OpenAI, and how that was come by.
 
-    None when nothing is trained there, or a price is not known. All of the episodes' `tokens` are taken to
-    be trained on, so it is the most that it should be.
+    None when nothing is trained there, or a price is not known. All of the model's tokens in the episodes are
+    taken to be trained on, so it is the most that it should be.
     """
     total, assumptions = 0.0, []
     for block in blocks_of(config.finetuning).values():
         adapter = config.trainer_adapters.get(block.trainer_adapter or "")
         if not block.enabled or not isinstance(adapter, OpenAiAdapterConfig):
             continue
+        tokens = episodes * each.tokens_of(block.target_model)
         passes = AUTO_EPOCHS if adapter.n_epochs == "auto" else adapter.n_epochs
         model = str(getattr(config.llms.get(block.target_model or ""), "model_name", ""))
         usd = None
@@ -183,15 +192,15 @@ def _training_cost(config: Config, tokens: float) -> tuple[float | None, tuple[s
     return (total, tuple(assumptions)) if assumptions else (None, ())
 
 
-def _earlier_run(config: Config) -> _PerEpisode | None:
+def _earlier_run(config: Config) -> PerEpisode | None:
     """Averages of the latest run in the output folder with the same agent and model; None without one."""
     for run in list_runs(config.finetuning.output_dir):
         try:
             if (run / CONFIG).is_file() and _is_alike(stored_data(run), config):
                 with RunFolder.read(run) as folder:
-                    averages = _averages(folder)
-                if averages is not None:
-                    return averages
+                    averages = measured(folder)
+                    if averages is not None:
+                        return _with_times(averages, folder)
         except EtudeError:
             continue  # A run that cannot be read is no help; `etude runs list` says why.
     return None
@@ -210,23 +219,17 @@ def _is_alike(data: dict[str, Any], config: Config) -> bool:
     return bool(data.get("workflow") == now)
 
 
-def _averages(run: RunFolder) -> _PerEpisode | None:
-    latest = islice(iter_episodes(run.journal, "train/"), _EPISODES)
-    episodes = [episode for episode in latest if episode.failure is None]
-    if not episodes:
-        return None
-    done = [call.completion for episode in episodes for call in episode.calls if call.completion is not None]
-    count, name = len(episodes), run.name
+def _with_times(averages: PerEpisode, run: RunFolder) -> PerEpisode:
+    """The averages with how long the run's epochs took, and where they come from."""
+    name = run.name
     epochs = [entry.metrics for entry in EpochLog(run.journal).history(name).epochs]
     played = sum(epoch.get("episodes") or 0 for epoch in epochs)
     times = ("collecting_seconds", "training_seconds")
     seconds = sum(epoch.get(key) or 0.0 for epoch in epochs for key in times)
-    calls, is_timed = len(done) / count, bool(played and seconds)
-    counted = f"calls and tokens per episode as in run {name} ({calls:.1f} calls)"
-    return _PerEpisode(
-        calls=calls,
-        prompt_tokens=sum(completion.usage.prompt_tokens for completion in done) / count,
-        completion_tokens=sum(completion.usage.completion_tokens for completion in done) / count,
+    is_timed = bool(played and seconds)
+    counted = f"calls and tokens per episode as in run {name} ({averages.calls:.1f} calls)"
+    return replace(
+        averages,
         assumptions=(counted, f"as fast as run {name}, training included") if is_timed else (counted,),
         seconds=seconds / played if is_timed else None,
     )

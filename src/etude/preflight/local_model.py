@@ -49,7 +49,7 @@ def check_local_model(
             raise RequestError(
                 "`quantization: 4bit` trains LoRA weights only: set 'lora' in the trainer adapter"
             )
-    policy = _outline(base)
+    policy = outline(base)
     parameters = sum(value.numel() for value in policy.model.parameters())
     if adapter is not None and adapter.lora is not None:
         lora = adapter.lora
@@ -78,7 +78,7 @@ def check_local_model(
     return size
 
 
-def _outline(source: str) -> Policy:
+def outline(source: str) -> Policy:
     """The model without its weights. Raises RequestError when there is none, or it cannot chat."""
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 

@@ -18,6 +18,7 @@ _EFFICIENCY = 0.35
 """Share of a large matrix product's speed that a whole model reaches."""
 
 _PROBE_SECONDS = 0.1
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +116,12 @@ def available_memory(device: str = "cpu") -> int | None:
 
 
 def total_memory() -> int | None:
-    """Memory of the machine in bytes; None where nobody says."""
+    """Memory of the machine, or of the container that this is, in bytes; None where nobody says."""
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
-        return None
+        return _cgroup_limit()
+    return min(pages, _cgroup_limit() or pages)
 
 
 def existing_folder(path: Path) -> Path:
@@ -150,10 +152,18 @@ def _unused_memory() -> int | None:
 
 def _cgroup_room() -> int | None:
     """Bytes that a container may still take; None outside of one."""
-    root = Path("/sys/fs/cgroup")
+    limit = _cgroup_limit()
     try:
-        limit = (root / "memory.max").read_text(encoding="ascii").strip()
-        used = int((root / "memory.current").read_text(encoding="ascii"))
+        used = int((_CGROUP / "memory.current").read_text(encoding="ascii"))
     except (OSError, ValueError):
         return None
-    return max(0, int(limit) - used) if limit.isdigit() else None
+    return None if limit is None else max(0, limit - used)
+
+
+def _cgroup_limit() -> int | None:
+    """Bytes that a container may take in all; None outside of one."""
+    try:
+        limit = (_CGROUP / "memory.max").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(limit) if limit.isdigit() else None

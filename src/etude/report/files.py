@@ -1,6 +1,6 @@
 """The files of a run, written anew from its history after every epoch, so that no line is there twice.
 
-training_metrics.jsonl   every number of every epoch, a line each
+training_metrics.jsonl   every number of every epoch, a line each, and the alarms that hold
 reward_history.json      the rewards of the epochs' episodes, and what each evaluator gave
 validation_history.json  the same on the validation examples
 curriculum_state.json    the curriculum after the last epoch, when there is one
@@ -17,7 +17,7 @@ from typing import Any
 
 from etude.core.data_model import finite
 from etude.core.errors import MissingExtraError
-from etude.core.history import EpochEntry, History, ValidationEntry
+from etude.core.history import Entry, EpochEntry, History
 from etude.report.plot import write_reward_plot
 from etude.store.files import write_atomically
 
@@ -73,16 +73,27 @@ def _epoch_line(run_id: str, entry: EpochEntry) -> dict[str, Any]:
     curriculum = entry.curriculum_state if _has_curriculum(entry) else None
     more = {"skipped": entry.skipped, "resting": entry.resting, "curriculum_state": curriculum}
     line = {**head, **entry.metrics, **head}  # A trainer may log an epoch of its own counting.
-    return line | {key: value for key, value in more.items() if value is not None}
+    return line | {key: value for key, value in more.items() if value is not None} | _alarms(entry)
 
 
-def _rewards(entries: Sequence[EpochEntry | ValidationEntry], *more: str) -> list[dict[str, Any]]:
+def _rewards(entries: Sequence[Entry], *more: str) -> list[dict[str, Any]]:
     """The rewards of epochs or validations, with `more` of their metrics."""
     return [
         {"epoch": entry.epoch, "timestamp": entry.timestamp}
         | {key: entry.metrics.get(key) for key in (*_REWARDS, *more)}
+        | _alarms(entry)
         for entry in entries
     ]
+
+
+def _alarms(entry: Entry) -> dict[str, Any]:
+    """The alarms that hold for an entry, and the version that was gone back to; nothing where all is well."""
+    line: dict[str, Any] = {}
+    if entry.alarms:
+        line["alarms"] = [event.model_dump(mode="json") for event in entry.alarms]
+    if entry.back_to is not None:
+        line["back_to"] = entry.back_to.number
+    return line
 
 
 def _has_curriculum(entry: EpochEntry) -> bool:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
+from etude.budget.limits import shown_usd
 from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalOutputItem
@@ -39,6 +40,8 @@ class RunState(Progress):
         self.skip_reason = ""
         """Why the last epoch was skipped, said in full the first time."""
         self._skip_said = ""
+        self.spending = ""
+        """How much is spent, where the run has a budget or costs money."""
 
     def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
         self.run_id, self.num_epochs, self.facts = run_id, num_epochs, dict(facts)
@@ -72,6 +75,9 @@ class RunState(Progress):
         self.skip_reason = "as before" if reason == self._skip_said else reason
         self._skip_said = reason
 
+    def spent(self, figures: Mapping[str, Any]) -> None:
+        self.spending = shown_spending(figures)
+
     def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
         self.validations.setdefault(str(metrics.get("target") or ""), []).append(metrics)
 
@@ -96,6 +102,20 @@ class RunState(Progress):
 def of_target(metrics: Mapping[str, Any]) -> str:
     """The target's name with a space before it, where there are several; else nothing."""
     return f" {metrics['target']}" if metrics.get("target") else ""
+
+
+def shown_spending(figures: Mapping[str, Any]) -> str:
+    """The money that the run has spent, and of each limit how much is used; empty where there is neither."""
+    limits = [
+        f"{key.removeprefix('budget.')} {_shown(used)} of {_shown(most)}"
+        for key, (used, most) in figures["limits"].items()
+    ]
+    costs = figures["usd"] > 0 and "budget.usd" not in figures["limits"]
+    return ", ".join([shown_usd(figures["usd"])] * costs + limits)
+
+
+def _shown(amount: float) -> str:
+    return f"{amount:,.0f}" if amount >= 1000 else f"{amount:.4g}"
 
 
 def sparkline(values: list[float], width: int = 24) -> str:
@@ -159,7 +179,8 @@ class LineProgress(RunState):
             failed = f", {self.failures} failed" if self.failures else ""
             done = f"{self.episodes}/{self.phase_total}" if self.phase_total else str(self.episodes)
             speed = f"{self.tokens_per_second:,.0f} tokens/s"
-            self._say(f"{self._where()}{done} episodes{so_far}{failed}, {speed}")
+            spent = f", {self.spending}" if self.spending else ""
+            self._say(f"{self._where()}{done} episodes{so_far}{failed}, {speed}{spent}")
 
     def trained(self, epoch: int, metrics: Mapping[str, Any]) -> None:
         super().trained(epoch, metrics)
@@ -179,6 +200,7 @@ class LineProgress(RunState):
             *([f"{cut_off:.0%} of answers cut off"] if cut_off else []),
             *(f"{count} {name}" for name, count in counts.items() if count),
             f"{shown_time(self.elapsed)} elapsed",
+            *([self.spending] if self.spending else []),
         ]
         self._say(f"epoch {epoch}/{self.num_epochs}{of_target(metrics)}: {', '.join(facts)}")
 
@@ -207,6 +229,7 @@ class JsonProgress(Progress):
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
+        self._spent: Mapping[str, Any] = {}
 
     def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
         self._write("run_started", run_id=run_id, num_epochs=num_epochs, **facts)
@@ -234,8 +257,16 @@ class JsonProgress(Progress):
     def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
         self._write("validated", epoch=epoch, metrics=metrics)
 
+    def spent(self, figures: Mapping[str, Any]) -> None:
+        if (figures["usd"] or figures["limits"]) and figures != self._spent:
+            self._spent = figures
+            self._write("spent", **figures)
+
     def message(self, text: str, *, warning: bool = False) -> None:
         self._write("message", text=text, warning=warning)
+
+    def alarm(self, facts: Mapping[str, Any]) -> None:
+        self._write("alarm", **facts)
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         self._write("finished", **summary)

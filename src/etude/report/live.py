@@ -69,6 +69,8 @@ class LiveProgress(RunState):
         if self.phase_total:
             rows.add_row(ProgressBar(total=self.phase_total, completed=self.episodes))
         rows.add_row(self._rewards())
+        if self.spending:
+            rows.add_row(Text.assemble("spent ", (self.spending, "bold")))
         for target, validations in self.validations.items():
             rows.add_row(self._validations(target, validations))
         title = Text.assemble(("etude", "bold"), f" · {self.run_id}" if self.run_id else "")

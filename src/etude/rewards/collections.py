@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -14,6 +14,7 @@ from typing import Any, Literal
 from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalInput, EvaluationRunOutput
 from etude.rewards.evaluation import Evaluation, EvaluationRequest, together
+from etude.rewards.sampled import Sampled
 
 Stage = Literal["train", "validation"]
 
@@ -28,10 +29,13 @@ class Collected:
     """Calls of the trained model by the version of the weights that answered them."""
     outputs: dict[tuple[str, int], EvaluationRunOutput] = field(default_factory=dict)
     """The output of each collection, by its kind and number, without the episodes."""
+    sampled: Sampled = field(default_factory=Sampled)
+    """Figures of the trained model's answers."""
 
     def saw(self, episode: EpisodeRecord, model: str) -> None:
         """Count an episode and its calls of `model`."""
         self.episodes += 1
+        self.sampled.saw(episode, model)
         for call in episode.calls:
             if call.completion is not None:
                 self.completion_tokens += call.completion.usage.completion_tokens
@@ -58,13 +62,17 @@ class Collections(Evaluation):
         model: str,
         epoch: Callable[[], int],
         observer: Callable[[int, EpisodeRecord], None] = lambda epoch, episode: None,
+        label: Callable[[int], Awaitable[str]] | None = None,
     ) -> None:
         """`model` is the entry of `llms` that is trained; `epoch` says which one is collected for where
-        `within` does not. `observer` is called with the epoch (from 0) and each of its training episodes."""
+        `within` does not. `observer` is called with the epoch (from 0) and each of its training episodes.
+        `label` is asked before anything is collected for an epoch; its word tells these episodes from others
+        of the same epoch, and what it raises ends the collection."""
         self._evaluation = evaluation
         self._model = model
         self._epoch = epoch
         self._observer = observer
+        self._label = label
         self._calls: Counter[str] = Counter()
         self._collected: dict[int, Collected] = {}
         self._running: set[asyncio.Task[Any] | None] = set()
@@ -72,7 +80,8 @@ class Collections(Evaluation):
     async def answer(self, request: EvaluationRequest) -> EvaluationRunOutput:
         """Collect under a phase of its own; `request.phase` is left out where there is only one kind."""
         stage, number = _within.get() or ("train", self._epoch())
-        key = phase_name(stage, number, request.phase)
+        label = await self._label(number) if self._label is not None and stage == "train" else ""
+        key = phase_name(stage, number, "-".join(filter(None, (request.phase, label))))
         self._calls[key] += 1
         call = self._calls[key]
         collected = self._collected.setdefault(number, Collected()) if stage == "train" else None

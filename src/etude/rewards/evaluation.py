@@ -104,10 +104,11 @@ def summary_of(outputs: list[EvalOutputItem]) -> EvalOutput:
 def together(outputs: Sequence[EvaluationRunOutput]) -> EvaluationRunOutput:
     """Several collections as one."""
     scores: defaultdict[str, list[EvalOutputItem]] = defaultdict(list)
-    failures, calls = Counter[str](), Counter[str]()
+    failures, calls, retried = Counter[str](), Counter[str](), Counter[str]()
     for output in outputs:
         failures.update(output.failures)
         calls.update(output.calls)
+        retried.update(output.retried)
         for name, result in output.evaluation_results:
             scores[name] += result.eval_output_items
     items = [item for output in outputs for item in output.eval_input.eval_input_items]
@@ -118,6 +119,8 @@ def together(outputs: Sequence[EvaluationRunOutput]) -> EvaluationRunOutput:
         failures=dict(failures),
         causes=merge_causes(cause for output in outputs for cause in output.causes),
         calls=dict(calls),
+        retried=dict(retried),
+        waited_seconds=sum(output.waited_seconds for output in outputs),
         addresses=added_up(output.addresses for output in outputs),
         left_out=[item for output in outputs for item in output.left_out],
     )

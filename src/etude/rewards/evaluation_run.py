@@ -13,7 +13,7 @@ from typing import Any
 
 from etude.core.call import Sampling
 from etude.core.episode import EpisodeRecord, Failure
-from etude.core.errors import ErrorBudgetExceeded, RequestError
+from etude.core.errors import ErrorBudgetExceeded, ModelOut, RequestError
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.example import Example
 from etude.core.interfaces import Engine, Evaluator
@@ -59,8 +59,9 @@ class EvaluationRun(Evaluation):
         `phase` is unique for each set of weights: an episode is called `<phase>/<example>/<generation>`,
         and one that the journal has is not run again, nor a score made again.
 
-        Raises ErrorBudgetExceeded when too many episodes or scores failed. Those failures are then not
-        kept: they are tried again when the run is resumed. Everything else is kept.
+        Raises ErrorBudgetExceeded when too many episodes or scores failed, ModelOut when a model gives no
+        answers at all. Failures are then not kept: they are tried again when the run is resumed. Everything
+        else is kept.
         """
         _require_unique(request.examples)
         jobs = [
@@ -83,7 +84,7 @@ class EvaluationRun(Evaluation):
         )
         try:
             return await gathering.output_of(self._collector.collect(jobs))
-        except ErrorBudgetExceeded:
+        except (ErrorBudgetExceeded, ModelOut):
             await self._forget_failures(jobs)
             raise
 
@@ -142,7 +143,7 @@ async def rescore(
 
     try:
         return await gathering.output_of(records())
-    except ErrorBudgetExceeded:
+    except (ErrorBudgetExceeded, ModelOut):
         for episode_id in ids.values():
             await scorer.forget_failures(episode_id, journal)
         raise

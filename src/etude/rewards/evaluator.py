@@ -19,9 +19,10 @@ from etude.config.references import Refers
 from etude.config.registry import register_evaluator
 from etude.core.data_model import kind_of, number
 from etude.core.errors import RequestError
-from etude.core.evaluation import EvalInputItem, EvalOutputItem
+from etude.core.evaluation import LARGEST_SCORE, EvalInputItem, EvalOutputItem, is_score
 from etude.core.example import Example
 from etude.core.interfaces import Evaluator
+from etude.core.secrets import masked, masked_data
 from etude.rollout.threads import call_in_thread
 from etude.store.plain import jsonable
 
@@ -38,7 +39,7 @@ def scored(item: EvalInputItem, result: Any) -> EvalOutputItem:
     """The score of `item`, of whatever an evaluator returned.
 
     Takes a number of any kind (see `etude.core.data_model`), a bool, `(score, reasoning)`, or an
-    EvalOutputItem. Whatever is not a finite number becomes an error, never a score.
+    EvalOutputItem. Whatever is no number that can be averaged becomes an error, never a score.
     """
     reasoning: Any = None
     if isinstance(result, EvalOutputItem):
@@ -47,19 +48,21 @@ def scored(item: EvalInputItem, result: Any) -> EvalOutputItem:
         result, reasoning = result.score, result.reasoning
     elif isinstance(result, tuple) and len(result) == 2:
         result, reasoning = result
-    reasoning = jsonable(reasoning)
+    reasoning = masked_data(jsonable(reasoning))
     try:
         score = number(result)
     except ValueError:
         return unscored(item, f"the evaluator returned {kind_of(result)}; a score is a number", reasoning)
-    if not math.isfinite(score):
-        return unscored(item, f"the evaluator returned {score}; a score is a finite number", reasoning)
+    if not is_score(score):
+        limits = f"a finite number within ±{LARGEST_SCORE:g}"
+        return unscored(item, f"the evaluator returned {score:g}; a score is {limits}", reasoning)
     return EvalOutputItem(id=item.id, generation=item.generation, score=score, reasoning=reasoning)
 
 
 def unscored(item: EvalInputItem, reason: str, reasoning: Any = None) -> EvalOutputItem:
     """The output for an episode that has no score, and why."""
-    return EvalOutputItem(id=item.id, generation=item.generation, error=reason, reasoning=jsonable(reasoning))
+    reasoning = masked_data(jsonable(reasoning))
+    return EvalOutputItem(id=item.id, generation=item.generation, error=masked(reason), reasoning=reasoning)
 
 
 @overload
@@ -215,7 +218,10 @@ class WeightedEvaluator(Evaluator):
             if score is None or not scores[name].is_scored:
                 return unscored(item, f"no score from '{name}': {scores[name].error}")
             values[name] = score
-        total = math.fsum(weight * values[name] for name, weight in self.weights.items())
+        try:
+            total = math.fsum(weight * values[name] for name, weight in self.weights.items())
+        except (OverflowError, ValueError):  # Of terms that are infinite, or nearly.
+            total = math.nan
         return scored(item, (total, values))
 
 

@@ -8,12 +8,13 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from etude.core.episode import EpisodeRecord, added_up, address_counts, call_counts
+from etude.core.episode import EpisodeRecord, added_up, address_counts, call_counts, retry_counts
 from etude.core.errors import ErrorBudgetExceeded
 from etude.core.evaluation import EvalInput, EvalInputItem, EvaluationRunOutput, FailureCause
 from etude.rewards.evaluation import OnEpisode, OnScore, item_of, merge_causes, summary_of
 from etude.rewards.evaluator import unscored
 from etude.rewards.scorer import Scorer, Scores
+from etude.wire.attempts import counting_retries
 
 _EXAMPLES = 3
 """Of each kind of failure, shown where there are too many."""
@@ -95,6 +96,8 @@ class Gathering:
         self._waiting: dict[str, list[tuple[EpisodeRecord, EvalInputItem, Scores]]] = {}
         self._done: dict[tuple[str, int], tuple[EvalInputItem, Scores]] = {}
         self._calls: Counter[str] = Counter()
+        self._retried: Counter[str] = Counter()
+        self._waited = 0.0
         self._addresses: dict[str, dict[str, int]] = {}
 
     async def output_of(self, records: AsyncGenerator[EpisodeRecord]) -> EvaluationRunOutput:
@@ -106,16 +109,20 @@ class Gathering:
 
         async def take(record: EpisodeRecord) -> None:
             try:
-                await self._take(record)
+                # Those of the evaluators' models; the episode's own are in its record.
+                with counting_retries() as count:
+                    await self._take(record)
+                self._add_retries(count.causes, count.waited)
             finally:
                 slots.release()
 
         failure: BaseException | None = None
         try:
-            async with asyncio.TaskGroup() as tasks, aclosing(records):
-                async for record in records:
-                    await slots.acquire()
-                    tasks.create_task(take(record))
+            with self._scorer.watched():
+                async with asyncio.TaskGroup() as tasks, aclosing(records):
+                    async for record in records:
+                        await slots.acquire()
+                        tasks.create_task(take(record))
         except BaseExceptionGroup as group:
             failure = group
         # The first error is raised; the others are of tasks that it stopped.
@@ -130,6 +137,7 @@ class Gathering:
         if self._on_episode is not None:
             self._on_episode(record)
         self._calls.update(call_counts(record))
+        self._add_retries(*retry_counts(record))
         if by_address := address_counts(record):
             self._addresses = added_up([self._addresses, by_address])
         item = item_of(record)
@@ -143,6 +151,10 @@ class Gathering:
         group.append((record, item, scores))
         if len(group) == self._group_sizes[item.id]:
             await self._finish_group(self._waiting.pop(item.id))
+
+    def _add_retries(self, causes: Counter[str], waited: float) -> None:
+        self._retried.update(causes)
+        self._waited += waited
 
     async def _finish_group(self, group: list[tuple[EpisodeRecord, EvalInputItem, Scores]]) -> None:
         group.sort(key=lambda scored: scored[0].generation)
@@ -183,5 +195,7 @@ class Gathering:
             failures=dict(self._budget.counts),
             causes=merge_causes(self._budget.failures),
             calls=dict(self._calls),
+            retried=dict(self._retried),
+            waited_seconds=self._waited,
             addresses=self._addresses,
         )

@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from etude.budget.purpose import asking_for
 from etude.config.import_path import where_raised
 from etude.core.data_model import kind_of
 from etude.core.episode import EpisodeRecord
-from etude.core.errors import EtudeError, RequestError
+from etude.core.errors import EtudeError, ModelOut, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.interfaces import Evaluator
 from etude.rewards.evaluator import WeightedEvaluator, as_evaluator, scored, unscored
+from etude.rollout.exits import no_exit
+from etude.rollout.run_workflow import user_line
+from etude.rollout.threads import BlockedLoop, watch_loop
 from etude.store.journal import Journal, Steps
+from etude.wire.attempts import ending_where_a_model_is_out
 
 T = TypeVar("T")
 
@@ -75,6 +81,11 @@ class Scorer:
         """Whether any evaluator compares the episodes of an example."""
         return bool(self._relative)
 
+    def watched(self) -> AbstractContextManager[None]:
+        """While this is open, evaluators that block the event loop for longer than they may take fail."""
+        limits = [each.timeout or self._timeout for each in self._all().values()]
+        return watch_loop(max(limits, default=None), evaluate.__code__)
+
     async def score_single(self, item: EvalInputItem) -> Scores:
         """The scores of the evaluators that look at one episode by itself."""
         scores = await _together([self._score([item], *named) for named in self._single.items()])
@@ -122,7 +133,8 @@ class Scorer:
         if len(complete) == len(items):
             return complete
         async with self._slots:
-            outputs = await evaluate(evaluator, items, self._timeout)
+            with asking_for("judge", _episode(items[0]).id):
+                outputs = await evaluate(evaluator, items, self._timeout)
         await _together([self._keep(item, name, out) for item, out in zip(items, outputs, strict=True)])
         return outputs
 
@@ -168,24 +180,34 @@ async def evaluate(
 ) -> list[EvalOutputItem]:
     """The outputs of an evaluator for `items`, whatever it does: an output for each, in their order.
 
-    `seconds` is how long it may take, unless the evaluator has its own `timeout`.
+    `seconds` is how long it may take, unless the evaluator has its own `timeout`. Raises ModelOut where a
+    model that it asks gives no answers at all, also when the evaluator makes something else of that.
     """
     seconds = seconds if evaluator.timeout is None else evaluator.timeout
     try:
         own = [_own(item) for item in items]
         async with asyncio.timeout(seconds) as limit:
-            if evaluator.is_relative:
-                outputs = await evaluator.evaluate_group(own)
-            else:
-                outputs = [await evaluator.evaluate_item(item) for item in own]
+            with ending_where_a_model_is_out(), no_exit("the evaluator"):
+                if evaluator.is_relative:
+                    outputs = await evaluator.evaluate_group(own)
+                else:
+                    outputs = [await evaluator.evaluate_item(item) for item in own]
         if not isinstance(outputs, Sequence) or isinstance(outputs, str):
             raise TypeError(f"evaluate_group returned {kind_of(outputs)}; return a list, a score an episode")
         if len(outputs) != len(items):
             raise ValueError(f"{len(outputs)} scores for {len(items)} episodes")
         return [scored(item, output) for item, output in zip(items, _in_order(items, outputs), strict=True)]
+    except ModelOut:
+        raise
     except EtudeError as error:
         reason = str(error)
-    except Exception as error:  # noqa: BLE001 - evaluators are user code and may raise anything
+    except asyncio.CancelledError:
+        if (task := asyncio.current_task()) is None or task.cancelling():
+            raise
+        reason = "the evaluator cancelled itself"
+    except BlockedLoop as error:
+        reason = f"{user_line(error)}: it blocked the event loop; await instead, or write `def`"
+    except (Exception, GeneratorExit) as error:  # noqa: BLE001  user code may raise anything
         late = isinstance(error, TimeoutError) and limit.expired()
         reason = f"the evaluator took longer than {seconds:g} s" if late else where_raised(error)
     return [unscored(item, reason) for item in items]

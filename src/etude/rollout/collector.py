@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from etude.core.call import Sampling
 from etude.core.episode import EpisodeRecord
@@ -16,6 +18,7 @@ from etude.core.example import Example
 from etude.core.interfaces import Engine
 from etude.core.tools import ToolSet
 from etude.rollout.episode import Episode
+from etude.rollout.paces import Paces
 from etude.rollout.recorder import Models, Recorder
 from etude.rollout.run_workflow import run_workflow, watch_workflows
 from etude.rollout.tools import EpisodeTools
@@ -61,6 +64,10 @@ class EpisodeJob:
         change_sampling(Sampling(), self.sampling)
 
 
+Admission: TypeAlias = Callable[[], AbstractAsyncContextManager[None]]
+"""Entered around each episode that is played; it may wait, also for good."""
+
+
 class Runner(Protocol):
     """Plays episodes elsewhere, and has their scores made there too."""
 
@@ -85,10 +92,12 @@ class Collector:
         tools: Mapping[str, ToolSet] | None = None,
         endpoint_port: int = 0,
         runner: Runner | None = None,
+        admission: Admission | None = None,
     ) -> None:
         """`sampling` and `template_options` are for calls that do not say, by model, `default_model` is for
         those that name none. `tools` are those of `episode.tools`, by name. `endpoint_port` is that of
         `episode.endpoint`; 0 takes a free one. Episodes are collected from `runner` where there is one.
+        Those that are played, and not read back, pass `admission` before.
 
         Raises RequestError when the workflow or the models do not fit.
         """
@@ -97,12 +106,24 @@ class Collector:
         self.limits = limits or Limits()
         self.timeout = self.limits.timeout if workflow.timeout is None else workflow.timeout
         self._runner = runner
+        self._admission = admission
         self._tools = dict(tools or {})
         self._models = Models(models, sampling or {}, default_model, template_options or {})
         self._journal = journal
         self._seed = seed
         self._server = EndpointServer(port=endpoint_port)
         self._collections = 0
+        self.playing: dict[str, float] = {}
+        """The episodes that are played here, and since when by the monotonic clock."""
+        self.paces = Paces()
+        """How long those took that were played here."""
+
+    def calls_under_way(self) -> dict[str, tuple[int, float]]:
+        """Calls of these episodes that wait for an answer, by model: how many, and the age of the oldest."""
+        now, waiting = time.monotonic(), defaultdict[str, list[float]](list)
+        for model, since in self._models.under_way.values():
+            waiting[model].append(now - since)
+        return {model: (len(ages), max(ages)) for model, ages in waiting.items()}
 
     async def collect(self, jobs: Iterable[EpisodeJob]) -> AsyncGenerator[EpisodeRecord]:
         """Run the jobs, and yield each episode when it is finished and journalled.
@@ -171,9 +192,11 @@ class Collector:
             example, job.generation, recorder, seed=self._seed, server=self._server, tools=tools
         )
         started = time.perf_counter()
+        self.playing[job.id] = time.monotonic()
         try:
             output, failure = await run_workflow(self.workflow, episode, self.timeout, recorder.longest_call)
         finally:
+            del self.playing[job.id]
             episode.close()
             await tools.close()
         if recorder.fatal is not None:
@@ -188,6 +211,7 @@ class Collector:
             failure=failure,
             seconds=time.perf_counter() - started,
         )
+        self.paces.note(socket.gethostname(), record.seconds)
         await self._journal.put(job.id, encode_episode(record, recorder.names))
         return record
 
@@ -200,7 +224,11 @@ class Collector:
         play = self.run if self._runner is None else self._runner.play
         try:
             for job in waiting:
-                await finished.put(await play(job))
+                admission = self._admission
+                is_known = admission is None or self._journal.get(job.id) is not None
+                async with nullcontext() if admission is None or is_known else admission():
+                    record = await play(job)
+                await finished.put(record)
         except Exception as error:  # noqa: BLE001  the jobs are the caller's code; it is raised there
             await finished.put(error)
         else:

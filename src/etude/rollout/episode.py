@@ -19,6 +19,7 @@ from etude.core.call import Delta
 from etude.core.data_model import number
 from etude.core.episode import Event
 from etude.core.errors import EpisodeError, RequestError
+from etude.core.evaluation import LARGEST_SCORE, is_score
 from etude.core.example import Example
 from etude.core.keys import generator
 from etude.core.message import Tool
@@ -226,8 +227,9 @@ class Episode:
             result = number(value)
         except ValueError:
             result = math.nan
-        if not math.isfinite(result):
-            raise ValueError(f"{what} must be a finite number, found {value!r} (episode {self.id})")
+        if not is_score(result):
+            limits = f"a finite number within ±{LARGEST_SCORE:g}"
+            raise ValueError(f"{what} must be {limits}, found {value!r} (episode {self.id})")
         return result
 
     def note(self, text: str) -> None:

@@ -11,15 +11,17 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from etude.budget.purpose import Role, asking_for
 from etude.core.call import Call, ChatRequest, Delta, Sampling
-from etude.core.errors import EpisodeError, EtudeError, RequestError, StoreError
-from etude.core.interfaces import Engine
+from etude.core.episode import SIMULATED_USER
+from etude.core.errors import EpisodeError, EtudeError, ModelOut, RequestError, StoreError, words_of
+from etude.core.interfaces import Engine, KeepsConversations
 from etude.core.keys import fold
 from etude.core.message import Message, Tool
-from etude.inference.engine import counting_retries
 from etude.store.encode import encode_call, shared_messages
 from etude.store.episodes import CallReader, call_key
 from etude.store.journal import Json, Steps
+from etude.wire.attempts import RetryCount, counting_retries
 from etude.wire.sampling import change_sampling
 
 _PARENT_CANDIDATES = 8
@@ -41,6 +43,8 @@ class Models:
     default: str | None = None
     template_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Variables of each model's chat template where a call gives none."""
+    under_way: dict[object, tuple[str, float]] = field(default_factory=dict, compare=False)
+    """Calls that wait for an answer: the model, and since when by the monotonic clock."""
 
     def __post_init__(self) -> None:
         """Raises RequestError when there are no models, or the default is none of them."""
@@ -118,6 +122,9 @@ class Recorder:
     def close(self) -> None:
         """Refuse further calls, and leave the ones under way out of the record."""
         self._closed = True
+        for engine in self.models.engines.values():
+            if isinstance(engine, KeepsConversations):
+                engine.end_conversation(self.episode_id)
 
     async def ask(
         self,
@@ -209,10 +216,15 @@ class Recorder:
                 if call is not None and call.model == asked.model and call.completion is not None
             )
             engine, request = self.models.engines[asked.model], asked.request
-            completion = await engine.complete(replace(request, earlier=earlier, on_delta=on_delta))
-            return replace(
-                asked, completion=completion, retries=count.retries, failed_at=tuple(count.failed_at)
-            )
+            waiting = object()
+            self.models.under_way[waiting] = asked.model, time.monotonic()
+            role: Role = "user" if asked.function == SIMULATED_USER else "agent"
+            try:
+                with asking_for(role, self.episode_id):
+                    completion = await engine.complete(replace(request, earlier=earlier, on_delta=on_delta))
+            finally:
+                del self.models.under_way[waiting]
+            return with_retries(replace(asked, completion=completion), count)
 
         def encode(call: Call) -> Json:
             return encode_call(call, self._parent(call))
@@ -220,7 +232,11 @@ class Recorder:
         def decode(data: Json) -> Call:
             stored = self._reader.decode(name, data)
             return replace(
-                asked, completion=stored.completion, retries=stored.retries, failed_at=stored.failed_at
+                asked,
+                completion=stored.completion,
+                retried=stored.retried,
+                waited=stored.waited,
+                failed_at=stored.failed_at,
             )
 
         try:
@@ -228,14 +244,12 @@ class Recorder:
                 call: Call = await self._journal.step(
                     call_key(self.episode_id, name), sample, encode=encode, decode=decode
                 )
-        except StoreError as error:
+        except (StoreError, ModelOut) as error:
             self.fatal = error
             raise
         except BaseException as error:
             if not self._closed:
-                self._calls[asked.index] = replace(
-                    asked, error=_reason(error), retries=count.retries, failed_at=tuple(count.failed_at)
-                )
+                self._calls[asked.index] = with_retries(replace(asked, error=_reason(error)), count)
             raise
         self._reader.add(name, call)
         return call
@@ -269,7 +283,12 @@ def _digest(model: str, request: ChatRequest) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
+def with_retries(call: Call, count: RetryCount) -> Call:
+    """The call with what was tried again for it."""
+    return replace(call, retried=dict(count.causes), waited=count.waited, failed_at=tuple(count.failed_at))
+
+
 def _reason(error: BaseException) -> str:
     if isinstance(error, asyncio.CancelledError):
         return "cancelled before there was an answer"
-    return str(error) if isinstance(error, EtudeError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, EtudeError) else words_of(error)

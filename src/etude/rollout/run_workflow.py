@@ -16,9 +16,10 @@ from typing import Any
 from etude.core.call import Call, Completion
 from etude.core.data_model import kind_of
 from etude.core.episode import EpisodeRecord, Failure
-from etude.core.errors import EngineError, EnvironmentAway, ImpossibleCall, ToolError
+from etude.core.errors import EngineError, EnvironmentAway, ImpossibleCall, ToolError, words_of
 from etude.core.example import Example
 from etude.rollout.episode import Episode, SyncEpisode
+from etude.rollout.exits import no_exit
 from etude.rollout.reply import Reply, ToolCall
 from etude.rollout.threads import BlockedLoop, call_in_thread, watch_loop
 from etude.rollout.workflow import Workflow
@@ -85,7 +86,7 @@ def watch_workflows(seconds: float | None) -> contextlib.AbstractContextManager[
 
 
 async def _call(workflow: Workflow, episode: Episode) -> Any:
-    try:
+    with no_exit("the workflow"):
         if workflow.is_async:
             return await workflow.fn(episode.example, episode, **workflow.arguments)
         blocking = SyncEpisode(episode)
@@ -95,10 +96,6 @@ async def _call(workflow: Workflow, episode: Episode) -> Any:
             )
         finally:
             blocking.close()
-    except SystemExit as error:
-        # An agent that calls sys.exit() has failed; it must not end the run.
-        message = f"the workflow raised SystemExit: {error}"
-        raise RuntimeError(message).with_traceback(error.__traceback__) from None
     if inspect.iscoroutine(output):
         output.close()
         raise TypeError(f"workflow '{workflow.name}' returned a coroutine; write it with `async def`")
@@ -126,9 +123,8 @@ def failure_of(error: BaseException) -> Failure:
     """The failure that an exception of the workflow stands for: `file:line: Type: message`."""
     if isinstance(error.__cause__, StopIteration):
         error = error.__cause__  # A coroutine cannot raise it: Python puts a RuntimeError in its place.
-    kind = type(error).__name__
-    where = user_line(error)
-    reason = f"{where}: {kind}: {error}" if where else f"{kind}: {error}"
+    where, words = user_line(error), words_of(error)
+    reason = f"{where}: {words}" if where else words
     calls = [failed for cause in _causes(error) if (failed := _call_error(cause)) is not None]
     if not calls and any(isinstance(cause, ToolError) for cause in _causes(error)):
         return Failure("tool_failed", reason, "tool")

@@ -10,12 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import math
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 from types import CodeType, FrameType
 from typing import Any, TypeVar, cast
+
+from etude.core.errors import words_of
 
 T = TypeVar("T")
 
@@ -61,7 +65,7 @@ async def call_in_thread(fn: Callable[[], T]) -> T:
     result, error = await done
     if error is not None and (isinstance(error, StopIteration) or not isinstance(error, Exception)):
         # Raised there it means that code, not the program; and no future can hold a StopIteration.
-        message = f"the function raised {type(error).__name__}: {error}"
+        message = f"the function raised {words_of(error)}"
         raise RuntimeError(message).with_traceback(error.__traceback__)
     if error is not None:
         raise error
@@ -96,48 +100,81 @@ def _work(queue: SimpleQueue[Callable[[], None]]) -> None:
 def watch_loop(seconds: float | None, inside: CodeType) -> Iterator[None]:
     """Raise BlockedLoop in code that keeps the running event loop from turning for `seconds`.
 
-    Only in code that is called, at whatever depth, from a function with the code `inside`. Does
-    nothing without a limit, outside of the main thread, or where the system has no such signals.
+    Only in code that is called, at whatever depth, from a function with the code `inside`. There may be
+    several such limits at a time. Does nothing without a limit, outside of the main thread, or where the
+    system has no such signals.
     """
-    number = getattr(signal, "SIGURG", None)
-    if seconds is None or number is None or threading.current_thread() is not threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if seconds is None or not hasattr(signal, "SIGURG") or not is_main:
         yield
         return
-    loop, watched, stopped = asyncio.get_running_loop(), threading.get_ident(), threading.Event()
-    interval = min(_INTERVAL_SECONDS, seconds / 4)
-    turns = 0
-    timer: asyncio.Handle
-
-    def turn() -> None:
-        nonlocal turns, timer
-        turns += 1
-        timer = loop.call_later(interval / 2, turn)
-
-    def watch() -> None:
-        seen, still = -1, 0.0
-        while not stopped.wait(interval):
-            # Counted in intervals and not by the clock: a stopped process or a sleeping laptop is no block.
-            still = still + interval if turns == seen else 0.0
-            seen = turns
-            if still >= seconds:
-                still = 0.0
-                signal.pthread_kill(watched, number)
-
-    def interrupt(signal_number: int, frame: FrameType | None) -> None:
-        while frame is not None:
-            if frame.f_code is inside:
-                raise BlockedLoop
-            frame = frame.f_back
-
-    # SIGURG is ignored by default and hardly ever used; Go's runtime interrupts with it for that reason.
-    before = signal.signal(number, interrupt)
-    timer = loop.call_soon(turn)
-    thread = threading.Thread(target=watch, name="etude-loop-watch", daemon=True)
-    thread.start()
+    limit = (inside, seconds)
+    if not _watch.limits:
+        _watch.start(asyncio.get_running_loop(), limit)
+    else:
+        _watch.limits.append(limit)
     try:
         yield
     finally:
-        stopped.set()
-        thread.join()
-        timer.cancel()
-        signal.signal(number, before)
+        _watch.limits.remove(limit)
+        if not _watch.limits:
+            _watch.stop()
+
+
+class _Watch:
+    """A thread that looks whether the event loop of the main thread still turns, while there are limits."""
+
+    def __init__(self) -> None:
+        self.limits: list[tuple[CodeType, float]] = []
+        self._turns = 0
+
+    def start(self, loop: asyncio.AbstractEventLoop, limit: tuple[CodeType, float]) -> None:
+        """Begin with the first limit."""
+        self.limits.append(limit)
+        self._loop, self._stopped = loop, threading.Event()
+        # SIGURG is ignored by default and hardly ever used; Go's runtime interrupts with it for that reason.
+        self._before = signal.signal(signal.SIGURG, self._interrupt)
+        self._timer: asyncio.Handle = loop.call_soon(self._turn)
+        self._thread = threading.Thread(target=self._look, name="etude-loop-watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Leave everything as it was before."""
+        self._stopped.set()
+        self._thread.join()
+        self._timer.cancel()
+        signal.signal(signal.SIGURG, self._before)
+
+    def _interval(self) -> float:
+        return min([_INTERVAL_SECONDS, *(seconds / 4 for _, seconds in self.limits)])
+
+    def _turn(self) -> None:
+        self._turns += 1
+        self._timer = self._loop.call_later(self._interval() / 2, self._turn)
+
+    def _look(self) -> None:
+        main, seen, still = threading.main_thread().ident, -1, 0.0
+        assert main is not None
+        while not self._stopped.wait(interval := self._interval()):
+            # Counted in intervals and not by the clock: a stopped process or a sleeping laptop is no block.
+            still = still + interval if self._turns == seen else 0.0
+            seen = self._turns
+            if self._limit_of(sys._current_frames().get(main)) <= still:
+                still = 0.0
+                signal.pthread_kill(main, signal.SIGURG)
+
+    def _limit_of(self, frame: FrameType | None) -> float:
+        """The limit of the code that runs; infinite where it has none."""
+        while frame is not None:
+            for inside, seconds in self.limits:
+                if frame.f_code is inside:
+                    return seconds
+            frame = frame.f_back
+        return math.inf
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self._limit_of(frame) < math.inf:
+            raise BlockedLoop
+
+
+_watch = _Watch()

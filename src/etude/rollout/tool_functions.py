@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, validate_call
 from etude.config.component import ToolsConfig
 from etude.config.import_path import import_object
 from etude.config.registry import register_tools
-from etude.core.errors import RequestError
+from etude.core.errors import RequestError, words_of
 from etude.core.message import Tool
 from etude.core.tools import ToolResult, ToolSource
 from etude.rollout.reply import describe_tools
@@ -63,7 +63,7 @@ class FunctionTools:
             )
             return ToolResult(f"error: {problems}", is_error=True)
         except Exception as error:  # noqa: BLE001  the user's function: its error is the tool's answer
-            return ToolResult(f"error: {type(error).__name__}: {error}", is_error=True)
+            return ToolResult(f"error: {words_of(error)}", is_error=True)
         return ToolResult(text)
 
     async def log(self) -> str:

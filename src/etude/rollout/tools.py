@@ -15,6 +15,7 @@ from etude.core.episode import Event
 from etude.core.errors import RequestError, ToolError
 from etude.core.keys import content_hash
 from etude.core.message import Message, Tool
+from etude.core.secrets import masked
 from etude.core.tools import ToolResult, ToolSession, ToolSet, ToolUse
 from etude.rollout.reply import ToolCall
 from etude.rollout.tool_functions import FunctionTools
@@ -143,6 +144,9 @@ class _OpenSet:
                 f"{self.set.path or self.set.name}.call_timeout if it needs longer"
                 + (f"\n{log}" if log else "")
             ) from error
+        if result.is_error:
+            # Before the model reads it: what it is told and what is recorded stay the same.
+            result = replace(result, text=masked(result.text))
         if len(result.text) > limits.max_characters:
             note = f"… (the first {limits.max_characters} of {len(result.text)} characters)"
             return replace(result, text=result.text[: limits.max_characters] + note)

@@ -18,6 +18,8 @@ _LENGTH_BYTES = 4
 _MOST_BYTES = 2**31
 _MOST_BYTES_BEFORE_PROOF = 4096
 _PROOF_SECONDS = 20.0
+_CLOSE_SECONDS = 5.0
+"""For the other end to take what was sent before."""
 
 
 class Disconnected(EtudeError):
@@ -51,10 +53,13 @@ class Stream:
             raise Disconnected("what came is not one of our messages") from error
 
     async def close(self) -> None:
-        """Close the connection; what was sent before is still delivered."""
+        """Close the connection; what was sent before is still delivered, to a peer that takes it in time."""
         self.writer.close()
         try:
-            await self.writer.wait_closed()
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self.writer.wait_closed()
+        except TimeoutError:
+            self.writer.transport.abort()
         except OSError:
             return
 

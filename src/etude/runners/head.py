@@ -6,25 +6,29 @@ import asyncio
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from etude.core.call import Call
+from etude.budget.ledger import Ledger
+from etude.budget.purpose import Purpose, restored
+from etude.core.call import Call, Usage
 from etude.core.errors import EtudeError, RequestError
-from etude.core.interfaces import Engine, Portable
+from etude.core.interfaces import Engine, KeepsConversations, Portable
 from etude.core.job import ModelVersion
-from etude.inference.engine import RetryCount, counting_retries
+from etude.inference.routes import HasAddresses
 from etude.rollout.collector import EpisodeJob
+from etude.rollout.recorder import with_retries
 from etude.runners.calls import Known, decode_request, encode_answer, encode_delta
 from etude.runners.frames import Disconnected, Stream
 from etude.runners.link import Link, Note
 from etude.runners.process import ProcessEnd, RunnerProcess, killed_after
 from etude.runners.shipping import shipped_example
+from etude.store.addresses import AddressRow
 from etude.store.journal import Journal
+from etude.wire.attempts import RetryCount, counting_retries
 
 _CLOSING_SECONDS = 5.0
-_BEAT_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class Head:
     """Seconds that a runner's event loop may stand still."""
     memory: float | None
     """Gigabytes that a runner may use."""
+    ledger: Ledger
+    """Where what runners ask models for is counted."""
     answers: defaultdict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
     """Calls of each episode under way that were answered: a runner may die before it has committed one, and
     the episode then asks again."""
@@ -51,18 +57,22 @@ class Head:
             # The key first: it differs unless the agent has set a seed.
             same_key = call.request.key == asked.request.key and call.model == asked.model
             if same_key and call.request == asked.request:
-                count.retries, count.failed_at[:] = call.retries, call.failed_at
+                count.causes.update(call.retried)
+                count.waited, count.failed_at[:] = call.waited, call.failed_at
                 return call
         completion = await self.engines[asked.model].complete(asked.request)
-        call = replace(
-            asked,
-            request=replace(asked.request, earlier=(), on_delta=None),
-            completion=completion,
-            retries=count.retries,
-            failed_at=tuple(count.failed_at),
-        )
+        request = replace(asked.request, earlier=(), on_delta=None)
+        call = with_retries(replace(asked, request=request, completion=completion), count)
         answers.append(call)
         return call
+
+    def forget(self, episode_id: str) -> None:
+        """Let go of an episode that is over."""
+        self.answers.pop(episode_id, None)
+        for name in self.sampled_here:
+            engine = self.engines[name]
+            if isinstance(engine, KeepsConversations):
+                engine.end_conversation(episode_id)
 
 
 class RunnerDied(EtudeError):
@@ -83,19 +93,26 @@ class RunnerDied(EtudeError):
 class RemoteRunner:
     """A runner that is connected."""
 
-    def __init__(self, head: Head, stream: Stream, process: RunnerProcess) -> None:
+    def __init__(self, head: Head, stream: Stream, process: RunnerProcess, beat_seconds: float) -> None:
+        """It is looked at every `beat_seconds`."""
         self._head = head
         self.process = process
+        self._beat_seconds = beat_seconds
         self._link = Link(stream, self._answer)
         self._serving = asyncio.ensure_future(self._link.serve())
         self._beating = asyncio.ensure_future(self._beat())
         self._killed_for: RunnerDied | None = None
         self._known: defaultdict[str, Known] = defaultdict(dict)
         self._adopted: dict[str, ModelVersion | None] = {}
+        self._taken_out: dict[str, frozenset[str]] = {}
         self._died: asyncio.Task[RunnerDied] | None = None
+        self._held: set[int] = set()
+        """The numbers of what is held for its calls in the ledger."""
         self.playing: set[str] = set()
         """Ids of the episodes that are played there now."""
         self.has_played = False
+        self.calls: dict[str, tuple[int, float]] = {}
+        """Its calls that wait for an answer, by model: how many, and the age of the oldest."""
 
     @property
     def is_alive(self) -> bool:
@@ -119,6 +136,7 @@ class RemoteRunner:
         }
         try:
             await self._tell_versions()
+            await self._tell_taken_out()
             await self._ask("play", parameters)
         finally:
             self.playing.discard(job.id)
@@ -127,6 +145,7 @@ class RemoteRunner:
     async def stop(self) -> None:
         """Close the connection, at which it ends; it is killed where it does not."""
         self._beating.cancel()
+        self._note_rows({})
         async with killed_after(self.process, _CLOSING_SECONDS):
             await self._link.close()
             await self.process.ended()
@@ -146,7 +165,11 @@ class RemoteRunner:
 
     async def _bury(self, playing: frozenset[str]) -> RunnerDied:
         await self._serving
+        while self._held:
+            # Whether they were answered, nobody knows.
+            self._head.ledger.release(self._held.pop())
         self._beating.cancel()
+        self._note_rows({})
         try:
             async with asyncio.timeout(_CLOSING_SECONDS):
                 end = await self.process.ended()
@@ -162,12 +185,28 @@ class RemoteRunner:
     async def _answer(self, method: str, parameters: dict[str, Any], note: Note) -> Any:
         if method == "sample":
             return await self._sample(parameters, note)
+        if method == "hold":
+            return await self._hold(parameters)
+        if method == "settle":
+            return await self._settle(parameters)
         if method == "put":
             return await self._put(parameters["key"], parameters["value"])
         raise RequestError(f"the head does not know the method {method!r}")
 
+    async def _hold(self, parameters: dict[str, Any]) -> int:
+        number = await self._head.ledger.hold(parameters["model"], Usage(*parameters["most"]))
+        self._held.add(number)
+        return number
+
+    async def _settle(self, parameters: dict[str, Any]) -> None:
+        self._held.discard(parameters["number"])
+        purpose, usage = Purpose(*parameters["purpose"]), Usage(*parameters["usage"])
+        await self._head.ledger.settle(
+            parameters["number"], parameters["model"], purpose, usage, parameters["version"]
+        )
+
     async def _put(self, key: str, value: Any) -> None:
-        if not any(key == each or key.startswith(f"{each}/") for each in self.playing):
+        if not _is_step_of(key, self.playing):
             raise RequestError(f"a runner may only write steps of its own episodes, not {key!r}")
         await self._head.journal.put(key, value)
         await self._tell_versions()
@@ -179,12 +218,12 @@ class RemoteRunner:
         request = asked.request
         if parameters["streams"]:
             request = replace(request, on_delta=lambda delta: note(["delta", encode_delta(delta)]))
-        with counting_retries() as count:
+        with counting_retries() as count, restored(Purpose(*parameters["purpose"])):
             try:
                 call = await self._head.answer(replace(asked, request=request), count)
             finally:
                 if count.retries or count.failed_at:
-                    note(["tried", [count.retries, count.failed_at]])
+                    note(["tried", [dict(count.causes), count.waited, count.failed_at]])
         known[parameters["number"]] = call
         return encode_answer(call, known, parameters["earlier"])
 
@@ -200,14 +239,38 @@ class RemoteRunner:
             self._adopted |= news
             await self._ask("adopt", {name: each.model_dump(mode="json") for name, each in news.items()})
 
+    async def _tell_taken_out(self) -> None:
+        """Have it begin no conversations at addresses that an operator has taken out."""
+        news = {
+            name: engine.taken_out
+            for name, engine in self._sampled_there().items()
+            if engine.taken_out != self._taken_out.get(name, frozenset())
+        }
+        if news:
+            self._taken_out |= news
+            await self._ask("take_out", {name: sorted(urls) for name, urls in news.items()})
+
+    def _sampled_there(self) -> dict[str, HasAddresses]:
+        return {
+            name: engine
+            for name, engine in self._head.engines.items()
+            if name not in self._head.sampled_here and isinstance(engine, HasAddresses)
+        }
+
+    def _note_rows(self, models: Mapping[str, Mapping[str, Any]]) -> None:
+        """Note how the addresses are as it sees them."""
+        for name, engine in self._sampled_there().items():
+            rows = models.get(name, {})
+            engine.note_rows(self, {url: AddressRow(*row) for url, row in rows.items()})
+
     async def _beat(self) -> None:
         """Watch the memory, and whether the event loop turns; what goes over a limit is killed."""
         head, asked_at = self._head, time.monotonic()
         ping: asyncio.Task[Any] | None = None
         while not self._serving.done():
-            await asyncio.sleep(_BEAT_SECONDS)
-            used = self.process.memory()
-            if head.memory is not None and used > head.memory:
+            await asyncio.sleep(self._beat_seconds)
+            self.process.bound_log()
+            if head.memory is not None and (used := self.process.memory()) > head.memory:
                 self._kill(f"used {used:.1f} GB, more than eval.general.runner_memory ({head.memory:g})")
             if ping is None or ping.done():
                 asked_at = time.monotonic()
@@ -217,9 +280,19 @@ class RemoteRunner:
 
     async def _greet(self) -> None:
         with contextlib.suppress(Disconnected, RunnerDied):
-            await self._link.ask("ping", {})
+            report = await self._link.ask("ping", {})
+            self.calls = report["calls"]
+            self._note_rows(report["addresses"])
             await self._tell_versions()
+            await self._tell_taken_out()
 
     def _kill(self, how: str, *, is_late: bool = False) -> None:
         self._killed_for = RunnerDied(ProcessEnd(how), is_certain=is_late, is_late=is_late)
         self.process.kill()
+
+
+def _is_step_of(key: str, episodes: Collection[str]) -> bool:
+    """Whether a key of the journal is that of one of these episodes, or of a step of one."""
+    while key and key not in episodes:
+        key = key.rpartition("/")[0]
+    return bool(key)

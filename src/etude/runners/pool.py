@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import tempfile
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,33 +21,31 @@ from etude.core.errors import EtudeError, StoreError
 from etude.rewards.evaluation import item_of
 from etude.rewards.scorer import Scorer
 from etude.rollout.collector import EpisodeJob
+from etude.rollout.paces import Paces
 from etude.runners.frames import Disconnected, Stream, accept
 from etude.runners.head import Head, RemoteRunner, RunnerDied
-from etude.runners.process import Launcher, ProcessEnd, RunnerProcess
+from etude.runners.places import Place, Places
+from etude.runners.process import Launcher, RunnerProcess, allow_open_files
 from etude.runners.program import Invitation
 from etude.store.encode import encode_episode
 from etude.store.episodes import CallReader, call_key, read_episode
 
 _START_SECONDS = 300.0
 _STARTS = 3
-"""How often a runner is started for an episode before that is given up."""
+"""How often a runner that others kill while it starts is started for an episode, before that is given up; one
+that is lost with its machine is started for as long as a start may take."""
+_PAUSE_SECONDS = 0.2
+_LONGEST_PAUSE_SECONDS = 5.0
+"""Between two starts; each is twice as long as the one before."""
 _DEATHS = 2
 """Of its runner, while it is alone there, make an episode the cause."""
-
-
-@dataclass(slots=True)
-class Place:
-    """Where one runner at a time runs."""
-
-    number: int
-    """From 1; also the name of its log."""
-    runner: RemoteRunner | None = None
-    episodes: int = 0
-    is_exclusive: bool = False
-    """Whether one episode has it alone."""
-    is_closed: bool = False
-    """Whether there is no room for its runner any more, as after the loss of a machine."""
-    starting: asyncio.Lock = field(default_factory=asyncio.Lock)
+_FILES_EACH = 8
+"""Connections and pipes that the head has open for a runner, at most."""
+_BEAT_SECONDS = 0.25
+"""Between two looks at a runner."""
+_BEATS_PER_SECOND = 100
+"""At most, at all runners together. Each takes the head up to half a millisecond: at four a second a thousand
+idle runners would take all of its time, and more."""
 
 
 class RunnerPool:
@@ -67,10 +66,11 @@ class RunnerPool:
         self._launcher = launcher
         self._scorer = scorer
         self._build = dict(build)
-        self._places = [Place(number) for number in range(1, runners + 1)]
-        self._episodes_each = episodes_each
-        self._changed = asyncio.Condition()
-        self._want_alone = 0
+        self.places = Places(runners, episodes_each)
+        self.playing: dict[str, float] = {}
+        """The episodes that were given to runners, and since when by the monotonic clock."""
+        self.paces = Paces()
+        self._beat_seconds = max(_BEAT_SECONDS, runners / _BEATS_PER_SECOND)
         self._exits = AsyncExitStack()
         self._address = ""
         self._keys: dict[int, bytes] = {}
@@ -79,19 +79,26 @@ class RunnerPool:
 
     async def __aenter__(self) -> RunnerPool:
         await self._exits.__aenter__()
+        allow_open_files(_FILES_EACH * len(self.places))
+        # All runners may call at the same moment.
+        callers = max(100, len(self.places))
         if self._launcher.address:
-            server = await asyncio.start_server(self._called, self._launcher.address, 0)
+            server = await asyncio.start_server(self._called, self._launcher.address, 0, backlog=callers)
             self._address = f"{self._launcher.address}:{server.sockets[0].getsockname()[1]}"
         else:
             # A folder that only this user may enter; and short, as the paths of sockets have to be.
             folder = self._exits.enter_context(tempfile.TemporaryDirectory(prefix="etude-"))
             self._address = str(Path(folder) / "head")
-            server = await asyncio.start_unix_server(self._called, self._address)
+            server = await asyncio.start_unix_server(self._called, self._address, backlog=callers)
         self._exits.callback(server.close)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        runners = [place.runner for place in self._places if place.runner is not None]
+        starting = [place.starting for place in self.places if place.starting is not None]
+        for task in starting:
+            task.cancel()
+        await asyncio.gather(*starting, return_exceptions=True)
+        runners = [place.runner for place in self.places if place.runner is not None]
         try:
             await asyncio.gather(*(runner.stop() for runner in runners), return_exceptions=True)
         finally:
@@ -105,25 +112,33 @@ class RunnerPool:
         try:
             return await self._play(job)
         finally:
-            self._head.answers.pop(job.id, None)
+            self._head.forget(job.id)
 
     async def _play(self, job: EpisodeJob) -> EpisodeRecord:
-        deaths, suspected, played = 0, False, False
+        deaths, suspected = 0, False
+        node: str | None = None
         while True:
             record = read_episode(self._head.journal, job.id, job.example)
             if record is not None and (record.failure is not None or not self._scorer.missing(record)):
+                if node is not None:
+                    self.paces.note(node, record.seconds)
                 return record
-            if played:
+            if node is not None:
                 raise StoreError(f"{self._head.journal.path}: a runner finished {job.id}, which is not there")
-            async with self._place(alone=suspected) as place:
+            async with self.places.take(alone=suspected) as place:
                 try:
-                    runner = await self._runner_at(place, fresh=deaths > 0)
+                    runner = await self._runner_at(place, alone=suspected, fresh=deaths > 0)
+                    if runner is None:
+                        continue  # Another place may have room before this one has a runner.
+                    self.playing[job.id] = time.monotonic()
                     await runner.play(job, dict(self._head.journal.scan(f"{job.id}/")))
-                    played = True
+                    node = runner.process.node
                     continue
                 except RunnerDied as error:
                     death = error
                     was_alone = death.playing == {job.id}
+                finally:
+                    self.playing.pop(job.id, None)
             if death.end.is_lost:
                 continue  # With its machine: no episode has done that.
             suspected = True
@@ -131,73 +146,65 @@ class RunnerPool:
             if was_alone and (deaths == _DEATHS or death.is_certain):
                 await self._give_up(job, death)
 
-    @asynccontextmanager
-    async def _place(self, *, alone: bool) -> AsyncIterator[Place]:
-        """A place with room for an episode, or with none in it but this one."""
-        async with self._changed:
-            self._want_alone += alone
-            try:
-                while (place := self._free_place(alone)) is None:
-                    await self._changed.wait()
-            finally:
-                self._want_alone -= alone
-            place.episodes += 1
-            place.is_exclusive = alone
-        try:
-            yield place
-        finally:
-            place.episodes -= 1
-            place.is_exclusive = False
-            async with self._changed:
-                self._changed.notify_all()
+    async def _runner_at(self, place: Place, *, alone: bool, fresh: bool) -> RemoteRunner | None:
+        """The runner of a place; with `fresh` one that has played nothing.
 
-    def _free_place(self, alone: bool) -> Place | None:
-        open_places = sorted(
-            (place for place in self._places if not place.is_exclusive and not place.is_closed),
-            key=lambda place: (place.episodes, place.number),
-        )
-        if alone:
-            return next((place for place in open_places if place.episodes == 0), None)
-        if self._want_alone and not any(place.is_exclusive for place in self._places):
-            open_places = open_places[1:]  # The emptiest one is kept free for whoever wants one alone.
-        return next((place for place in open_places if place.episodes < self._episodes_each), None)
-
-    async def _runner_at(self, place: Place, *, fresh: bool) -> RemoteRunner:
-        """The runner of a place, started where there is none; with `fresh` one that has played nothing."""
-        async with place.starting:
-            if place.runner is not None and fresh and place.runner.has_played:
-                await place.runner.stop()
-            for attempt in range(1, _STARTS + 1):
-                if place.runner is not None and place.runner.is_alive:
-                    break
-                place.runner = None
-                try:
-                    place.runner = await self._start(place.number)
-                except TimeoutError:
-                    if not any(other.runner and other.runner.is_alive for other in self._places):
-                        raise EtudeError(
-                            f"runner {place.number} was not ready within {_START_SECONDS:g} s"
-                        ) from None
-                    place.is_closed = True
-                    raise RunnerDied(ProcessEnd("found no room", is_lost=True)) from None
-                except RunnerDied as death:
-                    if attempt == _STARTS or not (death.end.by_others or death.end.is_lost):
-                        raise EtudeError(f"runner {place.number} cannot be started: {death}") from None
-            assert place.runner is not None
+        Where there is none one is started, which only an episode that is alone there waits for. Raises
+        EtudeError when that is not possible.
+        """
+        if place.runner is not None and fresh and place.runner.has_played:
+            await place.runner.stop()
+        if place.runner is not None and place.runner.is_alive:
             return place.runner
+        if place.starting is None:
+            self.places.hold(place, asyncio.ensure_future(self._start_at(place)))
+        if alone and place.starting is not None:
+            await asyncio.shield(place.starting)
+            return place.runner
+        return None
 
-    async def _start(self, place: int) -> RemoteRunner:
+    async def _start_at(self, place: Place) -> None:
+        """Start the runner of a place, or close the place. Raises EtudeError, and what building raised."""
+        end, pause, deaths = time.monotonic() + _START_SECONDS, _PAUSE_SECONDS, 0
+        place.runner = None
+        while place.runner is None:
+            try:
+                place.runner = await self._start(place)
+                place.since = time.monotonic()
+            except TimeoutError:
+                self._close(place, f"was not ready within {_START_SECONDS:g} s")
+                return
+            except RunnerDied as death:
+                deaths += not death.end.is_lost
+                if death.end.is_lost and time.monotonic() >= end:
+                    self._close(place, f"cannot be started: {death}")
+                    return
+                if not death.end.is_lost and (deaths == _STARTS or not death.end.by_others):
+                    raise EtudeError(f"runner {place.number} cannot be started: {death}") from None
+                # Whoever places runners may not have missed a lost machine yet.
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _close(self, place: Place, how: str) -> None:
+        """Go on without a place that has no room. Raises EtudeError where there is no other."""
+        if not any(other.runner and other.runner.is_alive for other in self.places):
+            raise EtudeError(f"runner {place.number} {how}")
+        self.places.close(place)
+
+    async def _start(self, place: Place) -> RemoteRunner:
         """A runner that is connected and has built the agent. Raises RunnerDied, and what building raised."""
         self._started += 1
+        place.process, place.since = None, time.monotonic()
         number, key = self._started, secrets.token_bytes(32)
         calling: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
         self._keys[number], self._calling[number] = key, calling
-        process = await self._launcher.launch(Invitation(self._address, number, key.hex()), place)
+        process = await self._launcher.launch(Invitation(self._address, number, key.hex()), place.number)
+        place.process = process
         runner: RemoteRunner | None = None
         try:
             async with asyncio.timeout(_START_SECONDS):
                 stream = await _first_of(calling, process)
-                runner = RemoteRunner(self._head, stream, process)
+                runner = RemoteRunner(self._head, stream, process, self._beat_seconds)
                 await runner.build(self._build)
         except BaseException:
             process.kill()
@@ -260,4 +267,4 @@ async def _first_of(calling: asyncio.Future[Stream], process: RunnerProcess) -> 
     finally:
         ending.cancel()
     how = f"{end.how}: {process.last_words()}\nits log: {process.log}"
-    raise RunnerDied(type(end)(how, end.by_others))
+    raise RunnerDied(replace(end, how=how))

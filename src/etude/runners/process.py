@@ -7,21 +7,28 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from etude.core.errors import EtudeError
 from etude.inference.child_process import guard_of, last_exception, last_lines
+from etude.learner.launch import Launcher as TeamLauncher
+from etude.runners.log_files import bound
 from etude.runners.program import Invitation
+from etude.store.files import open_private, private_folder
+from etude.store.status import ClusterStatus
 
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from etude.runners.program import main; main()"
 )
+_FILES_ANYHOW = 512
+"""Files and connections that a run may have open besides those of its runners."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
@@ -42,6 +49,8 @@ class RunnerProcess(Protocol):
 
     log: str
     """Where its output goes."""
+    node: str
+    """The name or address of its machine; empty until that is known."""
 
     async def ended(self) -> ProcessEnd:
         """Wait until it has ended; how it did."""
@@ -55,6 +64,9 @@ class RunnerProcess(Protocol):
     def last_words(self) -> str:
         """The end of its output."""
 
+    def bound_log(self) -> None:
+        """Begin its log anew where that has grown too long."""
+
 
 class Launcher(Protocol):
     """Places runners."""
@@ -66,6 +78,21 @@ class Launcher(Protocol):
         """Start a runner. Raises EtudeError when that is not possible."""
 
 
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The machines of a `cluster` block."""
+
+    runners: Launcher | None
+    """None where episodes are played as without a cluster."""
+    status: Callable[[], ClusterStatus | None] | None = None
+    """Asks for the machines as they are now, which may take a while; None where they cannot be asked."""
+    learners: Callable[..., TeamLauncher] | None = None
+    """Makes what starts teams that train: `learners(desk, on_gpus=…)`, with the import path of what makes
+    the object that the processes call. None where jobs train in the run's own process."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the job that trains there: one has room at a time."""
+
+
 class LocalProcess:
     """A process group on this machine, which a guard ends when this process is gone, even by SIGKILL."""
 
@@ -74,6 +101,7 @@ class LocalProcess:
         self._guard = guard
         self._path = log
         self.log = str(log)
+        self.node = socket.gethostname()
 
     async def ended(self) -> ProcessEnd:
         """Wait until it has ended; its guard ends then, and what it has started."""
@@ -104,6 +132,10 @@ class LocalProcess:
         """The last exception of its log, or else its last lines."""
         return last_exception(self._path) or last_lines(self._path)
 
+    def bound_log(self) -> None:
+        """As `log_files.bound`."""
+        bound(self._path)
+
 
 class LocalLauncher:
     """Starts runners on this machine; the output of each goes to a file of `folder`."""
@@ -115,23 +147,28 @@ class LocalLauncher:
 
     async def launch(self, invitation: Invitation, place: int) -> LocalProcess:
         """Start a runner with this program's Python, module path, environment and folder."""
-        self._folder.mkdir(exist_ok=True)
+        private_folder(self._folder)
         path = self._folder / f"{place}.log"
-        command = (sys.executable, "-c", _START, json.dumps(sys.path))
-        try:
-            with path.open("ab") as log:
-                # A session of its own: Ctrl-C goes to the head alone.
-                process = await asyncio.create_subprocess_exec(
-                    *command, stdin=PIPE, stdout=log, stderr=log, start_new_session=True
-                )
-            guard = await guard_of(process.pid)
-        except OSError as error:
-            raise EtudeError(f"a runner cannot be started: {error}") from error
-        assert process.stdin is not None
-        with contextlib.suppress(OSError):
-            process.stdin.write(f"{invitation.as_json()}\n".encode())
-            await process.stdin.drain()
-        return LocalProcess(process, guard, path)
+        with open_private(path, "ab") as log:
+            return await start_runner(invitation, log, path)
+
+
+async def start_runner(invitation: Invitation, output: IO[bytes], path: Path) -> LocalProcess:
+    """Start a runner that writes to `output`, which is the log at `path`. Raises EtudeError."""
+    command = (sys.executable, "-c", _START, json.dumps(sys.path))
+    try:
+        # A session of its own: Ctrl-C goes to the head alone.
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=output, stderr=output, start_new_session=True
+        )
+        guard = await guard_of(process.pid)
+    except OSError as error:
+        raise EtudeError(f"a runner cannot be started: {error}") from error
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        process.stdin.write(f"{invitation.as_json()}\n".encode())
+        await process.stdin.drain()
+    return LocalProcess(process, guard, path)
 
 
 @asynccontextmanager
@@ -145,3 +182,24 @@ async def killed_after(process: RunnerProcess, seconds: float) -> AsyncIterator[
     finally:
         process.kill()
         await process.ended()
+
+
+def allow_open_files(more: int) -> None:
+    """Let this process have so many more files and connections open than it has now.
+
+    Many systems allow 1,024 unless a process asks for more. Raises EtudeError where they allow no more.
+    """
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES_ANYHOW + more
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise EtudeError(
+            f"so many runners need up to {wanted} open files, and the system allows this process {hard}; ask "
+            f"for fewer runners, or raise the limit: ulimit -Hn {wanted} as root, or LimitNOFILE of a service"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

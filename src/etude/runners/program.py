@@ -12,15 +12,18 @@ import os
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from etude.budget.meter import metered
 from etude.config.builder import Builder
 from etude.core.errors import EtudeError
 from etude.core.example import Example
 from etude.core.interfaces import Engine, Portable
 from etude.core.job import ModelVersion
+from etude.core.streams import mask_streams
+from etude.inference.routes import HasAddresses
 from etude.rewards.evaluation import item_of
 from etude.rewards.scorer import Scorer
 from etude.rollout.collector import Collector, EpisodeJob
@@ -28,7 +31,7 @@ from etude.rollout.run_workflow import watch_workflows
 from etude.runners.assembly import build_collector, build_evaluators
 from etude.runners.frames import Disconnected, Stream, introduce
 from etude.runners.link import Link, Note
-from etude.runners.remote import RemoteEngine, RemoteJournal, RemoteRun, RunnerBuilder
+from etude.runners.remote import RemoteEngine, RemoteJournal, RemoteLedger, RemoteRun, RunnerBuilder
 from etude.runners.shipping import received
 
 
@@ -68,7 +71,7 @@ class RunnerProgram:
         self._keeper: asyncio.Task[None] | None = None
 
     async def answer(self, method: str, parameters: dict[str, Any], note: Note) -> Any:
-        """Build the agent, play an episode, adopt versions, or say that the event loop turns."""
+        """Build the agent, play an episode, adopt versions, use addresses or not, or say how they are."""
         if method == "build":
             return await self._build(parameters)
         if method == "play":
@@ -77,8 +80,16 @@ class RunnerProgram:
             for name, version in parameters.items():
                 await self._built.engines[name].adopt(ModelVersion.model_validate(version))
             return None
-        if method == "ping":
+        if method == "take_out":
+            for name, urls in parameters.items():
+                engine = self._built.engines[name]
+                assert isinstance(engine, HasAddresses)
+                engine.take_out(urls)
             return None
+        if method == "ping":
+            agent = self._agent
+            calls = {} if agent is None else agent.collector.calls_under_way()
+            return {"calls": calls, "addresses": self._address_rows()}
         raise EtudeError(f"a runner does not know the method {method!r}")
 
     async def close(self) -> None:
@@ -86,6 +97,15 @@ class RunnerProgram:
         self._is_over.set()
         if self._keeper is not None:
             await asyncio.gather(self._keeper, return_exceptions=True)
+
+    def _address_rows(self) -> dict[str, dict[str, Any]]:
+        """How the addresses of its models are, by model; while nothing is built there are none."""
+        engines = {} if self._agent is None else self._agent.engines
+        return {
+            name: {url: astuple(row) for url, row in rows.items()}
+            for name, engine in engines.items()
+            if isinstance(engine, HasAddresses) and (rows := engine.address_rows())
+        }
 
     @property
     def _built(self) -> Agent:
@@ -148,7 +168,9 @@ async def _open_agent(parameters: Mapping[str, Any], link: Link) -> AsyncIterato
     journal = RemoteJournal(Path(parameters["run"]), link)
     remote = {name: RemoteEngine(name, link) for name in parameters["at_head"]}
     run = RemoteRun(Path(parameters["run"]), journal)
+    ledger = RemoteLedger(link, bounds_calls=parameters["bounds_calls"])
     async with RunnerBuilder(config, run, remote) as builder:
+        builder.around_llm = lambda name, engine: metered(name, engine, ledger, config.llms)
         built = {name: await builder.get_llm(name) for name in config.llms if name not in remote}
         # In the order of the head: the first is meant where none is named.
         engines = {name: remote.get(name) or built[name] for name in parameters["models"]}
@@ -162,7 +184,7 @@ async def _open_agent(parameters: Mapping[str, Any], link: Link) -> AsyncIterato
             timeout=general.timeout,
             max_concurrency=general.max_concurrency,
         )
-        with watch_workflows(collector.timeout):
+        with watch_workflows(collector.timeout), scorer.watched():
             try:
                 yield Agent(collector, scorer, journal, engines, builder)
             finally:
@@ -193,6 +215,7 @@ async def _connect(address: str) -> Stream:
 
 def main() -> None:
     """Read the invitation, and play."""
+    mask_streams()
     invitation = Invitation(*json.loads(sys.stdin.readline()))
     # The agent's code must not wait for what nobody types.
     nothing = os.open(os.devnull, os.O_RDONLY)

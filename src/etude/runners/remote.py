@@ -8,21 +8,24 @@ import itertools
 import json
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+from etude.budget.purpose import Purpose, current_purpose
 from etude.config.builder import Builder
 from etude.config.component import ComponentConfig
 from etude.config.registry import Kind
 from etude.config.schema import Config
-from etude.core.call import ChatRequest, Completion
-from etude.core.errors import EngineError, StoreError
+from etude.core.call import ChatRequest, Completion, Usage
+from etude.core.errors import EngineError, ModelOut, StoreError
 from etude.core.interfaces import Engine, Run
 from etude.core.job import ModelVersion
-from etude.inference.engine import note_failed_attempt, note_retry
 from etude.runners.calls import Known, decode_answer, decode_delta, encode_request
+from etude.runners.frames import Disconnected
 from etude.runners.link import Link
 from etude.store.journal import Json
+from etude.wire.attempts import note_failed_attempt, note_model_out, note_retries
 
 
 class RemoteJournal:
@@ -97,7 +100,8 @@ class RemoteEngine(Engine):
         """Have the head sample. Raises what its engine raises."""
         known = self._known[request.conversation] if request.conversation else {}
         asked = encode_request(request, self._name, next(self._numbers), known)
-        tried: list[Any] = [0, []]
+        asked["purpose"] = astuple(current_purpose())
+        tried: list[Any] = [{}, 0.0, []]
 
         def listen(note: Any) -> None:
             if note[0] == "tried":
@@ -107,11 +111,13 @@ class RemoteEngine(Engine):
 
         try:
             answer = await self._link.ask("sample", asked, listen)
+        except ModelOut as error:
+            raise note_model_out(error) from None
         finally:
             # Here, in the task of the call whose attempts are counted.
-            for _ in range(tried[0]):
-                note_retry()
-            for address in tried[1]:
+            causes, waited, failed_at = tried
+            note_retries(causes, waited)
+            for address in failed_at:
                 note_failed_attempt(address)
         return decode_answer(asked, answer, known)
 
@@ -125,6 +131,26 @@ class RemoteEngine(Engine):
 
     async def close(self) -> None:
         """There is nothing to free."""
+
+
+class RemoteLedger:
+    """The run's ledger, which the head has."""
+
+    def __init__(self, link: Link, *, bounds_calls: bool) -> None:
+        self._link = link
+        self.bounds_calls = bounds_calls
+
+    async def hold(self, model: str, most: Usage) -> int:
+        """As `Ledger.hold`."""
+        return int(await self._link.ask("hold", {"model": model, "most": astuple(most)}))
+
+    async def settle(
+        self, number: int | None, model: str, purpose: Purpose, usage: Usage, version: int
+    ) -> None:
+        """As `Ledger.settle`; a head that is gone counts nothing any more."""
+        parameters = {"number": number, "model": model, "purpose": astuple(purpose)}
+        with contextlib.suppress(Disconnected):
+            await self._link.ask("settle", {**parameters, "usage": astuple(usage), "version": version})
 
 
 class RemoteRun(Run):

@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import socket
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pydantic import BaseModel, SecretStr
 
-from etude.config.document import copied, dig, replace_at
-from etude.config.load import parse_config
+from etude.config.document import KeyPath, copied, dig, dotted, replace_at, strings
+from etude.config.load import parse_config, reference_elsewhere, required_variables
 from etude.config.registry import NOUNS, SINGLE, components_in
 from etude.config.schema import Config
+from etude.config.secrets import secrets_of
 from etude.config.slots import Slot, walk
 from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.store.plain import plain
 
+NOT_SENT = "not sent"
+"""In place of what runners on other machines have no use for."""
 
-def shipped(config: Config) -> dict[str, Any]:
-    """The config as JSON of which `received` makes the same one: every value as it is, secrets included.
+_SECTIONS = (("llms",), ("workflow",), ("tools",), ("eval", "evaluators"))
+"""Of these, runners build the components."""
 
-    It goes to a process that was started for the run, over a connection that nobody else reads, and never to
-    a disk. Raises RequestError for a workflow, an evaluator or a tool that only this program has.
+
+def shipped(config: Config, *, over_network: bool = False, at_head: Collection[str] = ()) -> dict[str, Any]:
+    """The config as JSON of which `received` makes the same one.
+
+    On this machine every value is sent as it is, secrets included: to a process that was started for the
+    run, over a connection that nobody else reads. Over a network no secret is: what came from the environment
+    is sent as the reference to it, for runners to read from their own. Models `at_head` they do not build.
+
+    Raises RequestError for a workflow, an evaluator or a tool that only this program has, and for a secret
+    that is written out in the config and would have to be sent.
     """
     data = config.model_dump(mode="json", fallback=str)
     components = dict(components_in(data))
@@ -34,7 +47,10 @@ def shipped(config: Config) -> dict[str, Any]:
             if _holds_object(value):
                 _leave_out(data, path, components[path], value)
         del slot
+    data["prices"] = None  # A file of this machine, which nobody there reads.
     _double_dollars(data)
+    if over_network:
+        _withhold(config, data, at_head)
     for path, text in config._as_written.items():
         if "$" not in text and dig(data, path) is not None:
             replace_at(data, path, text)  # The import path of a type, which registers it there.
@@ -43,6 +59,17 @@ def shipped(config: Config) -> dict[str, Any]:
 
 def received(data: dict[str, Any]) -> Config:
     """The config that `shipped` made `data` of. Raises ConfigError for what this process does not have."""
+    missing = [
+        f"{name} (for {dotted(path)})"
+        for path, text in strings(data)
+        for name in required_variables(text)
+        if name not in os.environ
+    ]
+    if missing:
+        raise RequestError(
+            f"on node {socket.gethostname()} the environment of runners lacks {', '.join(missing)}: set it "
+            "there before `ray start`, or in the pod's `env`. Secrets are not sent to nodes"
+        )
     return parse_config(copied(data))
 
 
@@ -65,6 +92,40 @@ def _is_same(value: Any, kept: Any) -> bool:
     if isinstance(value, list):
         return len(value) == len(kept) and all(map(_is_same, value, kept))
     return bool(value == kept)
+
+
+def _withhold(config: Config, data: dict[str, Any], at_head: Collection[str]) -> None:
+    """Put references in place of what the environment says, and nothing in place of what runners do not use.
+
+    Raises RequestError for secrets that are written out, and that runners would need.
+    """
+    for block in ("cluster", "storage", "metrics"):
+        data[block] = None
+    references = {path: text for path, text in config._as_written.items() if "$" in text}
+    for path, text in references.items():
+        if isinstance(dig(data, path), str):
+            otherwise = None if _is_built_there(path, at_head) else NOT_SENT
+            replace_at(data, path, reference_elsewhere(text, os.environ, otherwise))
+    written_out = []
+    for path in secrets_of(config, config.model_dump(mode="json", fallback=str), sure=True):
+        if path in references or dig(data, path) is None:
+            continue
+        if _is_built_there(path, at_head):
+            written_out.append(dotted(path))
+        else:
+            replace_at(data, path, NOT_SENT)
+    if written_out:
+        raise RequestError(
+            f"secrets are not sent to the nodes of a cluster, and {', '.join(written_out)} is written out in "
+            "the config: put it into the environment of every node, and write ${NAME} in its place; leave it "
+            "out where none is asked for"
+        )
+
+
+def _is_built_there(path: KeyPath, at_head: Collection[str]) -> bool:
+    """Whether a key belongs to a component that runners build."""
+    is_component = any(path[: len(section)] == section for section in _SECTIONS)
+    return is_component and not (path[0] == "llms" and path[1] in at_head)
 
 
 def _holds_object(component: BaseModel) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from etude.config.nearest import alternatives
 from etude.core.episode import EpisodeRecord
-from etude.core.errors import EtudeError, RequestError, StoreError
+from etude.core.errors import EtudeError, ModelOut, RequestError, StoreError
 from etude.core.interfaces import Engine
 from etude.core.keys import fold
 from etude.core.stats import Estimate, estimate
@@ -235,7 +235,7 @@ async def _judged(
     try:
         key = "/".join(("analysis", label, *name))
         verdict, reasoning = await (answer() if journal is None else journal.step(key, answer))
-    except StoreError:
+    except (ModelOut, StoreError):
         raise
     except EtudeError as error:
         return Judgement(*about, error=str(error))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.call import ChatRequest, Sampling
-from etude.core.errors import DatasetError, EtudeError, RequestError, StoreError
+from etude.core.errors import DatasetError, EtudeError, ModelOut, RequestError, StoreError
 from etude.core.interfaces import Engine
 from etude.core.keys import content_hash, fold, generator
 from etude.core.message import Message
@@ -149,7 +149,7 @@ class _Maker:
             return _Outcome(reason="it has no right program")
         try:
             attempted = [(n, await self._make(n, problem.right[n], problem.tests)) for n in self._chosen()]
-        except StoreError:
+        except (ModelOut, StoreError):
             raise
         except EtudeError as error:
             return _Outcome(reason="a call failed", failure=str(error))
@@ -335,5 +335,6 @@ async def buggify_file(
         buggified = await buggify(
             problems, engine, run.journal, settings, max_concurrency=max_concurrency, on_problem=count
         )
-    write_atomically(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in buggified.rows))
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in buggified.rows)
+    write_atomically(out, lines, exact=True)
     return buggified

@@ -8,12 +8,11 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Response
 from starlette.concurrency import run_in_threadpool
-from starlette.types import ASGIApp
 
 from etude.server.backend import Backend
 from etude.server.database import open_database
 from etude.server.engines import EnginePool
-from etude.server.errors import ApiError, add_error_handlers
+from etude.server.errors import add_error_handlers
 from etude.server.extensions import ServerParts, load_extensions
 from etude.server.files import FileStore, file_routes
 from etude.server.graders_api import grader_routes
@@ -25,6 +24,7 @@ from etude.server.metrics import Metrics
 from etude.server.models import ModelStore
 from etude.server.scheduler import Scheduler
 from etude.server.settings import ServerSettings
+from etude.wire.api_error import ApiError
 
 _ABOUT = """OpenAI's API over models that this machine runs and trains.
 
@@ -32,7 +32,7 @@ Point any OpenAI client here: `OpenAI(base_url="http://this-server/v1", api_key=
 """
 
 
-def create_app(settings: ServerSettings, backend: Backend) -> ASGIApp:
+def create_app(settings: ServerSettings, backend: Backend) -> Guard:
     """The application; `backend` is open.
 
     Raises StoreError when the data folder cannot be used, RequestError when an extension cannot be loaded.
@@ -42,7 +42,7 @@ def create_app(settings: ServerSettings, backend: Backend) -> ASGIApp:
     names = [extension.names for extension in extensions]
     models = ModelStore(database, settings.data_dir, settings.name, names)
     pool = EnginePool(settings, models, backend)
-    files, jobs = FileStore(database, settings.data_dir), JobStore(database)
+    files, jobs = FileStore(database, settings.data_dir, lambda: backend.vocabulary), JobStore(database)
     scheduler = Scheduler(settings, jobs, pool)
     parts = ServerParts(settings, database, files, jobs, models, pool, scheduler.wake)
     metrics = Metrics(jobs.counts, lambda: pool.sequences)
@@ -59,6 +59,7 @@ def create_app(settings: ServerSettings, backend: Backend) -> ASGIApp:
         finally:
             await scheduler.stop()
             await pool.close()
+            await backend.close()
             database.dispose()
 
     app = FastAPI(
@@ -69,7 +70,7 @@ def create_app(settings: ServerSettings, backend: Backend) -> ASGIApp:
         _model_routes(models, jobs, pool),
         inference_routes(Inference(pool, metrics, settings.name), tells_tokens),
         file_routes(files),
-        job_routes(jobs, files, models, settings.waiting_jobs, scheduler.wake),
+        job_routes(settings, jobs, files, models, scheduler.wake),
         grader_routes(models, pool),
         _engine_routes(pool),
         _status_routes(metrics),
@@ -133,12 +134,12 @@ def _status_routes(metrics: Metrics) -> APIRouter:
     router = APIRouter(tags=["status"])
 
     @router.get("/health", summary="Is the server up")
-    def health() -> dict[str, str]:
+    async def health() -> dict[str, str]:
         """Answers as long as the server does; `/engine/status` is about its engine."""
         return {"status": "ok"}
 
     @router.get("/version", summary="Which etude this is")
-    def version() -> dict[str, str]:
+    async def version() -> dict[str, str]:
         """The server's version."""
         return {"version": server_version()}
 

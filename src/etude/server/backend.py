@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import shlex
 import shutil
@@ -15,8 +16,9 @@ from typing import Any
 from etude.core.errors import EngineError, RequestError
 from etude.inference.embedded import EmbeddedEngine
 from etude.inference.engine import TokenEngine
+from etude.inference.vllm_child import VllmOptions
 from etude.inference.vllm_engine import VllmEngine
-from etude.inference.vllm_process import VllmOptions, VllmProcess
+from etude.inference.vllm_process import VllmProcess
 from etude.inference.vllm_processes import VllmProcesses
 from etude.models.device import choose_device, choose_dtype
 from etude.models.policy import WEIGHTS_FILE, Policy
@@ -26,6 +28,7 @@ from etude.models.weights import load_tensors, write_lora_folder
 from etude.server.models import ServedModel, load_policy
 from etude.server.settings import ServerSettings
 from etude.store.files import draft_of
+from etude.store.sums import damage_in, note_sums
 
 _GPUS, _CPU_CORES = "CUDA_VISIBLE_DEVICES", "VLLM_CPU_OMP_THREADS_BIND"
 """The environment variables by which a vLLM is told what it may use, on a GPU and on a CPU."""
@@ -37,6 +40,8 @@ class Backend(ABC):
     """Loads models for the engine pool, which decides when."""
 
     name: str
+    vocabulary: int | None = None
+    """Token ids are below it; known once it is open."""
 
     @abstractmethod
     async def open(self) -> None:
@@ -56,6 +61,10 @@ class Backend(ABC):
 
     async def put_away(self) -> None:  # noqa: B027  most have nothing left once all is unloaded
         """Free the device; nothing is loaded any more."""
+
+    async def close(self) -> None:
+        """Free everything; it is not used any more."""
+        await self.put_away()
 
     def status(self) -> dict[str, Any]:
         """Fields that it adds to `GET /engine/status`."""
@@ -77,6 +86,7 @@ class EmbeddedBackend(Backend):
         self._first = await asyncio.to_thread(
             Policy.load, settings.model, device=settings.device, dtype=settings.dtype
         )
+        self.vocabulary = self._first.speech.vocabulary
 
     async def load(self, model: ServedModel) -> TokenEngine:
         """Load the base model, with the trained tensors of `model` on it."""
@@ -116,22 +126,45 @@ class VllmBackend(Backend):
             arguments=settings.vllm_args,
             max_loras=max(1, settings.max_models - 1),
         )
+        self._device = device.type
         names = _CPU_CORES if device.type == "cpu" else _GPUS
         each = [
             replace(options, folder=self._folder / str(number), device=own, environment={names: own})
             for number, own in enumerate(settings.vllm_devices)
         ]
-        self._processes = VllmProcesses([VllmProcess(own) for own in each or [options]])
+        placed = [replace(options, folder=self._folder / str(number)) for number in range(settings.samplers)]
+        self._processes = VllmProcesses([VllmProcess(own) for own in each or placed or [options]])
         self._speech: Speech | None = None
         self._numbers = count(1)
+        self._exits = contextlib.ExitStack()
+        self._loads_in_place = False
         self._names: dict[str, str] = {}
         """vLLM's names of LoRA weights, by model."""
 
     async def open(self) -> None:
         """Start vLLM with the base model. Raises RequestError for one that it cannot serve here."""
         self._speech = await asyncio.to_thread(Speech.load, self._settings.model)
-        await asyncio.to_thread(self._require_heads)
+        self.vocabulary = self._speech.vocabulary
+        config = await asyncio.to_thread(_text_config, self._settings.model)
+        self._require_heads(config)
+        # vLLM 0.32 loads an output layer that shares its weights with the embeddings only at its start.
+        self._loads_in_place = not config.tie_word_embeddings
+        if self._settings.samplers:
+            await asyncio.to_thread(self._connect)
         await self._processes.start(self._settings.model, every=True)
+
+    def _connect(self) -> None:
+        """Connect with the cluster, and have the processes placed there. Not in the main thread: there Ray
+        would take SIGTERM for itself."""
+        from etude.cluster.connection import connected
+        from etude.cluster.samplers import SamplerLauncher, sampler_room
+
+        settings = self._settings
+        assert settings.cluster is not None
+        self._exits.enter_context(connected(settings.cluster.address, settings.cluster.runtime_env, None))
+        room = sampler_room(settings.sampler_cpus, settings.sampler_gpus, on_gpus=self._device != "cpu")
+        for process in self._processes.processes:
+            process.launcher = SamplerLauncher(room)
 
     def memory_group(self, model: ServedModel) -> str:
         """LoRA weights go with the base model; a model with full weights goes alone."""
@@ -140,11 +173,11 @@ class VllmBackend(Backend):
     async def load(self, model: ServedModel) -> TokenEngine:
         """Have vLLM serve the model. Raises EngineError with its log's last lines when it does not."""
         if model.folder is None or model.lora is not None:
-            await self._processes.start(self._settings.model)
+            await self._processes.start(self._settings.model, in_place=self._loads_in_place)
             name = self._settings.model if model.lora is None else await self._add_lora(model)
         else:
             name = str(await asyncio.to_thread(self._merged, model))
-            await self._processes.start(name)
+            await self._processes.start(name, in_place=self._loads_in_place)
         if self._speech is None:
             raise EngineError("vLLM was not started")
         settings = self._settings
@@ -169,17 +202,19 @@ class VllmBackend(Backend):
         """Stop vLLM."""
         await self._processes.stop()
 
+    async def close(self) -> None:
+        """Stop vLLM, and leave the cluster."""
+        await self.put_away()
+        await asyncio.to_thread(self._exits.close)
+
     def status(self) -> dict[str, Any]:
         """How the processes are."""
         return self._processes.status()
 
-    def _require_heads(self) -> None:
+    def _require_heads(self, text: Any) -> None:
         """Raise RequestError for heads that are too small for vLLM on this device."""
-        from transformers import AutoConfig
-
-        if choose_device(self._settings.device).type != "cpu":
+        if self._device != "cpu":
             return
-        text = AutoConfig.from_pretrained(locate(self._settings.model)).get_text_config()
         size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         if size < _SMALLEST_HEAD:
             raise RequestError(
@@ -203,11 +238,19 @@ class VllmBackend(Backend):
         write_lora_folder(tensors, **model.lora, base=self._settings.model, folder=folder)
 
     def _merged(self, model: ServedModel) -> Path:
-        """A folder with the whole model."""
+        """A folder with the whole model, which an earlier server may have written."""
         folder = self._folder / f"model-{model.digest}"
-        if not folder.exists():
+        if damage_in(folder):
             where = {"device": "cpu", "dtype": self._processes.processes[0].options.dtype}
             policy = load_policy(self._settings.model_copy(update=where), model)
             with draft_of(folder) as draft:
                 policy.export(draft)
+                note_sums(draft)
         return folder
+
+
+def _text_config(model: str) -> Any:
+    """transformers' config of the part of a model that writes text."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(locate(model)).get_text_config()

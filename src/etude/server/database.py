@@ -12,7 +12,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from etude.core.errors import StoreError
-from etude.server.errors import ApiError
+from etude.store.files import open_private, private_folder
+from etude.wire.api_error import ApiError
 
 SCHEMA_VERSION = 2
 _BUSY_SECONDS = 20
@@ -104,7 +105,9 @@ def open_database(path: Path) -> sa.Engine:
     """
     engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": _BUSY_SECONDS})
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
+        if not path.exists():
+            open_private(path, "ab").close()  # Its log and index get the same mode.
         with engine.begin() as connection:
             connection.exec_driver_sql("PRAGMA journal_mode=WAL")
             version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()

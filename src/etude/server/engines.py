@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from etude.core.errors import EtudeError
 from etude.inference.engine import TokenEngine
-from etude.server.errors import ApiError
 from etude.server.models import ModelStore, ServedModel
 from etude.server.settings import ServerSettings
+from etude.store.sums import DamagedError
+from etude.wire.api_error import ApiError
 
 if TYPE_CHECKING:
     from etude.server.backend import Backend
@@ -166,7 +167,9 @@ class EnginePool:
         try:
             while not loading.done():
                 await asyncio.wait({loading}, timeout=max(self._settings.engine_wait, _SHORTEST_WAIT))
-                if not loading.done() and not self._arriving:
+                # A load that has just ended is done a turn of the loop later.
+                is_coming = self._arriving or model.name in self._loaded
+                if not loading.done() and not is_coming:
                     raise self._away()
             return loading.result()
         finally:
@@ -195,6 +198,10 @@ class EnginePool:
             self._arriving = True
             try:
                 engine = await self._backend.load(model)
+            except DamagedError as error:
+                _LOG.error("model %s cannot be loaded: %s", model.name, error)
+                message = f"the model {model.name} is damaged and not served: {error.clause}; train it again"
+                raise ApiError(503, message, code="model_damaged") from error
             except (EtudeError, RuntimeError) as error:
                 _LOG.error("model %s cannot be loaded: %s", model.name, error)
                 message = f"the model {model.name} cannot be loaded; the server's log has the reason"

@@ -18,36 +18,14 @@ from etude.core.errors import (
     RequestError,
     StoreError,
 )
+from etude.wire.api_error import ApiError
 from etude.wire.dialect import problems_of
-from etude.wire.gateway import code_of, dialect_of, param_of
+from etude.wire.door import in_one_line
+from etude.wire.gateway import code_of, param_of
 
 _LOG = logging.getLogger("etude.server")
 
 _RETRY_SECONDS = 5
-
-
-class ApiError(HTTPException):
-    """A request that is answered with an error."""
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        retry_after: float | None = None,
-    ) -> None:
-        """`param` is the field that is wrong; `retry_after` the seconds until another try may do better."""
-        headers = {} if retry_after is None else {"retry-after": str(max(1, round(retry_after)))}
-        super().__init__(status, message, headers)
-        self.param = param
-        self.code = code
-
-    def response(self, path: str = "") -> JSONResponse:
-        """The answer to a request for a path, in the words of its API."""
-        content = dialect_of(path).error(self.status_code, str(self.detail), param=self.param, code=self.code)
-        return JSONResponse(content, self.status_code, dict(self.headers or {}))
 
 
 def not_found(kind: str, name: str, *, param: str, code: str) -> ApiError:
@@ -85,16 +63,16 @@ def _api_error(request: Request, error: Exception) -> ApiError:
         case ImpossibleCall():
             return ApiError(400, str(error), param=param_of(error), code=code_of(error))
         case DBAPIError():
-            _LOG.error("%s: the database: %s", where, error)
+            _LOG.error("%s: the database: %s", where, in_one_line(error))
             message = "the server's database does not answer; its log has the reason"
             return ApiError(503, message, code="storage")
         case EtudeError():
-            _LOG.warning("%s: %s", where, error)
+            _LOG.warning("%s: %s", where, " ".join(str(error).split()))
             if isinstance(error, StoreError):
                 return ApiError(507, "the server's disk does not take or give the data; see its log")
             if isinstance(error, EngineAway):
                 message, code = str(error), "engine_unavailable"
                 return ApiError(503, message, code=code, retry_after=_RETRY_SECONDS)
             return ApiError(500 if isinstance(error, EngineError) else 503, str(error))
-    _LOG.error("%s failed", where, exc_info=error)
+    # It is raised on, and the door logs it.
     return ApiError(500, "the server failed at this request; its log has the reason")

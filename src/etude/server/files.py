@@ -3,43 +3,48 @@
 from __future__ import annotations
 
 import filecmp
-import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, BinaryIO, Literal, TypeAlias
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Form, Query, UploadFile
+from fastapi import APIRouter, Form, Header, Query, UploadFile
 from fastapi.responses import FileResponse
 from pydantic import ValidationError
 
-from etude.core.training_rows import PROMPTS, ROWS, TrainingRow, method_of
+from etude.core.json_text import read_json
+from etude.core.keys import content_hash
+from etude.core.training_rows import PROMPTS, ROWS, GrpoRow, TrainingRow, method_of
 from etude.core.trajectory import Method
 from etude.server.database import FILES, Order, Page, Row, list_object, new_id, page_of, row_of
-from etude.server.errors import ApiError, not_found
-from etude.store.files import draft_of
+from etude.server.errors import not_found
+from etude.store.files import draft_of, open_private
+from etude.wire.api_error import ApiError
 from etude.wire.dialect import problems_of
 
 _LONGEST_LINE = 16 * 2**20
+_PIECE = 2**20
 
 Purpose: TypeAlias = Literal["fine-tune", "fine-tune-results"]
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 
 
-def check_training_file(filename: str, file: BinaryIO) -> tuple[Method, int]:
+def check_training_file(filename: str, file: BinaryIO, vocabulary: int | None = None) -> tuple[Method, int]:
     """Read every line of an upload, one at a time: what they train, and how many they are.
 
-    Raises ApiError with file, line and field.
+    `vocabulary` is the size of the model's, where that is known. Raises ApiError with file, line and field.
     """
     method: Method | None = None
     rows = 0
     for number, line in _lines(filename, file):
         where = f"{filename}, line {number}"
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            row = read_json(line)
+        except ValueError as error:
             raise _refused(f"{where}: not JSON: {error}") from error
         kind = method_of(row)
         if kind is None:
@@ -53,13 +58,28 @@ def check_training_file(filename: str, file: BinaryIO) -> tuple[Method, int]:
             raise _refused(f"{where}: a row for {kind}{reason}, and those before it are for {method}")
         method, rows = kind, rows + 1
         try:
-            ROWS[kind].model_validate(row)
+            read = ROWS[kind].model_validate(row)
         except ValidationError as error:
             problems, _ = problems_of(error.errors(include_url=False, include_input=False))
             raise _refused(f"{where}: {problems}") from error
+        if vocabulary is not None and isinstance(read, GrpoRow) and read.largest_id() >= vocabulary:
+            raise _refused(f"{where}: {_unknown_id(read, vocabulary)}")
     if method is None:
         raise _refused(f"{filename} has no lines")
     return method, rows
+
+
+def _unknown_id(row: GrpoRow, vocabulary: int) -> str:
+    """The first of a row's token ids that the model does not have, and where it is."""
+    return next(
+        f"trajectories[{at}].turns[{number}].{name}[{index}]: {token} is no token of the model, which has "
+        f"{vocabulary}"
+        for at, trajectory in enumerate(row.trajectories)
+        for number, turn in enumerate(trajectory.turns)
+        for name, ids in (("context_ids", turn.context_ids), ("token_ids", turn.token_ids))
+        for index, token in enumerate(ids)
+        if token >= vocabulary
+    )
 
 
 def read_rows(path: Path, method: Method) -> Iterator[TrainingRow]:
@@ -87,18 +107,41 @@ def _refused(message: str) -> ApiError:
 class FileStore:
     """Files on disk, named by ids of the server's own, and their rows in the database."""
 
-    def __init__(self, engine: sa.Engine, data_dir: Path) -> None:
+    def __init__(
+        self, engine: sa.Engine, data_dir: Path, vocabulary: Callable[[], int | None] = lambda: None
+    ) -> None:
+        """`vocabulary` gives the size of the model's, by which uploads are checked."""
         self._engine = engine
+        self._vocabulary = vocabulary
         self._folder = data_dir / "files"
 
-    def upload(self, filename: str, content: BinaryIO) -> Row:
-        """Check a training file and keep it. Raises ApiError for a wrong line, StoreError."""
-        method, rows = check_training_file(filename, content)
+    def upload(self, filename: str, content: BinaryIO, key: str | None = None) -> Row:
+        """Check a training file and keep it, once for each `key`.
+
+        Raises ApiError for a wrong line, and for the key of another file; StoreError.
+        """
+        name = new_id("file") if key is None else f"file-{content_hash(key)}"
+        known = None if key is None else row_of(self._engine, FILES, FILES.c.id == name)
+        if known is not None:
+            return self._same(known, content)
+        method, rows = check_training_file(filename, content, self._vocabulary())
         content.seek(0)
-        name = new_id("file")
-        with draft_of(self._folder / name) as draft, draft.open("wb") as target:
+        with draft_of(self._folder / name) as draft, open_private(draft, "wb") as target:
             shutil.copyfileobj(content, target)
-        return self._insert(name, filename, "fine-tune", method, rows)
+        try:
+            return self._insert(name, filename, "fine-tune", method, rows)
+        except sa.exc.IntegrityError:
+            return self._same(self.get(name), content)  # Two attempts at once.
+
+    def _same(self, row: Row, content: BinaryIO) -> Row:
+        """The row of a file. Raises ApiError unless that is its content."""
+        content.seek(0)
+        with self.path(row["id"]).open("rb") as file:
+            pieces = zip_longest(*(iter(partial(each.read, _PIECE), b"") for each in (file, content)))
+            if all(kept == sent for kept, sent in pieces):
+                return row
+        message = f"the idempotency key belongs to file {row['id']}, which has another content"
+        raise ApiError(409, message, code="idempotency_key_reused")
 
     def write_results(self, name: str, filename: str, text: str) -> None:
         """Keep a file that a job wrote, under a name of the job's: writing it again is fine."""
@@ -178,16 +221,20 @@ def file_routes(files: FileStore) -> APIRouter:
     def create_file(
         file: UploadFile,
         purpose: Annotated[Literal["fine-tune"], Form()],
+        idempotency_key: Annotated[str | None, Header(max_length=255)] = None,
         anchor: Annotated[str | None, Form(alias="expires_after[anchor]")] = None,
         seconds: Annotated[str | None, Form(alias="expires_after[seconds]")] = None,
     ) -> dict[str, Any]:
-        """JSON lines for one method of training, each of them checked; a wrong file is not kept."""
+        """JSON lines for one method of training, each of them checked; a wrong file is not kept.
+
+        A file that was uploaded with the same `Idempotency-Key` is given back instead.
+        """
         if anchor is not None or seconds is not None:
             message = "files stay until they are deleted here; leave 'expires_after' out"
             raise ApiError(400, message, param="expires_after", code="invalid_value")
         # The name alone: clients may send a path.
         name = PurePosixPath((file.filename or "").replace("\\", "/")).name[:255]
-        return file_object(files.upload(name or "upload.jsonl", file.file))
+        return file_object(files.upload(name or "upload.jsonl", file.file, idempotency_key))
 
     @router.get("", summary="List files")
     def list_files(

@@ -15,8 +15,9 @@ from etude.graders.spec import GraderSpec, judges_of
 from etude.graders.template import GraderError, Problem
 from etude.rewards.judge import Complete
 from etude.server.engines import EnginePool
-from etude.server.errors import ApiError
+from etude.server.json_route import JsonRoute
 from etude.server.models import ModelStore
+from etude.wire.api_error import ApiError
 
 _NEVER = ("model_grader_refusal_error", "truncated_observation_error", "unresponsive_reward_error")
 """Errors of OpenAI's that cannot happen here."""
@@ -39,7 +40,7 @@ class RunBody(ValidateBody):
 
 def grader_routes(models: ModelStore, pool: EnginePool) -> APIRouter:
     """Run and check graders."""
-    router = APIRouter(prefix="/v1/fine_tuning/alpha/graders", tags=["graders"])
+    router = APIRouter(prefix="/v1/fine_tuning/alpha/graders", tags=["graders"], route_class=JsonRoute)
 
     @router.post("/run", summary="Grade an answer")
     async def run_grader(body: RunBody) -> dict[str, Any]:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import contextlib
-import hmac
 import math
 import secrets
 import time
 from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
-from urllib.parse import urlsplit
 
 from packaging.version import InvalidVersion, Version
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from etude.server.errors import ApiError
 from etude.server.extensions import ServerExtension
 from etude.server.metrics import Metrics
 from etude.server.settings import ServerSettings
+from etude.wire.api_error import ApiError
+from etude.wire.door import Door, require_own_name
+from etude.wire.guesses import Guesses, shown_key
+from etude.wire.http_limits import HttpLimits
 
 VERSION_HEADER = "x-etude-version"
 """Clients of etude send their version in it, and every answer has the server's."""
@@ -35,7 +33,6 @@ _LARGE = frozenset({"/v1/files"})
 """Paths whose bodies are training data."""
 _MULTIPART_BYTES = 64 * 1024
 """Bytes that an upload's form may take beside the file."""
-_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 @cache
@@ -79,27 +76,35 @@ class RateLimit:
 
 
 class Guard:
-    """Checks key, host, version and size of each request, and counts it."""
+    """Checks key, name, version and size of each request, and counts it."""
 
     def __init__(
         self, app: ASGIApp, settings: ServerSettings, metrics: Metrics, extensions: Sequence[ServerExtension]
     ) -> None:
-        self._app = app
         self._open = _OPEN.union(*(extension.open_paths for extension in extensions))
-        self._large = _LARGE.union(*(extension.large_paths for extension in extensions))
         self._settings = settings
         self._metrics = metrics
+        self._guesses = Guesses()
         rate = settings.requests_per_minute
         self._rate = None if rate is None else RateLimit(rate)
+        large = _LARGE.union(*(extension.large_paths for extension in extensions))
+        self.limits = HttpLimits(
+            max_body=settings.max_body,
+            max_large_body=settings.max_file + _MULTIPART_BYTES,
+            large_paths=large,
+            seconds=settings.body_timeout,
+            connections=settings.max_connections,
+            always_open=self._open,
+        )
+        self._door = Door(app, self.limits, self._admit)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self._door(scope, receive, send)
             return
         headers, started, status = Headers(scope=scope), time.perf_counter(), 500
-        client = headers.get(VERSION_HEADER)
-        refusal, warning = compare_versions(client) if client is not None else (None, None)
+        _, warning = _compared(headers)
         request_id = headers.get("x-request-id", "")[:128] or f"req_{secrets.token_hex(12)}"
 
         async def send_on(message: Message) -> None:
@@ -114,86 +119,33 @@ class Guard:
             await send(message)
 
         try:
-            app = self._app
-            try:
-                self._check(scope, headers, refusal)
-            except ApiError as error:
-                app = error.response()
-            await app(scope, self._limited(scope, receive), send_on)
+            await self._door(scope, receive, send_on)
         finally:
             route = getattr(scope.get("route"), "path", "unknown")
             self._metrics.count_request(scope["method"], route, status, time.perf_counter() - started)
 
-    def _check(self, scope: Scope, headers: Headers, version: str | None) -> None:
-        """Raise ApiError for a request that is not let in; `version` says what is wrong with its client's."""
-        path = scope["path"]
-        if path not in self._open:
-            # Before the key is looked at, so that keys cannot be guessed quickly.
-            self._check_rate(scope)
-            if not self._has_key(headers):
-                raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
-            if self._settings.api_key is None and not self._names_us(headers):
-                # A web page could otherwise reach the server through a name that leads to this machine.
-                raise ApiError(403, "this server answers to localhost only; start it with a key")
-            if version is not None:
-                raise ApiError(400, version, code="incompatible_version")
-        length = headers.get("content-length", "0")
-        self._check_size(path, int(length) if length.isdecimal() else 0)
-
-    def _check_rate(self, scope: Scope) -> None:
+    def _admit(self, scope: Scope, headers: Headers) -> None:
+        """Raise ApiError for a request that is not let in."""
+        if scope["path"] in self._open:
+            return
+        # Before the key is looked at, so that keys cannot be guessed quickly.
         address, _ = scope.get("client") or ("", 0)
+        self._check_rate(address)
+        if self._settings.api_key is None:
+            require_own_name(headers, self._settings.host)
+        else:
+            self._guesses.check(address, shown_key(headers), self._settings.api_key.get_secret_value())
+        refusal, _ = _compared(headers)
+        if refusal is not None:
+            raise ApiError(400, refusal, code="incompatible_version")
+
+    def _check_rate(self, address: str) -> None:
         if self._rate is not None and (wait := self._rate.wait(address, time.monotonic())):
             message = f"more than {self._settings.requests_per_minute} requests a minute came from {address}"
             raise ApiError(429, message, code="rate_limit_exceeded", retry_after=math.ceil(wait))
 
-    def _check_size(self, path: str, size: int) -> None:
-        large = path.rstrip("/") in self._large
-        limit = self._settings.max_file + _MULTIPART_BYTES if large else self._settings.max_body
-        if size > limit:
-            error = ApiError(413, f"the request is larger than {limit} bytes", code="request_too_large")
-            error.headers = {"connection": "close"}  # The rest of the body is not read.
-            raise error
 
-    def _has_key(self, headers: Headers) -> bool:
-        if self._settings.api_key is None:
-            return True
-        expected = self._settings.api_key.get_secret_value()
-        return hmac.compare_digest(expected.encode(), _key_of(headers.get("authorization", "")).encode())
-
-    def _names_us(self, headers: Headers) -> bool:
-        try:
-            name = urlsplit(f"//{headers.get('host', '')}").hostname
-        except ValueError:
-            return False
-        return name in _LOCAL_NAMES or name == self._settings.host
-
-    def _limited(self, scope: Scope, receive: Receive) -> Receive:
-        """Receives the body, and stops when it is too large or does not come."""
-        seen, complete = 0, False
-
-        async def receive_some() -> Message:
-            nonlocal seen, complete
-            try:
-                async with asyncio.timeout(None if complete else self._settings.body_timeout):
-                    message = await receive()
-            except TimeoutError as error:
-                raise ApiError(408, "the rest of the request did not come", code="timeout") from error
-            if message["type"] == "http.request":
-                seen += len(message.get("body", b""))
-                complete = not message.get("more_body", False)
-                self._check_size(scope["path"], seen)
-            return message
-
-        return receive_some
-
-
-def _key_of(header: str) -> str:
-    """The bearer's key, or the password of an address `http://any:key@host`, which is all that some clients
-    can send; empty when there is neither."""
-    scheme, _, value = header.partition(" ")
-    if scheme.lower() == "bearer":
-        return value.strip()
-    if scheme.lower() == "basic":
-        with contextlib.suppress(ValueError):
-            return base64.b64decode(value, validate=True).decode().partition(":")[2]
-    return ""
+def _compared(headers: Headers) -> tuple[str | None, str | None]:
+    """`compare_versions` of a request's client."""
+    client = headers.get(VERSION_HEADER)
+    return compare_versions(client) if client is not None else (None, None)

@@ -12,10 +12,14 @@ from etude.algorithms.algorithm import Algorithm, Gradient, algorithm_of, algori
 from etude.config import registry
 from etude.core.sample import Kind
 from etude.core.trajectory import Method
+from etude.wire.sampling import Flag
 
 Auto: TypeAlias = Literal["auto"]
-Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count: TypeAlias = Annotated[int, Field(ge=1)]
+Positive: TypeAlias = Annotated[float, Field(gt=0, le=1e6, strict=True)]
+Rate: TypeAlias = Annotated[float, Field(ge=1e-12, le=10, strict=True)]
+Count: TypeAlias = Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
+CountOrNone: TypeAlias = Annotated[int, Field(ge=0, le=10_000_000, strict=True)]
+"""A count that may be 0."""
 
 _LEARNING_RATES: dict[Kind, tuple[float, float]] = {
     "imitation": (2e-4, 1e-5),
@@ -42,19 +46,19 @@ class Hyperparameters(BaseModel):
     learning_rate_multiplier: Auto | Positive | None = Field(
         default=None, description="Factor of the method's learning rate."
     )
-    learning_rate: Auto | Positive | None = Field(
+    learning_rate: Auto | Rate | None = Field(
         default=None, description="Of AdamW; takes the place of the method's, before the multiplier."
     )
     lr_schedule: Literal["auto", "constant", "linear", "cosine"] | None = Field(
         default=None, description="How the learning rate falls over the job's steps; `auto` is `constant`."
     )
-    warmup_steps: Auto | Annotated[int, Field(ge=0)] | None = Field(
+    warmup_steps: Auto | CountOrNone | None = Field(
         default=None, description="Steps over which the learning rate rises from 0; `auto` is 0."
     )
-    gradient_checkpointing: Auto | bool | None = Field(
+    gradient_checkpointing: Auto | Flag | None = Field(
         default=None, description="Less memory for about a third more time; `auto` is false."
     )
-    lora_rank: Auto | Annotated[int, Field(ge=0)] | None = Field(
+    lora_rank: Auto | CountOrNone | None = Field(
         default=None, description="Rank of the LoRA weights; 0 trains all weights."
     )
     lora_alpha: Auto | Positive | None = Field(

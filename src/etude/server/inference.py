@@ -16,9 +16,9 @@ from etude.core.errors import RequestError
 from etude.core.keys import fold
 from etude.models.speech import Speech
 from etude.server.engines import EnginePool
-from etude.server.errors import ApiError
 from etude.server.metrics import Metrics
 from etude.wire.answers import Heading, RecordedCompletion, named_by_id
+from etude.wire.api_error import ApiError
 from etude.wire.bodies import ChatCompletionBody, CompletionBody, as_message
 from etude.wire.dialect import AnswerMemory, ChatBody
 from etude.wire.endpoint import as_starlette

@@ -13,9 +13,10 @@ from sqlalchemy.exc import IntegrityError
 
 from etude.jobs.folders import StateFolders
 from etude.server.database import EVENTS, JOBS, MODELS, Page, Row, new_id, page_of, row_of
-from etude.server.errors import ApiError, not_found
+from etude.server.errors import not_found
 from etude.server.reinforcement import models_of
 from etude.store.lock import locked_by
+from etude.wire.api_error import ApiError
 
 LIVE = ("queued", "running", "paused")
 FINAL = ("succeeded", "failed", "cancelled")
@@ -168,11 +169,17 @@ class JobStore:
             _add_event(connection, job, "The job has successfully completed")
 
     def add_event(
-        self, job: str, message: str, *, once: str | None = None, data: Mapping[str, Any] | None = None
+        self,
+        job: str,
+        message: str,
+        *,
+        level: str = "info",
+        once: str | None = None,
+        data: Mapping[str, Any] | None = None,
     ) -> None:
         """Note an event, in the place of an earlier one under the same name `once`."""
         with self._engine.begin() as connection:
-            _add_event(connection, job, message, once=once, data=data)
+            _add_event(connection, job, message, level=level, once=once, data=data)
 
     def set(self, job: str, **facts: Any) -> None:
         """Change facts of a job, but never its status."""

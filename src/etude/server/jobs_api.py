@@ -23,11 +23,12 @@ from etude.algorithms.algorithm import algorithm_type
 from etude.core.keys import content_hash
 from etude.core.trajectory import Method
 from etude.server.database import Row, list_object
-from etude.server.errors import ApiError
 from etude.server.files import FileStore
 from etude.server.graders_api import require_judges
 from etude.server.hyperparameters import Hyperparameters, method_model, server_algorithms
+from etude.server.job_size import require_doable
 from etude.server.jobs import JobStore, require_same
+from etude.server.json_route import JsonRoute
 from etude.server.models import ModelStore
 from etude.server.reinforcement import (
     REINFORCEMENT,
@@ -37,6 +38,8 @@ from etude.server.reinforcement import (
     reinforcement_model,
     resolved_for,
 )
+from etude.server.settings import ServerSettings
+from etude.wire.api_error import ApiError
 
 IDEMPOTENCY_FIELD = "idempotency_key"
 """In the metadata, where a client cannot send the header `Idempotency-Key`."""
@@ -240,10 +243,14 @@ def _seconds(time: float | None) -> int | None:
 
 
 def job_routes(
-    jobs: JobStore, files: FileStore, models: ModelStore, waiting_jobs: int, wake: Callable[[], None]
+    settings: ServerSettings,
+    jobs: JobStore,
+    files: FileStore,
+    models: ModelStore,
+    wake: Callable[[], None],
 ) -> APIRouter:
     """Create, pause, cancel and follow jobs, and list algorithms. `wake` has the scheduler look at them."""
-    router = APIRouter(prefix="/v1/fine_tuning", tags=["fine-tuning"])
+    router = APIRouter(prefix="/v1/fine_tuning", tags=["fine-tuning"], route_class=JsonRoute)
 
     @router.post("/jobs", summary="Train a model")
     def create_job(body: JobBody, idempotency_key: IdempotencyKey = None) -> dict[str, Any]:
@@ -253,8 +260,11 @@ def job_routes(
         if known is not None:
             require_same(known, body.differences(known, files.are_same))
             return job_object(known)
-        values = _values(body, files, models) | {"idempotency_key": key, "request_hash": body.hash()}
-        jobs.require_place(waiting_jobs)
+        values = _values(settings, body, files, models) | {
+            "idempotency_key": key,
+            "request_hash": body.hash(),
+        }
+        jobs.require_place(settings.waiting_jobs)
         row, _ = jobs.create(values)
         wake()
         return job_object(row)
@@ -273,6 +283,12 @@ def job_routes(
         """Where it stands."""
         return job_object(jobs.get(job_id))
 
+    _add_changes(router, jobs, wake)
+    _add_lists(router, jobs)
+    return router
+
+
+def _add_changes(router: APIRouter, jobs: JobStore, wake: Callable[[], None]) -> None:
     @router.post("/jobs/{job_id}/cancel", summary="Cancel a job")
     def cancel_job(job_id: str) -> dict[str, Any]:
         """End a job that waits or trains; it makes no model."""
@@ -294,9 +310,6 @@ def job_routes(
         wake()
         return job_object(row)
 
-    _add_lists(router, jobs)
-    return router
-
 
 def _add_lists(router: APIRouter, jobs: JobStore) -> None:
     @router.get("/jobs/{job_id}/events", summary="List a job's events")
@@ -315,7 +328,7 @@ def _add_lists(router: APIRouter, jobs: JobStore) -> None:
         return {"object": "list", "data": sorted(server_algorithms())}
 
 
-def _values(body: JobBody, files: FileStore, models: ModelStore) -> dict[str, Any]:
+def _values(settings: ServerSettings, body: JobBody, files: FileStore, models: ModelStore) -> dict[str, Any]:
     """The columns of a new job. Raises ApiError for what does not fit together."""
     method = body.method.type
     model = models.get(body.model)
@@ -330,6 +343,13 @@ def _values(body: JobBody, files: FileStore, models: ModelStore) -> dict[str, An
         raise ApiError(400, str(error), param=param, code="invalid_value") from error
     if method == REINFORCEMENT:
         _check_reinforcement(body, values, models)
+    require_doable(
+        settings,
+        values,
+        rows=training["rows"],
+        file_bytes=training["bytes"],
+        place=f"method.{method}.hyperparameters",
+    )
     return {
         **body.model_dump(include={"model", "training_file", "validation_file", "suffix"}),
         "method": method,

@@ -13,8 +13,9 @@ import sqlalchemy as sa
 
 from etude.core.job import ModelVersion
 from etude.server.database import MODELS, Row, row_of
-from etude.server.errors import ApiError, not_found
+from etude.server.errors import not_found
 from etude.server.settings import ServerSettings
+from etude.wire.api_error import ApiError
 
 if TYPE_CHECKING:
     from etude.models.policy import LoraOptions, Policy

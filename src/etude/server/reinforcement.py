@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model, model_validator
 
@@ -44,7 +44,7 @@ _OWN: dict[str, Any] = {
         Field(default=None, description="Handed to the chat template, where it knows the word."),
     ),
     "temperature": (
-        Auto | Positive | None,
+        Auto | Annotated[float, Field(ge=1e-6, le=100)] | None,
         Field(default=None, description="Of the sampled answers; `auto` is 1."),
     ),
     "max_tokens": (

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import PIPE, Process
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,8 @@ from etude.server.database import Row
 from etude.server.engines import JOBS, EnginePool
 from etude.server.jobs import LIVE, JobFolder, JobStore
 from etude.server.reinforcement import REINFORCEMENT
-from etude.server.settings import ServerSettings, WorkerOrder, training_processes
+from etude.server.settings import LIFELINE, ServerSettings, WorkerOrder, training_processes
+from etude.store.files import open_private, private_folder
 
 _LOG = logging.getLogger("etude.server")
 
@@ -56,6 +57,9 @@ class Workers:
         self._launcher = launcher
         # With NVML, as CUDA itself could not be used any more after a fork.
         self._environment = {**environment, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        # The other end is closed by the end of this process, whatever that is, and workers notice it.
+        self._lifeline, self._life = os.pipe()
+        self._environment |= {LIFELINE: str(self._lifeline)}
         self._nursery: Process | None = None
         self._listener: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
@@ -69,12 +73,12 @@ class Workers:
         Raises OSError when it cannot be started.
         """
         folder = JobFolder(order.settings.data_dir, order.job)
-        folder.path.mkdir(parents=True, exist_ok=True)
+        private_folder(folder.path)
         processes = order.settings.training_processes or 1
         if processes > 1 or order.settings.cluster is not None:
             command = self._launcher.command(_MODULE, [order.model_dump_json()], processes, folder.path)
-            with folder.log.open("ab") as log:
-                process = await self._spawn(command, stdin=DEVNULL, stdout=log, stderr=log)
+            with open_private(folder.log, "ab") as log:
+                process = await self._spawn(command, stdin=self._lifeline, stdout=log, stderr=log)
             return Worker(process.pid, asyncio.ensure_future(process.wait()))
         try:
             return await self._fork(order)
@@ -85,7 +89,9 @@ class Workers:
         async with self._starting:
             if self._nursery is None or self._nursery.returncode is not None:
                 command = [sys.executable, "-m", _MODULE]
-                self._nursery = await self._spawn(command, stdin=PIPE, stdout=PIPE, stderr=None)
+                self._nursery = await self._spawn(
+                    command, stdin=PIPE, stdout=PIPE, stderr=None, pass_fds=[self._lifeline]
+                )
                 self._started = asyncio.Queue()
                 self._listener = asyncio.create_task(self._listen(self._nursery, self._started))
             assert self._nursery.stdin is not None
@@ -138,8 +144,8 @@ class Workers:
 class Scheduler:
     """Runs up to `running_jobs` workers. All that must survive it is in the database.
 
-    A worker outlives a server that is killed. It holds its job's lock while it lives, so the next server
-    finds it, and waits for it instead of starting another.
+    A worker notices that its server was killed, and ends with a checkpoint after the step that it is at. It
+    holds its job's lock while it lives, so the next server waits for that instead of starting another.
     """
 
     def __init__(self, settings: ServerSettings, jobs: JobStore, pool: EnginePool) -> None:
@@ -328,9 +334,12 @@ def launcher_for(settings: ServerSettings) -> Launcher:
     """Starts the processes that train, here or on a cluster. Raises MissingExtraError, RequestError."""
     if settings.cluster is None:
         return LocalLauncher()
-    from etude.cluster.launch import RayLauncher
+    from etude.cluster.launch import TeamLauncher
 
-    return RayLauncher(settings.cluster, "etude.server.stores:StoresDesk", on_gpus=settings.device != "cpu")
+    # Algorithms of a user's are imported from the server's current folder.
+    code = Path.cwd() if settings.algorithms else None
+    desk, on_gpus = "etude.server.stores:StoresDesk", settings.device != "cpu"
+    return TeamLauncher(settings.cluster, desk, on_gpus=on_gpus, code=code)
 
 
 def _text_of(log: Path, begin: int) -> str:

@@ -3,63 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import os
 import socket
+import threading
 from collections.abc import Callable
+from types import FrameType
 
 import uvicorn
-from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from etude.algorithms.algorithm import load_algorithms
 from etude.core.errors import EtudeError, StoreError
+from etude.core.secrets import keep_secret
 from etude.report.logs import show_logs
 from etude.server.app import create_app
 from etude.server.backend import Backend, EmbeddedBackend, VllmBackend
+from etude.server.guard import Guard
 from etude.server.settings import ServerSettings, require_safe, training_processes
+from etude.store.files import delete_left_over, private_folder
 from etude.store.lock import RunLock
-from etude.wire.dialect import error_object
-from etude.wire.endpoint import listen
+from etude.wire.http_server import listen, server_config
 
 _LOOK_SECONDS = 0.1
-
-
-def patient_protocol(seconds: float) -> type[H11Protocol]:
-    """uvicorn's protocol, with a limit to the time from the beginning of a connection, or from the last
-    answer, to the end of a request's head. A body has limits of its own."""
-
-    class PatientProtocol(H11Protocol):
-        """Closes connections whose client sends nothing, or a byte now and then."""
-
-        _head: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._expect_head()
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            self._expect_head()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            if self._head is not None:
-                self._head.cancel()
-            super().connection_lost(exc)
-
-        def _expect_head(self) -> None:
-            if self._head is not None:
-                self._head.cancel()
-            self._head = self.loop.call_later(seconds, self._give_up)
-
-        def _give_up(self) -> None:
-            under_way = self.cycle is not None and not self.cycle.response_complete
-            if not under_way and not self.transport.is_closing():
-                self.transport.write(f"{head}content-type: application/json\r\n\r\n{body}".encode())
-                self.transport.close()
-
-    body = json.dumps(error_object(408, "the request did not come in time", code="timeout"))
-    head = f"HTTP/1.1 408 Request Timeout\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
-    return PatientProtocol
+_GRACE_SECONDS = 45.0
+"""For workers and engines to end, after the requests under way."""
+_LOADING_GRACE_SECONDS = 3.0
 
 
 class ServeError(EtudeError):
@@ -74,6 +41,8 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
     ServeError when the model cannot be loaded.
     """
     require_safe(settings)
+    if settings.api_key is not None:
+        keep_secret(settings.api_key.get_secret_value())
     load_algorithms(settings.algorithms)
     training_processes(settings)
     show_logs(settings.log_level)
@@ -87,7 +56,7 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
 
 
 def _run(
-    app: ASGIApp,
+    app: Guard,
     backend: Backend,
     settings: ServerSettings,
     listening: socket.socket,
@@ -100,6 +69,14 @@ def _run(
 
         error: EtudeError | None = None
 
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            """Begin to end, and be over in time: a thread that loads a model cannot be stopped."""
+            super().handle_exit(sig, frame)
+            seconds = settings.drain + _GRACE_SECONDS if self.started else _LOADING_GRACE_SECONDS
+            last = threading.Timer(seconds, os._exit, [128 + sig])
+            last.daemon = True
+            last.start()
+
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             # Before anything is served: a model that cannot be loaded is an error of the command.
             opening = asyncio.ensure_future(backend.open())
@@ -108,24 +85,23 @@ def _run(
             if self.should_exit:  # By a signal, which nobody but this loop looks at yet.
                 opening.cancel()
                 await asyncio.wait({opening})
-                await backend.put_away()
+                await backend.close()
                 return
             try:
                 opening.result()
             except EtudeError as error:
                 self.error, self.should_exit = error, True
+                await backend.close()
                 return
             await super().startup(sockets)
             if self.started:
                 on_ready(f"http://{host}:{port}")
 
-    config = uvicorn.Config(
+    config = server_config(
         app,
-        http=patient_protocol(settings.body_timeout),
+        app.limits,
         log_config=None,
-        access_log=False,
         lifespan="on",
-        server_header=False,
         timeout_graceful_shutdown=max(1, round(settings.drain)),
     )
     server = Server(config)
@@ -139,12 +115,14 @@ def _run(
 def _lock(settings: ServerSettings) -> RunLock:
     """One server in a data folder: two would start the same jobs."""
     try:
-        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        private_folder(settings.data_dir)
     except OSError as error:
         raise StoreError(f"{settings.data_dir}: {error.strerror}; choose another --data-dir") from error
     try:
-        return RunLock(settings.data_dir / "lock")
+        lock = RunLock(settings.data_dir / "lock")
     except StoreError as error:
         raise StoreError(
             f"{settings.data_dir} is in use by another server; stop it, or choose another --data-dir"
         ) from error
+    delete_left_over(settings.data_dir)
+    return lock

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
-from etude.cluster.config import LearnersConfig
+from etude.cluster.config import RayConfig
 from etude.core.errors import RequestError
 from etude.report.logs import LogLevel
+from etude.wire.http_limits import MEBIBYTE
+from etude.wire.http_server import is_loopback
 
-MEBIBYTE = 2**20
+LIFELINE = "ETUDE_SERVER_LIFELINE"
+"""The variable with the descriptor by which workers notice that their server is no more."""
 
 
 class ServerSettings(BaseModel):
@@ -55,7 +57,9 @@ class ServerSettings(BaseModel):
     max_file: int = Field(default=512 * MEBIBYTE, ge=1024)
     """Bytes of an uploaded file."""
     body_timeout: float = Field(default=30.0, gt=0)
-    """Seconds that a client may keep the server waiting for the next piece of its request."""
+    """Seconds for a request's head, and as many for its body, and more for each 32 KiB that have come."""
+    max_connections: int = Field(default=1024, ge=1)
+    """Connections at once."""
     running_jobs: int = Field(default=1, ge=1)
     """Training jobs at once."""
     training_processes: int | None = Field(default=None, ge=1)
@@ -64,8 +68,14 @@ class ServerSettings(BaseModel):
     """Algorithms of one's own that jobs may name, as import paths `module:Name`; the server imports them."""
     shard_training: bool = False
     """Whether each of these processes holds only a part of the weights and of the optimiser's state."""
-    cluster: LearnersConfig | None = None
+    cluster: RayConfig | None = None
     """The Ray cluster whose nodes train; None trains on this machine."""
+    samplers: int = Field(default=0, ge=0)
+    """vLLM processes on the nodes of the cluster; without any they are on this machine."""
+    sampler_cpus: float = Field(default=1.0, ge=0)
+    """CPUs that Ray sets aside for each of them."""
+    sampler_gpus: float | None = Field(default=None, ge=0)
+    """GPUs for each; None takes one where the cluster has any, unless the device is `cpu`."""
     waiting_jobs: int = Field(default=100, ge=1)
     """Jobs in the queue; more are refused with 429."""
     checkpoint_steps: int = Field(default=10, ge=1)
@@ -102,9 +112,17 @@ def server_settings(**given: Any) -> ServerSettings:
         for option, values in {
             "--vllm-arg": settings.vllm_args,
             "--vllm-device": settings.vllm_devices,
+            "--samplers": (settings.samplers,) * bool(settings.samplers),
         }.items():
             if values:
                 raise RequestError(f"{option} {values[0]}: there is no vLLM without --engine vllm")
+    if settings.samplers and settings.cluster is None:
+        raise RequestError("--samplers places vLLM processes on a cluster; name one: --on auto")
+    if settings.samplers and settings.vllm_devices:
+        raise RequestError(
+            "--samplers are placed on the nodes of a cluster, and --vllm-device names devices of this "
+            "machine; leave one of them out"
+        )
     return settings
 
 
@@ -119,21 +137,13 @@ def require_safe(settings: ServerSettings) -> None:
         raise RequestError("the API key is empty; put one in the variable that --api-key-env names")
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server on `host`."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def training_processes(settings: ServerSettings) -> int:
     """As many as the settings say, or else one for each GPU.
 
     Raises RequestError when there are more than GPUs to train on.
     """
     if settings.cluster is not None:
-        return settings.cluster.learners
+        return settings.cluster.learners or 1
     asked, gpus = settings.training_processes, _gpus(settings.device)
     if asked is not None and asked > 1 and gpus is not None and asked > gpus:
         there = "one device" if gpus == 1 else f"{gpus} GPUs"

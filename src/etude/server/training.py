@@ -29,6 +29,7 @@ from etude.models.policy import LoraOptions, Policy
 from etude.server.database import Row
 from etude.server.files import read_rows
 from etude.server.hyperparameters import job_algorithm
+from etude.server.job_size import require_room
 from etude.server.jobs import JobFolder, model_name
 from etude.server.models import ModelStore, load_policy
 from etude.server.reinforcement import REINFORCEMENT, grader_of, loss_of_method
@@ -55,6 +56,7 @@ def train_job(
     TrainingCanceled when `canceled` is set, and Interrupted, after a checkpoint, when `stopping` is.
     """
     values: Mapping[str, Any] = job["hyperparameters"]
+    require_room(settings, values, stores.files.get(job["training_file"])["bytes"])
     algorithm = job_algorithm(loss_of_method(job["method"]), values)
     policy = _load_policy(settings, job, stores.models, keep_base="reference" in algorithm.needs())
     before = policy.digest()
@@ -147,6 +149,10 @@ class _Reporter(JobListener):
         self._data_dir = data_dir
         self._clock = (time.time(), 0)
         """When this worker began, and after which step."""
+
+    def went_back(self, step: int, damage: Sequence[str]) -> None:
+        on = f"the job goes on from step {step}" if step else "the job begins anew"
+        self._jobs.add_event(self._id, f"A checkpoint is damaged: {'; '.join(damage)}; {on}", level="warn")
 
     def started(self, done: int) -> None:
         self._clock = (time.time(), done)

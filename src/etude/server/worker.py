@@ -11,33 +11,34 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+import time
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 from etude.algorithms.algorithm import load_algorithms
 from etude.cluster.seat import HeadLost, Seat, own_seat
 from etude.core.errors import EtudeError, StoreError
 from etude.core.garbage import collect_rarely
+from etude.core.streams import mask_streams
+from etude.jobs.part import PEER_SECONDS, asked_to_end, loading_of, locked_seat
 from etude.jobs.training import Interrupted
 from etude.learner.learner import TrainingCanceled
 from etude.learner.team import PeerLost, Team, joined
-from etude.models.device import choose_device, choose_dtype, dtype_name
 from etude.report.logs import LogLevel, show_logs
-from etude.server.errors import ApiError
 from etude.server.extensions import load_extensions
 from etude.server.jobs import FINAL, JobFolder
-from etude.server.settings import ServerSettings, WorkerOrder
+from etude.server.settings import LIFELINE, ServerSettings, WorkerOrder
 from etude.server.stores import Stores, stores_at, stores_here
 from etude.server.training import train_job
+from etude.store.files import open_private
 from etude.store.lock import RunLock
+from etude.wire.api_error import ApiError
 
 _LOG = logging.getLogger("etude.server.worker")
-_LOOK_SECONDS = 0.5
+_ALONE_SECONDS = 60.0
+"""For a worker to end with a checkpoint once its server is no more."""
 _IDLE_SECONDS = 900.0
 """After which a nursery without orders and workers ends, to give back its memory."""
-_PEER_SECONDS = 600.0
-"""That a process waits for another: longer than any checkpoint takes to write."""
 
 
 def work(order: WorkerOrder) -> bool:
@@ -87,13 +88,17 @@ def run_order(order: WorkerOrder, team: Team, seat: Seat | None = None) -> bool:
 
 def _train(order: WorkerOrder, team: Team, stores: Stores, seat: Seat | None) -> None:
     settings = order.settings
-    device = settings.device if team.device is None else str(team.device)
-    dtype: str = settings.dtype
-    if team.shards:
-        # The whole model need not fit on the device where a part of it will be.
-        dtype, device = dtype_name(choose_dtype(dtype, choose_device(device))), "cpu"
-    settings = settings.model_copy(update={"device": device, "dtype": dtype})
-    with _signals() as stopping, _canceled(stores, order.job, stopping, seat) as canceled:
+    settings = settings.model_copy(update=loading_of(team, settings.device, settings.dtype))
+
+    def look(canceled: threading.Event, stopping: threading.Event) -> None:
+        """The job may be canceled or paused, and processes on a cluster be asked to make way."""
+        status = stores.jobs.get(order.job)["status"]
+        if status in FINAL:
+            canceled.set()
+        elif status != "running" or (seat is not None and seat.stopping()):
+            stopping.set()
+
+    with asked_to_end(look) as (canceled, stopping):
         train_job(settings, stores.jobs.get(order.job), stores, team, canceled, stopping)
 
 
@@ -101,7 +106,7 @@ def _team(settings: ServerSettings, seat: Seat | None) -> AbstractContextManager
     """The processes that train the job together. Entering it raises PeerLost."""
     if settings.training_processes == 1 and seat is None:
         return nullcontext(Team())
-    return joined(settings.device, _PEER_SECONDS, shards=settings.shard_training)
+    return joined(settings.device, PEER_SECONDS, shards=settings.shard_training)
 
 
 def _locked(folder: JobFolder, team: Team, seat: Seat | None) -> RunLock | None:
@@ -110,13 +115,10 @@ def _locked(folder: JobFolder, team: Team, seat: Seat | None) -> RunLock | None:
     The lock of a job on a cluster is its launcher's, and the processes have others. Raises StoreError where
     they do not share the folder, PeerLost where an earlier team does not end.
     """
-    lock: RunLock | None = None
     if seat is not None:
         seat.require_shared()
-        lock = seat.lock(leads=team.leads)
-        if team.any(lock is None):
-            raise PeerLost("a process of an earlier team still trains the job, on another node")
-        return lock
+        return locked_seat(seat, team)
+    lock: RunLock | None = None
     # First the leader: of two workers that are started at once, one must get all locks.
     for leads in (True, False):
         if team.leads is leads:
@@ -127,47 +129,6 @@ def _locked(folder: JobFolder, team: Team, seat: Seat | None) -> RunLock | None:
                 lock.release()
             return None
     return lock
-
-
-@contextmanager
-def _signals() -> Iterator[threading.Event]:
-    """Set when the process is asked to end (SIGTERM)."""
-    stopping = threading.Event()
-    before = signal.signal(signal.SIGTERM, lambda number, frame: stopping.set())
-    try:
-        yield stopping
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _canceled(
-    stores: Stores, job: str, stopping: threading.Event, seat: Seat | None
-) -> Iterator[threading.Event]:
-    """Set when the job is not to run any more; where it is paused, `stopping` is set."""
-    canceled, over = threading.Event(), threading.Event()
-
-    def look() -> None:
-        while not over.wait(_LOOK_SECONDS):
-            try:
-                status = stores.jobs.get(job)["status"]
-                make_way = seat is not None and seat.stopping()
-            except HeadLost:
-                canceled.set()
-                return
-            if status in FINAL:
-                canceled.set()
-                return
-            if status != "running" or make_way:
-                stopping.set()
-
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    try:
-        yield canceled
-    finally:
-        over.set()
-        thread.join()
 
 
 def _nursery() -> WorkerOrder | None:
@@ -215,6 +176,21 @@ def _nursery() -> WorkerOrder | None:
     return None
 
 
+def end_with_the_server(connection: int) -> None:
+    """Have this process end as by SIGTERM once the other end of a connection is closed, as it is by the
+    server's end, and by SIGKILL if that takes too long."""
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(connection, 0)
+        if any(event & select.POLLHUP for _, event in poll.poll()):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(_ALONE_SECONDS)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="etude-server-watch", daemon=True).start()
+
+
 def _say(line: str) -> None:
     with suppress(BrokenPipeError):  # A server that was killed does not listen any more.
         os.write(1, line.encode() + b"\n")
@@ -226,8 +202,9 @@ def _born(line: bytes) -> WorkerOrder:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     order = WorkerOrder.model_validate_json(line)
+    end_with_the_server(int(os.environ[LIFELINE]))
     with (
-        JobFolder(order.settings.data_dir, order.job).log.open("ab") as log,
+        open_private(JobFolder(order.settings.data_dir, order.job).log, "ab") as log,
         Path(os.devnull).open("rb") as nothing,
     ):
         for descriptor, file in enumerate((nothing, log, log)):
@@ -240,8 +217,13 @@ def _born(line: bytes) -> WorkerOrder:
 def main() -> int:
     """Work by the order on the command line or on standard input; the exit code."""
     collect_rarely()
+    mask_streams()
     show_logs(LogLevel.INFO)
-    order = WorkerOrder.model_validate_json(sys.argv[1]) if len(sys.argv) > 1 else _nursery()
+    if len(sys.argv) > 1:
+        order: WorkerOrder | None = WorkerOrder.model_validate_json(sys.argv[1])
+        end_with_the_server(0)
+    else:
+        order = _nursery()
     if order is not None:
         show_logs(order.settings.log_level)
         _LOG.debug("order: %s", order.model_dump_json())

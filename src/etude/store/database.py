@@ -10,26 +10,39 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import queue
+import shutil
 import sqlite3
+import struct
+import tempfile
 import threading
 import time
+import zlib
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
 from etude.core.errors import StoreError
+from etude.store.files import open_private
+from etude.store.mark import Mark
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Written to every run.db. A database of another version is refused, never guessed at."""
 
 _SCHEMA = f"""
 BEGIN IMMEDIATE;
-CREATE TABLE IF NOT EXISTS steps (key TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL, created REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS steps (
+    key TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL, created REAL NOT NULL, checksum INTEGER NOT NULL
+);
 PRAGMA user_version={SCHEMA_VERSION};
 COMMIT;
 """
-"""One row per journalled step: its key, its value as JSON, and when it was stored (Unix seconds)."""
+"""One row per journalled step: its key, its value as JSON, when it was stored (Unix seconds), and the
+checksum of these."""
+
+PUT_ROW = "INSERT OR REPLACE INTO steps (key, value, created, checksum) VALUES (?,?,?,?)"
 
 _BUSY_SECONDS = 10
 _ROWS_PER_STATEMENT = 64
@@ -43,7 +56,7 @@ _ADVICE = {
     "SQLITE_IOERR": _FULL,
     "SQLITE_BUSY": _LOCKED,
     "SQLITE_LOCKED": _LOCKED,
-    "SQLITE_CORRUPT": "the file is damaged; copy the run folder away and start a new run",
+    "SQLITE_CORRUPT": "the file is damaged; mend what can be mended: etude runs check RUN --repair",
     "SQLITE_NOTADB": "the file is not a run database; check the path, or start a new run",
     "SQLITE_READONLY": "the file may not be written; check the permissions of the run folder",
     "SQLITE_CANTOPEN": "the file cannot be opened; check that the folder exists and its permissions",
@@ -58,24 +71,58 @@ def open_database(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     """
     if read_only and not path.is_file():
         raise StoreError(f"{path} does not exist: there is no run to read here")
-    address = path.absolute().as_uri() + ("?mode=ro" if read_only else "")
+    if not read_only and not path.exists():
+        # Its log and index get the same mode. Why it cannot be made, SQLite says better.
+        with contextlib.suppress(OSError):
+            open_private(path, "ab").close()
     try:
-        connection = sqlite3.connect(
-            address, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
-        )
         try:
-            _prepare(connection, path, read_only=read_only)
-        except (sqlite3.Error, StoreError):
-            connection.close()
-            raise
+            return _connect(path, "?mode=ro" if read_only else "", read_only=read_only)
+        except sqlite3.OperationalError:
+            if not read_only or os.access(path.parent, os.W_OK):
+                raise
+        return _connect_read_only(path)
     except sqlite3.Error as error:
         raise store_error(path, error) from error
+
+
+def _connect(path: Path, query: str, *, read_only: bool) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        path.absolute().as_uri() + query,
+        uri=True,
+        timeout=_BUSY_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    try:
+        _prepare(connection, path, read_only=read_only)
+    except (sqlite3.Error, StoreError):
+        connection.close()
+        raise
     return connection
+
+
+def _connect_read_only(path: Path) -> sqlite3.Connection:
+    """A connection where no file can be made beside the database, as SQLite needs to read its log."""
+    log = path.with_name(f"{path.name}-wal")
+    if not log.exists() or not log.stat().st_size:
+        return _connect(path, "?immutable=1", read_only=True)
+    with tempfile.TemporaryDirectory(prefix="etude-run-") as folder:
+        copy = Path(folder) / path.name
+        shutil.copyfile(path, copy)
+        shutil.copyfile(log, copy.with_name(log.name))
+        # What is open can be read on once it is deleted.
+        return _connect(copy, "", read_only=True)
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version not in (0, SCHEMA_VERSION) or (version == 0 and read_only):
+    if version == 0 and read_only:
+        raise StoreError(
+            f"{path} holds nothing: the run was stopped before it had stored anything, or its database was "
+            f"emptied since. `etude resume` begins it, or says what is gone"
+        )
+    if version not in (0, SCHEMA_VERSION):
         raise StoreError(
             f"{path} has schema version {version}, and this version of etude reads version {SCHEMA_VERSION}. "
             f"Use the etude that made the run (see environment.json beside it), or start a new run."
@@ -83,10 +130,21 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> 
     if read_only:
         return
     connection.execute("PRAGMA journal_mode=WAL")
-    # NORMAL in WAL mode: a killed process loses nothing, and a commit does not wait for the disk.
-    connection.execute("PRAGMA synchronous=NORMAL")
+    # A commit is on the disk when it returns. Rows that wait for one share it, so that this costs no more
+    # CPU time for each than commits that do not wait (benchmarks/harness.py).
+    connection.execute("PRAGMA synchronous=FULL")
     if version == 0:
         connection.executescript(_SCHEMA)
+
+
+def checksum(key: bytes, text: bytes, created: float) -> int:
+    """The CRC-32 of a row."""
+    return zlib.crc32(struct.pack("<d", created), zlib.crc32(text, zlib.crc32(key)))
+
+
+def row_of(key: str, text: str, created: float) -> tuple[str, str, float, int]:
+    """A row for `PUT_ROW`."""
+    return key, text, created, checksum(key.encode(), text.encode(), created)
 
 
 def store_error(path: Path, error: BaseException) -> StoreError:
@@ -108,6 +166,8 @@ class Put:
 
     key: str
     text: str
+    is_news: bool = True
+    """Whether something has happened: not where it only says that time has passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,23 +189,37 @@ class Writer:
         """Open or make the database at `path`. Raises StoreError, as `open_database` does."""
         self._path = path
         self._connection = open_database(path)
+        self._mark = Mark(path)
         self._queue: queue.SimpleQueue[tuple[Operation, Waiter] | None] = queue.SimpleQueue()
+        self._submitted = self._settled = 0
+        self.committed = 0
+        """Operations with news that are on the disk, since this was opened."""
         self._thread = threading.Thread(target=self._run, name=f"etude-journal {path}", daemon=True)
         self._thread.start()
 
     def submit(self, operation: Operation, waiter: Waiter) -> None:
         """Queue an operation; `waiter` is resolved when it is committed, or given a StoreError."""
+        self._submitted += 1
         self._queue.put((operation, waiter))
+
+    @property
+    def waiting(self) -> int:
+        """Operations that are not on the disk yet."""
+        return self._submitted - self._settled
 
     def close(self) -> None:
         """Write out what is queued and end the thread."""
         self._queue.put(None)
         self._thread.join()
         self._connection.close()
+        self._mark.close()
 
     def _run(self) -> None:
         while batch := self._take():
-            _resolve([waiter for _, waiter in batch], self._write([operation for operation, _ in batch]))
+            error = self._write([operation for operation, _ in batch])
+            self._settled += len(batch)
+            self.committed += 0 if error else sum(_is_news(operation) for operation, _ in batch)
+            _resolve([waiter for _, waiter in batch], error)
 
     def _take(self) -> list[tuple[Operation, Waiter]]:
         """At least one operation, and the puts that are queued behind it; none at the end."""
@@ -165,29 +239,37 @@ class Writer:
 
     def _write(self, batch: list[Operation]) -> StoreError | None:
         now, last = time.time(), batch[-1]
-        rows = [
-            value
-            for operation in batch
-            if isinstance(operation, Put)
-            for value in (operation.key, operation.text, now)
-        ]
+        rows = [row_of(each.key, each.text, now) for each in batch if isinstance(each, Put)]
         try:
             # One statement for all rows, and not executemany: SQLite's driver gives up the interpreter
             # lock at each step, and a busy main thread makes it wait for milliseconds to get it back.
             if rows:
-                self._connection.execute(_put_statement(len(rows) // 3), rows)
+                cursor = self._connection.execute(_put_statement(len(rows)), [*chain.from_iterable(rows)])
+                self._mark.write(cursor.lastrowid or 0)
             if isinstance(last, Delete):
-                self._connection.execute(
-                    "DELETE FROM steps WHERE key >= ? AND key < ?", (last.first, last.end)
-                )
+                self._delete(last)
         except sqlite3.Error as error:
             return store_error(self._path, error)
+        except StoreError as error:
+            return error
         return None
+
+    def _delete(self, keys: Delete) -> None:
+        span = (keys.first, keys.end)
+        query = "SELECT rowid FROM steps WHERE NOT (key >= ? AND key < ?) ORDER BY rowid DESC LIMIT 1"
+        last = self._connection.execute(query, span).fetchone()
+        # Before it is done: rows that were deleted must never count as lost.
+        self._mark.write(last[0] if last else 0, sync=True)
+        self._connection.execute("DELETE FROM steps WHERE key >= ? AND key < ?", span)
 
 
 @functools.lru_cache(maxsize=_ROWS_PER_STATEMENT)
 def _put_statement(rows: int) -> str:
-    return "INSERT OR REPLACE INTO steps (key, value, created) VALUES " + ",".join(["(?,?,?)"] * rows)
+    return PUT_ROW + ",(?,?,?,?)" * (rows - 1)
+
+
+def _is_news(operation: Operation) -> bool:
+    return not isinstance(operation, Put) or operation.is_news
 
 
 def _resolve(waiters: list[Waiter], error: StoreError | None) -> None:

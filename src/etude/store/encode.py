@@ -20,6 +20,7 @@ from pydantic_core import to_jsonable_python
 from etude.core.call import Call, ChatRequest, Completion, Constraint, Sampling, TopLogprobs, Usage
 from etude.core.episode import EpisodeRecord, Event, Failure
 from etude.core.example import Example
+from etude.core.secrets import masked
 from etude.core.tools import ToolUse
 from etude.store.journal import Json
 from etude.store.plain import plain
@@ -50,8 +51,9 @@ def encode_call(call: Call, parent: tuple[str, Call] | None) -> Json:
         "parent": None if name is None else [name, shared],
         "messages": request.messages[shared:],
         "tools": None if has_tools else request.tools,
-        "error": call.error,
-        "retries": call.retries or None,
+        "error": None if call.error is None else masked(call.error),
+        "retried": dict(call.retried) or None,
+        "waited": round(call.waited, 3) or None,
         "failed_at": call.failed_at or None,
         "completion": None if call.completion is None else _encode_completion(call.completion, before),
     }
@@ -86,7 +88,8 @@ def decode_call(data: Json, conversation: str, parent: Call | None) -> Call:
         ),
         completion=None if completion is None else _decode_completion(completion, parent),
         error=data.get("error"),
-        retries=data.get("retries", 0),
+        retried=data.get("retried", {}),
+        waited=data.get("waited", 0.0),
         failed_at=tuple(data.get("failed_at", ())),
     )
 
@@ -117,7 +120,7 @@ def _encode_completion(completion: Completion, parent: Call | None) -> Json:
     data = {
         "message": completion.message,
         "finish_reason": completion.finish_reason,
-        "usage": [completion.usage.prompt_tokens, completion.usage.completion_tokens],
+        "usage": _encode_usage(completion.usage),
         "model_version": completion.model_version,
         "prompt_ids": None if ids is None else [shared, _pack(_INT32, ids[shared:])],
         "completion_ids": _pack(_INT32, completion.completion_ids),
@@ -132,6 +135,12 @@ def _encode_completion(completion: Completion, parent: Call | None) -> Json:
         "address": completion.address or None,
     }
     return _without_none(data)
+
+
+def _encode_usage(usage: Usage) -> list[int]:
+    """The counts of tokens, that of cached ones where there are any."""
+    counts = [usage.prompt_tokens, usage.completion_tokens]
+    return [*counts, usage.cached_tokens] if usage.cached_tokens else counts
 
 
 def _decode_completion(data: Json, parent: Call | None) -> Completion:
@@ -209,14 +218,15 @@ def encode_episode(record: EpisodeRecord, names: Mapping[int, str]) -> Json:
         "calls": [names.get(call.index) or encode_call(call, None) for call in record.calls],
         "events": [_encode_event(event) for event in record.events],
         "output": record.output,
-        "failure": None if failure is None else [failure.kind, failure.reason, failure.origin],
+        "failure": None if failure is None else [failure.kind, masked(failure.reason), failure.origin],
         "seconds": record.seconds,
     }
 
 
 def _encode_event(event: Event) -> list[Any]:
     """The fields of an event; of the last three, those up to the last that has a value."""
-    fields = [event.kind, event.after_call, event.value, event.text]
+    text = masked(event.text) if event.text else ""
+    fields = [event.kind, event.after_call, event.value, text]
     if event.tool is not None:
         return [*fields, event.name, event.agent, asdict(event.tool)]
     return [*fields, event.name, event.agent] if event.name or event.agent is not None else fields

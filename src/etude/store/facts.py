@@ -14,7 +14,14 @@ from etude.core.history import History
 from etude.store.lock import locked_by
 from etude.store.log import histories
 from etude.store.run_folder import DATABASE, LOCK, RunFolder
-from etude.store.stored_config import RESULT, evaluated_model, read_request, stored_data, trained_parts
+from etude.store.stored_config import (
+    REQUEST,
+    RESULT,
+    evaluated_model,
+    read_request,
+    stored_data,
+    trained_parts,
+)
 from etude.store.summary import summary_in
 
 State = Literal["running", "finished", "unfinished", "unreadable"]
@@ -126,11 +133,23 @@ def is_run(path: Path) -> bool:
     return (path / DATABASE).is_file()
 
 
+def is_begun(path: Path) -> bool:
+    """Whether a process has begun to make a run folder at `path`."""
+    return (path / LOCK).is_file()
+
+
 def find_run(text: str, root: Path) -> Path:
     """The run folder that `text` names: a folder, or a name in `root`. Raises RequestError."""
     for path in (Path(text), root / text):
         if is_run(path):
             return path.absolute()
+        if path.is_dir() and (is_begun(path) or not any(path.iterdir())):
+            what = "evaluation" if (path / REQUEST).exists() else "run"
+            command = "evaluate" if what == "evaluation" else f"train CONFIG --name {shlex.quote(path.name)}"
+            raise RequestError(
+                f"{what} {path.name} was stopped before it had stored anything, so there is nothing to go on "
+                f"with. Start it again: etude {command}"
+            )
     names = [run.name for run in list_runs(root)]
     close = nearest(Path(text).name, names)
     if close:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from etude.core.episode import added_up
-from etude.core.history import EpochEntry, History, ValidationEntry
+from etude.core.history import Entry, EpochEntry, History, ValidationEntry
 from etude.core.job import ModelVersion
 from etude.core.stats import shown_mean
-
-Entry: TypeAlias = EpochEntry | ValidationEntry
 
 VALIDATION = "validation"
 TRAINING = "training episodes"
@@ -126,9 +124,13 @@ def measured_versions(history: History) -> list[tuple[ModelVersion, float]]:
 
 
 def last_version(history: History) -> ModelVersion | None:
-    """The weights after the last epoch; before the first those of the warm-up, if there was one."""
-    versions = (entry.version for entry in reversed(history.epochs) if entry.version is not None)
-    return next(versions, history.start)
+    """The weights after the last epoch, or that the model went back to since; before the first those of the
+    warm-up, if there was one."""
+    versions = (
+        entry.back_to or (entry.version if isinstance(entry, EpochEntry) else None)
+        for entry in reversed(history.entries)
+    )
+    return next((version for version in versions if version is not None), history.start)
 
 
 def best_version(history: History) -> ModelVersion | None:
@@ -154,6 +156,25 @@ def versions_to_keep(history: History, count: int) -> list[ModelVersion]:
 
 
 def versions_made(history: History) -> list[int]:
-    """The numbers of the versions that the warm-up and the epochs made, oldest first."""
-    start = [] if history.start is None else [history.start.number]
-    return start + [entry.version.number for entry in history.trained if entry.version is not None]
+    """The numbers of the versions that led to the present one, oldest first: that of the warm-up, and those
+    that epochs made, but for those that the model went back from."""
+    made = [] if history.start is None else [history.start.number]
+    for entry in history.entries:
+        if isinstance(entry, EpochEntry) and entry.status is not None and entry.version is not None:
+            made.append(entry.version.number)
+        if entry.back_to is not None:
+            made = [number for number in made if number <= entry.back_to.number]
+    return made
+
+
+def version_to_go_back_to(history: History) -> ModelVersion | None:
+    """The best of the versions that were measured, the latest of equals; None where it is the present one.
+
+    By validation where there was any, else by the rewards of the episodes sampled from the version.
+    """
+    measured = measured_versions(history)
+    present = last_version(history)
+    if not measured or present is None:
+        return None
+    best = max(measured, key=lambda pair: (pair[1], pair[0].number))[0]
+    return None if best.number == present.number else best

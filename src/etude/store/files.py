@@ -1,49 +1,200 @@
-"""Files and folders that are there in full or not at all, or are new: nothing is overwritten by halves."""
+"""Files and folders that are there in full or not at all, or are new: nothing is overwritten by halves.
+
+What a run or a server writes is for its user alone, whatever the umask.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
+import socket
+import stat
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import IO, Any
 
 from etude.core.errors import RequestError, StoreError
+from etude.core.secrets import masked
+
+FOLDER_MODE, FILE_MODE = 0o700, 0o600
+"""For the user alone."""
+
+_DRAFT = re.compile(r"\..+\.([\w-]*)\.(\d+)\.part(-wal|-shm|-journal)?")
+"""The name of a draft, with the machine and the process that write it; a database has files beside it."""
+_HOST = re.sub(r"[^\w-]", "-", socket.gethostname())
+_LONGEST_SECONDS = 86400.0
+"""That a draft of another machine, whose processes cannot be looked at, is taken for one that goes on."""
+
+_being_written: set[Path] = set()
+"""The drafts of this process."""
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to `path`; it is on the disk when this returns. Raises as `draft_of`."""
-    with draft_of(path) as draft, draft.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+def write_atomically(path: Path, text: str, *, exact: bool = False) -> None:
+    """Write `text` to `path`; it is on the disk when this returns. Raises as `draft_of`.
+
+    Secrets are masked, unless it is to be `exact`: what was said to models and by them. A lone surrogate,
+    which UTF-8 does not have, is written as `\\ud800`, as JSON does.
+    """
+    with draft_of(path) as draft, open_private(draft, "w") as file:
+        file.write(text if exact else masked(text))
+
+
+def private_folder(path: Path) -> Path:
+    """Make a folder, and those on the way that are missing, for this user alone; the path itself.
+
+    Their names are on the disk when this returns. Folders that are there stay as they are. Raises OSError.
+    """
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(FOLDER_MODE, exist_ok=True)
+        _sync(folder.parent)
+    path.mkdir(FOLDER_MODE, exist_ok=True)  # Raises where something else is in its place.
+    return path
+
+
+def open_private(path: Path, mode: str) -> IO[Any]:
+    """Open a file to be written, as text in UTF-8 or as bytes; a new one is for this user alone."""
+    encoding, errors = (None, None) if "b" in mode else ("utf-8", "backslashreplace")
+    return open(
+        path,
+        mode,
+        encoding=encoding,
+        errors=errors,
+        opener=lambda name, flags: os.open(name, flags, FILE_MODE),
+    )
+
+
+def make_private(path: Path) -> None:
+    """Give a file, or a folder with all that is in it, to this user alone. Raises OSError."""
+    if not path.is_dir():
+        path.chmod(FILE_MODE)
+        return
+    path.chmod(FOLDER_MODE)
+    for folder, folders, files in os.walk(path):
+        for names, mode in ((folders, FOLDER_MODE), (files, FILE_MODE)):
+            for name in names:
+                if not Path(folder, name).is_symlink():
+                    Path(folder, name).chmod(mode)
 
 
 @contextlib.contextmanager
-def draft_of(path: Path) -> Iterator[Path]:
+def draft_of(path: Path, *, sync: bool = True, private: bool = True) -> Iterator[Path]:
     """A path beside `path` to write a file or folder to; it becomes `path` when the block ends well.
 
-    The folders on the way are made. Raises StoreError when that is not possible; what was at `path` then
-    stays.
+    With `sync` it is on the disk then. The folders on the way are made, and drafts of `path` that killed
+    processes left are deleted. Where it is not `private`, the umask says who may read it. Raises StoreError
+    when that is not possible; what was at `path` then stays.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    # Of this thread alone: another one may be writing the same file.
+    draft = path.with_name(f".{path.name}.{threading.get_ident()}.{_HOST}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent) if private else path.parent.mkdir(parents=True, exist_ok=True)
+        for other in path.parent.iterdir():
+            if other.name.startswith(f".{path.name}.") and _is_left_over(other):
+                _delete(other)
+        _being_written.add(draft)
         try:
             yield draft
-            if draft.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            draft.replace(path)
+            put_in_place(draft, path, sync=sync, private=private)
         finally:
-            if draft.is_dir():
-                shutil.rmtree(draft, ignore_errors=True)
-            else:
-                draft.unlink(missing_ok=True)
+            _delete(draft)
+            _being_written.discard(draft)
     except OSError as error:
         raise StoreError(
             f"{path} cannot be written: {error.strerror or error}; free some space, mend the permissions or "
             "choose another folder"
         ) from error
+
+
+def put_in_place(draft: Path, path: Path, *, sync: bool = True, private: bool = True) -> None:
+    """Give a file or folder that is complete the name `path`, in the place of what is there. Raises OSError.
+
+    Where it is `private`, it is for this user alone from then on.
+
+    With `sync` all of it is on the disk before it has the name, and the name is when this returns: a name
+    that outlives a power cut must not be that of an empty file.
+    """
+    if private:
+        make_private(draft)
+    if sync:
+        _sync_all(draft)
+    is_folder = draft.is_dir()
+    if is_folder:
+        shutil.rmtree(path, ignore_errors=True)
+    draft.replace(path)
+    if sync:
+        _sync(path.parent)
+    if sync and is_folder:
+        # The first of the folders in it: its own name may be as new.
+        _sync(path.parent.parent)
+
+
+def delete_left_over(folder: Path) -> None:
+    """Delete the drafts in a folder, and in folders in it, of processes that are gone."""
+    for root, folders, names in os.walk(folder):
+        for name in [*folders, *names]:
+            path = Path(root) / name
+            if _is_left_over(path):
+                _delete(path)
+        folders[:] = [name for name in folders if _DRAFT.fullmatch(name) is None]
+
+
+def _is_left_over(path: Path) -> bool:
+    match = _DRAFT.fullmatch(path.name)
+    if match is None:
+        return False
+    host, process = match[1], int(match[2])
+    if host != _HOST:
+        return _age(path) > _LONGEST_SECONDS
+    if process == os.getpid():
+        # In a container each process may have the number of the one before it.
+        return path.with_name(path.name.removesuffix(match[3] or "")) not in _being_written
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except PermissionError:
+        pass
+    return False
+
+
+def _age(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sync_all(path: Path) -> None:
+    """Have a file, or all that is in a folder, on the disk."""
+    if not path.is_dir():
+        _sync(path)
+        return
+    for root, _, names in os.walk(path, topdown=False):
+        for name in names:
+            _sync(Path(root) / name)
+        _sync(Path(root))
+
+
+def _sync(path: Path) -> None:
+    if not stat.S_ISREG(mode := path.stat().st_mode) and not stat.S_ISDIR(mode):
+        return
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def write_new_files(folder: Path, contents: Mapping[str, str]) -> list[Path]:

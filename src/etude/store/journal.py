@@ -11,11 +11,13 @@ import json
 import sqlite3
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from etude.core.errors import StoreError
 from etude.store.database import Bound, Delete, Operation, Put, Waiter, Writer, open_database, store_error
+from etude.store.integrity import require_whole
 
 Json: TypeAlias = Any
 """A value that survives `json.dumps` and `json.loads`."""
@@ -55,12 +57,18 @@ class Journal:
     """
 
     def __init__(self, path: Path | str, *, read_only: bool = False) -> None:
-        """Open or make the journal at `path`.
+        """Open or make the journal at `path`; one that is to be written to is verified first.
 
         Raises StoreError when it cannot be opened, is damaged, or is of another schema version.
         """
         self.path = Path(path)
         self._reader = open_database(self.path, read_only=read_only)
+        if not read_only:
+            try:
+                require_whole(self.path, self._reader)
+            except StoreError:
+                self._reader.close()
+                raise
         self._reader_lock = threading.Lock()
         self._writer = None if read_only else Writer(self.path)
         self._running: dict[str, Waiter] = {}
@@ -135,6 +143,18 @@ class Journal:
         """
         await self._commit(self._put(key, _dumps(key, value)))
 
+    def put_soon(self, key: str, value: Json, *, is_news: bool = True) -> None:
+        """Store `value` under `key` without waiting, before everything that is stored later.
+
+        Without `is_news` it does not count among the entries that are `committed`.
+
+        Where it cannot be, whoever stores something next and waits for it hears of that. Raises TypeError for
+        a value that is not JSON, StoreError when the journal is closed.
+        """
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        waiter.add_done_callback(_seen)
+        self._require_writer().submit(replace(self._put(key, _dumps(key, value)), is_news=is_news), waiter)
+
     def scan(self, prefix: str = "") -> Iterator[tuple[str, Json]]:
         """All keys that start with `prefix` and their values, in the order of the keys, a page at a time."""
         first, end = _range(prefix)
@@ -165,6 +185,16 @@ class Journal:
     async def flush(self) -> None:
         """Wait until all writes that were started are committed or have failed."""
         await self._commit(None)
+
+    @property
+    def committed(self) -> int:
+        """Entries that are on the disk, since the journal was opened."""
+        return 0 if self._writer is None else self._writer.committed
+
+    @property
+    def waiting(self) -> int:
+        """Entries that are not on the disk yet."""
+        return 0 if self._writer is None else self._writer.waiting
 
     def close(self) -> None:
         """Write out what is queued and close the file. Calling it twice is fine."""
@@ -214,6 +244,12 @@ class Journal:
                 return self._reader.execute(statement, bounds).fetchall()
         except sqlite3.Error as error:
             raise store_error(self.path, error) from error
+
+
+def _seen(waiter: Waiter) -> None:
+    """An error that nobody waits for must not be reported as lost."""
+    if not waiter.cancelled():
+        waiter.exception()
 
 
 def _dumps(key: str, value: Json) -> str:

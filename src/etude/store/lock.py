@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -17,7 +18,8 @@ class RunLock:
 
     def __init__(self, path: Path) -> None:
         """Take the lock at `path`. Raises StoreError when another process has it."""
-        self._file: int | None = _open(path)
+        flags = os.O_RDWR | os.O_CREAT
+        self._file: int | None = _open(path, flags, "the run folder must be writable")
         # Tried a few times: a listing of runs holds the lock for an instant to see if it is free.
         for _ in range(_TRIES):
             if _try_lock(self._file):
@@ -46,18 +48,24 @@ def locked_by(path: Path) -> int | None:
     """The process that holds the lock at `path`, or None when nobody does."""
     if not path.is_file():
         return None
-    file = _open(path)
+    try:
+        file = os.open(path, os.O_RDWR)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise StoreError(f"{path}: {error.strerror}") from error
+        # Of a run that may only be read: its lock can be tried all the same.
+        file = _open(path, os.O_RDONLY, "the run folder must be readable")
     try:
         return None if _try_lock(file) else _read_pid(path)
     finally:
         os.close(file)
 
 
-def _open(path: Path) -> int:
+def _open(path: Path, flags: int, need: str) -> int:
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        return os.open(path, flags, 0o600)
     except OSError as error:
-        raise StoreError(f"{path}: {error.strerror}; the run folder must be writable") from error
+        raise StoreError(f"{path}: {error.strerror}; {need}") from error
 
 
 def _try_lock(file: int) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from etude.core.history import EpochEntry, History, ValidationEntry, WarmUpEntry, WarmUpJob
+from etude.core.history import EpochEntry, History, Recovery, ValidationEntry, WarmUpEntry, WarmUpJob
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.store.journal import Journal
 from etude.store.lock import locked_by
@@ -44,12 +44,13 @@ class EpochLog:
 
     def history(self, run_id: str) -> History:
         """Everything recorded so far."""
-        epochs, validations = (
+        epochs, validations, recoveries = (
             [value for _, value in self._journal.scan(f"{self._prefix}{kind}/")]
-            for kind in ("epoch", "validation")
+            for kind in ("epoch", "validation", "recovery")
         )
         warm_up = self._journal.get(f"{self._prefix}warm-up")
         content = {"run_id": run_id, "epochs": epochs, "validations": validations, "warm_up": warm_up}
+        content["recoveries"] = recoveries
         return History.model_validate(content)
 
     def warm_up_jobs(self) -> list[WarmUpJob]:
@@ -73,6 +74,15 @@ class EpochLog:
         """The job failed: a resumed run makes it again, as another one."""
         await self._journal.put(f"{self._prefix}warm-up-attempts", self.warm_up_attempts() + 1)
 
+    async def forget_warm_up(self) -> None:
+        """Forget the warm-up and its jobs; what was measured in it stays."""
+        await self._journal.delete(f"{self._prefix}warm-up-jobs/")
+        await self._journal.forget(f"{self._prefix}warm-up")
+
+    async def add_recovery(self, number: int, recovery: Recovery) -> None:
+        """Record that the run goes on without stored weights, by a number from 1."""
+        await self._put(self._key("recovery", number), recovery)
+
     async def add_epoch(self, entry: EpochEntry) -> None:
         """Record a finished epoch."""
         await self._put(self._key("epoch", entry.epoch), entry)
@@ -80,6 +90,14 @@ class EpochLog:
     async def add_validation(self, entry: ValidationEntry) -> None:
         """Record a finished validation."""
         await self._put(self._key("validation", entry.epoch), entry)
+
+    def pauses(self) -> list[str]:
+        """The alarms that have paused the run, each by where it rang."""
+        return list(self._journal.get(f"{self._prefix}pauses", []))
+
+    async def add_pauses(self, names: Iterable[str]) -> None:
+        """Record that alarms pause the run now."""
+        await self._journal.put(f"{self._prefix}pauses", [*self.pauses(), *names])
 
     def submission(self, epoch: int, job: int = 1) -> Submission | None:
         """The `job`-th job of an epoch, when it was submitted."""
@@ -114,13 +132,20 @@ class EpochLog:
             if status is not None and status.status is not TrainingStatusEnum.COMPLETED:
                 await self.forget_submission(epoch, job)
 
-    async def sampled_from(self, epoch: int, now: ModelVersion | None) -> ModelVersion | None:
-        """The weights that the epoch's episodes are sampled from: `now`, when it is asked the first time."""
+    async def sampled_from(
+        self, epoch: int, now: ModelVersion | None, *, again: bool = False
+    ) -> ModelVersion | None:
+        """The weights that the epoch's episodes are sampled from: `now`, when it is asked the first time.
+
+        `again`: of the episodes that are sampled in place of others.
+        """
 
         async def first() -> Any:
             return None if now is None else now.model_dump(mode="json")
 
-        value = await self._journal.step(self._key("sampled_from", epoch), first)
+        value = await self._journal.step(
+            self._key("sampled_again" if again else "sampled_from", epoch), first
+        )
         return None if value is None else ModelVersion.model_validate(value)
 
     def attempt(self, epoch: int) -> int:
@@ -131,6 +156,43 @@ class EpochLog:
         """The job failed: a resumed run submits the epoch again, as another job."""
         await self._journal.put(self._key("attempts", epoch), self.attempt(epoch) + 1)
         await self._journal.delete(self._job_key(epoch, job))
+
+    async def keep_unbroken(self) -> int:
+        """Forget the epochs after the first that has no record, and what followed them; how many they were.
+
+        The next epoch's job gets a new name: the one that there may be had episodes that are lost.
+        """
+        recorded = [number for number, _ in self._numbered("epoch")]
+        unbroken = next(epoch for epoch in range(len(recorded) + 1) if epoch + 1 not in recorded)
+        forgotten = await self.forget_after(unbroken)
+        for epoch, key in self._numbered("sampled_from"):
+            if epoch > unbroken:
+                await self._journal.forget(key)
+        await self._journal.put(self._key("attempts", unbroken), self.attempt(unbroken) + 1)
+        return forgotten
+
+    async def forget_after(self, epoch: int) -> int:
+        """Forget the epochs after one (from 1), with their jobs and validations; how many they were.
+
+        Their episodes stay, and from which weights these were sampled: the epochs are done again with them.
+        The epochs go last and the latest first, so that there is something to go back from until all is done.
+        """
+        for index, job, submission in self.submissions():
+            if index >= epoch:
+                await self._journal.forget(f"{self._prefix}status/{submission.ref.run_id}")
+                await self._journal.forget(self._job_key(index, job))
+        count = 0
+        for kind in ("validation", "epoch"):
+            later = [key for number, key in self._numbered(kind) if number > epoch]
+            for key in reversed(later):
+                await self._journal.forget(key)
+            count = len(later)
+        return count
+
+    def _numbered(self, kind: str) -> list[tuple[int, str]]:
+        """The keys of a kind that end in an epoch's number, with that."""
+        keys = (key for key, _ in self._journal.scan(f"{self._prefix}{kind}/"))
+        return [(int(key.rpartition("/")[2]), key) for key in keys]
 
     async def _put(self, key: str, value: BaseModel) -> None:
         await self._journal.put(key, value.model_dump(mode="json"))
@@ -146,6 +208,12 @@ class EpochLog:
 async def note_targets(journal: Journal, names: Iterable[str]) -> None:
     """Keep which targets a run trains, so that others can read their logs."""
     await journal.put(_TARGETS, list(names))
+
+
+def logs_of(journal: Journal) -> list[EpochLog]:
+    """The logs of all targets, by what there is of them."""
+    names = dict.fromkeys(key.split("/")[1] for key, _ in journal.scan("targets/"))
+    return [EpochLog(journal, name) for name in names or (None,)]
 
 
 def histories(journal: Journal, run_id: str) -> dict[str | None, History]:

@@ -17,15 +17,20 @@ import secrets
 import shlex
 import subprocess
 import sys
-from itertools import chain, count
+from collections.abc import Mapping
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
 from etude.core.errors import RequestError, StoreError
-from etude.store.files import write_atomically
+from etude.store.files import FOLDER_MODE, delete_left_over, private_folder, write_atomically
 from etude.store.journal import Journal
 from etude.store.lock import RunLock
 
+TIME_STEP = "spent/time"
+"""The journal's step with how long the run was at work."""
+CONFIG_STEP = "config"
+"""The step of the journal that has the text of `config.yml`, to put it back from."""
 DATABASE = "run.db"
 LOCK = "lock"
 
@@ -56,14 +61,14 @@ class RunFolder:
         root: Path | str,
         name: str | None = None,
         *,
-        config_yaml: str | None = None,
+        files: Mapping[str, str] | None = None,
         seed: int | None = None,
     ) -> RunFolder:
         """Make a new run folder in `root` and lock it.
 
-        `config_yaml` is the resolved config without secrets, kept as `config.yml`; `seed` is noted in
-        `environment.json`. Raises RequestError when the run exists or the name is no folder's name,
-        StoreError when the folder cannot be written.
+        `files` are the texts of files that it is to have, by name, and `seed` is noted in
+        `environment.json`: these are whole once there is a journal. Raises RequestError when the run exists
+        or the name is no folder's name, StoreError when the folder cannot be written.
         """
         root = Path(root)
         path = root / (new_run_name(root) if name is None else _run_name(name))
@@ -73,18 +78,11 @@ class RunFolder:
                 "another name"
             )
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            private_folder(path).chmod(FOLDER_MODE)
         except OSError as error:
             raise StoreError(f"{path}: {error.strerror}; the output folder must be writable") from error
-        run = cls._locked(path)
-        try:
-            if config_yaml is not None:
-                run.write_text("config.yml", config_yaml)
-            run.write_json("environment.json", describe_environment(seed=seed))
-        except StoreError:
-            run.close()
-            raise
-        return run
+        environment = _json(describe_environment(seed=seed))
+        return cls._locked(path, {**(files or {}), "environment.json": environment})
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
@@ -105,9 +103,12 @@ class RunFolder:
         return cls(path, Journal(path / DATABASE, read_only=True), None)
 
     @classmethod
-    def _locked(cls, path: Path) -> RunFolder:
+    def _locked(cls, path: Path, files: Mapping[str, str] | None = None) -> RunFolder:
         lock = RunLock(path / LOCK)
         try:
+            delete_left_over(path)
+            for name, text in (files or {}).items():
+                write_atomically(path / name, text, exact=True)  # Without secrets, as it is given.
             return cls(path, Journal(path / DATABASE), lock)
         except StoreError:
             lock.release()
@@ -120,24 +121,26 @@ class RunFolder:
 
     @property
     def is_blank(self) -> bool:
-        """Whether nothing was journalled yet."""
-        return next(self.journal.scan(), None) is None
+        """Whether nothing was journalled yet but its config, and that time passed."""
+        return all(key in (CONFIG_STEP, TIME_STEP) for key, _ in islice(self.journal.scan(), 3))
 
     @property
     def checkpoints(self) -> Path:
         """The folder of the run's weights; made when it is first asked for."""
         folder = self.path / "checkpoints"
-        folder.mkdir(exist_ok=True)
-        return folder
+        return private_folder(folder)
 
-    def write_text(self, name: str, text: str) -> Path:
-        """Write a file of the run: the old text or the new, never half of it. Raises StoreError."""
-        write_atomically(self.path / name, text)
+    def write_text(self, name: str, text: str, *, exact: bool = False) -> Path:
+        """Write a file of the run as `write_atomically` does: the old text or the new, never half of it.
+
+        Raises StoreError.
+        """
+        write_atomically(self.path / name, text, exact=exact)
         return self.path / name
 
     def write_json(self, name: str, data: Any) -> Path:
         """Write a JSON file of the run, as `write_text` does."""
-        return self.write_text(name, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+        return self.write_text(name, _json(data))
 
     def read_json(self, name: str, default: Any = None) -> Any:
         """The content of a JSON file of the run; `default` when there is no such file.
@@ -163,6 +166,10 @@ class RunFolder:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _json(data: Any) -> str:
+    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 
 def _existing(path: Path | str) -> Path:
@@ -214,10 +221,13 @@ def describe_environment(*, seed: int | None = None) -> dict[str, Any]:
 def git_state(folder: Path) -> dict[str, Any] | None:
     """`{"commit", "dirty"}` of the checkout that `folder` is in; None outside of one, or without git."""
     git = ["git", "-C", str(folder)]
-    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": _GIT_SECONDS, "check": True}
     try:
-        commit = subprocess.run([*git, "rev-parse", "HEAD"], **options)
-        status = subprocess.run([*git, "status", "--porcelain", "--untracked-files=no"], **options)
+        commit, status = (
+            subprocess.run(
+                [*git, *words], capture_output=True, text=True, timeout=_GIT_SECONDS, check=True
+            ).stdout.strip()
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        )
     except (OSError, subprocess.SubprocessError):
         return None
-    return {"commit": commit.stdout.strip(), "dirty": bool(status.stdout.strip())}
+    return {"commit": commit, "dirty": bool(status)}

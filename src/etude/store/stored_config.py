@@ -5,6 +5,8 @@ An evaluation's request is kept in the folder beside its config, so that it can 
 
 from __future__ import annotations
 
+import hashlib
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,25 +14,69 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from etude.config.document import read_document
-from etude.config.load import MASK, parse_config
+from etude.config.load import parse_config
 from etude.config.schema import Config
 from etude.core.errors import RequestError, StoreError
-from etude.store.files import write_atomically
+from etude.core.secrets import MASK
+from etude.store.run_folder import CONFIG_STEP, RunFolder
 
 CONFIG = "config.yml"
 RESULT = "evaluation.json"
 """Written when an evaluation is over."""
 
-_REQUEST = "request.json"
+REQUEST = "request.json"
+
+
+_SUM = "# SHA-256 of the lines above: "
+
+
+def config_text(yaml: str) -> str:
+    """The content of a run's `config.yml`: YAML and its digest, so that a file that is cut off is noticed."""
+    return f"{yaml}{_SUM}{hashlib.sha256(yaml.encode()).hexdigest()}\n"
+
+
+def config_damage(run: Path) -> str | None:
+    """How the run's `config.yml` differs from what was written, as a clause; None where it does not."""
+    try:
+        text = (run / CONFIG).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return f"{CONFIG} is missing"
+    except (OSError, ValueError) as error:
+        return f"{CONFIG} cannot be read ({error})"
+    if not text:
+        return f"{CONFIG} is empty"
+    yaml, line, _ = text.rpartition(_SUM)
+    if not line:
+        return f"{CONFIG} is cut off: its last line, with the digest of all others, is not there"
+    return None if config_text(yaml) == text else f"{CONFIG} is not what was written"
+
+
+async def keep_config(run: RunFolder) -> None:
+    """Have the run's `config.yml` in its journal too, where there is one."""
+    if (run.path / CONFIG).is_file():
+        text = (run.path / CONFIG).read_text(encoding="utf-8")
+        if run.journal.get(CONFIG_STEP) != text:
+            await run.journal.put(CONFIG_STEP, text)
 
 
 def stored_data(run: Path, *, required: bool = True) -> dict[str, Any]:
-    """The content of the run's `config.yml`. Without one, nothing, or RequestError where it is `required`."""
+    """The content of the run's `config.yml`. Without one, nothing, or RequestError where it is `required`.
+
+    Raises StoreError when it is not what was written.
+    """
     if (run / CONFIG).is_file():
+        if (damage := config_damage(run)) is not None:
+            raise StoreError(
+                f"{run / CONFIG} is damaged: {damage}. `etude runs check {shlex.quote(str(run))} --repair` "
+                "puts it back as the journal has it; settings are changed with `etude resume -o`"
+            )
         return read_document(run / CONFIG).data
     if not required:
         return {}
-    raise RequestError(f"{run} has no {CONFIG}: it was not made by `etude train` or `etude evaluate`")
+    raise RequestError(
+        f"{run} has no {CONFIG}: it was not made by `etude train` or `etude evaluate`, or it was deleted; "
+        f"`etude runs check {shlex.quote(str(run))} --repair` puts it back where the journal has it"
+    )
 
 
 def evaluators_of(data: Mapping[str, Any]) -> list[str]:
@@ -83,6 +129,12 @@ def trained_parts(data: Mapping[str, Any], target_name: str | None = None) -> di
     }
 
 
+def target_model(data: Mapping[str, Any], target_name: str | None = None) -> str | None:
+    """The entry of `llms` that a target, or the run, trains."""
+    name: str | None = _names(data.get("finetuning") or {}, target_name)["model"]
+    return name
+
+
 def is_local(run: Path, target_name: str | None = None) -> bool:
     """Whether the model that a run trains runs in this process: its weights are in the run folder then."""
     data = stored_data(run)
@@ -128,14 +180,14 @@ class EvaluationRequest(BaseModel):
     """Whether the most likely token is taken each time."""
 
 
-def write_request(folder: Path, request: EvaluationRequest) -> None:
-    """Keep the request in a run folder. Raises StoreError."""
-    write_atomically(folder / _REQUEST, request.model_dump_json(indent=2) + "\n")
+def request_text(request: EvaluationRequest) -> str:
+    """The content of the file that keeps the request in a run folder."""
+    return request.model_dump_json(indent=2) + "\n"
 
 
 def read_request(folder: Path) -> EvaluationRequest | None:
     """The evaluation that a run folder is for; None when it is a training run. Raises StoreError."""
-    path = folder / _REQUEST
+    path = folder / REQUEST
     try:
         return EvaluationRequest.model_validate_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

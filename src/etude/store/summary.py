@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from etude.core.episode import cut_off_share
 from etude.core.evaluation import without_numbers
-from etude.core.history import History, ValidationEntry, WarmUpEntry
+from etude.core.history import Entry, History, WarmUpEntry
 from etude.store.figures import (
     TRAINING,
     VALIDATION,
-    Entry,
     best_version,
-    failed_counts,
     figure_of,
     is_measured,
     last_version,
-    measured,
     name_of,
-    shown_reward,
-    version_of,
     with_rewards,
 )
 from etude.store.journal import Journal
 from etude.store.log import histories
 
-CUT_OFF_SHARE = 0.2
-"""Of all answers: more that were cut off at the limit of tokens are worth a warning."""
-MANY_EQUAL = 5
-"""Rewards outside of [0, 1] that are all equal: as many are taken for what the model always gets."""
-SHOWN_CAUSES = 3
-"""Causes of failures in a warning."""
+COLLAPSE, FAILURES = "reward_collapse", "failures"
+"""Alarms that are shown in other places too."""
 
 
 def summary_of(history: History) -> dict[str, Any]:
@@ -45,7 +35,7 @@ def summary_of(history: History) -> dict[str, Any]:
     `last_epoch` is None where there is one epoch. Each is as `etude.store.figures.figure_of` makes it and
     says on what it was measured, with which version. `is_measured` says whether the last weights were
     measured after they were trained; `best_version` is the best of those that were, None where none was.
-    `warnings` are sentences.
+    `warnings` are sentences. `stopped` is why an alarm ended the run early; None where none did.
     """
     best, last = best_version(history), last_version(history)
     before = [figure_of(entry) for entry in history.validations if entry.epoch == 0]
@@ -67,6 +57,7 @@ def summary_of(history: History) -> dict[str, Any]:
         "best_version": None if best is None else best.model_dump(mode="json"),
         "last_version": None if last is None else last.model_dump(mode="json"),
         "warnings": warnings_of(history),
+        "stopped": stopped_by(history),
     }
 
 
@@ -122,71 +113,55 @@ def summary_of_targets(run_id: str, histories: Mapping[str, History]) -> dict[st
         "warnings": [
             f"{name}: {text}" for name, history in histories.items() for text in warnings_of(history)
         ],
+        "stopped": next(
+            (f"{name}: {text}" for name, history in histories.items() if (text := stopped_by(history))), None
+        ),
         "targets": {name: summary_of(history) for name, history in histories.items()},
     }
 
 
-def new_warnings(entries: Sequence[Entry], run: Path) -> list[str]:
-    """The warnings that hold for the last entry, and did not hold for the one before it."""
-    if not entries:
-        return []
-    entry, earlier = entries[-1], entries[:-1]
-    collapse = collapse_of(entries)
-    texts = [] if collapse is None or collapse_of(earlier) is not None else [collapse]
-    texts += [
-        f"{name_of(entry)}: {text}"
-        for say in (_flat, _cut_off)
-        if (text := say(entry)) is not None and not (earlier and say(earlier[-1]))
-    ]
-    known = {_cause_key(cause) for cause in causes_in(earlier[-1:])}
-    causes = causes_in([entry])
-    if any(_cause_key(cause) not in known for cause in causes):
-        texts.append(
-            f"{name_of(entry)}: {_failures(entry, causes)}. One of them: {show_command(run, causes[0])}"
-        )
-    return texts
-
-
 def warnings_of(history: History) -> list[str]:
-    """The warnings of a run: of its end, and of the epochs in which something was odd."""
-    collapse = collapse_in(history)
-    texts = [] if collapse is None else [collapse]
-    for say in (_flat, _cut_off):
-        texts += _by_entry(history.epochs, say) + _by_entry(history.validations, say)
+    """The alarms of a run, a sentence each: as they were the last time, and for how many others they held.
+
+    Failures are not among them: their causes are counted and shown by themselves.
+    """
+    return [text for entries in (history.epochs, history.validations) for text in _warnings(entries)]
+
+
+def _warnings(entries: Sequence[Entry]) -> list[str]:
+    held: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for entry in entries:
+        for event in entry.alarms:
+            if event.alarm != FAILURES:
+                held.setdefault(event.key, []).append((name_of(entry), event.text))
+    texts = []
+    for sentences in held.values():
+        (name, text), more = sentences[-1], len(sentences) - 1
+        others = "" if not more else f" (and {more} other)" if more == 1 else f" (and {more} others)"
+        texts.append(f"{name}{others}: {text}")
     return texts
 
 
 def collapse_in(history: History) -> str | None:
-    """That a run's reward has collapsed: in validation where there is any, else in the training episodes."""
-    return collapse_of(history.validations or history.epochs)
-
-
-def collapse_of(entries: Sequence[Entry]) -> str | None:
-    """That the last reward is surely below the first, in one sentence: their intervals do not touch."""
-    known = with_rewards(entries)
-    if len(known) < 2:
-        return None
-    first, last = known[0], known[-1]
-    high, low = _bound(last, "reward_high"), _bound(first, "reward_low")
-    if high is None or low is None or high >= low:
-        return None
-    start, end = (f"{shown_reward(entry.metrics)} ({measured(entry)})" for entry in (first, last))
+    """That a run's reward has collapsed, and not risen again: in validation where there is any, else in the
+    training episodes."""
+    known = with_rewards(history.validations or history.epochs)
     return (
-        f"the reward has collapsed to {end} from {start}: {_meaning(first, last)}; "
-        "a lower learning rate may help"
+        next((event.text for event in known[-1].alarms if event.alarm == COLLAPSE), None) if known else None
     )
 
 
-def _meaning(first: Entry, last: Entry) -> str:
-    """The meaning of a collapse: less certain where something else than the model has changed too."""
-    before, after = version_of(first), version_of(last)
-    model = "the model" if after is None else f"v{after}"
-    start = f"v{before}" if before else "the model that training began with"
-    if "target" in last.metrics:
-        return f"{model} may be worse than {start}, or the others have got better"
-    if isinstance(last, ValidationEntry):
-        return f"{model} is worse than {start}"
-    return f"{model} may be worse than {start}, or the examples of the epoch harder"
+def stopped_by(history: History) -> str | None:
+    """Why an alarm has ended the run early: the run has done nothing since. None where none has."""
+    last = max((entry.epoch for entry in history.epochs), default=0)
+    texts = (
+        f"{name_of(entry)}: {event.text}"
+        for entry in history.entries
+        if entry.epoch == last
+        for event in entry.alarms
+        if event.action == "stop"
+    )
+    return next(texts, None)
 
 
 def causes_in(entries: Iterable[Entry]) -> list[dict[str, Any]]:
@@ -198,8 +173,8 @@ def causes_in(entries: Iterable[Entry]) -> list[dict[str, Any]]:
     first: dict[tuple[str, str], Mapping[str, Any]] = {}
     for entry in entries:
         for cause in entry.metrics.get("failure_causes") or ():
-            counts[_cause_key(cause)] += cause["count"]
-            first.setdefault(_cause_key(cause), cause)
+            counts[cause_key(cause)] += cause["count"]
+            first.setdefault(cause_key(cause), cause)
     return [{**first[key], "count": count} for key, count in counts.most_common()]
 
 
@@ -213,57 +188,6 @@ def shown_cause(cause: Mapping[str, Any]) -> str:
     return f"{cause['count']} × {cause['kind']}: {cause['reason']}"
 
 
-def _failures(entry: Entry, causes: Sequence[Mapping[str, Any]]) -> str:
-    episodes, scores = failed_counts(entry.metrics)
-    counts = [f"{episodes} episodes"] * bool(episodes) + [f"{scores} scores"] * bool(scores)
-    more = sum(cause["count"] for cause in causes[SHOWN_CAUSES:])
-    shown = "; ".join(map(shown_cause, causes[:SHOWN_CAUSES])) + (f"; {more} of other causes" if more else "")
-    return f"{' and '.join(counts)} failed: {shown}"
-
-
-def _flat(entry: Entry) -> str | None:
-    groups = entry.metrics.get("reward_groups") or {}
-    if not groups.get("compared") or groups["flat"] < groups["compared"]:
-        return None
-    return (
-        f"within each of the {groups['compared']} groups all rewards are equal, so there is nothing to learn "
-        "from comparing them"
-    )
-
-
-def _cut_off(entry: Entry) -> str | None:
-    return cut_off_in(entry.metrics.get("calls") or {})
-
-
-def cut_off_in(calls: Mapping[str, int]) -> str | None:
-    """That many answers were cut off, in one sentence; `calls` are those of an evaluation run's output."""
-    share = cut_off_share(calls)
-    if share is None or share <= CUT_OFF_SHARE:
-        return None
-    return (
-        f"{calls['cut_off']} of {calls['answers']} answers ({100 * share:.0f} %) were cut off at the limit "
-        "of tokens; raise the model's max_tokens, or have it answer in fewer words"
-    )
-
-
-def _by_entry(entries: Sequence[Entry], say: Callable[[Entry], str | None]) -> list[str]:
-    """The warning that `say` gives of the last entry it holds for, with how many others there are."""
-    concerned = [entry for entry in entries if say(entry) is not None]
-    if not concerned:
-        return []
-    more = len(concerned) - 1
-    others = "" if not more else f" (and {more} other)" if more == 1 else f" (and {more} others)"
-    return [f"{name_of(concerned[-1])}{others}: {say(concerned[-1])}"]
-
-
-def _cause_key(cause: Mapping[str, Any]) -> tuple[str, str]:
+def cause_key(cause: Mapping[str, Any]) -> tuple[str, str]:
+    """The same for all failures of one cause."""
     return cause["kind"], without_numbers(cause["reason"])
-
-
-def _bound(entry: Entry, key: str) -> float | None:
-    """A bound of the reward's interval; of many equal rewards, which have none, the reward itself."""
-    metrics = entry.metrics
-    bound = metrics.get(key)
-    if bound is None and (metrics.get("num_scored") or 0) >= MANY_EQUAL:
-        bound = metrics["avg_reward"]
-    return bound

@@ -23,9 +23,13 @@ from etude.wire.forms import (
     read_guided,
     read_structured,
 )
+from etude.wire.sampling import Flag, Integer
 
 _DEFAULT_TOKENS = 16
 """OpenAI's `max_tokens` where a completion asks for none."""
+
+_MOST_ANSWERS = 4096
+"""To one request."""
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -35,8 +39,8 @@ TokenIds: TypeAlias = list[Annotated[int, Field(ge=0, strict=True)]]
 class StreamOptions(BaseModel):
     """Additions to a stream of tokens."""
 
-    include_usage: bool = False
-    include_obfuscation: bool = False
+    include_usage: Flag = False
+    include_obfuscation: Flag = False
 
 
 class InferenceBody(RequestBody):
@@ -60,7 +64,7 @@ class InferenceBody(RequestBody):
     }
 
     model: str
-    n: int | None = Field(default=None, ge=1, le=128)
+    n: Integer | None = Field(default=None, ge=1, le=128)
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = Field(
         default=None, description="`text`, `json_object`, or `json_schema`, which binds."
@@ -72,14 +76,14 @@ class InferenceBody(RequestBody):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    prompt_logprobs: int | None = Field(
+    prompt_logprobs: Integer | None = Field(
         default=None,
         ge=0,
         le=20,
         description="vLLM: logprobs of the prompt's tokens, and so many of the likeliest in their places.",
     )
-    return_token_ids: bool | None = Field(default=None, description="vLLM: give token ids as well.")
-    return_tokens_as_token_ids: bool | None = Field(
+    return_token_ids: Flag | None = Field(default=None, description="vLLM: give token ids as well.")
+    return_tokens_as_token_ids: Flag | None = Field(
         default=None, description="vLLM: name the tokens of logprobs by their ids, `token_id:7`."
     )
 
@@ -121,14 +125,14 @@ class ChatCompletionBody(InferenceBody):
     tool_choice: Wish | None = Field(
         default=None, description="`auto`, `none`, `required`, a function by its name, or `allowed_tools`."
     )
-    parallel_tool_calls: bool | None = None
+    parallel_tool_calls: Flag | None = None
     reasoning_effort: str | None = Field(default=None, description=f"One of {', '.join(EFFORTS)}.")
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="vLLM: variables for the model's chat template."
     )
-    max_completion_tokens: int | None = Field(default=None, ge=1)
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    max_completion_tokens: Integer | None = Field(default=None, ge=1)
+    logprobs: Flag | None = None
+    top_logprobs: Integer | None = Field(default=None, ge=0, le=20)
 
     @model_validator(mode="after")
     def _is_a_conversation(self) -> ChatCompletionBody:
@@ -162,8 +166,8 @@ class CompletionBody(InferenceBody):
     """The body of `POST /v1/completions`."""
 
     prompt: str | TokenIds | list[str] | list[TokenIds] = Field(min_length=1)
-    logprobs: int | None = Field(default=None, ge=0, le=20)
-    echo: bool | None = Field(default=None, description="The prompt before the answer's text.")
+    logprobs: Integer | None = Field(default=None, ge=0, le=20)
+    echo: Flag | None = Field(default=None, description="The prompt before the answer's text.")
 
     @model_validator(mode="after")
     def _streams_no_prompt(self) -> CompletionBody:
@@ -180,6 +184,12 @@ class CompletionBody(InferenceBody):
         prompt: Any = self.prompt
         alone = isinstance(prompt, str) or isinstance(prompt[0], int)
         prompts = [prompt] if alone else prompt
+        if len(prompts) * (self.n or 1) > _MOST_ANSWERS:
+            raise RequestError(
+                f"{len(prompts)} prompts with {self.n or 1} answers each are too many: at most "
+                f"{_MOST_ANSWERS} answers to a request",
+                param="prompt",
+            )
         asked = super().request()
         return replace(
             asked,
@@ -250,7 +260,7 @@ def check_conversation(messages: Sequence[Message], tools: Sequence[Tool] | None
     try:
         to_json([messages, tools])
     except ValueError as error:
-        raise RequestError("messages and tools: half of a surrogate pair is no character") from error
+        raise RequestError(f"messages and tools cannot be written as JSON: {error}") from error
 
 
 def _check_message(message: Any, where: str) -> None:

@@ -9,8 +9,6 @@ logprobs by their ids instead (`return_tokens_as_token_ids`) are understood as w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 from pydantic_core import from_json, to_json
@@ -19,20 +17,41 @@ from etude.core.call import Completion, Usage
 from etude.core.errors import EngineError, ImpossibleCall, PromptTooLong
 from etude.core.message import Message
 from etude.wire.dialect import tool_call
-from etude.wire.logprobs import named_ids, read_prompt_logprobs, require_possible, texts_of, tops_of
+from etude.wire.logprobs import (
+    Impossible,
+    named_ids,
+    read_prompt_logprobs,
+    require_ids,
+    require_logprobs,
+    texts_of,
+    tops_of,
+)
+from etude.wire.retries import is_worth_retrying, retry_after
 
 _REQUEST_AT_FAULT = frozenset({400, 413, 422})
-_RETRIED_STATUS = frozenset({408, 409, 429})
+_WRONG_SCHEME = ("http request to an https server", "http request was sent to https port")
+"""How Go's servers and nginx say, by status 400, that they were not spoken to in TLS."""
 _SHOWN_CHARACTERS = 300
+_MOST_TOKENS = 2**31
+"""That one call can have used."""
+_LOGPROB = "choices[0].logprobs.content[#].logprob"
 
 
 class Refused(Exception):
     """The endpoint will not answer this request, however often it is asked."""
 
     def __init__(
-        self, reason: str, *, impossible: bool = False, param: str | None = None, is_too_long: bool = False
+        self,
+        reason: str,
+        *,
+        cause: str = "refused",
+        impossible: bool = False,
+        param: str | None = None,
+        is_too_long: bool = False,
     ) -> None:
         super().__init__(reason)
+        self.cause = cause
+        """In a word: `http_401`, …"""
         self.impossible = impossible
         """Whether the request is at fault: not the key, the address or the account."""
         self.param = param
@@ -50,8 +69,17 @@ class Refused(Exception):
 class Disturbed(Exception):
     """There is no usable answer this time; another attempt may get one."""
 
-    def __init__(self, reason: str, retry_after: float | None = None, *, is_gone: bool = False) -> None:
+    def __init__(
+        self,
+        reason: str,
+        retry_after: float | None = None,
+        *,
+        cause: str = "malformed",
+        is_gone: bool = False,
+    ) -> None:
         super().__init__(reason)
+        self.cause = cause
+        """In a word, as retries are counted by: `http_503`, `timeout`, `connection`, `malformed`, …"""
         self.retry_after = retry_after
         """Seconds that the endpoint asked to wait, where it did."""
         self.is_gone = is_gone
@@ -74,9 +102,12 @@ def failure_of(status: int, headers: Mapping[str, str], data: bytes) -> Refused 
         body = data.decode(errors="replace").strip()
     text = error_text(body)
     reason = f"HTTP {status}: {text}" if text else f"HTTP {status}"
+    cause = f"http_{status}"
     out_of_money = status == 429 and "insufficient_quota" in reason
-    if (status in _RETRIED_STATUS or status >= 500) and not out_of_money:
-        return Disturbed(reason, _retry_after(headers.get("retry-after")))
+    if is_worth_retrying(status) and not out_of_money:
+        return Disturbed(reason, retry_after(headers), cause=cause)
+    if any(words in reason.lower() for words in _WRONG_SCHEME):
+        return Refused(f"{reason}: write https:// in place of http:// in `base_url`", cause="scheme")
     location = headers.get("location")
     if 300 <= status < 400 and location:
         reason = f"{reason}: redirected to {location}; give that address as `base_url`"
@@ -84,6 +115,7 @@ def failure_of(status: int, headers: Mapping[str, str], data: bytes) -> Refused 
     fields = error if isinstance(error, dict) else {}
     return Refused(
         reason,
+        cause=cause,
         impossible=status in _REQUEST_AT_FAULT,
         param=param if isinstance(param := fields.get("param"), str) else None,
         is_too_long=fields.get("code") == "context_length_exceeded",
@@ -100,21 +132,6 @@ def error_text(body: Any) -> str:
             body = body.get("error") or body.get("detail")
     text = " ".join(str(body).split()) if body else ""
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
-
-
-def _retry_after(value: str | None) -> float | None:
-    """Seconds to wait by `Retry-After`, which holds seconds or a date; None when it says nothing usable."""
-    if value is None:
-        return None
-    try:
-        return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
-        date = parsedate_to_datetime(value)
-    except ValueError:
-        return None
-    return max(0.0, (date.replace(tzinfo=date.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
 
 
 def parse_completion(
@@ -142,21 +159,17 @@ def parse_completion(
         choice = _only_choice(reply)
         if model is not None and reply.get("model") not in (None, model):
             answerer = repr(reply["model"])[:_SHOWN_CHARACTERS]
-            raise Disturbed(f"the model {answerer} answered in place of '{model}'", is_gone=True)
+            raise Disturbed(
+                f"the model {answerer} answered in place of '{model}'", cause="no_model", is_gone=True
+            )
         if "text" in choice:
             choice = _as_chat(choice)
         message = _message(choice["message"])
         tokens = (choice.get("logprobs") or {}).get("content")
-        logprobs = None if tokens is None else tuple([float(token["logprob"]) for token in tokens])
-        completion_ids = _ids(choice.get("token_ids"))
-        if completion_ids is None:
-            completion_ids = named_ids(tokens or ())
-        if logprobs is not None and completion_ids is not None and len(logprobs) != len(completion_ids):
-            raise Disturbed(f"malformed answer: {len(logprobs)} logprobs for {len(completion_ids)} tokens")
-        prompt_ids, usage = _ids(_of_prompt("token_ids", reply, choice)), _usage(reply.get("usage") or {})
+        completion_ids, logprobs = _sampled(choice, tokens, vocabulary)
+        prompt_ids = _ids(_of_prompt("token_ids", reply, choice), vocabulary, "prompt_token_ids")
+        usage = _usage(reply.get("usage"))
         scores = read_prompt_logprobs(_of_prompt("logprobs", reply, choice), prompt_ids, prompt_top)
-        every = (*(logprobs or ()), *(own for own, _ in scores))
-        require_possible(every, (*(prompt_ids or ()), *(completion_ids or ())), vocabulary)
         return Completion(
             message=message,
             finish_reason=_finish_reason(choice.get("finish_reason"), message),
@@ -170,8 +183,25 @@ def parse_completion(
             usage=usage,
             model_version=model_version,
         )
+    except Impossible as error:
+        raise Disturbed(f"malformed answer: {error}") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise Disturbed(f"malformed answer: {type(error).__name__}: {error}") from error
+
+
+def _sampled(
+    choice: Mapping[str, Any], tokens: Any, vocabulary: int | None
+) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
+    """The ids of the sampled tokens, and their logprobs; None for what the endpoint does not tell."""
+    values = None if tokens is None else [token["logprob"] for token in tokens]
+    logprobs = None if values is None else require_logprobs(values, _LOGPROB)
+    ids = _ids(choice.get("token_ids"), vocabulary, "choices[0].token_ids")
+    if ids is None:
+        ids = _ids(named_ids(tokens or ()), vocabulary, "choices[0].logprobs.content")
+    if logprobs is not None and ids is not None and len(logprobs) != len(ids):
+        told = f"choices[0].logprobs.content has {len(logprobs)} logprobs"
+        raise Impossible(f"{told}, and choices[0].token_ids {len(ids)} tokens")
+    return ids, logprobs
 
 
 def _of_prompt(name: str, reply: Mapping[str, Any], choice: Mapping[str, Any]) -> Any:
@@ -198,11 +228,33 @@ def _as_chat(choice: Mapping[str, Any]) -> dict[str, Any]:
     return {**choice, "message": {"content": choice["text"]}, "logprobs": logprobs}
 
 
-def _usage(wire: dict[str, Any]) -> Usage:
-    usage = Usage(int(wire.get("prompt_tokens") or 0), int(wire.get("completion_tokens") or 0))
-    if min(usage.prompt_tokens, usage.completion_tokens) < 0:
-        raise ValueError(f"a usage of {usage.prompt_tokens} and {usage.completion_tokens} tokens")
-    return usage
+def charged_for(data: bytes) -> Usage:
+    """The tokens that the body of a 200 answer says were used, whatever else is wrong with it."""
+    try:
+        return _usage(from_json(data)["usage"])
+    except (KeyError, TypeError, ValueError):
+        return Usage()
+
+
+def _usage(wire: Any) -> Usage:
+    if not isinstance(wire, dict | None):
+        raise Impossible(f"usage is {wire!r:.40}, and no object")
+    counts = wire or {}
+    prompt, completion = (_count(counts, name) for name in ("prompt_tokens", "completion_tokens"))
+    details = counts.get("prompt_tokens_details")
+    cached = _count(details, "cached_tokens") if isinstance(details, dict) else 0
+    cached = cached or _count(counts, "prompt_cache_hit_tokens")  # DeepSeek's own field.
+    return Usage(prompt, completion, min(cached, prompt))
+
+
+def _count(wire: Mapping[str, Any], name: str) -> int:
+    """A number of tokens. Raises Impossible for what is none."""
+    value = wire.get(name)
+    if value is None:
+        return 0
+    if type(value) not in (int, float) or not 0 <= value <= _MOST_TOKENS or value != int(value):
+        raise Impossible(f"usage.{name} is {value!r:.40}; that is no number of tokens")
+    return int(value)
 
 
 def _only_choice(reply: Any) -> dict[str, Any]:
@@ -222,7 +274,7 @@ def _message(wire: dict[str, Any]) -> Message:
     if isinstance(content, list):
         content = "".join(part["text"] for part in content if part["type"] == "text")
     if content is not None and not isinstance(content, str):
-        raise TypeError(f"the content is a {type(content).__name__}")
+        raise Impossible(f"choices[0].message.content is {content!r:.40}, and no text")
     message: Message = {"role": "assistant", "content": content}
     for name, value in wire.items():
         # vLLM and OpenRouter say `reasoning`; DeepSeek, SGLang and earlier versions of vLLM as we do.
@@ -230,33 +282,36 @@ def _message(wire: dict[str, Any]) -> Message:
         if own not in message and value not in (None, [], {}):
             message[own] = value
     if not isinstance(message.get("reasoning_content", ""), str):
-        raise TypeError(f"the reasoning is a {type(message['reasoning_content']).__name__}")
+        raise Impossible(f"choices[0].message.reasoning is {message['reasoning_content']!r:.40}, and no text")
     if "tool_calls" in message:
         message["tool_calls"] = [_tool_call(call, index) for index, call in enumerate(message["tool_calls"])]
     return message
 
 
 def _tool_call(call: dict[str, Any], index: int) -> dict[str, Any]:
-    name, arguments = call["function"]["name"], call["function"]["arguments"]
-    if not isinstance(name, str):
-        raise TypeError("the name of a tool call is not a string")
+    name, arguments, id = call["function"]["name"], call["function"]["arguments"], call.get("id")
+    for field, value in (("id", id or ""), ("function.name", name)):
+        if not isinstance(value, str):
+            raise Impossible(f"choices[0].message.tool_calls[{index}].{field} is {value!r:.40}, and no text")
     if not isinstance(arguments, str):
         # OpenAI sends a string of JSON; some servers send the object.
         arguments = to_json(arguments).decode()
-    return tool_call(call.get("id") or f"call_{index}", name, arguments)
+    return tool_call(id or f"call_{index}", name, arguments)
 
 
-def _ids(wire: Any) -> tuple[int, ...] | None:
+def _ids(wire: Any, vocabulary: int | None, field: str) -> tuple[int, ...] | None:
     if wire is None:
         return None
-    if not isinstance(wire, list) or not set(map(type, wire)) <= {int}:
-        raise TypeError("token ids are not a list of integers")
-    return tuple(wire)
+    if not isinstance(wire, list | tuple):
+        raise Impossible(f"{field} is {wire!r:.40}, and no list of token ids")
+    return require_ids(wire, vocabulary, field)
 
 
 def _finish_reason(wire: Any, message: Message) -> str:
+    if not isinstance(wire, str | None):
+        raise Impossible(f"choices[0].finish_reason is {wire!r:.40}, and no text")
     if wire == "content_filter":
-        raise Refused("the endpoint's content filter cut the answer", impossible=True)
+        raise Refused("the endpoint's content filter cut the answer", cause="content_filter", impossible=True)
     if wire in ("abort", "error"):
         raise Disturbed(f"the endpoint gave up on the answer (finish_reason {wire!r})")
     if wire == "length":

@@ -13,9 +13,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from etude.core.call import Delta
 from etude.core.errors import RequestError
+from etude.core.json_text import read_json
 from etude.core.message import Message, Tool, text_of
 from etude.wire.answers import Heading, RecordedCompletion, Said
-from etude.wire.sampling import SamplingFields
+from etude.wire.sampling import Flag, SamplingFields
 
 Event = tuple[str | None, Any]
 """A server-sent event: its name, where the dialect names events, and its data; a text stays as it is."""
@@ -66,7 +67,7 @@ class RequestBody(SamplingFields):
     model_config = ConfigDict(extra="allow")
 
     model: str | None = None
-    stream: bool | None = None
+    stream: Flag | None = None
 
     free: ClassVar[Collection[str]] = BOOKKEEPING
     """Parameters that change nothing about an answer, beside the fields of the model."""
@@ -308,7 +309,7 @@ def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
 def arguments_object(arguments: str) -> dict[str, Any]:
     """The arguments of a tool call as an object; under `raw_arguments` where they are none."""
     try:
-        value = json.loads(arguments)
+        value = read_json(arguments)
     except ValueError:
         value = None
     return value if isinstance(value, dict) else {RAW: arguments}

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import errno
-import hmac
 import secrets
 import socket
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from etude.core.errors import RequestError
 from etude.wire.dialect import AnswerMemory
+from etude.wire.http_limits import HttpLimits
+from etude.wire.http_server import BackgroundServer, listen
 from etude.wire.tokens import Readers
 
 if TYPE_CHECKING:
     import httpx
-    import uvicorn
-    from starlette.applications import Starlette
-    from starlette.requests import Request
+    from starlette.datastructures import Headers
     from starlette.responses import Response
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from etude.wire.gateway import Gateway, Handler
+    from etude.wire.guesses import Guesses
 
-_SHUTDOWN_SECONDS = 1
-_BACKLOG = 512
+_CONNECTIONS = 8192
+"""Agents of one run may be thousands, each with a pool of connections."""
+_WRONG_KEY = "the API key is not that of a running episode; use the base_url and api_key of episode.endpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +63,7 @@ class EndpointServer:
         self._port = port
         self._gateways: dict[str, tuple[str, Gateway]] = {}
         self._socket: socket.socket | None = None
-        self._server: uvicorn.Server | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._server: BackgroundServer | None = None
 
     @property
     def base_url(self) -> str:
@@ -82,20 +78,9 @@ class EndpointServer:
         """
         if self._socket is not None:
             return
-        import uvicorn
-
         self._socket = listen(self._host, self._port)
-        config = uvicorn.Config(
-            self._application(),
-            log_level="error",
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-        )
-        self._server = uvicorn.Server(config)
-        # Ctrl-C is for the run, not for its endpoint.
-        self._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
-        self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._socket]))
+        limits = HttpLimits(connections=_CONNECTIONS)
+        self._server = BackgroundServer(self._application(limits), limits, self._socket)
 
     def open(
         self, handler: Handler, memory: AnswerMemory | None = None, readers: Readers | None = None
@@ -117,46 +102,41 @@ class EndpointServer:
 
     async def close(self) -> None:
         """Stop listening and end the requests under way. Calling it twice is fine."""
-        if self._task is not None and self._server is not None:
-            self._server.should_exit = True
-            await self._task
-            self._task = self._socket = None
+        if self._server is not None:
+            await self._server.close()
+            self._server = self._socket = None
 
-    def authorized(self, headers: Mapping[str, str]) -> Gateway | None:
-        """The gateway that a request's key gives access to, if any.
+    def _application(self, limits: HttpLimits) -> ASGIApp:
+        from starlette.requests import Request
 
-        The key is in `Authorization: Bearer`, or in `x-api-key` where Anthropic's clients have it.
-        """
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
-            key = headers.get("x-api-key", "")
-        _, _, rest = key.partition("-")
-        name, _, secret = rest.partition("-")
+        from etude.wire.door import Door
+        from etude.wire.guesses import Guesses
+
+        guesses = Guesses()
+
+        async def record(scope: Scope, receive: Receive, send: Send) -> None:
+            request = Request(scope, receive)
+            gateway = self._gateway(guesses, request.headers, scope["client"])
+            body = await request.body()
+            answer = await gateway.answer(request.method, request.url.path, request.headers, body)
+            await as_starlette(answer)(scope, receive, send)
+
+        return Door(record, limits)
+
+    def _gateway(self, guesses: Guesses, headers: Headers, client: tuple[str, int] | None) -> Gateway:
+        """The gateway that a request's key gives access to. Raises ApiError."""
+        from etude.wire.api_error import ApiError
+        from etude.wire.guesses import shown_key
+
+        key = shown_key(headers)
         # The name only finds the entry; whether the secret is right must not show in the time it takes.
-        expected, gateway = self._gateways.get(name, ("", None))
-        same = hmac.compare_digest(expected.encode(), secret.encode())
-        return gateway if same else None
-
-    def _application(self) -> Starlette:
-        from starlette.applications import Starlette
-        from starlette.routing import Route
-
-        from etude.wire.gateway import error_response
-
-        async def record(request: Request) -> Response:
-            path, gateway = request.url.path, self.authorized(request.headers)
-            if gateway is None:
-                message = (
-                    "the API key is not that of a running episode; use the base_url and api_key of "
-                    "episode.endpoint"
-                )
-                response = error_response(path, 401, message, code="invalid_api_key")
-            else:
-                response = await gateway.answer(request.method, path, request.headers, await request.body())
-            return as_starlette(response)
-
-        methods = ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"]
-        return Starlette(routes=[Route("/{path:path}", record, methods=methods)])
+        name, _, secret = key.removeprefix("etude-").partition("-")
+        if name not in self._gateways:
+            raise ApiError(401, _WRONG_KEY, code="invalid_api_key")
+        expected, gateway = self._gateways[name]
+        address = client[0] if client else ""
+        guesses.check(f"{address} for episode {name}", secret, expected, wrong=_WRONG_KEY)
+        return gateway
 
 
 def as_starlette(response: httpx.Response) -> Response:
@@ -168,19 +148,3 @@ def as_starlette(response: httpx.Response) -> Response:
     if isinstance(response.stream, httpx.SyncByteStream):
         return Response(response.content, response.status_code, headers)
     return StreamingResponse(response.aiter_raw(), response.status_code, headers)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises RequestError when that is not possible."""
-    try:
-        listening = socket.create_server((host, port), backlog=_BACKLOG)
-    except OSError as error:
-        in_use = f"port {port} on {host} is in use by another program; stop it"
-        other = f"cannot listen on {host}:{port}: {error.strerror}"
-        reason = in_use if error.errno == errno.EADDRINUSE else other
-        raise RequestError(f"{reason}, or choose another port (0 takes a free one)") from error
-    # Connections inherit it. asyncio would set it only where the socket was made with IPPROTO_TCP, and an
-    # answer whose head and body are two writes waits 40 ms for the client's delayed acknowledgement.
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    listening.setblocking(False)
-    return listening

@@ -12,10 +12,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import httpx
-from pydantic_core import from_json
 
+from etude.core.beside import beside_loop
 from etude.core.call import Delta
 from etude.core.errors import EngineError, EtudeError, ImpossibleCall, PromptTooLong, RequestError
+from etude.core.json_text import read_json
 from etude.wire.answers import Heading, RecordedCompletion
 from etude.wire.chat import ChatDialect
 from etude.wire.completions import CompletionsDialect
@@ -115,16 +116,12 @@ class Gateway:
                 message = f"there is no model '{path.removeprefix('/models/')}'"
                 return error_response(path, 404, message, param="model", code="model_not_found")
             return httpx.Response(200, json=reply)
-        try:
-            data = from_json(body)
-        except ValueError as error:
-            raise RequestError(f"the request is not JSON: {error}") from error
         if path in TOKEN_PATHS and self._readers is not None:
-            return httpx.Response(200, json=await token_reply(path, data, self._readers))
+            data = await beside_loop(len(body), _value, body)
+            return httpx.Response(200, json=await token_reply(path, data, len(body), self._readers))
         dialect = self._dialects[path]
-        if isinstance(data, dict):
-            data = {**self._defaults(str(data.get("model"))), **_set(data)}
-        asked = replace(dialect.parse(data), function=headers.get(FUNCTION_HEADER))
+        data, asked = await beside_loop(len(body), self._read, dialect, body)
+        asked = replace(asked, function=headers.get(FUNCTION_HEADER))
         try:
             if asked.stream:
                 return await self._streamed(dialect, asked, data)
@@ -138,6 +135,13 @@ class Gateway:
             error.param = dialect.own_name(error.param, data)
             raise
         return httpx.Response(200, json=dialect.reply(answers, asked, data, int(time.time())))
+
+    def _read(self, dialect: Dialect, body: bytes) -> tuple[Any, ChatBody]:
+        """The value of a body, and what it asks for. Raises RequestError."""
+        data = _value(body)
+        if isinstance(data, dict):
+            data = {**self._defaults(str(data.get("model"))), **_set(data)}
+        return data, dialect.parse(data)
 
     async def _answered(self, asked: ChatBody) -> RecordedCompletion:
         """One answer. Raises as the handler does, and ImpossibleCall where it lacks what was asked for."""
@@ -231,6 +235,13 @@ async def _events(
         item = await news.get()
     reply = dialect.reply([answers[index] for index in sorted(answers)], *request)
     yield b"".join(server_sent(data, name) for name, data in stream.end(reply))
+
+
+def _value(body: bytes) -> Any:
+    try:
+        return read_json(body)
+    except ValueError as error:
+        raise RequestError(f"the request is not JSON: {error}") from error
 
 
 def _set(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,8 +13,15 @@ _NAMED = "token_id:"
 """How vLLM names a token by its id."""
 
 _ROUNDING = 1e-4
-"""By which a logprob may lie above 0."""
+"""By which a logprob may lie above 0: a logit less the logarithm of a sum, both about 30 in single precision,
+is wrong by a few times 2e-6, and by more where servers calculate in lower precisions."""
+_LEAST = -1e5
+"""OpenAI and vLLM write -9999 where the probability is 0."""
 _LARGEST_ID = 2**31 - 1
+
+
+class Impossible(ValueError):
+    """A value in an answer that cannot be; the text names its field."""
 
 
 def require_asked(
@@ -42,17 +49,38 @@ def require_asked(
     )
 
 
-def require_possible(
-    logprobs: Sequence[float], ids: Sequence[int] = (), vocabulary: int | None = None
-) -> None:
-    """Raise ValueError for logprobs that are none, and for ids that no token of the vocabulary has."""
-    if logprobs and not (all(map(math.isfinite, logprobs)) and max(logprobs) <= _ROUNDING):
-        impossible = next(value for value in logprobs if not -math.inf < value <= _ROUNDING)
-        raise ValueError(f"{impossible} is no logprob")
-    largest = _LARGEST_ID if vocabulary is None else vocabulary - 1
-    if ids and not (min(ids) >= 0 and max(ids) <= largest):
-        unknown = next(token for token in ids if not 0 <= token <= largest)
-        raise ValueError(f"there is no token with the id {unknown}; the largest is {largest}")
+def require_logprobs(values: Sequence[Any], field: str, least: float = _LEAST) -> tuple[float, ...]:
+    """The logprobs in a list of an answer. Raises Impossible for what is none.
+
+    `field` is the name of the values' field, with `#` in the place of their index.
+    """
+    if not values:
+        return ()
+    are_numbers = set(map(type, values)) <= {float, int} and all(map(math.isfinite, values))
+    if are_numbers and max(values) <= _ROUNDING and min(values) >= least:
+        return tuple(map(float, values))
+    for index, value in enumerate(values):
+        is_number = type(value) in (float, int)
+        if not is_number or not math.isfinite(value) or not least <= value <= _ROUNDING:
+            rule = "a logprob is a number of at most 0" if least == -math.inf else _RULE
+            raise Impossible(f"{field.replace('#', str(index))} is {value!r:.40}; {rule}")
+    raise AssertionError("one of them is impossible")
+
+
+_RULE = f"a logprob is a number of at most 0, and not below {_LEAST:g}"
+
+
+def require_ids(ids: Sequence[Any], vocabulary: int | None, field: str) -> tuple[int, ...]:
+    """The token ids in a list of an answer. Raises Impossible for what is none of a vocabulary of that size.
+
+    `field` is the name of the ids' field.
+    """
+    most = _LARGEST_ID if vocabulary is None else vocabulary - 1
+    if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= most):
+        return tuple(ids)
+    index, wrong = next((at, id) for at, id in enumerate(ids) if type(id) is not int or not 0 <= id <= most)
+    size = "" if vocabulary is None else f", and the vocabulary has {vocabulary} tokens"
+    raise Impossible(f"{field}[{index}] is {wrong!r:.40}; that is no token's id{size}")
 
 
 def read_prompt_logprobs(
@@ -66,8 +94,12 @@ def read_prompt_logprobs(
     for token, row in zip(ids[1:], rows[1:], strict=True) if rows and ids is not None else ():
         if row is None:
             raise TypeError("a token of the prompt has no logprobs")
-        values: dict[Token, float] = {int(other): float(entry["logprob"]) for other, entry in row.items()}
+        given = require_logprobs(
+            [entry["logprob"] for entry in row.values()], "a logprob in prompt_logprobs", -math.inf
+        )
+        values: dict[Token, float] = dict(zip(map(int, row), given, strict=True))
         scores.append((values[token], likeliest(values, count)))
+    require_logprobs([own for own, _ in scores], "prompt_logprobs[#]")
     return scores
 
 
@@ -95,9 +127,13 @@ def tops_of(tokens: Sequence[Mapping[str, Any]], count: int) -> tuple[TopLogprob
     tops = [token.get("top_logprobs") or () for token in tokens]
     if not any(tops):
         return ()
-    return tuple(
-        likeliest({_token(str(each["token"])): float(each["logprob"]) for each in top}, count) for top in tops
-    )
+    read: list[TopLogprobs] = []
+    for index, top in enumerate(tops):
+        field = f"choices[0].logprobs.content[{index}].top_logprobs[#].logprob"
+        values = require_logprobs([each["logprob"] for each in top], field, -math.inf)
+        names = [_token(str(each["token"])) for each in top]
+        read.append(likeliest(dict(zip(names, values, strict=True)), count))
+    return tuple(read)
 
 
 def _token(name: str) -> Token:

@@ -27,6 +27,7 @@ from etude.wire.dialect import (
     validated,
 )
 from etude.wire.forms import choose_tools, effort_options, only_one, read_format
+from etude.wire.sampling import Flag, Integer
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERROR_TYPES = {
@@ -128,7 +129,7 @@ class _Tool(BaseModel):
     name: str
     description: str | None = None
     input_schema: dict[str, Any] | None = None
-    strict: bool | None = None
+    strict: Flag | None = None
     defer_loading: Literal[False] | None = None
     allowed_callers: list[Literal["direct"]] | None = None
     cache_control: Any = None
@@ -146,7 +147,7 @@ class _Thought(BaseModel):
     """A wish for thinking. A budget is a target that a model may miss, as it may with Anthropic's own."""
 
     type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: int | None = Field(default=None, ge=0)
+    budget_tokens: Integer | None = Field(default=None, ge=0)
     display: Literal["summarized", "omitted"] | None = None
     """Thoughts are no secret here, and not summarised either."""
 

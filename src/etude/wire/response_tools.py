@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from etude.core.errors import RequestError
 from etude.core.message import Tool
+from etude.wire.sampling import Flag
 
 _KINDS = ("function", "namespace")
 
@@ -24,7 +25,7 @@ class FunctionTool(BaseModel):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    strict: Flag | None = None
 
     def as_chat(self, namespace: str | None = None) -> Iterator[Tool]:
         """The tool as chat completions have it."""

@@ -28,6 +28,7 @@ from etude.wire.dialect import (
 )
 from etude.wire.forms import Wish, choose_tools, effort_options, only_one, read_format
 from etude.wire.response_tools import ResponseTools, chat_name, names_of_calls
+from etude.wire.sampling import Flag, Integer
 
 _LOGPROBS = "message.output_text.logprobs"
 _REPEATED = ("instructions", "previous_response_id", "temperature", "top_p", "max_output_tokens", "reasoning")
@@ -125,15 +126,15 @@ class ResponsesBody(RequestBody):
     instructions: str | None = None
     previous_response_id: str | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    top_logprobs: Integer | None = Field(default=None, ge=0, le=20)
     """Of the text's tokens, where `include` asks for logprobs at all."""
     tools: ResponseTools | None = None
     tool_choice: Wish | None = None
-    parallel_tool_calls: bool | None = None
+    parallel_tool_calls: Flag | None = None
     text: _TextConfig | None = None
     reasoning: _ReasoningConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    max_tokens: int | None = Field(default=None, alias="max_output_tokens", ge=1)
+    max_tokens: Integer | None = Field(default=None, alias="max_output_tokens", ge=1)
 
     def given(self) -> dict[str, Any]:
         """The parameters of sampling, the form of the answer among them."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, Strict, ValidationError
 
 from etude.core.call import Bias, Constraint, Count, Factor, Penalty, Sampling, Share, Temperature, TopP
 from etude.core.errors import RequestError
@@ -14,6 +14,11 @@ from etude.core.errors import RequestError
 SAMPLING_NAMES = tuple(option.name for option in fields(Sampling))
 
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
+Flag: TypeAlias = Annotated[bool, Strict()]
+"""A field that is true or false, and not a number or a word that could be taken for it."""
+Integer: TypeAlias = Annotated[int, Strict()]
+"""A field that is a whole number, and not a text or true or false."""
+_MOST_STOPS = 128
 
 
 def _by_token(bias: Any) -> Any:
@@ -27,12 +32,12 @@ class SamplingFields(BaseModel):
     temperature: Temperature | None = Field(default=None, strict=True)
     top_p: TopP | None = Field(default=None, strict=True)
     max_tokens: int | None = Field(default=None, ge=1, strict=True)
-    stop: Text | tuple[Text, ...] | None = None
+    stop: Text | Annotated[tuple[Text, ...], Field(max_length=_MOST_STOPS)] | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63, strict=True)
     top_k: int | None = Field(default=None, ge=-1, strict=True)
     min_p: Share | None = Field(default=None, strict=True)
     min_tokens: Count | None = Field(default=None, strict=True)
-    stop_token_ids: tuple[Count, ...] | None = None
+    stop_token_ids: tuple[Annotated[Count, Strict()], ...] | None = None
     frequency_penalty: Penalty | None = Field(default=None, strict=True)
     presence_penalty: Penalty | None = Field(default=None, strict=True)
     repetition_penalty: Factor | None = Field(default=None, strict=True)

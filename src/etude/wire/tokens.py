@@ -7,12 +7,14 @@ from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from etude.core.beside import beside_loop
 from etude.core.call import ChatRequest
 from etude.core.errors import RequestError
 from etude.core.message import Message, Tool
 from etude.wire.bodies import TokenIds, check_conversation
 from etude.wire.dialect import AnswerMemory, validated
 from etude.wire.messages import MessagesDialect
+from etude.wire.sampling import Flag
 
 TOKEN_PATHS = ("/tokenize", "/detokenize", "/messages/count_tokens")
 
@@ -38,8 +40,8 @@ class TokenizeBody(BaseModel):
     tools: list[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: Literal[True] = True
-    add_special_tokens: bool | None = None
-    return_token_strs: bool | None = None
+    add_special_tokens: Flag | None = None
+    return_token_strs: Flag | None = None
 
     @model_validator(mode="after")
     def _is_a_prompt_or_messages(self) -> TokenizeBody:
@@ -58,37 +60,38 @@ class DetokenizeBody(BaseModel):
     tokens: TokenIds
 
 
-async def token_reply(path: str, body: Any, readers: Readers) -> dict[str, Any]:
-    """The reply to a request to one of `TOKEN_PATHS`. Raises EtudeError."""
+async def token_reply(path: str, body: Any, size: int, readers: Readers) -> dict[str, Any]:
+    """The reply to a request of so many bytes to one of `TOKEN_PATHS`. Raises EtudeError."""
     if path == "/detokenize":
         detokenize = validated(DetokenizeBody, body)
         async with readers.reader(detokenize.model or "") as speech:
             if wrong := [token for token in detokenize.tokens if token >= speech.vocabulary]:
                 message = f"token id {wrong[0]} is not in the vocabulary of {speech.vocabulary}"
                 raise RequestError(message, param="tokens")
-            return {"prompt": speech.template.decode(detokenize.tokens)}
+            tokens = detokenize.tokens
+            return {"prompt": await beside_loop(len(tokens), speech.template.decode, tokens)}
     if path == "/messages/count_tokens":
         asked = MessagesDialect(AnswerMemory()).parse(body)
         request = ChatRequest(asked.messages, asked.tools, template_options=asked.template_options)
         async with readers.reader(asked.model) as speech:
-            return {"input_tokens": len(speech.template.prompt(request).ids)}
+            prompt = await beside_loop(size, speech.template.prompt, request)
+            return {"input_tokens": len(prompt.ids)}
     tokenize = validated(TokenizeBody, body)
     async with readers.reader(tokenize.model or "") as speech:
-        if tokenize.messages is not None:
-            options = tokenize.chat_template_kwargs or {}
-            tools = tuple(tokenize.tools or ())
-            request = ChatRequest(tuple(tokenize.messages), tools, template_options=options)
-            ids = list(speech.template.prompt(request).ids)
-        else:
-            special = tokenize.add_special_tokens is not False
-            ids = list(speech.tokenizer(tokenize.prompt, add_special_tokens=special)["input_ids"])
-        texts = speech.tokenizer.convert_ids_to_tokens(ids) if tokenize.return_token_strs else None
-        return {
-            "count": len(ids),
-            "max_model_len": speech.max_context,
-            "tokens": ids,
-            "token_strs": texts,
-        }
+        return await beside_loop(size, _tokenized, tokenize, speech)
+
+
+def _tokenized(asked: TokenizeBody, speech: Any) -> dict[str, Any]:
+    """The reply to `POST /tokenize`, by the `Speech` of a model."""
+    if asked.messages is not None:
+        options, tools = asked.chat_template_kwargs or {}, tuple(asked.tools or ())
+        request = ChatRequest(tuple(asked.messages), tools, template_options=options)
+        ids = list(speech.template.prompt(request).ids)
+    else:
+        special = asked.add_special_tokens is not False
+        ids = list(speech.tokenizer(asked.prompt, add_special_tokens=special)["input_ids"])
+    texts = speech.tokenizer.convert_ids_to_tokens(ids) if asked.return_token_strs else None
+    return {"count": len(ids), "max_model_len": speech.max_context, "tokens": ids, "token_strs": texts}
 
 
 def models_reply(path: str, readers: Readers) -> dict[str, Any] | None:

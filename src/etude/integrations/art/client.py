@@ -6,19 +6,28 @@ The client side is written anew here, because the releases after 0.4.11 no longe
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import httpx
 
 from etude.core.call import Completion
 from etude.core.errors import TrainingError
+from etude.core.secrets import keep_secret
 from etude.integrations.art.config import ArtAdapterConfig
 from etude.integrations.art.wire import Json, model_of
+from etude.wire.answer_size import ACCEPTED, limiting_answers
 from etude.wire.client import Disturbed, Refused, error_text, parse_completion
-
-_RETRIES = 2
-"""Of connecting. Nothing that was sent is ever sent again: a second train request trains twice."""
+from etude.wire.retries import (
+    USUAL,
+    USUAL_MEGABYTES,
+    Again,
+    RetryPolicy,
+    is_worth_retrying,
+    retried,
+    retry_after,
+)
+from etude.wire.unreachable import reason_of
 
 _NOT_THERE = {404, 405}
 
@@ -26,58 +35,80 @@ _NO_SECRET = "default"
 
 
 class ArtError(TrainingError):
-    """An ART server did not do what it was asked; `status` is that of its answer, where there was one."""
+    """An ART server did not do what it was asked; `status` is that of its answer, where there was one.
 
-    def __init__(self, message: str, status: int | None = None) -> None:
+    `again` says why another attempt may do better; None where it may not.
+    """
+
+    def __init__(self, message: str, status: int | None = None, again: Again | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.again = again
 
 
 class _Peer:
-    """An address that answers with JSON. Every answer's status is checked."""
+    """An address that answers with JSON. Every answer's status is checked.
 
-    def __init__(self, name: str, url: str, api_key: str, timeout: float, hint: str = "") -> None:
+    Requests are made again by the policy of all clients, but for the one that trains: sent a second time, it
+    trains twice.
+    """
+
+    def __init__(
+        self, name: str, url: str, api_key: str, timeout: float, policy: RetryPolicy, hint: str = ""
+    ) -> None:
         """Nothing is connected here. `hint` ends the error of an address that does not answer."""
         self.url = url.rstrip("/")
         self._name = f"the {name} {self.url}"
         self._hint = hint
-        self._secret = api_key
+        if api_key != _NO_SECRET:  # A word, which the reference sends by default.
+            keep_secret(api_key)
         self._http = httpx.AsyncClient(
             timeout=timeout,
-            headers={"authorization": f"Bearer {api_key}"},
-            transport=httpx.AsyncHTTPTransport(retries=_RETRIES),
+            headers={"authorization": f"Bearer {api_key}", "accept-encoding": ACCEPTED},
+            event_hooks={"response": [limiting_answers(USUAL_MEGABYTES, "a limit of etude")]},
         )
+        self._policy = policy
 
     async def close(self) -> None:
         """Close all connections. Calling it twice is fine."""
         await self._http.aclose()
 
     async def _ask(self, method: str, path: str, body: Any = None, seconds: float | None = None) -> bytes:
+        async def ask() -> bytes:
+            return await self._attempt(method, path, body, seconds)
+
+        return await retried(ask, _again, self._policy)
+
+    async def _attempt(self, method: str, path: str, body: Any, seconds: float | None) -> bytes:
         timeout = self._http.timeout if seconds is None else seconds
         try:
             response = await self._http.request(method, f"{self.url}{path}", json=body, timeout=timeout)
         except httpx.HTTPError as error:
             raise self._unreachable(f"{method} {path}", error) from error
         if response.status_code != 200:
-            raise self._refused(f"{method} {path}", response.status_code, response.content)
+            raise self._refused(f"{method} {path}", response.status_code, response.content, response.headers)
         return response.content
 
     def _unreachable(self, request: str, error: httpx.HTTPError) -> ArtError:
-        reason = f"{type(error).__name__}: {error}".rstrip(": ")
-        return ArtError(f"{self._name} did not answer {request} ({reason}){self._hint}")
+        reason = reason_of(error) if isinstance(error, httpx.RequestError) else type(error).__name__
+        # One that was late may be at work still.
+        again = None if isinstance(error, httpx.ReadTimeout) else Again("connection")
+        return ArtError(f"{self._name} did not answer {request} ({reason}){self._hint}", again=again)
 
-    def _refused(self, request: str, status: int, content: bytes) -> ArtError:
-        """The error of an answer that is not 200, in one line and without the key."""
+    def _refused(self, request: str, status: int, content: bytes, headers: Mapping[str, str]) -> ArtError:
+        """The error of an answer that is not 200, in one line."""
         try:
             body = json.loads(content)
         except ValueError:
             body = content.decode(errors="replace")
         text = error_text(body)
-        # The key that the reference has by default is a word, and no secret.
-        if self._secret not in ("", _NO_SECRET):
-            text = text.replace(self._secret, "***")
         reason = f": {text}" if text else ""
-        return ArtError(f"{self._name} answered {request} with HTTP {status}{reason}", status)
+        later = Again(f"http_{status}", retry_after(headers)) if is_worth_retrying(status) else None
+        return ArtError(f"{self._name} answered {request} with HTTP {status}{reason}", status, later)
+
+
+def _again(error: Exception) -> Again | None:
+    return error.again if isinstance(error, ArtError) else None
 
 
 class ArtClient(_Peer):
@@ -89,6 +120,7 @@ class ArtClient(_Peer):
             config.backend.url,
             config.backend.api_key.get_secret_value(),
             config.request_timeout,
+            config.retry_policy,
             ". Is it running (`art run`), and is the address under 'backend' right?",
         )
         self._config = config
@@ -149,7 +181,8 @@ class ArtClient(_Peer):
         try:
             async with self._http.stream("POST", f"{self.url}{path}", json=body, timeout=timeout) as response:
                 if response.status_code != 200:
-                    raise self._refused(f"POST {path}", response.status_code, await response.aread())
+                    status, content = response.status_code, await response.aread()
+                    raise self._refused(f"POST {path}", status, content, response.headers)
                 async for line in response.aiter_lines():
                     if line.strip():
                         yield self._metrics(line)
@@ -180,9 +213,9 @@ class ArtClient(_Peer):
 class ArtInference(_Peer):
     """The OpenAI-compatible endpoint that serves what the server trains."""
 
-    def __init__(self, base_url: str, api_key: str, timeout: float) -> None:
+    def __init__(self, base_url: str, api_key: str, timeout: float, policy: RetryPolicy = USUAL) -> None:
         """`base_url` is the one that the agents sample from."""
-        super().__init__("inference endpoint", base_url, api_key, timeout)
+        super().__init__("inference endpoint", base_url, api_key, timeout, policy)
 
     async def models(self) -> list[str]:
         """The names of the models that are served. Raises ArtError."""

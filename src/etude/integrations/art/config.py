@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
@@ -9,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 from etude.config.component import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
 from etude.inference.openai_config import plain_address
+from etude.wire.retries import USUAL, RetryPolicy
 
 _CONFIG_KEYS = frozenset({"learning_rate", "beta", "kl_penalty_coef", "trainer_args"})
 """Keys of `training` that travel in the train request's `config`, or only with the model."""
@@ -145,6 +147,16 @@ class ArtAdapterConfig(TrainerAdapterConfig, name="openpipe_art"):
     request_timeout: Annotated[float, CHANGEABLE] = Field(
         default=60.0, gt=0, description="Seconds for a request but the two below."
     )
+    max_retries: Annotated[int, CHANGEABLE] = Field(
+        default=USUAL.retries,
+        ge=0,
+        description="More attempts of a request that failed; one that trains is never sent twice.",
+    )
+    retry_wait: Annotated[float, CHANGEABLE] = Field(
+        default=USUAL.first_wait,
+        ge=0,
+        description="Longest wait in seconds before the first of them; doubles with each.",
+    )
     prepare_timeout: Annotated[float, CHANGEABLE] = Field(
         default=600.0, gt=0, description="Seconds in which the server loads the model and starts inference."
     )
@@ -161,3 +173,8 @@ class ArtAdapterConfig(TrainerAdapterConfig, name="openpipe_art"):
         ge=0,
         description="Seconds in which a job whose connection was lost may still turn out to be done.",
     )
+
+    @property
+    def retry_policy(self) -> RetryPolicy:
+        """How requests are made again."""
+        return replace(USUAL, retries=self.max_retries, first_wait=self.retry_wait)

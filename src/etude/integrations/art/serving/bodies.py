@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from etude.core.errors import StoreError
 from etude.core.message import Message, Tool
 from etude.integrations.art.serving.options import DevConfig, InternalConfig, TrainConfig
-from etude.server.errors import ApiError
 from etude.store.files import draft_of
+from etude.wire.api_error import ApiError
 from etude.wire.dialect import problems_of
 
 B = TypeVar("B", bound=BaseModel)

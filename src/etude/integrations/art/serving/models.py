@@ -15,9 +15,9 @@ import sqlalchemy as sa
 
 from etude.integrations.art.serving.bodies import ArtModel
 from etude.server.database import JOBS, Row, new_id, table
-from etude.server.errors import ApiError
 from etude.server.jobs import FINAL
 from etude.server.models import Alias, ModelStore
+from etude.wire.api_error import ApiError
 
 ART_MODELS = table(
     "art_models",

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
@@ -34,10 +33,11 @@ from etude.integrations.art.serving.models import ArtModels, ArtNames
 from etude.integrations.art.serving.options import DevConfig, ServerConfig, TrainConfig
 from etude.integrations.art.serving.trainings import ArtTrainings, line_of, steps_of_job
 from etude.server.database import Order, Row, list_object
-from etude.server.errors import ApiError
 from etude.server.extensions import ServerParts
 from etude.server.jobs import JobStore
+from etude.server.json_route import JsonRoute
 from etude.server.models import OWNER
+from etude.wire.api_error import ApiError
 from etude.wire.dialect import problems_of
 
 _LOG = logging.getLogger("etude.server")
@@ -49,7 +49,7 @@ Share = Annotated[float, Query(gt=0, le=1)]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
-class LoggedRoute(APIRoute):
+class LoggedRoute(JsonRoute):
     """Logs why a request was refused: ART's clients show at most its status."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -80,7 +80,7 @@ def art_routes(server: ServerParts, art: ArtModels, trainings: ArtTrainings, log
 
 def _add_model_routes(router: APIRouter, server: ServerParts, art: ArtModels) -> None:
     @router.get("/healthcheck", summary="Is the server up")
-    def healthcheck() -> dict[str, str]:
+    async def healthcheck() -> dict[str, str]:
         """As `/health`."""
         return {"status": "ok"}
 

@@ -19,7 +19,7 @@ from etude.core.message import Message
 from etude.core.training_rows import GrpoRow, GrpoTrajectory, GrpoTurn
 from etude.integrations.art.serving.bodies import ArtChoice, ArtGroup, ArtHistory, ArtTrajectory, ChoiceToken
 from etude.models.speech import Speech
-from etude.server.errors import ApiError
+from etude.wire.api_error import ApiError
 from etude.wire.bodies import check_conversation
 from etude.wire.dialect import problems_of
 

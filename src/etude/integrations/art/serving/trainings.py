@@ -33,11 +33,12 @@ from etude.integrations.art.serving.options import hyperparameters
 from etude.integrations.art.serving.rows import ArtRows, rows_of
 from etude.models.speech import Speech
 from etude.server.database import Row
-from etude.server.errors import ApiError
 from etude.server.extensions import ServerParts
 from etude.server.hyperparameters import Hyperparameters, resolved
 from etude.server.inference import unless_gone
+from etude.server.job_size import require_doable
 from etude.server.jobs import JobStore
+from etude.wire.api_error import ApiError
 
 HUNG_UP = 499
 """The status of a request whose client is gone."""
@@ -202,6 +203,7 @@ class ArtTrainings:
             values = resolved("grpo", asked, rows, start.lora, fine_tuned=start.folder is not None)
         except ValueError as error:
             raise ApiError(400, f"peft_args.r: {error}", param="peft_args.r") from error
+        require_doable(self._server.settings, values, rows=rows, file_bytes=0, place="peft_args")
         return {
             "model": start.name,
             "method": "grpo",

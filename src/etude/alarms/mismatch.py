@@ -1,0 +1,34 @@
+"""The alarm `mismatch`: the engine samples from another distribution than the learner has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pydantic import Field
+
+from etude.alarms.alarm import Alarm
+from etude.core.history import Entry
+
+
+class Mismatch(Alarm, name="mismatch"):
+    """The learner gives sampled tokens another probability than the engine that sampled them
+    (`training.mismatch_kl` of the metrics)."""
+
+    by_default: ClassVar[bool] = True
+    remedy: ClassVar[str] = (
+        "the gradient is of another policy than the one that acts: have engine and learner use the same "
+        "weights, precision and template, or correct for it (correction of grpo)"
+    )
+
+    above: float = Field(default=0.05, gt=0)
+    """Nats a token that it may be. The two differ a little by rounding, and with `collect_ahead` by an
+    update."""
+
+    def look(self, entry: Entry, earlier: Sequence[Entry]) -> str | None:
+        divergence = (entry.metrics.get("training") or {}).get("mismatch_kl")
+        if divergence is None:
+            return None
+        if divergence <= self.above:
+            return ""
+        return f"learner and engine differ by {divergence:.3g} nats a token (mismatch_kl)"

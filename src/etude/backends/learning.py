@@ -1,0 +1,147 @@
+"""One of the processes that train a job of the adapter `local` together, on the nodes of a cluster."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from etude.algorithms.algorithm import Algorithm
+from etude.backends.learning_order import LearningOrder
+from etude.backends.local_job import Work, failure
+from etude.cluster.seat import HeadLost, Seat, own_seat
+from etude.config.import_path import import_object, make_importable
+from etude.config.registry import load_entry_points
+from etude.core.errors import EtudeError, StoreError, words_of
+from etude.core.garbage import collect_rarely
+from etude.core.keys import fold
+from etude.core.streams import mask_streams
+from etude.core.trajectory import TrajectoryCollection
+from etude.jobs.content import data_hash
+from etude.jobs.folders import StateFolders
+from etude.jobs.part import PEER_SECONDS, asked_to_end, loading_of, locked_seat
+from etude.jobs.training import Interrupted, JobListener, units_of_collection
+from etude.learner.learner import Learner, TrainingCanceled
+from etude.learner.plan import Step
+from etude.learner.team import PeerLost, Team, joined
+from etude.models.policy import LoraOptions, Policy
+
+_LOG = logging.getLogger("etude.learners")
+
+
+class _Reporter(JobListener):
+    """Tells the run how the job goes."""
+
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+
+    def went_back(self, step: int, damage: Sequence[str]) -> None:
+        on = f"it went on from step {step}" if step else "it began anew"
+        self._seat.call("noted", f"a checkpoint of the job was damaged: {'; '.join(damage)}; {on}")
+
+    def started(self, done: int) -> None:
+        _LOG.info("begins after %d steps", done)
+
+    def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
+        self._seat.call("stepped", step.number, step.of, dict(metrics))
+
+
+def learn(folder: Path, seat: Seat) -> bool:
+    """Do this process's part of the job in `folder`; whether that is done.
+
+    A job that would fail again has failed: the run is told why. Raises PeerLost and HeadLost.
+    """
+    try:
+        seat.require_shared()
+        order, collection = LearningOrder.read(folder)
+        if data_hash(collection) != order.content.data:
+            raise StoreError(f"{folder} has other data than the run has written there")
+        with joined(order.device, PEER_SECONDS, shards=order.config.shard_training) as team:
+            lock = locked_seat(seat, team)
+            try:
+                _train(order, collection, folder, team, seat)
+            finally:
+                lock.release()
+        return True
+    except (Interrupted, TrainingCanceled) as reason:
+        _LOG.warning("job in %s: %s", folder, type(reason).__name__)
+        return True
+    except (PeerLost, HeadLost):
+        raise
+    except EtudeError as error:
+        seat.call("failed", str(error))
+    except RuntimeError as error:
+        seat.call("failed", str(failure(error)))
+    except Exception as error:  # noqa: BLE001  trying again would end the same way, whatever it was
+        _LOG.exception("job in %s", folder)
+        seat.call("failed", f"training failed: {words_of(error)}")
+    return False
+
+
+def _train(
+    order: LearningOrder, collection: TrajectoryCollection, folder: Path, team: Team, seat: Seat
+) -> None:
+    """Train from the newest checkpoint on, and write the version."""
+    algorithm, versions = _algorithm(order), StateFolders(order.versions, "v", "version")
+    policy = _policy(order, team)
+    groups = units_of_collection(collection, algorithm, policy.template)
+    work = Work(order.job, order.number, algorithm, order.config, groups, order.content, order.seed)
+    learner = Learner(policy, order.options, team)
+    begins_from = 0 if order.begins_from is None else order.begins_from.number
+    if order.start.number > begins_from:
+        learner.restore(versions.folder(order.start.number))
+    checkpoints = StateFolders(folder, "step-", "checkpoint")
+
+    def look(canceled: threading.Event, stopping: threading.Event) -> None:
+        if seat.stopping():
+            stopping.set()
+
+    with asked_to_end(look) as (canceled, stopping):
+        metrics = work.train(learner, _Reporter(seat), canceled, stopping, checkpoints)
+        work.write(learner, versions, metrics)
+    if team.leads and learner.note is not None:
+        seat.call("noted", learner.note)
+
+
+def _algorithm(order: LearningOrder) -> Algorithm:
+    """The algorithm, whose module may be one of the user's in the current folder. Raises RequestError."""
+    load_entry_points()
+    make_importable(Path.cwd())
+    kind = import_object(order.algorithm)
+    algorithm: Algorithm = kind.model_validate(order.gradient)
+    return algorithm
+
+
+def _policy(order: LearningOrder, team: Team) -> Policy:
+    """The policy with the weights that the job starts from.
+
+    Raises EngineError where the model of this node is not that of the run.
+    """
+    loading = loading_of(team, order.device, order.dtype)
+    policy = Policy.load(order.model, device=loading["device"], dtype=loading["dtype"])
+    if order.lora is not None:
+        policy.use_lora(LoraOptions(**order.lora.model_dump()), fold(order.seed, "lora"))
+    policy.keep_base()
+    if order.begins_from is not None:
+        policy.begin_from(order.begins_from)
+    policy.adopt(order.start)
+    return policy
+
+
+def main() -> int:
+    """Do the part of the process whose place this one has; the exit code."""
+    collect_rarely()
+    mask_streams()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    seat = own_seat()
+    if seat is None:
+        sys.stderr.write("this program is started by a run whose `cluster` has `learners`\n")
+        return 2
+    try:
+        return 0 if learn(Path(sys.argv[1]), seat) else 1
+    except (PeerLost, HeadLost) as error:
+        # The job goes on from its last checkpoint, with new processes.
+        _LOG.error("job in %s: %s", sys.argv[1], error)
+        return 1

@@ -1,0 +1,145 @@
+"""A job of the adapter `local`, trained by the same code in the run's process and on a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from etude.algorithms.algorithm import Algorithm
+from etude.backends.local_config import LocalAdapterConfig
+from etude.config.finetuning import FinetuneConfig
+from etude.core.errors import TrainingError
+from etude.core.job import ModelVersion
+from etude.core.sample import SampleOrPair
+from etude.core.trajectory import TrajectoryCollection
+from etude.jobs.content import JobContent
+from etude.jobs.folders import StateFolders
+from etude.jobs.training import JobData, JobListener, JobTraining
+from etude.learner.learner import Learner, LearnerOptions, is_trained
+from etude.learner.plan import Schedule, Step
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedJob:
+    """A job and the version that it made."""
+
+    version: ModelVersion
+    metrics: dict[str, float]
+    content: JobContent
+    """Its start is the number of a version."""
+
+
+@dataclass(slots=True)
+class Job(JobListener):
+    """A job of this run, which listens to its training."""
+
+    name: str
+    algorithm: Algorithm
+    config: LocalAdapterConfig
+    collection: TrajectoryCollection
+    groups: list[list[SampleOrPair]]
+    content: JobContent
+    """Without its start, which is known once it trains."""
+    canceled: threading.Event = field(default_factory=threading.Event)
+    progress: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    news: str | None = None
+    """The last that became of it, beside its steps."""
+    task: asyncio.Task[FinishedJob] | None = None
+
+    def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
+        self.metrics, self.progress = dict(metrics), 100.0 * step.number / step.of
+
+
+class Workplace(Protocol):
+    """Where the jobs of a run are trained."""
+
+    @property
+    def note(self) -> str | None:
+        """Why the last job computed more than it need have, if it did."""
+
+    async def train(self, job: Job, start: ModelVersion, number: int) -> FinishedJob:
+        """Train the job from the weights `start`, which are the policy's, and make its version `number`.
+
+        The policy then has that version. After an error everything is as it was. Raises EtudeError.
+        """
+
+    def go_to(self, number: int) -> None:
+        """The policy has that version: the next job starts there."""
+
+    def begin_from(self, version: ModelVersion) -> None:
+        """Start the optimiser and the schedule anew at `version`, which is the reference model too."""
+
+
+def learner_options(config: LocalAdapterConfig, run: FinetuneConfig) -> LearnerOptions:
+    """How the config takes optimiser steps in a run, of whose epochs each is one training."""
+    epochs = config.lr_schedule_epochs or (1 if run.fine_tune_from_scratch else run.num_epochs)
+    return LearnerOptions(
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        schedule=Schedule(config.lr_schedule, config.warmup_steps, config.lr_floor, epochs),
+        token_budget=config.token_budget,
+        packing=config.packing,
+        gradient_checkpointing=config.gradient_checkpointing,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The content of a job, and the number of the version that it makes."""
+
+    name: str
+    number: int
+    algorithm: Algorithm
+    config: LocalAdapterConfig
+    groups: list[list[SampleOrPair]]
+    content: JobContent
+    seed: int
+
+    def train(
+        self,
+        learner: Learner,
+        listener: JobListener,
+        canceled: threading.Event,
+        stopping: threading.Event | None = None,
+        checkpoints: StateFolders | None = None,
+    ) -> dict[str, float]:
+        """Take all steps, from the newest of the checkpoints on; the job's metrics.
+
+        Raises TrainingError, TrainingCanceled when `canceled` is set, and Interrupted when `stopping` is.
+        """
+        units, facts = self.algorithm.units(self.groups, learner.divergences)
+        data = JobData(
+            self.algorithm,
+            rows=[(unit,) for unit in units if is_trained(unit)],
+            passes=self.config.passes,
+            batch_size=self.config.batch_size,
+            seed=self.seed,
+            key=("pass", learner.step),
+        )
+        every = self.config.checkpoint_steps
+        training = JobTraining(learner, data, listener, checkpoints, every, keeps_epochs=False)
+        return training.run(canceled, stopping) | facts
+
+    def write(
+        self, learner: Learner, versions: StateFolders, metrics: dict[str, float]
+    ) -> FinishedJob | None:
+        """Save the version; None in processes that do not lead. All of a team must call it together."""
+        state = learner.snapshot()
+        if not learner.team.leads:
+            return None
+        written: dict[str, Any] = {"job": self.name, "metrics": metrics, "content": asdict(self.content)}
+        version = versions.write(self.number, written, learner, state)
+        return FinishedJob(version, metrics, self.content)
+
+
+def failure(error: RuntimeError) -> TrainingError:
+    """The error of a job for one of torch's."""
+    # torch says itself what to do about an operation that a device does not have.
+    lacks = isinstance(error, NotImplementedError)
+    hint = "" if lacks else "; if memory ran out, lower token_budget of the adapter"
+    return TrainingError(f"training failed: {error}{hint}")

@@ -1,0 +1,161 @@
+"""The bill of a run, as its journal has it: one line for each model, role and part of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from etude.budget.purpose import Purpose
+from etude.core.call import Usage
+from etude.store.journal import Journal, Json
+from etude.store.run_folder import TIME_STEP, RunFolder
+
+_CALLS = "spent/calls/"
+_JOBS = "spent/jobs/"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """All that one model took in one role and part of a run, or that a training job did."""
+
+    model: str
+    """The entry of `llms`."""
+    role: str
+    """`agent`, `user`, `judge`, `teacher`, `opponent`, `other`; `training` for a job."""
+    phase: str
+    """`train/3`, `validation/5`, `eval`; of a job its name."""
+    calls: int = 0
+    """Calls that the model answered, or charged for."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Those of the prompts that the endpoint had in its cache."""
+    completion_tokens: int = 0
+    trained_tokens: int = 0
+    usd: float = 0.0
+    unpriced_tokens: int = 0
+    """Tokens of all kinds for which no price was known."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all kinds."""
+        return self.prompt_tokens + self.completion_tokens + self.trained_tokens
+
+    @property
+    def key(self) -> str:
+        """Where it is in the journal."""
+        return _key(self.model, self.role, self.phase)
+
+    def plus_call(self, usage: Usage, usd: float | None) -> Line:
+        """The line with one more call."""
+        unpriced = usage.prompt_tokens + usage.completion_tokens if usd is None else 0
+        return Line(
+            self.model,
+            self.role,
+            self.phase,
+            calls=self.calls + 1,
+            prompt_tokens=self.prompt_tokens + usage.prompt_tokens,
+            cached_tokens=self.cached_tokens + usage.cached_tokens,
+            completion_tokens=self.completion_tokens + usage.completion_tokens,
+            trained_tokens=self.trained_tokens,
+            usd=self.usd + (usd or 0.0),
+            unpriced_tokens=self.unpriced_tokens + unpriced,
+        )
+
+    def facts(self) -> dict[str, str]:
+        """The facts that tell it from other lines."""
+        return {"model": self.model, "role": self.role, "phase": self.phase}
+
+    def as_json(self) -> dict[str, Any]:
+        """All fields, with `tokens`."""
+        return {**asdict(self), "tokens": self.tokens}
+
+
+@lru_cache(maxsize=256)
+def _key(model: str, role: str, phase: str) -> str:
+    if role == "training":
+        return f"{_JOBS}{quote(phase, safe='')}"
+    return _CALLS + "/".join(quote(part, safe="") for part in (model, role, phase))
+
+
+_AMOUNTS = tuple(each.name for each in fields(Line) if each.name not in ("model", "role", "phase"))
+
+
+def total(lines: Iterable[Line], *, model: str = "", role: str = "", phase: str = "") -> Line:
+    """The sum of lines, under the names that are given."""
+    lines = list(lines)
+    return Line(model, role, phase, **{name: sum(getattr(line, name) for line in lines) for name in _AMOUNTS})
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """All that a run has taken so far."""
+
+    lines: tuple[Line, ...] = ()
+    seconds: float = 0.0
+    """In which its processes were at work."""
+    gpu_seconds: float = 0.0
+    """The same for each GPU that they held."""
+
+    @property
+    def total(self) -> Line:
+        """The sum of all lines."""
+        return total(self.lines)
+
+    def by(self, *names: str) -> list[Line]:
+        """The sums of the lines that agree in `names`: `model`, `role`, `phase`; in their order."""
+        groups: dict[tuple[str, ...], list[Line]] = {}
+        for line in self.lines:
+            groups.setdefault(tuple(getattr(line, name) for name in names), []).append(line)
+        return [total(lines, **dict(zip(names, key, strict=True))) for key, lines in sorted(groups.items())]
+
+    def as_json(self) -> dict[str, Any]:
+        """The lines, and their sums."""
+        return {
+            "total": _amounts(self.total),
+            "lines": [line.as_json() for line in self.lines],
+            "hours": self.seconds / 3600,
+            "gpu_hours": self.gpu_seconds / 3600,
+        }
+
+
+def _amounts(line: Line) -> dict[str, Any]:
+    return {name: value for name, value in line.as_json().items() if name not in line.facts()}
+
+
+def bill_of(journal: Journal) -> Bill:
+    """The bill of a run by its journal. Raises StoreError."""
+    return Bill(tuple(_stored(journal)), **(journal.get(TIME_STEP) or {}))
+
+
+def read_bill(run: Path) -> Bill:
+    """The bill of the run in a folder. Raises StoreError."""
+    with RunFolder.read(run) as folder:
+        return bill_of(folder.journal)
+
+
+def _stored(journal: Journal) -> Iterator[Line]:
+    for prefix in (_CALLS, _JOBS):
+        for _, value in journal.scan(prefix):
+            yield Line(**value)
+
+
+def store_line(journal: Journal, line: Line) -> None:
+    """Keep a line in place of the one with the same facts, before all that is stored later."""
+    # With every call: `asdict`, which copies, takes four times as long.
+    value: dict[str, Json] = {name: kept for name in _AMOUNTS if (kept := getattr(line, name))}
+    journal.put_soon(line.key, {**line.facts(), **value})
+
+
+def store_time(journal: Journal, seconds: float, gpu_seconds: float) -> None:
+    """Keep how long the run has been at work."""
+    # Or a run in which nothing moves would seem to.
+    journal.put_soon(TIME_STEP, {"seconds": seconds, "gpu_seconds": gpu_seconds}, is_news=False)
+
+
+def line_of(purpose: Purpose, model: str) -> Line:
+    """The empty line of a purpose."""
+    return Line(model, purpose.role, purpose.phase)

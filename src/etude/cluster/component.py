@@ -1,0 +1,85 @@
+"""The component behind `cluster: {_type: ray}`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from etude.cluster.config import RayConfig
+from etude.cluster.connection import connected, require_ray
+from etude.cluster.launch import TeamLauncher
+from etude.cluster.runners import LOGS, RunnerLauncher
+from etude.cluster.status import cluster_status
+from etude.config.document import dotted
+from etude.config.registry import register_cluster
+from etude.config.schema import Config
+from etude.config.secrets import secrets_of
+from etude.core.errors import RequestError
+from etude.runners.process import Cluster
+
+if TYPE_CHECKING:
+    from etude.config.builder import Builder
+    from etude.config.component import ClusterConfig
+    from etude.config.schema import Config
+
+
+@register_cluster(config_type=RayConfig)
+async def ray_cluster(config: RayConfig, builder: Builder) -> AsyncIterator[Cluster]:
+    """Places runners and learners on a cluster. Raises RequestError where there is none."""
+    if builder.run is None:
+        raise RequestError("processes on a cluster need a run folder")
+    require_ray(config.address)
+    _require_no_secrets(builder.config)
+    require_used(config, builder.config)
+    folder = _folder_of(builder)
+    learners = partial(TeamLauncher, config, code=folder) if config.learners else None
+    async with contextlib.AsyncExitStack() as exits:
+        runners = status = None
+        if config.runners:
+            connection = connected(config.address, config.runtime_env, folder)
+            # In a thread: in the main one Ray would take SIGTERM for itself.
+            dashboard = await asyncio.to_thread(connection.__enter__)
+            status = partial(cluster_status, config.address, dashboard)
+            exits.push_async_callback(asyncio.to_thread, connection.__exit__, None, None, None)
+            runners = RunnerLauncher(config, builder.run.path / LOGS)
+        yield Cluster(runners, status, learners)
+
+
+def _require_no_secrets(config: Config) -> None:
+    """Raise RequestError for secrets in Ray's runtime environment, and what comes from the environment there.
+
+    Ray keeps runtime environments in its head, and writes them into its logs.
+    """
+    for path, text in config._as_written.items():
+        is_sent = path[:2] == ("cluster", "runtime_env") and path[2] not in ("working_dir", "py_modules")
+        if is_sent and "$" in text:
+            raise RequestError(
+                f"{dotted(path)} comes from the environment ({text}), and Ray writes runtime environments "
+                "into its logs for everybody to read; set the variable on every node before `ray start`"
+            )
+    for path in secrets_of(config, config.model_dump(mode="json", fallback=str), sure=True):
+        if path[:2] == ("cluster", "runtime_env"):
+            raise RequestError(
+                f"{dotted(path)} is a secret, and Ray writes runtime environments into its logs for "
+                "everybody to read; set the variable on every node before `ray start`"
+            )
+
+
+def require_used(cluster: ClusterConfig, config: Config) -> None:
+    """Raise RequestError for learners where nothing is trained that they could train."""
+    kinds = [adapter.type_name for adapter in config.trainer_adapters.values()]
+    if cluster.learners is not None and config.finetuning.enabled and "local" not in kinds:
+        raise RequestError(
+            f"cluster.learners train for the adapter 'local', and the config has {', '.join(kinds)}: leave "
+            "them out, or set `trainer_adapters: {local: {_type: local}}`"
+        )
+
+
+def _folder_of(builder: Builder) -> Path:
+    """The folder that goes along: that of the config file, or the current one."""
+    file = builder.config.finetuning.run_configuration.config_file
+    return (file.parent if file is not None else Path()).absolute()

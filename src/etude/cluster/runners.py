@@ -1,0 +1,193 @@
+"""Runners on the nodes of a Ray cluster: on each node that has one, an actor starts and watches its process.
+
+It is the same program as on one machine, and calls the head. The actor's death, with its node's, ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+from etude.cluster.config import RayConfig
+from etude.cluster.output import Output
+from etude.core.errors import EtudeError, first_line
+from etude.runners.log_files import bound
+from etude.runners.process import LocalProcess, ProcessEnd, start_runner
+from etude.runners.program import Invitation
+from etude.store.files import open_private, private_folder
+
+LOGS = "runners"
+"""The folder of the runners' logs in a run folder."""
+
+_LOG_SECONDS = 0.5
+"""Between two looks at the output of a runner."""
+_REST_SECONDS = 1.0
+"""For the last output of a runner that has ended."""
+_LOST_SECONDS = 5.0
+"""For the end of an actor that was killed to be told."""
+
+
+class Keeper:
+    """An actor: starts a runner on its node, and says what it prints and how it ended."""
+
+    def __init__(self) -> None:
+        self._output = Output()
+        self._process: LocalProcess | None = None
+
+    async def node(self) -> str:
+        """The address of its node."""
+        import ray
+
+        return str(ray.util.get_node_ip_address())
+
+    async def keep(self, invitation: list[Any]) -> tuple[str, bool]:
+        """Start a runner and wait for its end: how it ended, and whether others killed it."""
+        reading, writing = os.pipe()
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: self._output, os.fdopen(reading, "rb"))
+        with os.fdopen(writing, "wb") as output:
+            self._process = await start_runner(Invitation(*invitation), output, Path(os.devnull))
+        end = await self._process.ended()
+        # What it has started may have the pipe open for longer.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._output.is_over.wait(), _REST_SECONDS)
+        return end.how, end.by_others
+
+    async def output(self, wait: bool) -> bytes:
+        """The next piece of what the runner has printed; nothing where there is none."""
+        return await self._output.take(wait=wait)
+
+    async def memory(self) -> float:
+        """Gigabytes that the runner uses."""
+        return 0.0 if self._process is None else self._process.memory()
+
+
+class RayProcess:
+    """A runner on some node."""
+
+    def __init__(self, actor: Any, end: Any, log: Path) -> None:
+        self._actor = actor
+        self._killed, self._ended = asyncio.Event(), asyncio.Event()
+        self._end = asyncio.ensure_future(self._wait(asyncio.ensure_future(_awaited(end))))
+        self._path = log
+        self._memory = 0.0
+        self._asking: asyncio.Task[None] | None = None
+        self.log = str(log)
+        self.node = ""
+        self._following = asyncio.ensure_future(self._follow())
+
+    async def ended(self) -> ProcessEnd:
+        """Wait until it has ended, or its actor has."""
+        return await asyncio.shield(self._end)
+
+    async def _wait(self, end: asyncio.Future[Any]) -> ProcessEnd:
+        import ray
+
+        killed = asyncio.ensure_future(self._killed.wait())
+        await asyncio.wait({end, killed}, return_when=asyncio.FIRST_COMPLETED)
+        killed.cancel()
+        # Ray may take a minute to see that a node is gone, and nothing is to be waited for there.
+        await asyncio.wait({end}, timeout=_LOST_SECONDS)
+        self._ended.set()
+        if not end.done():
+            end.cancel()
+            self._following.cancel()
+            return ProcessEnd("was lost with its node", is_lost=True)
+        try:
+            how, by_others = end.result()
+        except ray.exceptions.RayError as error:
+            reason = first_line(error)
+            if isinstance(error, ray.exceptions.RayActorError) and not error.actor_init_failed:
+                return ProcessEnd(f"was lost with its actor: {reason}", is_lost=True)
+            return ProcessEnd(f"has no actor: {reason}")
+        with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
+            async with asyncio.timeout(_LOST_SECONDS):
+                await self._following
+                while piece := await self._actor.output.remote(False):
+                    self._write(piece)
+        ray.kill(self._actor)
+        return ProcessEnd(how, by_others)
+
+    async def _follow(self) -> None:
+        """Write down where it is, and what it prints, for as long as its actor lives."""
+        import ray
+
+        with contextlib.suppress(ray.exceptions.RayError):
+            self.node = await self._actor.node.remote()
+            while not self._ended.is_set():
+                self._write(await self._actor.output.remote(True))
+                await asyncio.sleep(_LOG_SECONDS)
+
+    def _write(self, piece: bytes) -> None:
+        # A full disk is told of by the journal.
+        with contextlib.suppress(OSError), open_private(self._path, "ab") as file:
+            file.write(piece)
+
+    def kill(self) -> None:
+        """Kill the actor, whose end ends the runner."""
+        import ray
+
+        if not self._end.done():
+            ray.kill(self._actor)
+            self._killed.set()
+
+    def memory(self) -> float:
+        """Gigabytes that it used when it was last asked."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.ensure_future(self._ask())
+        return self._memory
+
+    async def _ask(self) -> None:
+        import ray
+
+        with contextlib.suppress(ray.exceptions.RayError):
+            self._memory = await self._actor.memory.remote()
+
+    def last_words(self) -> str:
+        """The end of what it has printed, where that came here."""
+        with contextlib.suppress(OSError):
+            return "\n".join(self._path.read_text(encoding="utf-8", errors="replace").splitlines()[-12:])
+        return ""
+
+    def bound_log(self) -> None:
+        """As `log_files.bound`."""
+        bound(self._path)
+
+
+async def _awaited(reference: Any) -> Any:
+    return await reference
+
+
+class RunnerLauncher:
+    """Places runners on the nodes of a cluster."""
+
+    def __init__(self, config: RayConfig, logs: Path) -> None:
+        """The runners' logs come back to `logs` when they end."""
+        import ray
+
+        self._config = config
+        self._logs = logs
+        self.address = str(ray.util.get_node_ip_address())
+        self._options = {
+            "num_cpus": config.num_cpus,
+            "num_gpus": config.num_gpus,
+            "resources": config.resources or None,
+            "scheduling_strategy": "SPREAD",
+            "max_restarts": 0,
+        }
+
+    async def launch(self, invitation: Invitation, place: int) -> RayProcess:
+        """Start a runner on a node that has room. Raises EtudeError for resources that Ray does not take."""
+        import ray
+
+        private_folder(self._logs)
+        try:
+            actor: Any = ray.remote(Keeper).options(**self._options).remote()
+            # A short argument goes from process to process, and not into the object store.
+            end = actor.keep.remote([invitation.address, invitation.number, invitation.key])
+        except (ray.exceptions.RayError, ValueError, TypeError) as error:
+            raise EtudeError(f"Ray cannot start a runner: {error}; look at the keys of `cluster`") from error
+        return RayProcess(actor, end, self._logs / f"{place}.log")

@@ -1,0 +1,224 @@
+"""Secrets in text: which values are secret, and text with asterisks in their place.
+
+Known are the values of the environment whose names say that they are secret, what configs declare as secret
+(`keep_secret`), and passwords and keys of well-known forms. What models were asked and what they answered is
+never changed: it is trained on.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+T = TypeVar("T")
+
+MASK = "**********"
+"""In place of a secret."""
+
+MIN_LENGTH, MIN_DECLARED = 8, 4
+"""Characters of the shortest value that is looked for in text: shorter ones are in too many words. One that
+is declared as secret may be shorter, and is found where it is a word."""
+
+PLACEHOLDERS = {
+    *("none", "null", "empty", "unused", "not-used", "not-needed", "no-key", "nokey", "placeholder"),
+    *("test", "testing", "example", "dummy", "fake", "change-me", "changeme"),
+    *("token", "secret", "password", "local", "ollama", "vllm"),
+}
+"""Words that are given where a key is asked for and none is needed, in any case of letters: no secrets."""
+
+_WORDS = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
+_ENDINGS = ("KEY", "KEYS", "TOKEN", "TOKENS", "SECRET", "SECRETS", "PASSWD", "PASSPHRASE")
+_CONTAINED = ("PASSWORD", "CREDENTIAL", "SECRET", "APIKEY")
+_WHOLE = {"PASS", "PWD", "AUTH", "AUTHORIZATION", "BEARER", "COOKIE", "JWT", "PAT", "SAS", "SIGNATURE", "SIG"}
+
+_WEAK = ("KEY", "KEYS", "TOKENS")
+"""Words that name other things in configs too, such as a column of a dataset."""
+_OF_KEYS = {"API", "ACCESS", "SECRET", "PRIVATE", "AUTH", "SIGNING", "ENCRYPTION", "ACCOUNT", "MASTER"}
+"""Before `KEY` these leave no doubt."""
+_PLAIN_TOKENS = {
+    "EOS",
+    "BOS",
+    "PAD",
+    "UNK",
+    "SEP",
+    "CLS",
+    "STOP",
+    "SPECIAL",
+    "IMAGE",
+    "START",
+    "END",
+    "THINK",
+}
+"""Before `TOKEN` these speak of a model's vocabulary."""
+
+_SCHEME = re.compile(r"(?:bearer|basic|token)\s+", re.IGNORECASE)
+"""Begins the value of an authorization header, and is no part of the secret."""
+_NUMBER = re.compile(r"[-+.,:\d\sEe]*")
+_PATH = re.compile(r"(?:~|\.{1,2})?/")
+_RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w\-+/=.~:%]{12,}")
+
+_FORMS: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
+    (("://",), re.compile(r"""(?P<before>://[^\s/@:"'\\<>]*:)[^\s/@"'\\<>]+(?=@)""")),
+    (
+        ("?", "&", ";"),
+        re.compile(
+            r"""(?P<before>[?&;](?:[\w.-]*(?:key|token|secret|passw(?:or)?d|signature|credentials?)|sig|auth)=)"""
+            r"""[^\s&;#"'\\<>]+""",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        ("earer", "asic", "EARER", "ASIC"),
+        re.compile(
+            r"""(?P<before>\b(?:bearer|basic)\s+)(?=[^\s"'\\]*\d)[a-z0-9._~+/=-]{8,}""", re.IGNORECASE
+        ),
+    ),
+    (
+        ("sk-", "hf_", "gh", "glpat-", "xox", "AKIA", "ASIA", "AIza", "eyJ"),
+        re.compile(
+            r"(?P<before>)\b(?:sk-[\w-]{16,}|hf_\w{20,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}"
+            r"|xox[abeprs]-[\w-]{10,}|(?:AKIA|ASIA)[0-9A-Z]{16}\b|AIza[\w-]{30,}"
+            r"|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
+        ),
+    ),
+    (
+        ("PRIVATE KEY-----",),
+        re.compile(
+            r"(?P<before>)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+            re.DOTALL,
+        ),
+    ),
+)
+"""Passwords in addresses, keys in their queries, authorization headers, keys of well-known services, and
+private keys; each is looked for where one of its marks is, which is quick to see."""
+
+_lock = threading.Lock()
+_kept: dict[str, None] = {}
+_seen: dict[str, str] = {}
+"""The values of the environment that were looked at, by their names."""
+
+
+def keep_secret(*values: str | None) -> None:
+    """Have these values masked in all text from now on."""
+    for value in values:
+        if value is None:
+            continue
+        value = value.strip()
+        scheme = _SCHEME.match(value)
+        for secret in (value, value[scheme.end() :]) if scheme else (value,):
+            if _is_long(secret, MIN_DECLARED):
+                with _lock:
+                    _kept.setdefault(secret)
+
+
+def masked(text: str) -> str:
+    """The text with `MASK` in place of each secret in it."""
+    _look_around()
+    if _kept:
+        text = _pattern(tuple(_kept)).sub(MASK, text)
+    for marks, form in _FORMS:
+        if any(mark in text for mark in marks):
+            text = form.sub(rf"\g<before>{MASK}", text)
+    return text
+
+
+def masked_data(data: T) -> T:
+    """JSON data with all of its texts masked; the same object where there is nothing to mask."""
+    changed: T = _masked_data(data)
+    return changed
+
+
+def holds_secret(name: str, value: Any, *, sure: bool = False) -> bool:
+    """Whether an entry of a config is a secret by its name and its form, or has one in it.
+
+    Where it must be `sure`, a name is not enough that other things have too, such as a column of a dataset.
+    """
+    if not isinstance(value, str) or not _is_long(value):
+        return False
+    return _is_secret_entry(name, value, sure) or masked(value) != value
+
+
+def secrets_in_address(text: str) -> Iterator[str]:
+    """The password of an address, and the values of its query that are secret by their names."""
+    try:
+        parts = urlsplit(text)
+        password = parts.password
+    except ValueError:
+        return
+    if parts.scheme and password:
+        yield from {password, unquote(password)}
+    for name, value in parse_qsl(parts.query) if parts.scheme else ():
+        if is_secret_name(name):
+            yield value
+
+
+@functools.lru_cache(maxsize=4096)
+def is_secret_name(name: str) -> bool:
+    """Whether a name, such as that of a variable, says that its value is secret."""
+    words = [word.upper() for word in _WORDS.split(name) if word]
+    return any(
+        word in _WHOLE or word.endswith(_ENDINGS) or any(each in word for each in _CONTAINED)
+        for word in words
+    )
+
+
+def _is_secret_entry(name: str, value: str, sure: bool) -> bool:
+    """More careful than with the environment: a config has columns, templates and tokens of a vocabulary."""
+    if not is_secret_name(name) or _PATH.match(value) or value.startswith(("<", "[")) or "://" in value:
+        return False
+    words = [word.upper() for word in _WORDS.split(name) if word]
+    if _PLAIN_TOKENS.intersection(words):
+        return False
+    is_weak = words[-1] in _WEAK and not _OF_KEYS.intersection(words)
+    return not is_weak or (not sure and _RANDOM.fullmatch(value) is not None)
+
+
+def _look_around() -> None:
+    """Keep the secrets that the environment has now; a program may read its keys from a file at any time."""
+    for name in list(os.environ):
+        if is_secret_name(name) or "URL" in name or "DSN" in name or "URI" in name or "PROXY" in name.upper():
+            value = os.environ.get(name, "")
+            if _seen.get(name) != value:
+                _seen[name] = value
+                if "://" in value:
+                    keep_secret(*secrets_in_address(value))
+                elif not _PATH.match(value) and _is_long(value):
+                    keep_secret(value)
+
+
+def _is_long(value: str, least: int = MIN_LENGTH) -> bool:
+    is_word = value == MASK or value.casefold() in PLACEHOLDERS
+    return len(value) >= least and not is_word and _NUMBER.fullmatch(value) is None
+
+
+@functools.lru_cache(maxsize=8)
+def _pattern(values: tuple[str, ...]) -> re.Pattern[str]:
+    """Finds the values, also as JSON, Python's `repr` and an address write them; the longest first."""
+    forms: dict[str, None] = {}
+    for value in values:
+        ways = (value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1])
+        for form in (*ways, repr(value)[1:-1], quote(value, safe=""), quote(value)):
+            forms.setdefault(form)
+    return re.compile("|".join(map(_found, sorted(forms, key=len, reverse=True))))
+
+
+def _found(form: str) -> str:
+    return re.escape(form) if len(form) >= MIN_LENGTH else rf"(?<!\w){re.escape(form)}(?!\w)"
+
+
+def _masked_data(data: Any) -> Any:
+    if isinstance(data, str):
+        return masked(data)
+    if isinstance(data, dict):
+        changed: Any = {_masked_data(key): _masked_data(value) for key, value in data.items()}
+    elif isinstance(data, list | tuple) and type(data) in (list, tuple):
+        changed = type(data)(map(_masked_data, data))
+    else:
+        return data
+    return data if changed == data else changed

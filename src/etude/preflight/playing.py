@@ -1,0 +1,36 @@
+"""Playing a few episodes before a run, to measure what one takes."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from etude.config.schema import Config
+from etude.core.errors import RequestError
+from etude.preflight.spending import PerEpisode, measured
+from etude.runtime import open_runtime
+from etude.store.run_folder import RunFolder
+
+
+async def play_some(config: Config, episodes: int) -> PerEpisode:
+    """The averages of so many episodes of training, played and scored in a folder that is deleted.
+
+    Raises what a run does.
+    """
+    config = config.model_copy(update={"storage": None, "metrics": None})
+    with (
+        tempfile.TemporaryDirectory(prefix="etude-check-") as folder,
+        RunFolder.create(Path(folder), "played") as run,
+    ):
+        async with open_runtime(config, run) as runtime:
+            examples = runtime.examples[:episodes]
+            generations = -(-episodes // max(len(examples), 1))
+            await runtime.evaluation.run(
+                examples, phase="train/1", generations=generations, keep_episodes=False
+            )
+        averages = measured(run)
+    if averages is None:
+        raise RequestError("no model was asked in the episodes that were played: there is nothing to measure")
+    counted = f"calls and tokens as in {averages.episodes} episodes that were played now, with the models as "
+    return replace(averages, assumptions=(f"{counted}they are before training",))

@@ -1,0 +1,70 @@
+"""The services that a config names: each is asked for the least that shows that it works, with its key."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+from etude.backends.local_config import LocalAdapterConfig
+from etude.backup.probe import probe
+from etude.config.builder import Builder
+from etude.config.schema import Config
+from etude.core.call import ChatRequest, Sampling
+from etude.core.errors import EtudeError
+from etude.inference.openai_compatible import OpenAiEngine
+from etude.inference.openai_config import OpenAiLlmConfig
+from etude.preflight.addresses import check_addresses
+from etude.preflight.finding import Findings
+from etude.store.run_folder import RunFolder
+
+_TOKENS = 16
+"""Of the one answer; some endpoints refuse fewer."""
+_SECONDS = 30.0
+
+
+async def examine_services(config: Config, findings: Findings) -> None:
+    """Have each model behind an address say something, and ask backends and the storage how they are."""
+    for name, llm in config.llms.items():
+        if isinstance(llm, OpenAiLlmConfig):
+            await check_addresses(f"model {name}", llm, findings, strict=True)
+            await _try_model(f"model {name}", llm, findings)
+    with (
+        tempfile.TemporaryDirectory(prefix="etude-doctor-") as folder,
+        RunFolder.create(Path(folder), "doctor") as run,
+    ):
+        async with Builder(config, run) as builder:
+            for name in config.trainer_adapters if config.finetuning.enabled else ():
+                if not isinstance(config.trainer_adapters[name], LocalAdapterConfig):
+                    await _try_backend(builder, name, findings)
+    if config.storage is not None:
+        with findings.of_errors("storage"):
+            findings.ok("storage", await probe(config.storage))
+
+
+async def _try_model(what: str, llm: OpenAiLlmConfig, findings: Findings) -> None:
+    """One short answer, without retries."""
+    seconds = min(_SECONDS, llm.request_timeout)
+    engine = OpenAiEngine(llm.model_copy(update={"max_retries": 0, "request_timeout": seconds}))
+    request = ChatRequest(({"role": "user", "content": "Say yes."},), sampling=Sampling(max_tokens=_TOKENS))
+    begun = time.perf_counter()
+    try:
+        completion = await engine.complete(request)
+    except EtudeError as error:
+        findings.fail(what, f"{error}. Look at its `base_url`, `model_name` and `api_key`")
+    else:
+        took, usage = 1000 * (time.perf_counter() - begun), completion.usage
+        tokens = f"{usage.prompt_tokens} + {usage.completion_tokens} tokens"
+        findings.ok(what, f"{llm.model_name} answered a call in {took:.0f} ms ({tokens})")
+    finally:
+        await engine.close()
+
+
+async def _try_backend(builder: Builder, name: str, findings: Findings) -> None:
+    what = f"backend {name}"
+    with findings.of_errors(what):
+        adapter = await builder.get_trainer_adapter(name)
+        if await adapter.is_healthy():
+            findings.ok(what, "answers, and could train now")
+        else:
+            findings.fail(what, "does not answer, or refuses its key; look at its address and `api_key`")

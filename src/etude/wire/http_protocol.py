@@ -1,0 +1,219 @@
+"""uvicorn's protocol with limits that it does not have: connections, slow clients, and a way to refuse
+that the client can read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, ClassVar
+
+import h11
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from etude.wire.api_error import ApiError
+from etude.wire.dialect import error_object
+from etude.wire.http_limits import HttpLimits
+
+_LINGER_SECONDS = 5.0
+"""For a client to read a refusal while it is still sending."""
+_SPARE = 64
+"""Connections above the limit whose request is read, in case it is for a path that is always answered."""
+
+
+class LingeringTransport(asyncio.Transport):
+    """A transport that goes on reading for a while after `close` where the client is still sending.
+
+    To close with something unread resets the connection, and the client may lose the answer.
+    """
+
+    def __init__(self, transport: asyncio.Transport, is_sending: Callable[[], bool]) -> None:
+        """`is_sending` is asked at `close`."""
+        super().__init__()
+        self._transport = transport
+        self._is_sending = is_sending
+        self.lingers = False
+        """Whether what comes in is nobody's any more."""
+
+    def close(self) -> None:
+        """Send what is left and end the connection."""
+        if self.lingers:
+            return
+        if self._transport.is_closing() or not self._is_sending() or not self._transport.can_write_eof():
+            self._transport.close()
+            return
+        self.lingers = True
+        try:
+            self._transport.write_eof()
+        except OSError:  # The client has gone.
+            self._transport.abort()
+            return
+        self._transport.resume_reading()
+        asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._transport.abort)
+
+    def is_closing(self) -> bool:
+        """Whether nothing more is to be written."""
+        return self.lingers or self._transport.is_closing()
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        """As any transport."""
+        if not self.lingers:
+            self._transport.write(data)
+
+    def abort(self) -> None:
+        """End the connection now."""
+        self._transport.abort()
+
+    def pause_reading(self) -> None:
+        """As any transport."""
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """As any transport."""
+        self._transport.resume_reading()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """As any transport."""
+        return self._transport.get_extra_info(name, default)
+
+
+class LimitedProtocol(H11Protocol):
+    """One connection. It is given up when its client sends no request in time, or takes no answer."""
+
+    limits: ClassVar[HttpLimits]
+    waiting: ClassVar[dict[LimitedProtocol, None]]
+    """The server's connections without a request, the one that has waited longest first."""
+    busy: ClassVar[set[LimitedProtocol]]
+    """Those with one."""
+
+    _head: asyncio.TimerHandle | None = None
+    _stuck: asyncio.TimerHandle | None = None
+    _is_refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """As any protocol; another connection may have to make room."""
+        self._lingering = LingeringTransport(transport, self._is_sending)
+        super().connection_made(self._lingering)
+        if self._finds_room():
+            self._expect_head()
+
+    def data_received(self, data: bytes) -> None:
+        """As any protocol, until the answer is that there is none."""
+        if self._lingering.lingers:
+            return
+        super().data_received(data)
+        if self._is_under_way():
+            self._forget_head()
+            self.busy.add(self)
+
+    def on_response_complete(self) -> None:
+        """Wait for another request."""
+        self.busy.discard(self)
+        super().on_response_complete()
+        self._expect_head()
+
+    def pause_writing(self) -> None:
+        """The client does not take its answer, for now."""
+        super().pause_writing()
+        self._stuck = self.loop.call_later(self.limits.seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has taken some."""
+        self._cancel(self._stuck)
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As any protocol."""
+        self._forget_head()
+        self.busy.discard(self)
+        self._cancel(self._stuck)
+        super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """End the connection once its request is answered."""
+        if not self._lingering.lingers:
+            super().shutdown()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP."""
+        self._refuse(HTTPStatus.BAD_REQUEST, "that is no HTTP request, or its head is too large")
+
+    def give_up(self) -> None:
+        """End a connection that has no request under way."""
+        if self._is_under_way() or self.transport.is_closing():
+            return
+        if self.conn.their_state is h11.IDLE:
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT, "the request did not come in time", "timeout")
+        else:  # It has its answer, and still sends the body.
+            self.transport.abort()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """A client that asks for WebSockets is answered by HTTP; that is nothing to log."""
+
+    def _is_under_way(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _is_sending(self) -> bool:
+        return self._is_refused or self.conn.their_state in (h11.SEND_BODY, h11.ERROR)
+
+    def _expect_head(self) -> None:
+        self._forget_head()
+        if self._is_under_way():  # It was sent before the last one was answered.
+            self.busy.add(self)
+        elif not self.transport.is_closing():
+            self._head = self.loop.call_later(self.limits.seconds, self.give_up)
+            self.waiting[self] = None
+
+    def _forget_head(self) -> None:
+        self._cancel(self._head)
+        self.waiting.pop(self, None)
+
+    def _finds_room(self) -> bool:
+        """Have a connection without a request make room; whether this one may stay."""
+        if len(self.busy) >= self.limits.connections:
+            if len(self.connections) > self.limits.connections + _SPARE:
+                self._refuse(HTTPStatus.TOO_MANY_REQUESTS, _crowded(self.limits), "too_many_connections")
+                return False
+            self.app = _only_open(self.app, self.limits)
+        elif self.waiting and len(self.busy) + len(self.waiting) >= self.limits.connections:
+            oldest = next(iter(self.waiting))
+            oldest.give_up()
+            self.waiting.pop(oldest, None)
+        return True
+
+    def _refuse(self, status: HTTPStatus, message: str, code: str | None = None) -> None:
+        self._is_refused = True
+        body = json.dumps(error_object(status, message, code=code))
+        head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-length: {len(body)}\r\n"
+        kind = "content-type: application/json\r\nconnection: close\r\n\r\n"
+        self.transport.write(f"{head}{kind}{body}".encode())
+        self.transport.close()
+
+    @staticmethod
+    def _cancel(timer: asyncio.TimerHandle | None) -> None:
+        if timer is not None:
+            timer.cancel()
+
+
+def limited_protocol(limits: HttpLimits) -> type[LimitedProtocol]:
+    """The protocol of one server's connections."""
+    return type("LimitedProtocol", (LimitedProtocol,), {"limits": limits, "waiting": {}, "busy": set()})
+
+
+def _crowded(limits: HttpLimits) -> str:
+    return f"the server has {limits.connections} connections, which is as many as it takes at once"
+
+
+def _only_open(app: Any, limits: HttpLimits) -> Any:
+    """The application as far as it is there for everybody."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in limits.always_open:
+            error = ApiError(429, _crowded(limits), code="too_many_connections", retry_after=1, closes=True)
+            await error.response(scope["path"])(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return answer

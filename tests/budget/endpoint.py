@@ -1,0 +1,88 @@
+"""An endpoint that charges: every answer says what it took, and the endpoint keeps the sum."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class ChargingEndpoint:
+    """Open it with `with`; `url` is its address. It charges before it answers, as providers do."""
+
+    def __init__(self, *, seconds: float = 0.0, spoilt: int = 0, together: int = 1) -> None:
+        """Each answer takes `seconds`, and the first ones are given `together`. Every `spoilt`-th one is
+        charged and cannot be used."""
+        self.calls = self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
+        self.most_at_once = 0
+        self._at_once = 0
+        self._seconds, self._spoilt = seconds, spoilt
+        self._together = threading.Barrier(together)
+        self._first = together
+        self._lock = threading.Lock()
+        endpoint = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                data = json.dumps(endpoint.answer(body)).encode()
+                self.send_response(200)
+                self.send_header("content-length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 64
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+
+    def __enter__(self) -> ChargingEndpoint:
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def usd(self, prompt: float, cached: float, completion: float) -> float:
+        """The sum of what it has charged, at these prices for a million tokens."""
+        fresh = self.prompt_tokens - self.cached_tokens
+        return (fresh * prompt + self.cached_tokens * cached + self.completion_tokens * completion) / 1e6
+
+    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        text = json.dumps(body["messages"])
+        prompt = len(text) // 4
+        draw = hashlib.blake2b(f"{text}{body.get('seed')}".encode()).digest()
+        completion = 1 + draw[0] * body["max_tokens"] // 256
+        with self._lock:
+            self.calls += 1
+            self.prompt_tokens += prompt
+            self.cached_tokens += prompt // 2
+            self.completion_tokens += completion
+            self._at_once += 1
+            self.most_at_once = max(self.most_at_once, self._at_once)
+            is_spoilt = bool(self._spoilt) and self.calls % self._spoilt == 0
+            is_first = self.calls <= self._first
+        if is_first:
+            self._together.wait(60)
+        time.sleep(self._seconds)
+        with self._lock:
+            self._at_once -= 1
+        content = "yes" if "judge" not in body["model"] else '{"reasoning": "so", "score": 5}'
+        usage = {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "prompt_tokens_details": {"cached_tokens": prompt // 2},
+        }
+        choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
+        return {"model": body["model"], "choices": [] if is_spoilt else [choice], "usage": usage}

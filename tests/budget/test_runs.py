@@ -1,0 +1,153 @@
+"""Budgets of runs: against an endpoint that charges, over sockets, stopped, killed and gone on with."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etude.budget.ledger import Ledger
+from etude.config.schema import Config
+from etude.core.errors import BudgetReached
+from etude.store.run_folder import RunFolder
+from etude.verbs import evaluate, load_run, resume
+from tests.budget.endpoint import ChargingEndpoint
+from tests.budget.project import CACHED, COMPLETION, PROMPT, bill_in, charged_project
+from tests.cli.projects import etude, finished, process
+
+POLICY, JUDGE = (PROMPT, CACHED, COMPLETION), (10 * PROMPT, 10 * CACHED, 10 * COMPLETION)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def alone(**general: Any) -> dict[str, Any]:
+    """No judge, and so one model that is asked."""
+    general = {"dataset": "train.jsonl", "max_concurrency": 16, **general}
+    return {"eval": {"general": general, "evaluators": {"correct": "agent:correct"}}}
+
+
+def test_the_bill_is_what_the_endpoint_has_charged(here: Path):
+    with ChargingEndpoint() as policy, ChargingEndpoint() as judge:
+        config = charged_project(here, policy.url, examples=6, judge_url=judge.url)
+        assert etude("evaluate", config, "--name", "x").exit_code == 0
+        assert etude("resume", "runs/x").exit_code == 0
+        bill = bill_in(here / "runs/x")
+    lines = {line["model"]: line for line in bill["lines"]}
+    for name, endpoint, prices in (("policy", policy, POLICY), ("judge", judge, JUDGE)):
+        assert lines[name]["calls"] == endpoint.calls == 6
+        assert lines[name]["usd"] == pytest.approx(endpoint.usd(*prices), rel=1e-9)
+    assert (lines["policy"]["role"], lines["judge"]["role"]) == ("agent", "judge")
+
+
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_sixteen_calls_at_once_end_at_most_one_percent_over(here: Path, isolation: str):
+    with ChargingEndpoint(together=16) as endpoint:
+        more = {"isolation": isolation} | ({"runners": 2} if isolation == "process" else {})
+        config = charged_project(here, endpoint.url, examples=150, **alone(**more), budget={"usd": 0.02})
+        done = finished("evaluate", config, "--name", "x", folder=here)
+        assert done.returncode == 3, done.stderr
+        assert "stopped; everything up to here is kept\nbudget.usd is $0.02:" in done.stderr
+        assert done.stderr.endswith("next: etude resume runs/x -o budget.usd=0.04\n")
+        spent = endpoint.usd(*POLICY)
+        assert 0.015 < spent <= 0.02 * 1.01
+        assert endpoint.most_at_once == 16
+        assert bill_in(here / "runs/x")["total"]["usd"] == pytest.approx(spent, rel=1e-9)
+        again = finished("resume", "runs/x", "-o", "budget.usd=0.025", folder=here)
+        assert again.returncode == 3 and "budget: usd 0.02 → usd 0.025" in again.stdout
+        assert spent < endpoint.usd(*POLICY) <= 0.025 * 1.01
+        assert bill_in(here / "runs/x")["total"]["usd"] == pytest.approx(endpoint.usd(*POLICY), rel=1e-9)
+
+
+def test_a_run_that_is_killed_counts_each_call_once(here: Path):
+    with ChargingEndpoint(seconds=0.03) as endpoint:
+        config = charged_project(here, endpoint.url, examples=60, **alone(max_concurrency=4))
+        running = process("evaluate", config, "--name", "x", folder=here)
+        deadline = time.monotonic() + 60
+        while endpoint.calls < 20 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        os.kill(running.pid, 9)
+        running.wait()
+        before = bill_in(here / "runs/x")["total"]
+        time.sleep(0.1)
+        assert 0 < endpoint.calls - before["calls"] <= 4, "calls under way are all that is not known"
+        lost = endpoint.calls - before["calls"]
+        assert finished("resume", "runs/x", folder=here).returncode == 0
+        after = bill_in(here / "runs/x")["total"]
+        assert after["calls"] == 60 == endpoint.calls - lost
+
+
+def test_answers_that_are_charged_and_cannot_be_used_count_too(here: Path):
+    with ChargingEndpoint(spoilt=3) as endpoint:
+        config = charged_project(here, endpoint.url, examples=8, **alone())
+        assert etude("evaluate", config, "--name", "x").exit_code == 0
+        assert endpoint.calls > 8
+        assert bill_in(here / "runs/x")["total"]["usd"] == pytest.approx(endpoint.usd(*POLICY), rel=1e-9)
+
+
+def test_a_judge_has_a_budget_of_its_own(here: Path):
+    with ChargingEndpoint() as endpoint:
+        config = charged_project(here, endpoint.url, examples=20)
+        stopped = etude("evaluate", config, "--name", "x", "-o", "llms.judge.budget.tokens=2000")
+        assert stopped.exit_code == 3
+        assert "llms.judge.budget.tokens is 2,000 tokens" in stopped.stderr
+        by_model = {line["model"]: line["tokens"] for line in bill_in(here / "runs/x")["lines"]}
+        assert 1000 < by_model["judge"] <= 2000
+        gone_on = etude("resume", "runs/x", "-o", "llms.judge.budget.tokens=100000")
+        assert gone_on.exit_code == 0, gone_on.output
+
+
+def test_scoring_again_costs_what_its_judge_does(here: Path):
+    with ChargingEndpoint() as endpoint:
+        config = charged_project(here, endpoint.url, examples=4)
+        assert etude("evaluate", config, "--name", "x").exit_code == 0
+        more = ["-o", "eval.evaluators.judged.prompt=Better?"]
+        stopped = etude("evaluate", "--rescore", "x", *more, "-o", "budget.tokens=700")
+        assert stopped.exit_code == 3 and "-o budget.tokens=" in stopped.stderr
+        assert etude("evaluate", "--rescore", "x", *more).exit_code == 0
+        judged = [line for line in bill_in(here / "runs/x")["lines"] if line["role"] == "judge"]
+        assert sum(line["calls"] for line in judged) == 8
+
+
+def test_a_run_stops_after_so_many_episodes(here: Path):
+    with ChargingEndpoint() as endpoint:
+        config = charged_project(here, endpoint.url, examples=9, **alone(max_concurrency=3))
+        stopped = etude("evaluate", config, "--name", "x", "-o", "budget.episodes=4")
+        assert (stopped.exit_code, endpoint.calls) == (3, 4)
+        assert etude("resume", "runs/x", "-o", "budget.episodes=6").exit_code == 3
+        assert endpoint.calls == 6
+        assert etude("resume", "runs/x", "-o", "budget.episodes=9").exit_code == 0
+
+
+def test_a_program_gets_an_error_that_says_how_to_go_on(here: Path):
+    with ChargingEndpoint() as endpoint:
+        config = charged_project(here, endpoint.url, examples=9, **alone())
+        with pytest.raises(BudgetReached) as reached:
+            evaluate(config, name="x", budget={"tokens": 500}, progress=False)
+        assert reached.value.override == "budget.tokens=1000"
+        bill = load_run("x").bill
+        assert 0 < bill.total.tokens <= 500
+        run = resume("x", budget={"tokens": 5000}, progress=False)
+        assert run.bill.total.calls == endpoint.calls == 9
+
+
+def test_an_unpriced_model_with_a_limit_in_usd_begins_nothing(here: Path):
+    config = charged_project(here, "https://models.example/v1", budget={"usd": 1}, **alone())
+    refused = etude("evaluate", config, "-o", "llms.policy.prices=null")
+    assert refused.exit_code == 2
+    assert "llms.policy.prices: {prompt: 0.15, completion: 0.60}" in refused.stderr
+    assert not list((here / "runs").iterdir())
+
+
+async def test_time_alone_does_not_make_a_run_of_what_could_not_begin(tmp_path: Path):
+    with RunFolder.create(tmp_path, "run") as run:
+        Ledger(run.journal, Config()).store_time()
+        await run.journal.flush()
+        assert [key for key, _ in run.journal.scan()] == ["spent/time"]
+        assert run.is_blank

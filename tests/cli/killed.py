@@ -1,0 +1,61 @@
+"""Commands that are killed, and all that their runs keep."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from etude.store.run_folder import CONFIG_STEP, RunFolder
+from tests.cli.projects import change, local_project, process
+
+TIMES = {"timestamp", "seconds", "collecting_seconds", "training_seconds", "tokens_per_s", "storage"}
+
+
+def repeatable_project(folder: Path, base: Path) -> Path:
+    """A project that trains the same each time, and is backed up to a folder in its own."""
+    config = local_project(folder, base)
+    change(
+        config,
+        finetuning__deterministic=True,
+        finetuning__num_epochs=3,
+        trainer_adapters__local__lora={"r": 4},
+        storage={"address": f"file://{folder}/storage", "interval": 0.05},
+    )
+    return folder
+
+
+def killed_after(count: int, seconds: float, *arguments: Any, folder: Path) -> bool:
+    """Run a command and kill it some time after so many events; False when it was over before."""
+    running = process(*arguments, "--json", folder=folder)
+    assert running.stdout is not None
+    for _ in range(count):
+        if not running.stdout.readline():
+            break
+    time.sleep(seconds)
+    running.kill()
+    running.communicate()
+    return running.returncode == -9
+
+
+def everything(run: Path) -> dict[str, Any]:
+    """Calls, episodes, scores, epochs and versions, with the digests of their weights.
+
+    Not the config, which says where the run is backed up; nor the bill: a call that was under way at a kill
+    was made twice.
+    """
+    with RunFolder.read(run) as opened:
+        kept = {
+            key: without_times(value)
+            for key, value in opened.journal.scan()
+            if not key.startswith(("storage/", "spent/")) and key != CONFIG_STEP
+        }
+    return dict(json.loads(json.dumps(kept).replace(str(run.parent), "RUNS")))
+
+
+def without_times(value: Any) -> Any:
+    """The value without what is different each time."""
+    if isinstance(value, dict):
+        return {key: without_times(item) for key, item in value.items() if key not in TIMES}
+    return [without_times(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,376 @@
+"""Stored weights that are not as they were written: a run goes back, and ends as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etude.inference.embedded import EmbeddedEngine
+from etude.store.facts import histories_of
+from etude.store.sums import SUMS
+from tests.cli.projects import ROOT, change, etude, finished, local_project, train_two_models
+from tests.forked import Forked
+
+EPOCHS = 3
+FILES = (SUMS, "job.json", "learner.json", "optimiser.safetensors", "trained.safetensors")
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+HARMS = (flip, cut, empty, Path.unlink)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
+    """A project with a deterministic run that is over: v1, v2, v3."""
+    folder = tmp_path_factory.mktemp("trained")
+    config = local_project(folder, base)
+    change(
+        config,
+        finetuning__deterministic=True,
+        finetuning__num_epochs=EPOCHS,
+        trainer_adapters__local__lora={"r": 4},
+        trainers={"epochs": {"_type": "epochs", "keep_checkpoints": "all"}},
+    )
+    result = finished("train", "config.yml", "--name", "run", folder=folder)
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the run, in the current folder."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs" / "run"
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The model calls that are made."""
+    made, complete = [], EmbeddedEngine.complete
+
+    async def counted(self: EmbeddedEngine, request: Any) -> Any:
+        made.append(request.conversation)
+        return await complete(self, request)
+
+    monkeypatch.setattr(EmbeddedEngine, "complete", counted)
+    return made
+
+
+def versions(run: Path) -> dict[str, bytes]:
+    """The files of all versions that count."""
+    return {
+        str(path.relative_to(run)): path.read_bytes()
+        for path in sorted((run / "checkpoints").glob("v?/*"))
+        if path.name in FILES[3:]
+    }
+
+
+def told(run: Path) -> Any:
+    """All that the run has recorded, but for times and places."""
+    history = histories_of(run)[None].model_dump(mode="json", exclude={"recoveries"})
+    text = json.dumps(history, default=str)
+    left_out = {"timestamp", "collecting_seconds", "training_seconds", "tokens_per_s", "location"}
+
+    def without(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: without(each) for key, each in value.items() if key not in left_out}
+        return [without(each) for each in value] if isinstance(value, list) else value
+
+    return without(json.loads(text))
+
+
+def require_undisturbed(run: Path, trained: Path) -> None:
+    """The run has what it had before it was damaged."""
+    assert versions(run) == versions(trained / "runs" / "run")
+    assert told(run) == told(trained / "runs" / "run")
+
+
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [("trained.safetensors", flip), ("job.json", empty), ("optimiser.safetensors", Path.unlink)],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_a_run_goes_back_from_a_damaged_version(
+    run: Path, trained: Path, calls: list[str], name: str, harm: Callable[[Path], None]
+) -> None:
+    harm(run / "checkpoints" / "v3" / name)
+    result = etude("resume", "run")
+    assert result.exit_code == 0, result.output
+    assert f"stored weights are damaged: v3/{name}" in result.output
+    assert "goes back to version 2: epoch 3 will be trained again" in " ".join(result.output.split())
+    assert not calls
+    require_undisturbed(run, trained)
+    (recovery,) = histories_of(run)[None].recoveries
+    assert [version.number for version in recovery.lost] == [3]
+    assert (run / "checkpoints" / "v3.set-aside-1").is_dir()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
+@pytest.mark.parametrize("name", FILES)
+def test_any_harm_to_any_file_is_noticed(
+    run: Path, trained: Path, calls: list[str], name: str, harm: Callable[[Path], None]
+) -> None:
+    harm(run / "checkpoints" / "v3" / name)
+    assert etude("runs", "check", "run").exit_code == 1
+    result = etude("resume", "run")
+    assert result.exit_code == 0, result.output
+    # A digest that was flipped is as good as its file.
+    assert f"stored weights are damaged: v3/{'' if (name, harm) == (SUMS, flip) else name}" in result.output
+    assert not calls
+    require_undisturbed(run, trained)
+
+
+def test_without_any_whole_version_training_begins_anew(run: Path, trained: Path, calls: list[str]) -> None:
+    shutil.rmtree(run / "checkpoints" / "v3")
+    cut(run / "checkpoints" / "v2" / "optimiser.safetensors")
+    empty(run / "checkpoints" / "v1" / SUMS)
+    result = etude("resume", "run")
+    assert result.exit_code == 0, result.output
+    shown = " ".join(result.output.split())
+    assert "v1/SHA256SUMS is not what was written; v2/optimiser.safetensors is not" in shown
+    assert "goes back to the model that training began with: epochs 1 to 3 will be trained again" in shown
+    assert not calls
+    require_undisturbed(run, trained)
+
+
+def test_a_run_that_was_renamed_makes_them_again_under_their_numbers(
+    run: Path, trained: Path, calls: list[str]
+) -> None:
+    renamed = run.rename(run.with_name("renamed"))
+    cut(renamed / "checkpoints" / "v3" / "trained.safetensors")
+    empty(renamed / "checkpoints" / "v2" / "job.json")
+    result = etude("resume", "renamed")
+    assert result.exit_code == 0, result.output
+    assert not calls
+    assert versions(renamed) == versions(trained / "runs" / "run")
+
+
+def test_the_digests_are_those_of_sha256sum(run: Path) -> None:
+    folder = run / "checkpoints" / "v2"
+    check = subprocess.run(["sha256sum", "--check", "--strict", SUMS], cwd=folder, capture_output=True)
+    assert check.returncode == 0, check.stderr
+
+
+def test_check_names_each_file_and_repair_has_the_next_resume_mend_it(
+    run: Path, trained: Path, calls: list[str]
+) -> None:
+    whole = etude("runs", "check", "run")
+    assert whole.exit_code == 0
+    assert "its config and its versions are whole: every file is as it was written" in whole.output
+    flip(run / "checkpoints" / "v3" / "learner.json")
+    empty(run / "checkpoints" / "v1" / "trained.safetensors")
+    found = etude("runs", "check", "run")
+    assert found.exit_code == 1
+    shown = " ".join(found.output.split())
+    assert "v1/trained.safetensors is empty; v3/learner.json is not what was written" in shown
+    assert found.output.splitlines()[-1] == "next: etude runs check runs/run --repair"
+    facts = json.loads(etude("runs", "check", "run", "--json").output)
+    assert facts["damage"] == []
+    assert [clause.split()[0] for clause in facts["files"]] == [
+        "v1/trained.safetensors",
+        "v3/learner.json",
+    ]
+    repaired = etude("runs", "check", "run", "--repair")
+    assert repaired.exit_code == 0, repaired.output
+    assert "The run goes back to version 2: epoch 3 will be" in " ".join(repaired.output.split())
+    assert "v1 is damaged, and set aside as v1.set-aside-1" in repaired.output
+    assert repaired.output.splitlines()[-1] == "next: etude resume runs/run"
+    assert etude("runs", "check", "run").exit_code == 0
+    assert etude("resume", "run").exit_code == 0
+    assert not calls
+    shutil.copytree(trained / "runs" / "run" / "checkpoints" / "v1", run / "checkpoints" / "v1")
+    require_undisturbed(run, trained)
+
+
+def test_a_damaged_version_is_neither_evaluated_nor_exported(run: Path) -> None:
+    flip(run / "checkpoints" / "v2" / "trained.safetensors")
+    for command in (("evaluate", "config.yml", "--model", "run:v2"), ("export", "run", "--version", "v2")):
+        refused = etude(*command)
+        assert refused.exit_code == 1
+        assert "v2 is damaged: v2/trained.safetensors is not what was written" in refused.output
+
+
+def test_of_two_models_the_one_that_is_damaged_goes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: Path, calls: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    local_project(tmp_path, base)
+    train_two_models(tmp_path, base)
+    change(tmp_path / "config.yml", finetuning__deterministic=True)
+    assert etude("train", "config.yml", "--name", "run").exit_code == 0
+    run = tmp_path / "runs" / "run"
+    before = {path: path.read_bytes() for path in run.glob("checkpoints/*/v*/*.safetensors")}
+    assert len(before) == 8
+    del calls[:]
+    empty(run / "checkpoints" / "right" / "v2" / "job.json")
+    found = etude("runs", "check", "run")
+    assert "checkpoints/right/v2/job.json is empty" in found.output
+    result = etude("resume", "run")
+    assert result.exit_code == 0, result.output
+    assert "second: stored weights are damaged: v2/job.json is empty" in result.output
+    assert not calls
+    assert {path: path.read_bytes() for path in before} == before
+    recoveries = {target: history.recoveries for target, history in histories_of(run).items()}
+    assert (len(recoveries["left"]), len(recoveries["second"])) == (0, 1)
+
+
+def test_without_the_weights_of_a_warm_up_everything_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: Path, calls: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = local_project(tmp_path, base)
+    talks = [
+        {"messages": [{"role": "user", "content": f"t{n}?"}, {"role": "assistant", "content": str(n)}]}
+        for n in range(4)
+    ]
+    (tmp_path / "talks.jsonl").write_text("".join(json.dumps(talk) + "\n" for talk in talks))
+    change(
+        config,
+        finetuning__deterministic=True,
+        finetuning__warm_up={"transcripts": "talks.jsonl", "steps": 4},
+    )
+    trained = etude("train", "config.yml", "--name", "run")
+    assert trained.exit_code == 0, trained.output
+    run = tmp_path / "runs" / "run"
+    before = versions(run)
+    recorded = told(run)
+    del calls[:]
+    flip(run / "checkpoints" / "v1" / "trained.safetensors")
+    result = etude("resume", "run")
+    assert result.exit_code == 0, result.output
+    assert "goes back to the model that training began with: epochs 1 to 2" in " ".join(result.output.split())
+    assert not calls
+    assert versions(run) == before
+    assert told(run) | {"warm_up": None} == recorded | {"warm_up": None}
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_at_any_operation_on_a_version_ends_as_if_it_had_not_been(
+    tmp_path: Path, base: Path
+) -> None:
+    config = local_project(tmp_path, base)
+    change(config, finetuning__deterministic=True, trainer_adapters__local__lora={"r": 4})
+    whole = finished("train", "config.yml", "--name", "whole", folder=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    count = 1
+    while True:
+        name = f"killed-{count}"
+        command = ["-m", "tests.cli.killed_writes", str(count), "train", "config.yml", "--name", name]
+        killed = Forked(command, tmp_path, dict(os.environ) | {"PYTHONPATH": str(ROOT)}, program="python")
+        _, errors = killed.communicate(timeout=120)
+        if killed.returncode == 0:
+            break
+        assert killed.returncode == -signal.SIGKILL, errors
+        resumed = finished("resume", name, folder=tmp_path)
+        assert resumed.returncode == 0, resumed.stderr
+        assert versions(tmp_path / "runs" / name) == versions(tmp_path / "runs" / "whole")
+        shutil.rmtree(tmp_path / "runs" / name)
+        count += 3
+    assert count > 30
+
+
+@pytest.mark.slow
+def test_whatever_byte_of_a_run_is_flipped_it_ends_as_if_it_had_not_been_or_is_refused(
+    run: Path, trained: Path, tmp_path: Path
+) -> None:
+    """The journal, its mark, the config, and all files of the newest version."""
+    chance, ends = random.Random(0), []
+    paths = [run / "run.db", run / "run.db-mark", run / "config.yml", *(run / "checkpoints" / "v3").iterdir()]
+    names = [str(path.relative_to(run)) for path in paths]
+    for number in range(60):
+        other = Path(shutil.copytree(run, tmp_path / f"other-{number}" / "run"))
+        path = other / names[number % len(names)]
+        content = bytearray(path.read_bytes())
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        path.write_bytes(content)
+        result = etude("resume", other)
+        ends.append(result.exit_code)
+        if result.exit_code == 0:
+            require_undisturbed(other, trained)
+        else:
+            assert "etude runs check" in result.output or "run database" in result.output, result.output
+        shutil.rmtree(other)
+    assert ends.count(0) > 30
+    assert ends.count(1) > 5
+
+
+OWN_TRAINER = '''
+import etude
+
+
+class OwnConfig(etude.TrainerConfig, name="own"):
+    """A trainer of somebody's own."""
+
+
+class Own(etude.Trainer):
+    async def run_epoch(self, epoch, run_id):
+        await self.trajectory_builder.start_run(run_id)
+        return await self.trainer_adapter.submit(await self.trajectory_builder.finalize(run_id))
+
+    async def run(self, num_epochs):
+        statuses = []
+        for epoch in range(num_epochs):
+            ref = await self.run_epoch(epoch, "mine")
+            statuses.append(await self.trainer_adapter.wait_until_complete(ref))
+        return statuses
+
+    async def get_metrics(self, run_id):
+        return {}
+
+    async def cleanup(self):
+        """Nothing to free."""
+
+    def log_progress(self, epoch, metrics, output_dir=None):
+        """The run's files have it."""
+
+
+@etude.register_trainer(config_type=OwnConfig)
+async def own(config, builder):
+    yield Own(config)
+'''
+
+
+def test_a_trainer_of_ones_own_goes_back_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: Path, calls: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = local_project(tmp_path, base)
+    (tmp_path / "own.py").write_text(OWN_TRAINER)
+    change(config, finetuning__deterministic=True, trainers={"own": {"_type": "own:own"}})
+    trained = etude("train", "config.yml", "--name", "run")
+    assert trained.exit_code == 0, trained.output
+    run = tmp_path / "runs" / "run"
+    before, recorded = versions(run), told(run)
+    assert len(before) == 4
+    del calls[:]
+    cut(run / "checkpoints" / "v2" / "trained.safetensors")
+    result = etude("resume", "run")
+    assert result.exit_code == 0, result.output
+    assert "goes back to version 1: epoch 2 will be trained again" in " ".join(result.output.split())
+    assert not calls
+    assert versions(run) == before
+    assert told(run) == recorded

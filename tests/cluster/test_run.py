@@ -1,0 +1,118 @@
+"""A run whose learners are on a cluster and whose process is killed: the weights of one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etude.models.policy import WEIGHTS_FILE, Policy
+from etude.models.weights import load_tensors
+from tests.cluster.jobs import newest_step
+from tests.learner.test_team import SOURCE, assert_near
+from tests.models.tiny_models import fresh_policy
+
+pytestmark = pytest.mark.cluster
+
+AGENT = """
+import etude
+
+class Halved(etude.Grpo, name="halved"):
+    # An algorithm of one's own, in a module beside the config.
+    def advantages(self, group):
+        return [[value / 2 for value in values] for values in super().advantages(group)]
+
+@etude.workflow
+async def play(example, episode):
+    return (await episode.chat([{"role": "user", "content": example.inputs["question"]}])).text
+
+@etude.evaluator
+def varied(example, output):
+    return len(set(output)) / 16
+"""
+
+CONFIG = """
+llms: {policy: {_type: local, model: model, max_tokens: 12, device: cpu}}
+workflow: agent_of_mine:play
+eval:
+  general: {dataset: train.json}
+  evaluators: {varied: agent_of_mine:varied}
+trajectory_builders: {mine: {_type: "agent_of_mine:Halved", num_generations: 4}}
+trainer_adapters:
+  local: {_type: local, learning_rate: 0.001, batch_size: 4, passes: 30, checkpoint_steps: 5}
+finetuning: {enabled: true, num_epochs: 1, deterministic: true, seed: 7}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with a config, an agent and a model."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "agent_of_mine.py").write_text(AGENT)
+    (folder / "config.yml").write_text(CONFIG)
+    rows = [{"id": f"e{number}", "question": f"what is {number} plus 1?"} for number in range(3)]
+    (folder / "train.json").write_text(json.dumps(rows))
+    fresh_policy(max_context=128).export(folder / "model")
+    return folder
+
+
+def etude(project: Path, *arguments: str) -> subprocess.Popen[str]:
+    """The command, started above the project: its modules come to the nodes by the cluster alone."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "etude", *arguments],
+        cwd=project.parent,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(SOURCE), str(SOURCE / "src")])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """Wait for a command that is to succeed; its output."""
+    output, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, output[-5000:]
+    return output
+
+
+def weights(run: Path) -> dict[str, Any]:
+    """Of the run's last version."""
+    return load_tensors(run / "checkpoints" / "v1" / WEIGHTS_FILE)
+
+
+def test_a_run_whose_process_is_killed_goes_on_from_the_checkpoint_of_its_learners(
+    cluster: Any, project: Path
+) -> None:
+    runs, config = project.parent / "runs", str(project / "config.yml")
+    ended(etude(project, "train", config, "--name", "here"))
+    on = [
+        f"cluster.address={cluster.address}",
+        "cluster._type=ray",
+        "cluster.runners=0",
+        "cluster.learners=2",
+    ]
+    block = [part for option in on for part in ("-o", option)]
+    there = etude(project, "train", config, "--name", "there", *block)
+    end = time.monotonic() + 200
+    while newest_step(runs / "there" / "learners") < 10:
+        assert time.monotonic() < end and there.poll() is None, there.communicate()
+        time.sleep(0.05)
+    there.send_signal(signal.SIGKILL)
+    there.communicate()
+    assert not (runs / "there" / "checkpoints" / "v1").exists()
+    step = newest_step(runs / "there" / "learners")
+    ended(etude(project, "resume", str(runs / "there")))
+    log = (runs / "there" / "learners" / "learners.log").read_text()
+    begins = [int(steps) for steps in re.findall(r"begins after (\d+) steps", log)]
+    assert begins[0] == 0 and begins[1] >= step >= 10
+    start = Policy.load(project / "model", device="cpu").copy_tensors()
+    assert_near(weights(runs / "there"), weights(runs / "here"), start)

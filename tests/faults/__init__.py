@@ -1,0 +1,1 @@
+"""A model's endpoint that misbehaves in every way that is known."""

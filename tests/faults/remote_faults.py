@@ -1,0 +1,274 @@
+"""The faults of a model's endpoint by name, and a server that commits them on demand.
+
+`http://host:port/FAULT/v1` commits one at every request, and `…/FAULT/once-ID/v1` at the first of that ID,
+and answers well from then on; `…/well/v1` always does. It needs nothing beyond the standard library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import socket
+import struct
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, TypeAlias
+
+Commit: TypeAlias = Callable[[asyncio.StreamWriter], Awaitable[None]]
+Kind: TypeAlias = Literal["temporary", "slow", "refused", "impossible"]
+
+VOCABULARY = 300
+LOGPROBS = (-0.25, -1.5)
+_MEGABYTE = 2**20
+_BOMB_MEGABYTES = 1024
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A way to misbehave, and what a client should make of it.
+
+    `temporary`: worth another attempt. `slow`: the same, once the client has lost its patience. `refused`:
+    the endpoint answers nobody. `impossible`: the request is at fault.
+    """
+
+    kind: Kind
+    commit: Commit
+    words: str
+    """A part of the error where it does not end."""
+
+
+def completion(**choice: Any) -> dict[str, Any]:
+    """A good answer, with fields of its choice changed."""
+    tokens = [{"token": "ab", "logprob": value, "top_logprobs": []} for value in LOGPROBS]
+    return {
+        "object": "chat.completion",
+        "model": "tiny",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "abab"},
+                "logprobs": {"content": tokens},
+                "finish_reason": "stop",
+                "token_ids": [7, 8],
+                **choice,
+            }
+        ],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2},
+        "prompt_token_ids": [1, 2, 3],
+    }
+
+
+def reply(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
+    """An HTTP response."""
+    fields = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items() if value)
+    return f"HTTP/1.1 {status} X\r\n{head}\r\n".encode() + body
+
+
+def sends(data: bytes) -> Commit:
+    """Bytes that come instead of an answer, or as one."""
+
+    async def commit(writer: asyncio.StreamWriter) -> None:
+        writer.write(data)
+        await writer.drain()
+
+    return commit
+
+
+def says(status: int, body: Any, headers: Mapping[str, str] | None = None) -> Commit:
+    """An HTTP response with JSON."""
+    return sends(reply(status, json.dumps(body).encode(), headers))
+
+
+def fails(status: int, message: str, code: str = "", **headers: str) -> Commit:
+    """An error as OpenAI writes it."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return says(status, {"error": {"message": message, "code": code or None}}, named)
+
+
+def _logprob(value: Any) -> Commit:
+    token = {"token": "a", "logprob": value, "top_logprobs": []}
+    return says(200, completion(logprobs={"content": [token, token]}))
+
+
+async def _resets(writer: asyncio.StreamWriter) -> None:
+    connection = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+async def _says_nothing(writer: asyncio.StreamWriter) -> None:
+    """Closes the connection."""
+
+
+async def _hangs(writer: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(3600)
+
+
+async def _trickles(writer: asyncio.StreamWriter) -> None:
+    await sends(reply(200, b"", {"content-length": "1000000"}))(writer)
+    while True:
+        await sends(b" ")(writer)
+        await asyncio.sleep(0.05)
+
+
+async def _never_ends_its_headers(writer: asyncio.StreamWriter) -> None:
+    await sends(b"HTTP/1.1 200 OK\r\n")(writer)
+    while True:
+        await sends(b"x: y\r\n")(writer)
+        await asyncio.sleep(0.05)
+
+
+async def _never_ends(writer: asyncio.StreamWriter) -> None:
+    await sends(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")(writer)
+    while True:
+        await sends(b"10000\r\n" + b" " * 2**16 + b"\r\n")(writer)
+
+
+@cache
+def _bomb() -> bytes:
+    """A gigabyte of spaces, in a megabyte."""
+    return gzip.compress(b" " * (32 * _MEGABYTE)) * (_BOMB_MEGABYTES // 32)
+
+
+async def _explodes(writer: asyncio.StreamWriter) -> None:
+    await sends(reply(200, _bomb(), {"content-encoding": "gzip"}))(writer)
+
+
+_GOOD = json.dumps(completion()).encode()
+_FAR = "Fri, 31 Dec 99999999999 23:59:59 GMT"
+
+FAULTS: dict[str, Fault] = {
+    "500": Fault("temporary", fails(500, "CUDA error"), "HTTP 500: CUDA error"),
+    "502-html": Fault("temporary", sends(reply(502, b"<html>Bad Gateway</html>")), "HTTP 502"),
+    "503-empty": Fault("temporary", sends(reply(503, b"")), "HTTP 503"),
+    "503-date": Fault(
+        "temporary", fails(503, "later", retry_after="Sun, 06 Nov 1994 08:49:37 GMT"), "HTTP 503"
+    ),
+    "504": Fault("temporary", fails(504, "upstream"), "HTTP 504"),
+    "408": Fault("temporary", fails(408, "too slow"), "HTTP 408"),
+    "409": Fault("temporary", fails(409, "conflict"), "HTTP 409"),
+    "429": Fault("temporary", fails(429, "slow down"), "HTTP 429: slow down"),
+    "429-year-99999999999": Fault("temporary", fails(429, "wait", retry_after=_FAR), "HTTP 429"),
+    "429-1e300": Fault("temporary", fails(429, "wait", retry_after="1e300"), "HTTP 429"),
+    "429-nan": Fault("temporary", fails(429, "wait", retry_after="nan"), "HTTP 429"),
+    "429-negative": Fault("temporary", fails(429, "wait", retry_after="-7"), "HTTP 429"),
+    "529": Fault("temporary", fails(529, "overloaded"), "HTTP 529"),
+    "reset": Fault("temporary", _resets, "Error"),
+    "closed": Fault("temporary", _says_nothing, "Error"),
+    "cut": Fault("temporary", sends(reply(200, _GOOD[:40], {"content-length": "4000"})), "Error"),
+    "cut-chunk": Fault(
+        "temporary", sends(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n100\r\n{"), "Error"
+    ),
+    "no-http": Fault("temporary", sends(b"\x00\x01\x02 hello\r\n\r\n"), "Error"),
+    "long-header": Fault("temporary", sends(reply(200, _GOOD, {"x": "y" * 2**20})), "Error"),
+    "empty": Fault("temporary", sends(reply(200, b"")), "malformed JSON"),
+    "204": Fault("refused", sends(b"HTTP/1.1 204 No Content\r\n\r\n"), "HTTP 204"),
+    "half-json": Fault("temporary", sends(reply(200, _GOOD[:40])), "malformed JSON"),
+    "html": Fault("temporary", sends(reply(200, b"<html>Sign in</html>")), "malformed JSON"),
+    "deep-json": Fault("temporary", sends(reply(200, b"[" * 100_000)), "malformed JSON"),
+    "no-utf-8": Fault("temporary", sends(reply(200, b'{"choices": "\xff\xfe"}')), "malformed JSON"),
+    "surrogate": Fault("temporary", sends(reply(200, b'{"choices": "\\ud800"}')), "malformed JSON"),
+    "list": Fault("temporary", says(200, [completion()]), "an answer without choices"),
+    "no-choices": Fault("temporary", says(200, completion() | {"choices": []}), "an answer without choices"),
+    "error-200": Fault("temporary", says(200, {"error": {"message": "gone"}}), "without choices: gone"),
+    "gave-up": Fault("temporary", says(200, completion(finish_reason="abort")), "gave up"),
+    "logprob-nan": Fault("temporary", _logprob(float("nan")), "malformed JSON"),
+    "logprob-7.5": Fault("temporary", _logprob(7.5), "content[0].logprob is 7.5"),
+    "logprob-1e308": Fault("temporary", _logprob(1e308), "content[0].logprob is 1e+308"),
+    "logprob--1e308": Fault("temporary", _logprob(-1e308), "content[0].logprob is -1e+308"),
+    "logprob-text": Fault("temporary", _logprob("-0.5"), "content[0].logprob is '-0.5'"),
+    "id-negative": Fault("temporary", says(200, completion(token_ids=[7, -1])), "token_ids[1] is -1"),
+    "id-unknown": Fault("temporary", says(200, completion(token_ids=[300, 7])), "token_ids[0] is 300"),
+    "lengths": Fault("temporary", says(200, completion(token_ids=[7])), "2 logprobs"),
+    "usage-negative": Fault(
+        "temporary", says(200, completion() | {"usage": {"prompt_tokens": -1}}), "usage.prompt_tokens is -1"
+    ),
+    "usage-absurd": Fault(
+        "temporary", says(200, completion() | {"usage": {"completion_tokens": 10**30}}), "completion_tokens"
+    ),
+    "content-number": Fault("temporary", says(200, completion(message={"content": 7})), "content is 7"),
+    "large": Fault("temporary", sends(reply(200, b"", {"content-length": str(2**30)})), "max_answer_mb"),
+    "endless": Fault("temporary", _never_ends, "max_answer_mb"),
+    "gzip-bomb": Fault("temporary", _explodes, "max_answer_mb"),
+    "no-gzip": Fault("temporary", sends(reply(200, _GOOD, {"content-encoding": "gzip"})), "expanded"),
+    "brotli": Fault("temporary", sends(reply(200, _GOOD, {"content-encoding": "br"})), "compressed as 'br'"),
+    "hang": Fault("slow", _hangs, "request_timeout"),
+    "trickle": Fault("slow", _trickles, "request_timeout"),
+    "headers": Fault("slow", _never_ends_its_headers, "request_timeout"),
+    "401": Fault("refused", fails(401, "Incorrect API key", "invalid_api_key"), "Incorrect API key"),
+    "403": Fault("refused", fails(403, "not for you"), "HTTP 403"),
+    "404": Fault("refused", fails(404, "The model `tiny` does not exist"), "does not exist"),
+    "308": Fault("refused", sends(reply(308, b"", {"location": "http://there/v1"})), "http://there/v1"),
+    "429-money": Fault("refused", fails(429, "You ran out", "insufficient_quota"), "You ran out"),
+    "400": Fault("impossible", fails(400, "wrong", "context_length_exceeded"), "HTTP 400: wrong"),
+}
+
+
+class FaultyEndpoint:
+    """The server; `mended` has every request answered well from then on."""
+
+    def __init__(self) -> None:
+        self.origin = ""
+        self.asked: Counter[str] = Counter()
+        """Requests for completions by the fault in their path."""
+        self.mended = False
+        self.arrived = asyncio.Event()
+        """Set by each such request."""
+        self._served: Counter[str] = Counter()
+        self._connections: set[asyncio.Task[None]] = set()
+
+    def url(self, fault: str, once: str = "") -> str:
+        """The base URL of a fault; committed once where `once` names the occasion."""
+        return f"{self.origin}/{fault}/once-{once}/v1" if once else f"{self.origin}/{fault}/v1"
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[FaultyEndpoint]:
+        """Within the block it listens."""
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=512, limit=2**24)
+        self.origin = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        try:
+            yield self
+        finally:
+            server.close()
+            for task in self._connections:
+                task.cancel()
+            await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        with suppress(OSError, EOFError, asyncio.CancelledError):
+            while await self._answer(reader, writer):
+                pass
+        writer.close()
+        self._connections.discard(task)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Whether the connection goes on after a request."""
+        first = await reader.readexactly(1)
+        if first == b"\x16":  # A TLS handshake.
+            await sends(reply(400, b"no HTTP"))(writer)
+            return False
+        head = (first + await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+        lengths = [line.split(":")[1] for line in head.split("\r\n") if line.startswith("content-length:")]
+        await reader.readexactly(int(lengths[0]) if lengths else 0)
+        path = head.split(" ")[1].split("?")[0]
+        if path.endswith("/models"):
+            await says(200, {"object": "list", "data": [{"id": "tiny"}]})(writer)
+            return True
+        name, *rest = path.strip("/").split("/")
+        self.asked[name] += 1
+        self.arrived.set()
+        self._served[path] += 1
+        is_over = rest[0].startswith("once-") and self._served[path] > 1
+        if self.mended or name == "well" or is_over:
+            await says(200, completion())(writer)
+            return True
+        await FAULTS[name].commit(writer)
+        return False

@@ -1,0 +1,160 @@
+"""Every fault of a model's endpoint, over real sockets: none ends a run, hangs, or passes for data."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import tracemalloc
+import zlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import etude
+from etude.config.load import parse_config
+from etude.core.call import ChatRequest, Completion
+from etude.core.errors import EngineError, ImpossibleCall
+from etude.inference.openai_compatible import OpenAiEngine
+from etude.inference.openai_config import OpenAiLlmConfig
+from etude.runtime import open_runtime
+from etude.store.run_folder import RunFolder
+from etude.wire.attempts import counting_retries
+from tests.faults.remote_faults import (
+    FAULTS,
+    LOGPROBS,
+    VOCABULARY,
+    Fault,
+    FaultyEndpoint,
+    completion,
+    reply,
+    sends,
+)
+
+PASSING = [name for name, fault in FAULTS.items() if fault.kind in ("temporary", "slow")]
+
+
+@pytest.fixture
+async def endpoint() -> AsyncIterator[FaultyEndpoint]:
+    async with FaultyEndpoint().serving() as endpoint:
+        yield endpoint
+
+
+async def asked(url: str, **fields: Any) -> Completion:
+    """The answer to one call at an address, of an engine that loses its patience soon."""
+    settings: dict[str, Any] = {
+        "model_name": "tiny",
+        "base_url": url,
+        "api_key": "sk-test",
+        "return_token_ids": True,
+        "vocabulary": VOCABULARY,
+        "request_timeout": 1.5,
+        "retry_wait": 0.001,
+        "max_retry_wait": 0.01,
+        "max_answer_mb": 2,
+    }
+    engine = OpenAiEngine(OpenAiLlmConfig.model_validate(settings | fields))
+    try:
+        return await engine.complete(ChatRequest(({"role": "user", "content": "hello"},)))
+    finally:
+        await engine.close()
+
+
+async def test_each_fault_that_passes_is_got_over_by_one_more_attempt(endpoint: FaultyEndpoint) -> None:
+    async def got_over(fault: str) -> tuple[Completion, int]:
+        with counting_retries() as count:
+            answer = await asked(endpoint.url(fault, once="x"), request_timeout=20)
+        return answer, count.retries
+
+    faults = [name for name in PASSING if FAULTS[name].kind == "temporary"]
+    async with asyncio.timeout(60):
+        outcomes = await asyncio.gather(*map(got_over, faults))
+    assert {fault: retries for fault, (_, retries) in zip(faults, outcomes, strict=True)} == dict.fromkeys(
+        faults, 1
+    )
+    assert {answer.logprobs for answer, _ in outcomes} == {LOGPROBS}
+    assert {endpoint.asked[fault] for fault in faults} == {2}
+
+
+async def test_each_fault_that_stays_is_a_failed_call_that_says_what_it_was(endpoint: FaultyEndpoint) -> None:
+    async def failed(fault: str) -> BaseException | None:
+        try:
+            await asked(endpoint.url(fault), max_retries=1)
+        except EngineError as error:
+            return error
+        return None
+
+    async with asyncio.timeout(60):
+        errors = dict(zip(FAULTS, await asyncio.gather(*map(failed, FAULTS)), strict=True))
+    assert {name: error for name, error in errors.items() if FAULTS[name].words not in str(error)} == {}
+    impossible = {name for name, error in errors.items() if isinstance(error, ImpossibleCall)}
+    assert impossible == {name for name, fault in FAULTS.items() if fault.kind == "impossible"}
+    assert endpoint.asked == {name: 2 if name in PASSING else 1 for name in FAULTS}
+
+
+@pytest.mark.parametrize("fault", ["gzip-bomb", "endless", "large"])
+async def test_an_answer_without_end_takes_little_memory(endpoint: FaultyEndpoint, fault: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(EngineError, match="larger than 2 MB; `max_answer_mb` sets the limit"):
+            await asked(endpoint.url(fault), max_retries=0)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 40 * 2**20
+
+
+async def test_compressed_answers_are_read(endpoint: FaultyEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = json.dumps(completion()).encode()
+    halves = gzip.compress(good[:50]) + gzip.compress(good[50:])
+    for encoding, data in {"gzip": halves, "deflate": zlib.compress(good)}.items():
+        answer = Fault("temporary", sends(reply(200, data, {"content-encoding": encoding})), "")
+        monkeypatch.setitem(FAULTS, "zipped", answer)
+        assert (await asked(endpoint.url("zipped"))).logprobs == LOGPROBS
+
+
+async def test_a_run_over_faults_of_all_kinds_ends_as_one_without(
+    tmp_path: Path, endpoint: FaultyEndpoint
+) -> None:
+    """Each episode's model is at an address that commits another fault first."""
+    temporary = [name for name in PASSING if FAULTS[name].kind == "temporary"]
+    settings = {"_type": "openai", "model_name": "tiny", "api_key": "sk-test", "vocabulary": VOCABULARY}
+    settings |= {"max_retry_wait": 0.01}
+    llms = {name: settings | {"base_url": endpoint.url(name, once="run")} for name in temporary}
+    config = parse_config(
+        {
+            "llms": llms,
+            "workflow": "tests.inference.test_remote_faults:ask",
+            "eval": {
+                "general": {"dataset": {"_type": "python", "function": f"{__name__}:rows"}},
+                "evaluators": {"length": f"{__name__}:length"},
+            },
+            "finetuning": {"error_budget": 0.0},
+        }
+    )
+    with RunFolder.create(tmp_path, "run") as run:
+        async with open_runtime(config, run) as runtime:
+            output = await runtime.evaluation.run(runtime.examples, phase="eval")
+    assert output.scores() == {"length": [4.0] * len(temporary)}
+    assert sum(output.retried.values()) == len(temporary)
+    assert output.remote()["attempts"] == 2 * len(temporary)
+    assert output.retried["http_429"] == sum(name.startswith("429") for name in temporary)
+    assert {"connection", "malformed", "too_large"} <= output.retried.keys()
+
+
+def rows() -> list[dict[str, Any]]:
+    """An example for each fault that passes by itself."""
+    return [{"id": name, "model": name} for name in PASSING if FAULTS[name].kind == "temporary"]
+
+
+@etude.workflow
+async def ask(example: etude.Example, episode: etude.Episode) -> str:
+    model = example.inputs["model"]
+    return (await episode.chat([{"role": "user", "content": "hello"}], model=model)).text
+
+
+@etude.evaluator
+def length(example: etude.Example, output: str) -> float:
+    return float(len(output))

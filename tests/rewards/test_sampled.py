@@ -1,0 +1,124 @@
+"""Figures of what the trained model said, and of how far a judge agrees with a check."""
+
+import math
+import random
+
+import pytest
+
+from etude.core.call import Call, ChatRequest, Completion, Sampling, Usage
+from etude.core.episode import SIMULATED_USER, EpisodeRecord, Failure
+from etude.core.evaluation import EvalOutput, EvalOutputItem, EvaluationRunOutput
+from etude.core.example import Example
+from etude.rewards.agreement import agreements, judges_and_checks
+from etude.rewards.sampled import Sampled
+
+
+def said(text, logprobs=None, *, model="policy", function="play", temperature=1.0):
+    """A call that was answered so."""
+    message, tokens = {"role": "assistant", "content": text}, len(text)
+    request = ChatRequest(messages=(), sampling=Sampling(temperature=temperature))
+    completion = Completion(message, logprobs=logprobs, usage=Usage(3, tokens))
+    return Call(0, function, model, request, completion)
+
+
+def episode(example, generation, *calls, failure=None):
+    name = f"train/1/{example}/{generation}"
+    return EpisodeRecord(name, Example(example), generation, calls, failure=failure)
+
+
+def metrics(*episodes):
+    sampled = Sampled()
+    for each in episodes:
+        sampled.saw(each, "policy")
+    return sampled.metrics()
+
+
+def test_lengths_and_entropy_are_of_the_tokens_that_the_model_sampled():
+    figures = metrics(
+        episode("a", 0, said("ab", (-1.0, -3.0)), said("x", (-50.0,), model="judge")),
+        episode("a", 1, said("abcd", (-0.5, -0.5, -0.5, -0.5))),
+        episode("a", 2, said("user", (-9.0,) * 4, function=SIMULATED_USER)),
+        episode("a", 3, said("greedy", (-9.0,) * 6, temperature=0.0)),
+    )
+    assert figures["answer_tokens"] == (2 + 4 + 6) / 3
+    assert figures["sampled_entropy"] == (1.0 + 3.0 + 4 * 0.5) / 6
+
+
+def test_the_entropy_is_that_of_the_distribution_sampled_from():
+    chances = [0.5, 0.3, 0.15, 0.05]
+    drawn = random.Random(0).choices(chances, weights=chances, k=20_000)
+    figure = metrics(episode("a", 0, said("x", tuple(map(math.log, drawn)))))["sampled_entropy"]
+    assert figure == pytest.approx(-sum(chance * math.log(chance) for chance in chances), abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("groups", "share"),
+    [
+        (["same", "same", "same"], 1.0),
+        (["one", "two", "three"], 0.0),
+        (["one", "one", "two"], 0.5),
+        (["alone"], None),
+    ],
+)
+def test_repeated_attempts_are_counted_within_an_example(groups, share):
+    others = [episode("b", 0, said("same")), episode("c", 0)]
+    own = [episode("a", number, said(text)) for number, text in enumerate(groups)]
+    assert metrics(*own, *others)["repeated_share"] == share
+
+
+def test_failed_episodes_repeat_nothing_and_nothing_said_is_no_figure():
+    broken = Failure("raised", "oops")
+    pair = [episode("a", number, said("same"), failure=broken) for number in range(2)]
+    assert metrics(*pair)["repeated_share"] is None
+    assert metrics() == {"answer_tokens": None, "sampled_entropy": None, "repeated_share": None}
+
+
+def test_the_order_in_which_episodes_end_makes_no_difference():
+    chance = random.Random(1)
+    episodes = [episode("a", n, said("x", tuple(-chance.random() for _ in range(9)))) for n in range(50)]
+    assert metrics(*episodes) == metrics(*reversed(episodes))
+
+
+def output(**scores):
+    """Scores by evaluator: of two examples with half of them each."""
+
+    def items(values):
+        half = len(values) // 2
+        return [
+            EvalOutputItem(
+                id="a" if n < half else "b",
+                generation=n,
+                score=value,
+                error=None if value is not None else "no",
+            )
+            for n, value in enumerate(values)
+        ]
+
+    results = [(name, EvalOutput(eval_output_items=items(values))) for name, values in scores.items()]
+    return EvaluationRunOutput(evaluation_results=results)
+
+
+@pytest.mark.parametrize(
+    ("judge", "check", "expected"),
+    [
+        ([0.9, 0.1, 0.9, 0.1], [1, 0, 1, 0], {"share": 1.0, "pairs": 2, "is_check": True}),
+        ([0.9, 0.1, 0.1, 0.9], [1, 0, 1, 0], {"share": 0.5, "pairs": 2, "is_check": True}),
+        ([0.5, 0.5, 0.1, 0.9], [1, 0, 1, 0], {"share": 0.25, "pairs": 2, "is_check": True}),
+        ([0.9, 0.1, 0.9, 0.1], [3.5, 0, 1, 1], {"share": 1.0, "pairs": 1, "is_check": False}),
+        ([0.9, None, 0.9, 0.1], [1, 0, 0, 1], {"share": 0.0, "pairs": 1, "is_check": True}),
+        ([0.9, 0.1, 0.9, 0.1], [1, 1, 0, 0], None),
+    ],
+)
+def test_agreement_is_the_share_of_pairs_of_one_example_that_both_see_alike(judge, check, expected):
+    figures = agreements(output(judge=judge, check=check), [("judge", "check")])
+    assert figures == ({} if expected is None else {"judge": {"check": expected}})
+
+
+def test_judges_are_compared_with_checks_and_what_is_named_with_each_other():
+    asks_model = {"judge": True, "correct": False, "ranked": True}
+    assert judges_and_checks(asks_model, [("correct", "judge"), ("judge", "correct")]) == [
+        ("judge", "correct"),
+        ("ranked", "correct"),
+        ("correct", "judge"),
+    ]
+    assert agreements(output(correct=[1, 0]), [("gone", "correct")]) == {}

@@ -1,0 +1,67 @@
+"""Runners that are lost while they start, as on a machine that is gone and is not yet missed."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from etude.core.errors import EtudeError
+from etude.runners import pool
+from etude.runners.process import LocalLauncher, LocalProcess, ProcessEnd
+from etude.runners.program import Invitation
+from tests.runners.playing import config_with, evaluate, examples
+from tests.support import EchoEngine
+
+
+class LostProcess(LocalProcess):
+    """A process whose end is that of its machine."""
+
+    async def ended(self) -> ProcessEnd:
+        await super().ended()
+        return ProcessEnd("was lost with its machine", is_lost=True)
+
+
+def lose(monkeypatch: pytest.MonkeyPatch, count: int, only: int | None = None) -> None:
+    """The first runners that are started are lost at once, or those of one place."""
+    launch, started = LocalLauncher.launch, []
+
+    async def lost_at_first(self: LocalLauncher, invitation: Invitation, place: int) -> LocalProcess:
+        if only in (None, place):
+            started.append(place)
+        process = await launch(self, invitation, place)
+        if len(started) > count or only not in (None, place):
+            return process
+        process.kill()
+        return LostProcess(process._process, process._guard, process._path)
+
+    monkeypatch.setattr(LocalLauncher, "launch", lost_at_first)
+    monkeypatch.setattr(pool, "_PAUSE_SECONDS", 0.01)
+
+
+async def test_a_runner_that_is_lost_with_its_machine_is_started_until_there_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    lose(monkeypatch, 5)
+    config = config_with(isolation="process", runners=1)
+    output = await evaluate(tmp_path / "run", config, EchoEngine(), examples("", ""))
+    assert (output.failures, len(output.scores()["length"])) == ({}, 2)
+
+
+async def test_it_is_not_started_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    lose(monkeypatch, 10**6)
+    monkeypatch.setattr(pool, "_START_SECONDS", 0.3)
+    config = config_with(isolation="process", runners=1)
+    with pytest.raises(EtudeError, match="runner 1 cannot be started: was lost with its machine"):
+        await evaluate(tmp_path / "run", config, EchoEngine(), examples(""))
+
+
+async def test_episodes_do_not_wait_for_a_runner_that_is_not_ready_where_another_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    lose(monkeypatch, 10**6, only=1)
+    config = config_with(isolation="process", runners=2, max_concurrency=4)
+    async with asyncio.timeout(60):
+        output = await evaluate(tmp_path / "run", config, EchoEngine(), examples(*[""] * 8))
+    assert (output.failures, len(output.scores()["length"])) == ({}, 8)

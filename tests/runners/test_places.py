@@ -1,0 +1,188 @@
+"""Which place an episode gets, and what that costs where there are many."""
+
+from __future__ import annotations
+
+import asyncio
+import cProfile
+import subprocess
+import sys
+from contextlib import AsyncExitStack
+
+import pytest
+
+from etude.runners.places import Place, Places
+
+
+class Guests:
+    """Episodes that come and go."""
+
+    def __init__(self, places: Places) -> None:
+        self.places = places
+        self.seated: dict[str, int] = {}
+        """The numbers of the places that they were given, in turn."""
+        self._leaving: dict[str, asyncio.Event] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def come(self, *names: str, alone: bool = False) -> None:
+        for name in names:
+            self._leaving[name] = asyncio.Event()
+            self._tasks[name] = asyncio.ensure_future(self._sit(name, alone))
+        await asyncio.sleep(0.001)
+
+    async def leave(self, *names: str) -> None:
+        for name in names:
+            self._leaving[name].set()
+        await asyncio.sleep(0.001)
+
+    async def give_up(self, name: str) -> None:
+        self._tasks[name].cancel()
+        await asyncio.gather(self._tasks[name], return_exceptions=True)
+
+    async def _sit(self, name: str, alone: bool) -> None:
+        async with self.places.take(alone=alone) as place:
+            self.seated[name] = place.number
+            await self._leaving[name].wait()
+
+
+async def test_the_place_with_the_fewest_is_next_and_none_has_too_many():
+    guests = Guests(Places(2, 2))
+    await guests.come("a", "b", "c", "d", "e")
+    assert guests.seated == {"a": 1, "b": 2, "c": 1, "d": 2}
+    await guests.leave("b", "d")
+    assert guests.seated["e"] == 2
+    await guests.come("f", "g")
+    assert "g" not in guests.seated and guests.seated["f"] == 2
+
+
+async def test_who_waits_longest_is_served_first():
+    guests = Guests(Places(1, 1))
+    await guests.come("a", "b", "c", "d")
+    await guests.give_up("b")
+    await guests.leave("a")
+    assert [*guests.seated] == ["a", "c"]
+    await guests.leave("c")
+    assert [*guests.seated] == ["a", "c", "d"]
+
+
+async def test_one_that_wants_to_be_alone_gets_a_place_that_is_emptied_for_it():
+    guests = Guests(Places(2, 2))
+    await guests.come("a", "b")
+    await guests.come("alone", alone=True)
+    await guests.leave("b")
+    assert guests.seated["alone"] == 2
+    await guests.come("d", "e")
+    assert guests.seated["d"] == 1 and "e" not in guests.seated, "nobody sits with it"
+    await guests.leave("alone")
+    assert guests.seated["e"] == 2
+
+
+async def test_the_emptiest_place_is_kept_free_only_as_long_as_somebody_wants_it():
+    guests = Guests(Places(2, 2))
+    await guests.come("a", "b", "c")
+    await guests.come("alone", alone=True)
+    await guests.come("d")
+    assert "d" not in guests.seated
+    await guests.give_up("alone")
+    await guests.come("e")
+    assert guests.seated["d"] == 2
+
+
+async def test_a_place_that_was_given_to_somebody_who_has_just_gone_is_given_on():
+    places = Places(1, 1)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(places.take(alone=False))
+        going = asyncio.ensure_future(places.take(alone=False).__aenter__())
+        staying = asyncio.ensure_future(places.take(alone=False).__aenter__())
+        await asyncio.sleep(0)
+    going.cancel()
+    assert isinstance(await asyncio.wait_for(staying, 1), Place)
+    assert going.cancelled()
+
+
+async def test_a_closed_place_is_left_and_not_taken_again():
+    guests = Guests(places := Places(2, 1))
+    await guests.come("a", "b", "c")
+    places.close(next(place for place in places if place.number == 1))
+    await guests.leave("a")
+    assert "c" not in guests.seated
+    await guests.leave("b")
+    assert guests.seated["c"] == 2
+
+
+async def _calls_of_a_change(places: int, waiting: int) -> int:
+    """Function calls in which one episode leaves and the next one takes its place."""
+    guests = Guests(Places(places, 1))
+    names = [f"g{number}" for number in range(places + waiting)]
+    await guests.come(*names)
+    assert len(guests.seated) == places
+    profile = cProfile.Profile()
+    profile.enable()
+    guests._leaving["g0"].set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    profile.disable()
+    assert len(guests.seated) == places + 1
+    return sum(entry.callcount for entry in profile.getstats())
+
+
+async def test_the_cost_of_an_episode_does_not_depend_on_how_many_there_are():
+    few, many = await _calls_of_a_change(3, 2), await _calls_of_a_change(300, 200)
+    assert many == pytest.approx(few, abs=5)
+
+
+_MANY = """
+import resource, sys
+from etude.core.errors import EtudeError
+from etude.runners.process import allow_open_files
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 2000))
+allow_open_files(1000)
+files = [open("/dev/null") for _ in range(1000)]
+try:
+    allow_open_files(8000)
+except EtudeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no such limit")
+def test_a_thousand_connections_are_allowed_where_the_system_does():
+    ended = subprocess.run([sys.executable, "-c", _MANY], capture_output=True, text=True, check=True)
+    assert "need up to 8512 open files, and the system allows this process 2000" in ended.stdout
+
+
+async def test_a_place_whose_runner_starts_is_given_to_nobody_until_it_has():
+    places, ready = Places(2, 1), asyncio.Event()
+    guests = Guests(places)
+    await guests.come("a")
+    await guests.leave("a")
+    [first, _] = places
+
+    async def start() -> None:
+        await ready.wait()
+
+    places.hold(first, asyncio.ensure_future(start()))
+    await guests.come("b", "c")
+    assert guests.seated == {"a": 1, "b": 2}
+    ready.set()
+    await asyncio.sleep(0.01)
+    assert guests.seated == {"a": 1, "b": 2, "c": 1}
+
+
+async def test_whoever_waits_for_a_runner_that_cannot_be_started_gets_the_reason():
+    places = Places(1, 1)
+    [place] = places
+
+    async def fail() -> None:
+        raise ValueError("no such module")
+
+    async def sit() -> None:
+        async with places.take(alone=False):
+            raise AssertionError("there is no runner")
+
+    places.hold(place, asyncio.ensure_future(fail()))
+    waiting, leaving = asyncio.ensure_future(sit()), asyncio.ensure_future(sit())
+    place.starting.add_done_callback(lambda task: leaving.cancel())
+    ends = await asyncio.gather(waiting, leaving, return_exceptions=True)
+    assert [type(end) for end in ends] == [ValueError, asyncio.CancelledError]
+    async with places.take(alone=False) as again:
+        assert again is place

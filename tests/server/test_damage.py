@@ -1,0 +1,64 @@
+"""Weights and checkpoints of a server that are not as they were written: said by name, and never served."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.server.data import ASK, create, messages, supervised, upload, wait, wait_for_step
+from tests.server.process import ServerProcess
+from tests.server.test_crash import LONG, check_whole, worker_of
+
+
+@pytest.fixture
+def own_server(model: Path, tmp_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(model, tmp_path, "--checkpoint-steps", "5") as running:
+        yield running
+
+
+def test_a_damaged_model_is_refused_by_name_and_the_others_are_served(server: ServerProcess) -> None:
+    client = server.client(max_retries=0)
+    job = wait(client, create(client, upload(client, supervised(4)), n_epochs=1, batch_size=4).id)
+    assert job.status == "succeeded"
+    weights = server.data_dir / "models" / job.id / "trained.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(openai.InternalServerError) as refused:
+        client.chat.completions.create(model=str(job.fine_tuned_model), messages=[ASK], max_tokens=1)
+    assert (refused.value.status_code, refused.value.code) == (503, "model_damaged")
+    assert f"{job.id}/trained.safetensors is not what was written" in str(refused.value)
+    client.chat.completions.create(model="tiny", messages=[ASK], max_tokens=1)
+    (weights.parent / "SHA256SUMS").unlink()
+    request = {"model": job.fine_tuned_model}
+    further = create(client, upload(client, supervised(4)), n_epochs=1, request=request)
+    failed = wait(client, further.id)
+    assert failed.status == "failed"
+    assert failed.error is not None
+    assert f"is damaged: {job.id}/SHA256SUMS is missing" in failed.error.message
+
+
+@pytest.mark.slow
+def test_a_job_goes_on_from_the_checkpoint_before_a_damaged_one(own_server: ServerProcess) -> None:
+    server, client = own_server, own_server.client()
+    job = create(client, upload(client, supervised(8)), **LONG).id
+    wait_for_step(client, job, 12)
+    worker = worker_of(server, job)
+    server.kill()
+    os.kill(worker, signal.SIGKILL)
+    checkpoints = sorted(
+        (path for path in (server.data_dir / "jobs" / job).glob("step-*") if path.suffix != ".part"),
+        key=lambda path: int(path.name.removeprefix("step-")),
+    )
+    os.truncate(checkpoints[-1] / "optimiser.safetensors", 100)
+    server.start()
+    client = server.client()
+    check_whole(client, job)
+    (event,) = (text for text in messages(client, job) if "checkpoint is damaged" in text)
+    assert f"{checkpoints[-1].name}/optimiser.safetensors is not what was written" in event
+    assert event.endswith(f"goes on from step {checkpoints[-2].name.removeprefix('step-')}")

@@ -1,0 +1,104 @@
+"""Files that appear in full or not at all, and are on the disk when they count."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from etude.core.errors import StoreError
+from etude.store.files import delete_left_over, draft_of, write_atomically
+
+HOST = re.sub(r"[^\w-]", "-", socket.gethostname())
+HERE = f"{threading.get_ident()}.{HOST}.{os.getpid()}"
+
+
+@pytest.fixture
+def gone() -> int:
+    """The number of a process that is over."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    return process.pid
+
+
+@pytest.fixture
+def operations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Syncs and renames, by the names of their files, in order."""
+    done: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def noted_sync(file: int) -> None:
+        done.append(f"sync {Path(f'/proc/self/fd/{file}').readlink().name}")
+        fsync(file)
+
+    def noted_replace(path: Path, target: Path) -> Path:
+        done.append(f"rename to {target.name}")
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", noted_sync)
+    monkeypatch.setattr(Path, "replace", noted_replace)
+    return done
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_is_then(
+    tmp_path: Path, operations: list[str]
+) -> None:
+    write_atomically(tmp_path / "one.txt", "text")
+    assert operations == [f"sync .one.txt.{HERE}.part", "rename to one.txt", f"sync {tmp_path.name}"]
+
+
+def test_so_is_all_that_is_in_a_folder(tmp_path: Path, operations: list[str]) -> None:
+    with draft_of(tmp_path / "v1") as draft:
+        (draft / "inside").mkdir(parents=True)
+        (draft / "a").write_text("a")
+        (draft / "inside" / "b").write_text("b")
+    name = f"sync .v1.{HERE}.part"
+    assert sorted(operations[:2]) == ["sync b", "sync inside"]
+    places = [f"sync {tmp_path.name}", f"sync {tmp_path.parent.name}"]
+    assert operations[2:] == ["sync a", name, "rename to v1", *places]
+
+
+def test_what_fails_leaves_what_was_there_and_no_draft(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "one.txt", "before")
+    with (
+        pytest.raises(StoreError, match="cannot be written: no room"),
+        draft_of(tmp_path / "one.txt") as draft,
+    ):
+        draft.write_text("half")
+        raise OSError("no room")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("one.txt", "before")]
+
+
+def test_drafts_of_killed_processes_are_deleted_by_the_next_that_writes(tmp_path: Path, gone: int) -> None:
+    (tmp_path / f".one.txt.{HOST}.{gone}.part").write_text("half")
+    others = [
+        f".model.{HOST}.{gone}.part",
+        f".one.txt.{HOST}.{os.getppid()}.part",
+        f".one.txt.elsewhere.{gone}.part",
+    ]
+    for name in others:
+        (tmp_path / name).write_text("being written")
+    write_atomically(tmp_path / "one.txt", "text")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others, "one.txt"])
+    os.utime(tmp_path / others[2], (0, 0))
+    write_atomically(tmp_path / "one.txt", "text")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others[:2], "one.txt"])
+
+
+def test_and_in_all_of_a_folder_where_that_is_opened(tmp_path: Path, gone: int) -> None:
+    """A process in a container may have the number of the one that was killed."""
+    (tmp_path / "inside").mkdir()
+    for number in (gone, os.getpid()):
+        (tmp_path / "inside" / f".run.db.{HOST}.{number}.part").write_text("half")
+        (tmp_path / "inside" / f".run.db.{HOST}.{number}.part-wal").write_text("its log")
+        (tmp_path / f".v1.{HOST}.{number}.part").mkdir()
+    with draft_of(tmp_path / "kept") as draft:
+        draft.write_text("whole")
+        delete_left_over(tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["inside", "kept"]
