@@ -1,31 +1,25 @@
 """Faults of every kind, and what becomes of the runs that they happen to.
 
-Parts, by `--only`: `operations` (SIGKILL at every file operation of a short run), `random` (at random
-moments), `flips` (single bytes of a stopped run's journal and weights), `agents` (agents and evaluators that
-raise, return what nobody expects, or harm their process; once without and once with `isolation: process`),
-`soak` (the memory of a long run). Exits with 1 where anything is not as it has to be.
+`--only PART` plays one of the parts, which are listed below. Exits with 1 where anything is not as it has
+to be.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import chaos_run  # the first: it has the tests' parts found
 from chaos_agents import misbehave
 from chaos_flips import flip_bytes
 from chaos_kills import kill_at_every_operation, kill_at_random
+from chaos_scene import FIGURES, Figures, Scene, is_whole, summed
 from chaos_soak import soak
 from common import print_json, print_table, progress, silent
-
-Note = Callable[[str], None]
-
-PARTS = ("operations", "random", "flips", "agents", "soak")
 
 _RANDOM_KILLS = (500, 10)
 _FLIPS = (200, 10)
@@ -34,69 +28,71 @@ _EVERY = (1, 20)
 """File operations from one kill to the next. As all of these in full, and with `--quick`."""
 
 
-def measure(parts: Sequence[str], seed: int, quick: bool, note: Note) -> dict[str, Any]:
-    """The figures of the parts, by name."""
-    results: dict[str, Any] = {}
-    with TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        if {"operations", "random", "flips"} & {*parts}:
-            run = chaos_run.ShortRun(folder / "short")
-        if "operations" in parts:
-            results["operations"] = kill_at_every_operation(run, folder, _EVERY[quick], note).as_json()
-        if "random" in parts:
-            choice = random.Random(f"random {seed}")
-            results["random"] = kill_at_random(run, _RANDOM_KILLS[quick], choice, note).as_json()
-        if "flips" in parts:
-            choice = random.Random(f"flips {seed}")
-            results["flips"] = flip_bytes(run, folder, _FLIPS[quick], choice, note).as_json()
-        if "agents" in parts:
-            results["agents"] = {each: misbehave(folder, each, note) for each in ("none", "process")}
-        if "soak" in parts:
-            results["soak"] = soak(folder, _EPISODES[quick], note)
-    return results
+def _operations(scene: Scene) -> Figures:
+    every = _EVERY[scene.quick]
+    return _killed(kill_at_every_operation(scene.short_run, scene.folder, every, scene.note))
 
 
-def as_json(results: Mapping[str, Any]) -> dict[str, Any]:
-    """The object that `--json` prints: the figures that are compared first, None where no part has them."""
-    killed = [results[name] for name in ("operations", "random") if name in results]
-    harmed = [*killed, *(results[name] for name in ("flips",) if name in results)]
-    agents = results.get("agents", {})
+def _random(scene: Scene) -> Figures:
+    kills, choice = _RANDOM_KILLS[scene.quick], scene.choice("random")
+    return _killed(kill_at_random(scene.short_run, kills, choice, scene.note))
+
+
+def _killed(outcome: chaos_run.Outcome) -> Figures:
+    problems = [*outcome.unequal, *outcome.failures]
+    return {"kills": outcome.harmed, "unequal_ends": len(outcome.unequal), "problems": problems}
+
+
+def _flips(scene: Scene) -> Figures:
+    flips, choice = _FLIPS[scene.quick], scene.choice("flips")
+    outcome = flip_bytes(scene.short_run, scene.folder, flips, choice, scene.note)
     return {
-        "kills": sum(each["harmed"] for each in killed) if killed else None,
-        "faults": sum(each["faults"] for each in agents.values()) if agents else None,
-        "unequal_ends": sum(each["unequal_ends"] for each in killed) if killed else None,
-        "failures": sum(each["failures"] for each in harmed) if harmed else None,
-        "silent": results["flips"]["unequal_ends"] if "flips" in results else None,
-        "faults_that_spread": sum(len(each["problems"]) for each in agents.values()) if agents else None,
-        "memory_growth": results["soak"]["last_tenth_over_first"] - 1 if "soak" in results else None,
-        "parts": dict(results),
+        "faults": outcome.harmed,
+        "refused": outcome.refused,
+        "silent": len(outcome.unequal),
+        "problems": [*outcome.unequal, *outcome.failures],
     }
 
 
-def is_whole(figures: Mapping[str, Any]) -> bool:
-    """Whether everything is as it has to be."""
-    zeros = ("unequal_ends", "failures", "silent", "faults_that_spread")
-    return not any(figures[name] for name in zeros) and (figures["memory_growth"] or 0.0) <= 0.05
+def _agents(scene: Scene) -> Figures:
+    played = [misbehave(scene.folder, isolation, scene.note) for isolation in ("none", "process")]
+    problems = [problem for figures in played for problem in figures["problems"]]
+    return {"faults": sum(figures["faults"] for figures in played), "problems": problems}
 
 
-def show(results: Mapping[str, Any]) -> None:
+def _soak(scene: Scene) -> Figures:
+    figures = soak(scene.folder, _EPISODES[scene.quick], scene.note)
+    return figures | {"memory_growth": round(figures["last_tenth_over_first"] - 1, 4)}
+
+
+PARTS: Mapping[str, Callable[[Scene], Figures]] = {
+    "operations": _operations,
+    "random": _random,
+    "flips": _flips,
+    "agents": _agents,
+    "soak": _soak,
+}
+
+
+def measure(parts: Sequence[str], scene: Scene) -> dict[str, Figures]:
+    """The figures of the parts, by name, with the minutes that each took."""
+    results: dict[str, Figures] = {}
+    for name in parts:
+        begun = time.monotonic()
+        results[name] = PARTS[name](scene)
+        results[name]["minutes"] = round((time.monotonic() - begun) / 60, 1)
+    return results
+
+
+def show(results: Mapping[str, Figures], totals: Figures) -> None:
     """A table, and what is not as it has to be."""
-    rows, notes = [], []
-    for name in ("operations", "random", "flips"):
-        if name in results:
-            part = results[name]
-            shown = [str(part[each]) for each in ("harmed", "refused", "unequal_ends", "failures")]
-            rows.append([name, *shown])
-            notes += part["examples"]
-    for isolation, part in results.get("agents", {}).items():
-        rows.append(
-            [f"agents, isolation: {isolation}", str(part["faults"]), "", "", str(len(part["problems"]))]
-        )
-        notes += part["problems"]
-    if "soak" in results:
-        part = results["soak"]
-        notes.append(f"memory by tenths of {part['episodes']} episodes, MB: {part['memory_mb_by_tenth']}")
-    print_table("chaos", ("", "harmed", "refused", "unequal", "failed"), rows, notes)
+
+    rows = []
+    for part, figures in {**results, "all": totals}.items():
+        known = {name: figures[name] for name in FIGURES if figures.get(name) is not None}
+        rows.append([part, ", ".join(f"{name} {value:g}" for name, value in known.items())])
+    problems = [f"{name}: {each}" for name, part in results.items() for each in part.get("problems", ())]
+    print_table("chaos", ("part", "figures"), rows, problems)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -107,10 +103,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and places (0)")
     flags = parser.parse_args(arguments)
-    results = measure(flags.only or PARTS, flags.seed, flags.quick, silent if flags.json else progress)
-    figures = as_json(results)
-    print_json(figures) if flags.json else show(results)
-    return 0 if is_whole(figures) else 1
+    with TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as name:
+        scene = Scene(Path(name), flags.seed, flags.quick, silent if flags.json else progress)
+        results = measure(flags.only or [*PARTS], scene)
+    totals = summed(results)
+    print_json(totals | {"parts": results}) if flags.json else show(results, totals)
+    return 0 if is_whole(totals) else 1
 
 
 if __name__ == "__main__":
