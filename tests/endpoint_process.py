@@ -62,7 +62,7 @@ class _Handler(BaseHTTPRequestHandler):
         if mode == "garbage":
             self._send(200, {"choices": "none"})
         elif mode not in ("well", "other"):
-            headers = {"retry-after": "30"} if mode == "503" else {}
+            headers = {"retry-after": "300"} if mode == "503" else {}
             self._send(int(mode), {"error": {"message": f"mode {mode}"}}, headers)
         elif models is not None and body["model"] not in models:
             self._send(404, {"error": {"message": f"the model {body['model']} does not exist"}})
@@ -103,7 +103,7 @@ class EndpointProcess:
     def start(self) -> None:
         """Returns when it answers."""
         self._process = subprocess.Popen([sys.executable, "-S", __file__, str(self.port), self.name])
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:
             try:
                 self.asked()
@@ -130,7 +130,7 @@ class EndpointProcess:
 
     def _ask(self, path: str, body: Any = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", data, timeout=5) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", data, timeout=60) as reply:
             return json.load(reply)
 
 

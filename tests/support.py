@@ -1,10 +1,11 @@
-"""Stand-ins that tests of several rooms share: engines without a model."""
+"""What tests of several rooms share: engines without a model, and waits that no machine is too slow for."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -125,3 +126,21 @@ def _prompt_ids(request: ChatRequest) -> tuple[int, ...]:
 def _text_of(message: Message) -> bytes:
     text = message.get("content") or ""
     return (text + json.dumps(message["tool_calls"]) if message.get("tool_calls") else text).encode()
+
+
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Return once the condition holds; the limit is only there for what never happens."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        await asyncio.sleep(0.02)
+
+
+def pass_time(seconds: float) -> None:
+    """Set the clock of the running loop on: limits that end within so long end now.
+
+    Those that are to end are then no race with those that are not, however long the machine stands still.
+    """
+    loop = asyncio.get_running_loop()
+    before = loop.time
+    loop.time = lambda: before() + seconds  # type: ignore[method-assign]
