@@ -22,10 +22,10 @@ from typing import Any
 
 class _State:
     mode = "well"
-    """`well`, `500`, `503`, `401`, `garbage`, `hang`, or `other`: with the weights of another model."""
+    """`well`, `500`, `503`, `401`, `garbage`, `hang`, `other`: with the weights of another model, or `hold`:
+    not before it is told another one."""
     models: list[str] | None = None
     """Those that it has; None for any."""
-    delay = 0.0
     asked: list[dict[str, Any]]
 
 
@@ -55,7 +55,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         shown = {"authorization": self.headers.get("authorization")}
         self.state.asked.append(body | shown | {"session": self.headers.get("x-session-id")})
-        time.sleep(self.state.delay)
+        while self.state.mode == "hold":
+            time.sleep(0.01)
         mode, models = self.state.mode, self.state.models
         if mode == "hang":
             threading.Event().wait()

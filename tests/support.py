@@ -1,4 +1,4 @@
-"""What tests of several rooms share: engines without a model, and waits that no machine is too slow for."""
+"""Engines without a model, and waits that no machine is too slow for, shared by tests of several rooms."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def servers(processes: list[EndpointProcess], monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(http_addresses, "_PROBE_SECONDS", 600.0)
     for process in processes:
         try:
-            process.behave("well", models=None, delay=0.0, asked=[])
+            process.behave("well", models=None, asked=[])
         except OSError:
             process.kill()
             process.start()
