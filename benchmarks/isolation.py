@@ -66,14 +66,14 @@ async def collect(setting: Setting, isolation: str, episodes: int, repeats: int,
 
 
 def measure_all(quick: bool, note: Callable[[str], None]) -> list[tuple[Setting, str, Cost]]:
-    """All settings, in this process and in runners."""
+    """All settings: in this process, on its event loop and on loops of their own, and in runners."""
     episodes, repeats = (40, 2) if quick else (400, 10)
     costs = []
     with running_server() as base_url:
         for transport in ("inprocess", "http"):
             for calls in (1, 5):
                 setting = Setting(transport, calls, CONCURRENCY)
-                for isolation in ("none", "process"):
+                for isolation in ("none", "thread", "process"):
                     note(f"{setting.name}, isolation: {isolation}")
                     cost = asyncio.run(collect(setting, isolation, episodes // calls, repeats, base_url))
                     costs.append((setting, isolation, cost))

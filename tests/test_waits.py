@@ -14,7 +14,7 @@ waited for with `asyncio.wait` wait for one of these in their turn."""
 PROGRAMS = {"run", "check_call", "check_output"}
 """Functions of `subprocess` that wait."""
 
-CONTEXT = {"wanted_widths", "_function", "_within", "_entered", "_in_the_making"}
+CONTEXT = {"wanted_widths", "_function", "_within", "_entered", "_in_the_making", "_apart"}
 """Context variables, which are there at once."""
 
 ENDED_BY = {
@@ -37,7 +37,7 @@ ENDED_BY = {
     "backends.cluster_learners._work: guard.wait()": "SIGKILL",
     # By an event that is set right before it: a thread that looks at it ends.
     "jobs.part.asked_to_end: thread.join()": "`over`; each look has a time limit",
-    "rollout.threads.stop: self._thread.join()": "`_stopped`",
+    "rollout.loop_watch.stop: self._thread.join()": "`_stopped`",
     "store.database.close: self._thread.join()": "the end of the queue, which the disk takes or refuses",
     # By a task that has a limit.
     "rollout.collector.collect: finished.get()": "`eval.general.timeout` of each episode",

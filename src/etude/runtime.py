@@ -16,10 +16,11 @@ from etude.config.finetuning import TargetConfig
 from etude.config.schema import Config
 from etude.core.example import Example
 from etude.core.history import History
-from etude.core.interfaces import Engine, Progress
+from etude.core.interfaces import Engine, Evaluator, Progress
 from etude.inference.address_report import reported_addresses
 from etude.rewards.evaluation import Evaluation
 from etude.rewards.evaluation_run import EvaluationRun
+from etude.rollout.collector import Collector
 from etude.runners.assembly import build_collector, build_evaluators, target_model
 from etude.runners.opening import open_runner
 from etude.runners.process import Cluster
@@ -98,14 +99,7 @@ async def open_runtime(
         await exits.enter_async_context(published(parts, config.metrics))
         doctor = StallDoctor(parts, config.stall)
         await exits.enter_async_context(doctor.watching())
-        evaluation = EvaluationRun(
-            collector,
-            await build_evaluators(builder),
-            run.journal,
-            error_budget=config.finetuning.error_budget,
-            timeout=config.eval.general.timeout,
-            max_concurrency=config.eval.general.max_concurrency,
-        )
+        evaluation = _evaluation(config, collector, await build_evaluators(builder), run)
         examples = (await builder.get_dataset(settings.dataset)).examples()
         held_out = settings.validation_dataset
         validation = (await builder.get_dataset(held_out)).examples() if held_out is not None else []
@@ -126,3 +120,18 @@ async def open_runtime(
             doctor=doctor,
             ledger=ledger,
         )
+
+
+def _evaluation(
+    config: Config, collector: Collector, evaluators: Mapping[str, Evaluator], run: RunFolder
+) -> EvaluationRun:
+    general = config.eval.general
+    return EvaluationRun(
+        collector,
+        evaluators,
+        run.journal,
+        error_budget=config.finetuning.error_budget,
+        timeout=general.timeout,
+        max_concurrency=general.max_concurrency,
+        own_loops=general.isolation == "thread",
+    )

@@ -160,7 +160,7 @@ async def test_a_blocking_call_on_the_event_loop_is_refused(journal: Journal) ->
         async def on_the_loop():
             episode.chat(ASK)
 
-        asyncio.run_coroutine_threadsafe(on_the_loop(), episode._episode.loop).result()
+        asyncio.run_coroutine_threadsafe(on_the_loop(), episode.home.loop).result()
 
     record = await collect_one(play, journal)
     assert record.failure is not None and "would wait for ever" in record.failure.reason
@@ -170,12 +170,12 @@ def test_a_program_ends_though_a_thread_and_a_task_hang(tmp_path: Path) -> None:
     program = f"""
 import asyncio, contextlib, sys, threading
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from etude.rollout import run_workflow
+from etude.core import threads
 from etude.rollout.collector import Limits
 from etude.store.journal import Journal
 from tests.rollout.running import collect_one
 
-run_workflow.GRACE_SECONDS = 0.05
+threads.GRACE_SECONDS = 0.05
 
 def thread(example, episode):
     threading.Event().wait()

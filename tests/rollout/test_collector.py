@@ -9,8 +9,8 @@ from pathlib import Path
 import pydantic
 import pytest
 
+from etude.core import threads
 from etude.core.errors import EngineAway, EngineError, ImpossibleCall, PromptTooLong, RequestError, StoreError
-from etude.rollout import run_workflow
 from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.workflow import as_workflow, workflow
 from etude.store.episodes import iter_episodes, read_episode
@@ -225,7 +225,7 @@ async def test_a_workflow_that_never_returns_times_out(journal: Journal) -> None
 async def test_a_workflow_that_refuses_to_stop_is_left_behind(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_workflow, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(threads, "GRACE_SECONDS", 0.05)
     stubborn = True
 
     async def play(example, episode):

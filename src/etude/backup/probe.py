@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 
 from etude.backup.address import Address
 from etude.config.storage import StorageConfig
 from etude.core.errors import EtudeError, RequestError, words_of
+from etude.core.threads import call_in_thread
 
 _HINTS = (
     (FileNotFoundError, "make its bucket or folder first, or mend the address"),
@@ -29,19 +28,9 @@ async def probe(config: StorageConfig) -> str:
     Nothing is left there. Raises MissingExtraError, and RequestError saying which of these failed and what
     to look at.
     """
-    result: Future[str] = Future()
-
-    def work() -> None:
-        result.set_running_or_notify_cancel()
-        try:
-            result.set_result(_round_trip(config))
-        except Exception as error:  # noqa: BLE001  raised again by whoever waits
-            result.set_exception(error)
-
-    # A daemon: where a driver waits for its network for ever, the command ends all the same.
-    threading.Thread(target=work, name="etude-storage-probe", daemon=True).start()
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(result), config.patience)
+        # Where a driver waits for its network for ever, its thread is left to itself.
+        return await asyncio.wait_for(call_in_thread(lambda: _round_trip(config)), config.patience)
     except TimeoutError as error:
         raise RequestError(
             f"storage {config.address} did not answer within {config.patience:g} s (storage.patience); is "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,6 +16,7 @@ from etude.config.component import LlmConfig
 from etude.core.call import ChatRequest, Completion, Usage
 from etude.core.errors import RequestError
 from etude.core.interfaces import Engine
+from etude.core.threads import on_loop
 from etude.inference.opponents_config import OpponentsConfig
 from etude.wire.attempts import counting_charges
 
@@ -51,8 +53,10 @@ def metered(name: str, engine: Any, account: Account, llms: Mapping[str, LlmConf
     """Have the calls of the engine of an entry of `llms` counted, as long as this is open.
 
     The engine stays the object that it is, since others ask what it can do: its methods `complete` and
-    `score` are replaced. Raises RequestError for an engine that does not allow that.
+    `score` are replaced. Calls that are made on other event loops are made on this one, which engine and
+    account belong to. Raises RequestError for an engine that does not allow that.
     """
+    loop = asyncio.get_running_loop()
     longest = _longest_answer(llms, name)
     role_of = _role_of(llms.get(name))
     complete: Callable[[ChatRequest], Coroutine[Any, Any, Completion]] = engine.complete
@@ -88,7 +92,7 @@ def metered(name: str, engine: Any, account: Account, llms: Mapping[str, LlmConf
     own = {method: vars(engine)[method] for method in methods if method in getattr(engine, "__dict__", ())}
     try:
         for method, counted in methods.items():
-            object.__setattr__(engine, method, counted)
+            object.__setattr__(engine, method, _made_on(loop, counted))
     except AttributeError:
         raise RequestError(
             f"llms.{name}: the calls of {type(engine).__name__} cannot be counted, since its `complete` "
@@ -101,6 +105,12 @@ def metered(name: str, engine: Any, account: Account, llms: Mapping[str, LlmConf
             object.__delattr__(engine, method)
             if method in own:
                 object.__setattr__(engine, method, own[method])
+
+
+def _made_on(
+    loop: asyncio.AbstractEventLoop, method: Callable[..., Coroutine[Any, Any, Any]]
+) -> Callable[..., Coroutine[Any, Any, Any]]:
+    return lambda *args: on_loop(loop, method(*args))
 
 
 async def _counted(

@@ -41,9 +41,11 @@ class EvalGeneralConfig(BaseModel, extra="forbid", frozen=True, use_attribute_do
     """Seconds that an episode may take."""
     max_calls: Annotated[int, CHANGEABLE] = Field(default=1000, ge=1)
     """Model calls that an episode may make."""
-    isolation: Annotated[Literal["none", "process"], CHANGEABLE] = "none"
-    """Where episodes run and are scored: `none` is the run's own process. With `process` they are shared out
-    among processes; code that crashes, blocks or takes too much memory ends one of these, and its episode."""
+    isolation: Annotated[Literal["none", "thread", "process"], CHANGEABLE] = "none"
+    """Where episodes run and are scored: `none` is the event loop of the run. With `thread` each has a thread
+    and an event loop of its own, and code that blocks holds up only itself. With `process` they are shared
+    out among processes; code that crashes, blocks or takes too much memory ends one of these, and its
+    episode."""
     runners: Annotated[int | None, CHANGEABLE] = Field(default=None, ge=1)
     """Processes of `isolation: process`; by default one for each core, and at most `max_concurrency`."""
     runner_memory: Annotated[float | None, CHANGEABLE] = Field(default=None, gt=0)
@@ -52,7 +54,7 @@ class EvalGeneralConfig(BaseModel, extra="forbid", frozen=True, use_attribute_do
     @model_validator(mode="after")
     def _has_runners(self) -> EvalGeneralConfig:
         for name in ("runners", "runner_memory"):
-            if self.isolation == "none" and getattr(self, name) is not None:
+            if self.isolation != "process" and getattr(self, name) is not None:
                 raise ValueError(f"`{name}` is for processes that play episodes: set isolation: process too")
         return self
 

@@ -23,7 +23,7 @@ from etude.core.evaluation import LARGEST_SCORE, EvalInputItem, EvalOutputItem, 
 from etude.core.example import Example
 from etude.core.interfaces import Evaluator
 from etude.core.secrets import masked, masked_data
-from etude.rollout.threads import call_in_thread
+from etude.core.threads import call_in_thread
 from etude.store.plain import jsonable
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class FunctionEvaluator(Evaluator):
         given = (_example_of(item), item.output_obj, *([item.episode] if self._takes_episode else []))
         if self._is_async:
             return scored(item, await self._fn(*given, **self._arguments))
-        result = await call_in_thread(lambda: self._fn(*given, **self._arguments))
+        result = await call_in_thread(lambda: self._fn(*given, **self._arguments), stop=lambda: None)
         return scored(item, await result if inspect.isawaitable(result) else result)
 
 

@@ -16,10 +16,11 @@ from etude.core.episode import EpisodeRecord
 from etude.core.errors import EtudeError, ModelOut, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.interfaces import Evaluator
+from etude.core.threads import on_own_loop
 from etude.rewards.evaluator import WeightedEvaluator, as_evaluator, scored, unscored
 from etude.rollout.exits import no_exit
+from etude.rollout.loop_watch import BlockedLoop, watch_loop
 from etude.rollout.run_workflow import user_line
-from etude.rollout.threads import BlockedLoop, watch_loop
 from etude.store.journal import Journal, Steps
 from etude.wire.attempts import ending_where_a_model_is_out
 
@@ -44,13 +45,19 @@ class Scorer:
         timeout: float,
         max_concurrency: int,
         label: str = "score",
+        own_loops: bool = False,
     ) -> None:
-        """`timeout` is for one evaluation, in seconds; at most `max_concurrency` run at once."""
+        """`timeout` is for one evaluation, in seconds; at most `max_concurrency` run at once.
+
+        With `own_loops` each runs in a thread with an event loop of its own. Raises RequestError for two
+        evaluators of one name.
+        """
         self.names = tuple(evaluators)
         self.max_concurrency = max_concurrency
         self._journal = journal
         self._timeout = timeout
         self._label = label
+        self._own_loops = own_loops
         self._slots = asyncio.Semaphore(max_concurrency)
         self._single: dict[str, Evaluator] = {}
         self._relative: dict[str, Evaluator] = {}
@@ -134,7 +141,7 @@ class Scorer:
             return complete
         async with self._slots:
             with asking_for("judge", _episode(items[0]).id):
-                outputs = await evaluate(evaluator, items, self._timeout)
+                outputs = await evaluate(evaluator, items, self._timeout, own_loop=self._own_loops)
         await _together([self._keep(item, name, out) for item, out in zip(items, outputs, strict=True)])
         return outputs
 
@@ -176,22 +183,23 @@ def _episode(item: EvalInputItem) -> EpisodeRecord:
 
 
 async def evaluate(
-    evaluator: Evaluator, items: Sequence[EvalInputItem], seconds: float
+    evaluator: Evaluator, items: Sequence[EvalInputItem], seconds: float, *, own_loop: bool = False
 ) -> list[EvalOutputItem]:
     """The outputs of an evaluator for `items`, whatever it does: an output for each, in their order.
 
-    `seconds` is how long it may take, unless the evaluator has its own `timeout`. Raises ModelOut where a
-    model that it asks gives no answers at all, also when the evaluator makes something else of that.
+    `seconds` is how long it may take, unless the evaluator has its own `timeout`. With `own_loop` it runs in
+    a thread, on an event loop of its own. Raises ModelOut where a model that it asks gives no answers at
+    all, also when the evaluator makes something else of that.
     """
     seconds = seconds if evaluator.timeout is None else evaluator.timeout
     try:
         own = [_own(item) for item in items]
         async with asyncio.timeout(seconds) as limit:
-            with ending_where_a_model_is_out(), no_exit("the evaluator"):
-                if evaluator.is_relative:
-                    outputs = await evaluator.evaluate_group(own)
+            with ending_where_a_model_is_out():
+                if own_loop:
+                    outputs = await on_own_loop(lambda: _outputs(evaluator, own))
                 else:
-                    outputs = [await evaluator.evaluate_item(item) for item in own]
+                    outputs = await _outputs(evaluator, own)
         if not isinstance(outputs, Sequence) or isinstance(outputs, str):
             raise TypeError(f"evaluate_group returned {kind_of(outputs)}; return a list, a score an episode")
         if len(outputs) != len(items):
@@ -211,6 +219,14 @@ async def evaluate(
         late = isinstance(error, TimeoutError) and limit.expired()
         reason = f"the evaluator took longer than {seconds:g} s" if late else where_raised(error)
     return [unscored(item, reason) for item in items]
+
+
+async def _outputs(evaluator: Evaluator, items: Sequence[EvalInputItem]) -> Sequence[Any]:
+    """The evaluator's own result; code of it that would end the program raises."""
+    with no_exit("the evaluator"):
+        if evaluator.is_relative:
+            return await evaluator.evaluate_group(items)
+        return [await evaluator.evaluate_item(item) for item in items]
 
 
 def _in_order(items: Sequence[EvalInputItem], outputs: Sequence[Any]) -> Sequence[Any]:

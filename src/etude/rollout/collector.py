@@ -93,11 +93,13 @@ class Collector:
         endpoint_port: int = 0,
         runner: Runner | None = None,
         admission: Admission | None = None,
+        own_loops: bool = False,
     ) -> None:
         """`sampling` and `template_options` are for calls that do not say, by model, `default_model` is for
         those that name none. `tools` are those of `episode.tools`, by name. `endpoint_port` is that of
         `episode.endpoint`; 0 takes a free one. Episodes are collected from `runner` where there is one.
-        Those that are played, and not read back, pass `admission` before.
+        Those that are played, and not read back, pass `admission` before. With `own_loops` each runs in a
+        thread with an event loop of its own.
 
         Raises RequestError when the workflow or the models do not fit.
         """
@@ -107,6 +109,7 @@ class Collector:
         self.timeout = self.limits.timeout if workflow.timeout is None else workflow.timeout
         self._runner = runner
         self._admission = admission
+        self._own_loops = own_loops
         self._tools = dict(tools or {})
         self._models = Models(models, sampling or {}, default_model, template_options or {})
         self._journal = journal
@@ -194,7 +197,9 @@ class Collector:
         started = time.perf_counter()
         self.playing[job.id] = time.monotonic()
         try:
-            output, failure = await run_workflow(self.workflow, episode, self.timeout, recorder.longest_call)
+            output, failure = await run_workflow(
+                self.workflow, episode, self.timeout, recorder.longest_call, own_loop=self._own_loops
+            )
         finally:
             del self.playing[job.id]
             episode.close()

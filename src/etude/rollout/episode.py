@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import contextlib
 import functools
 import math
 import random
-import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -24,6 +21,7 @@ from etude.core.example import Example
 from etude.core.keys import generator
 from etude.core.message import Tool
 from etude.core.tools import ToolSet
+from etude.rollout.home import Home
 from etude.rollout.program import ProgramResult, Workplace, last_line
 from etude.rollout.readers import EpisodeReaders
 from etude.rollout.recorder import Recorder
@@ -63,8 +61,8 @@ class Episode:
         """Which of the example's parallel episodes this is, from 0."""
         self.random: random.Random = generator(seed, recorder.episode_id, "random")
         """Random numbers of this episode alone: the same ones when it is resumed."""
-        self.loop = asyncio.get_running_loop()
-        """The event loop that the episode lives on."""
+        self.home = Home(recorder.episode_id)
+        """The event loop that the episode lives on, whatever loop its workflow runs on."""
         self._recorder = recorder
         self._server = server
         self._tools = tools
@@ -115,7 +113,7 @@ class Episode:
             "constraint": read_format(schema_of(response_format), "response_format"),
         }
         allowed, choice = choose_tools(describe_tools(tools), tool_choice)
-        _, call = await self._recorder.ask(
+        asked = self._recorder.ask(
             plain_messages(messages),
             model=model,
             tools=allowed,
@@ -124,6 +122,7 @@ class Episode:
             tool_choice=choice,
             template_options=chat_template_kwargs,
         )
+        _, call = await self.home.call(asked)
         return reply_of(call)
 
     def openai(self, model: str | None = None) -> AsyncOpenAI:
@@ -144,6 +143,8 @@ class Episode:
         The server listens on this machine only, and refuses the key when the episode is over. Raises
         RequestError when its port is in use.
         """
+        if not self.home.is_here:
+            return self.home.wait(_endpoint_of(self))
         if self._endpoint is None:
             try:
                 self._endpoint = self._server.open(
@@ -179,7 +180,7 @@ class Episode:
         """
         environment = {**self.endpoint.environment, **(env or {})}
         where = self.folder if cwd is None else Path(cwd)
-        result = await self._workplace.run(command, where, environment, input, timeout)
+        result = await self.home.call(self._workplace.run(command, where, environment, input, timeout))
         name = Path(command[0]).name
         self.note(result.note(name))
         if check and result.returncode != 0:
@@ -195,7 +196,7 @@ class Episode:
 
         Raises RequestError for a set that there is not, ToolError for one that cannot be opened.
         """
-        return self._tools.open(sets, self._record)
+        return self.home.entered(self._tools.open(sets, self._record, self.home))
 
     def _record(self, event: Event) -> None:
         self._events.append(replace(event, after_call=self._recorder.last_index))
@@ -260,7 +261,7 @@ class Episode:
             if body.on_delta is not None:
                 body.on_delta(heading(name), delta)
 
-        name, call = await self._recorder.ask(
+        asked = self._recorder.ask(
             body.messages if body.prompt is None else as_message(body.prompt),
             model=model,
             tools=body.tools,
@@ -273,14 +274,16 @@ class Episode:
             top_logprobs=body.top_logprobs,
             prompt_logprobs=body.prompt_logprobs,
             choice=body.choice,
-            on_delta=None if body.on_delta is None else on_delta,
+            on_delta=None if body.on_delta is None else self.home.heard_here(on_delta),
         )
+        name, call = await self.home.call(asked)
         assert call.completion is not None
         head = heading(name)
         return RecordedCompletion(head.id, head.model, completion=call.completion)
 
     def close(self) -> None:
         """End the episode: no more calls, its endpoint key is void, and its folder is removed."""
+        self.home.close()
         self._recorder.close()
         if self._endpoint is not None:
             self._server.revoke(self._endpoint)
@@ -295,7 +298,7 @@ def _waiting_for(
 
     @functools.wraps(method)
     def call(episode: SyncEpisode, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return episode.wait(method(episode._episode, *args, **kwargs))
+        return episode.home.wait(method(episode._episode, *args, **kwargs))
 
     return call
 
@@ -312,10 +315,8 @@ class SyncEpisode:
         self.step_reward = episode.step_reward
         self.score = episode.score
         self.note = episode.note
+        self.home = episode.home
         self._episode = episode
-        self._waiting: set[concurrent.futures.Future[Any]] = set()
-        self._over = False
-        self._thread = threading.get_ident()  # The event loop's, which must never wait.
 
     chat = _waiting_for(Episode.chat)
     """Ask a model to continue the conversation, and wait for its answer."""
@@ -334,56 +335,21 @@ class SyncEpisode:
 
         episode = self._episode
         episode.require_model(model)
-        return blocking_recording_client(lambda body: episode.answer(body, model), self.wait, episode.said)
+        return blocking_recording_client(
+            lambda body: episode.answer(body, model), self.home.wait, episode.said
+        )
 
     @contextlib.contextmanager
     def tools(self, *sets: str | ToolSet | Callable[..., Any]) -> Iterator[SyncTools]:
         """`with episode.tools("search") as tools:` opens tools, whose calls wait for their results."""
-        opened = self._episode.tools(*sets)
-        tools = self.wait(_entered(opened))
-        try:
-            yield SyncTools(tools, self.wait)
-        finally:
-            if not self._over:  # Or the episode has closed them.
-                self.wait(_left(opened))
+        with self.home.entered_by_waiting(self._episode.tools(*sets)) as tools:
+            yield SyncTools(tools, self.home.wait)
 
     @property
     def endpoint(self) -> Endpoint:
         """Base URL and key under which code in another process reaches the recorded models."""
-
-        async def open_endpoint() -> Endpoint:
-            return self._episode.endpoint
-
-        return self.wait(open_endpoint())
-
-    def close(self) -> None:
-        """Let go of the calls that a thread still waits for: they raise EpisodeError there."""
-        self._over = True
-        for waiting in tuple(self._waiting):
-            waiting.cancel()
-
-    def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, run on the episode's event loop; for other threads only."""
-        over = EpisodeError(f"episode {self.id} is over; it can make no more calls")
-        if self._over:
-            work.close()
-            raise over
-        if threading.get_ident() == self._thread:
-            work.close()
-            raise EpisodeError("a blocking call on the event loop would wait for ever; write `async def`")
-        waiting = asyncio.run_coroutine_threadsafe(work, self._episode.loop)
-        self._waiting.add(waiting)
-        try:
-            return waiting.result()
-        except concurrent.futures.CancelledError as error:
-            raise over from error
-        finally:
-            self._waiting.discard(waiting)
+        return self._episode.endpoint
 
 
-async def _entered(context: AbstractAsyncContextManager[T]) -> T:
-    return await context.__aenter__()
-
-
-async def _left(context: AbstractAsyncContextManager[Any]) -> None:
-    await context.__aexit__(None, None, None)
+async def _endpoint_of(episode: Episode) -> Endpoint:
+    return episode.endpoint

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 from etude.core.errors import words_of
-from etude.rollout.threads import BlockedLoop
+from etude.rollout.loop_watch import BlockedLoop
 
 Work: TypeAlias = Coroutine[Any, Any, Any] | Generator[Any, None, Any]
 
@@ -37,14 +38,22 @@ def no_exit(whose: str) -> Iterator[None]:
     token = _whose.set(whose)
     _exits.begin()
     try:
+        with _as_error(whose):
+            yield
+    finally:
+        _exits.end()
+        _whose.reset(token)
+
+
+@contextmanager
+def _as_error(whose: str) -> Iterator[None]:
+    """Raise what would end the program as an error that names whose it is."""
+    try:
         yield
     except (Exception, asyncio.CancelledError, GeneratorExit, BlockedLoop):
         raise
     except BaseException as error:  # noqa: BLE001  all that is left would end the program
         raise RuntimeError(f"{whose} raised {words_of(error)}").with_traceback(error.__traceback__) from None
-    finally:
-        _exits.end()
-        _whose.reset(token)
 
 
 def _task(loop: asyncio.AbstractEventLoop, work: Work, **options: Any) -> asyncio.Task[Any]:
@@ -55,12 +64,8 @@ def _task(loop: asyncio.AbstractEventLoop, work: Work, **options: Any) -> asynci
 
 
 async def _contained(work: Any, whose: str) -> Any:
-    try:
+    with _as_error(whose):
         return await work
-    except (Exception, asyncio.CancelledError, GeneratorExit, BlockedLoop):
-        raise
-    except BaseException as error:  # noqa: BLE001  all that is left would end the program
-        raise RuntimeError(f"{whose} raised {words_of(error)}").with_traceback(error.__traceback__) from None
 
 
 class _Exits:
@@ -70,17 +75,20 @@ class _Exits:
         self._open = 0
         self._exit = os._exit
         self._process = 0
+        self._lock = threading.Lock()
 
     def begin(self) -> None:
-        if not self._open:
-            self._exit, self._process = os._exit, os.getpid()
-            os._exit = self._refuse  # type: ignore[assignment]
-        self._open += 1
+        with self._lock:
+            if not self._open:
+                self._exit, self._process = os._exit, os.getpid()
+                os._exit = self._refuse  # type: ignore[assignment]
+            self._open += 1
 
     def end(self) -> None:
-        self._open -= 1
-        if not self._open:
-            os._exit = self._exit
+        with self._lock:
+            self._open -= 1
+            if not self._open:
+                os._exit = self._exit
 
     def _refuse(self, status: int) -> None:
         if os.getpid() != self._process:

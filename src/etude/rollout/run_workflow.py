@@ -10,24 +10,24 @@ import json
 import sysconfig
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from etude.core import threads
 from etude.core.call import Call, Completion
 from etude.core.data_model import kind_of
 from etude.core.episode import EpisodeRecord, Failure
 from etude.core.errors import EngineError, EnvironmentAway, ImpossibleCall, ToolError, words_of
 from etude.core.example import Example
+from etude.core.threads import OwnLoop, ThreadCall, running_apart
 from etude.rollout.episode import Episode, SyncEpisode
 from etude.rollout.exits import no_exit
+from etude.rollout.loop_watch import BlockedLoop, watch_loop
 from etude.rollout.reply import Reply, ToolCall
-from etude.rollout.threads import BlockedLoop, call_in_thread, watch_loop
 from etude.rollout.workflow import Workflow
 from etude.store.plain import plain
 from etude.wire.dialect import ERROR_HEADER
-
-GRACE_SECONDS = 1.0
-"""How long code that was told to stop may take to clean up, before it is left to itself."""
 
 _abandoned: set[asyncio.Task[Any]] = set()
 """Tasks that did not stop when they were told to; held so that they are not collected half-way."""
@@ -44,24 +44,39 @@ they were what the agent says."""
 _OURS = (Call, Completion, EpisodeRecord, Example, ToolCall)
 
 
+class _LeftBehind(Exception):
+    """The thread of a workflow was given up."""
+
+
 async def run_workflow(
-    workflow: Workflow, episode: Episode, seconds: float | None, longest_call: Callable[[], float]
+    workflow: Workflow,
+    episode: Episode,
+    seconds: float | None,
+    longest_call: Callable[[], float],
+    *,
+    own_loop: bool = False,
 ) -> tuple[Any, Failure | None]:
     """The output of the workflow as JSON keeps it, or None and why there is none.
 
-    `longest_call` says how many seconds the episode's slowest model call has taken so far.
-    Returns at most a grace period after `seconds`, even when the code cannot be stopped.
-    Raises nothing that the user's code raises.
+    `longest_call` says how many seconds the episode's slowest model call has taken so far. With `own_loop`
+    an async workflow runs in a thread too, on an event loop of its own. Returns at most a grace period after
+    `seconds`, even when the code cannot be stopped. Raises nothing that the user's code raises.
     """
-    task = asyncio.ensure_future(_call(workflow, episode))
+    is_here = workflow.is_async and not own_loop
+    call = _call(workflow, episode) if is_here else _call_in_thread(workflow, episode, own_loop)
+    # A thread has its own grace, after which it is given up.
+    grace = threads.GRACE_SECONDS * (1 if is_here else 2)
+    task = asyncio.ensure_future(call)
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
     except asyncio.CancelledError:
-        await _stop(task)
+        await _stop(task, grace)
         raise
     if not done:
         waited, reason = longest_call(), f"{workflow.where}: no output within {seconds:g} s"
-        await _stop(task)
+        await _stop(task, grace)
+        if task.done() and not task.cancelled() and isinstance(task.exception(), _LeftBehind):
+            reason += "; its thread does not end, and was given up"
         if seconds is not None and waited > seconds / 2:
             # Not the agent's own failure: a model kept it waiting.
             return None, Failure("timeout", f"{reason}, of which one model call took {waited:.3g} s", "model")
@@ -86,26 +101,41 @@ def watch_workflows(seconds: float | None) -> contextlib.AbstractContextManager[
 
 
 async def _call(workflow: Workflow, episode: Episode) -> Any:
+    """Run an async workflow on this event loop."""
     with no_exit("the workflow"):
+        return await workflow.fn(episode.example, episode, **workflow.arguments)
+
+
+async def _call_in_thread(workflow: Workflow, episode: Episode, own_loop: bool) -> Any:
+    """Run a workflow in a thread: an async one on an event loop of its own, as all that it awaits.
+
+    Raises _LeftBehind in place of CancelledError where the thread does not end.
+    """
+    with no_exit("the workflow"), running_apart() if own_loop else nullcontext():
+        call: ThreadCall[Any]
         if workflow.is_async:
-            return await workflow.fn(episode.example, episode, **workflow.arguments)
-        blocking = SyncEpisode(episode)
+            own = OwnLoop(lambda: _call(workflow, episode))
+            call, stop = ThreadCall(own), own.stop
+        else:
+            blocking = SyncEpisode(episode)
+            call = ThreadCall(lambda: workflow.fn(episode.example, blocking, **workflow.arguments))
+            stop = episode.home.close
         try:
-            output = await call_in_thread(
-                lambda: workflow.fn(episode.example, blocking, **workflow.arguments)
-            )
-        finally:
-            blocking.close()
-    if inspect.iscoroutine(output):
+            output = await call.result(stop)
+        except asyncio.CancelledError:
+            if call.is_given_up:
+                raise _LeftBehind from None
+            raise
+    if inspect.iscoroutine(output) and not workflow.is_async:
         output.close()
         raise TypeError(f"workflow '{workflow.name}' returned a coroutine; write it with `async def`")
     return output
 
 
-async def _stop(task: asyncio.Task[Any]) -> None:
+async def _stop(task: asyncio.Task[Any], grace: float) -> None:
     """Cancel the task and wait a little for it to end."""
     task.cancel()
-    done, _ = await asyncio.wait({task}, timeout=GRACE_SECONDS)
+    done, _ = await asyncio.wait({task}, timeout=grace)
     _abandoned.add(task)
     task.add_done_callback(_forget)
     if not done:

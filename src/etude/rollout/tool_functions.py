@@ -15,9 +15,9 @@ from etude.config.import_path import import_object
 from etude.config.registry import register_tools
 from etude.core.errors import RequestError, words_of
 from etude.core.message import Tool
+from etude.core.threads import apart, call_in_thread
 from etude.core.tools import ToolResult, ToolSource
 from etude.rollout.reply import describe_tools
-from etude.rollout.threads import call_in_thread
 from etude.store.plain import plain
 
 if TYPE_CHECKING:
@@ -53,7 +53,10 @@ class FunctionTools:
         function = self._functions[name]
         is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
         try:
-            value = function(**arguments) if is_async else await call_in_thread(lambda: function(**arguments))
+            if is_async:
+                value = await apart(lambda: function(**arguments))
+            else:
+                value = await call_in_thread(lambda: function(**arguments))
             if inspect.isawaitable(value):
                 value = await value
             text = value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)

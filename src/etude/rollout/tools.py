@@ -17,6 +17,7 @@ from etude.core.keys import content_hash
 from etude.core.message import Message, Tool
 from etude.core.secrets import masked
 from etude.core.tools import ToolResult, ToolSession, ToolSet, ToolUse
+from etude.rollout.home import Home
 from etude.rollout.reply import ToolCall
 from etude.rollout.tool_functions import FunctionTools
 from etude.store.episodes import tool_key
@@ -52,7 +53,10 @@ class EpisodeTools:
 
     @contextlib.asynccontextmanager
     async def open(
-        self, wanted: Sequence[str | ToolSet | Callable[..., Any]], record: Callable[[Event], None]
+        self,
+        wanted: Sequence[str | ToolSet | Callable[..., Any]],
+        record: Callable[[Event], None],
+        home: Home,
     ) -> AsyncIterator[Tools]:
         """The tools of these sets together; closed at the end, or with the episode."""
         sets = [self.find(each) for each in wanted or self._sets]
@@ -61,7 +65,7 @@ class EpisodeTools:
         async with stack:
             opened = [_OpenSet(each, await stack.enter_async_context(each.source.open())) for each in sets]
             try:
-                yield Tools(self, opened, record)
+                yield Tools(self, opened, record, home)
             finally:
                 for each in opened:
                     if log := await each.session.log():
@@ -157,9 +161,9 @@ class Tools:
     """Tools that are open in an episode: `async with episode.tools("search") as tools:`."""
 
     def __init__(
-        self, episode: EpisodeTools, opened: Sequence[_OpenSet], record: Callable[[Event], None]
+        self, episode: EpisodeTools, opened: Sequence[_OpenSet], record: Callable[[Event], None], home: Home
     ) -> None:
-        self._episode, self._record = episode, record
+        self._episode, self._record, self._home = episode, record, home
         self._owners: dict[str, _OpenSet] = {}
         self.schemas: list[Tool] = []
         """The tools in OpenAI's format: hand them to `episode.chat(tools=…)`, or to a client."""
@@ -180,7 +184,7 @@ class Tools:
         The model is told of its own mistakes, and of a tool's error. Raises ToolError when the tool has no
         answer: then the episode fails, unless the agent catches it.
         """
-        return call.result(await self._text(call))
+        return call.result(await self._home.call(self._text(call)))
 
     async def call_all(self, calls: Sequence[ToolCall]) -> list[Message]:
         """Call several tools at the same time; their messages in the order of the calls.

@@ -42,7 +42,7 @@ async def open_runner(
     config, general = builder.config, builder.config.eval.general
     cluster: Cluster | None = await builder.get_cluster()
     launcher = None if cluster is None else cluster.runners
-    if launcher is None and general.isolation == "none":
+    if launcher is None and general.isolation != "process":
         yield None
         return
     workflow = await builder.get_workflow()

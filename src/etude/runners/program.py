@@ -183,6 +183,7 @@ async def _open_agent(parameters: Mapping[str, Any], link: Link) -> AsyncIterato
             journal,
             timeout=general.timeout,
             max_concurrency=general.max_concurrency,
+            own_loops=general.isolation == "thread",
         )
         with watch_workflows(collector.timeout), scorer.watched():
             try:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from etude.core.interfaces import Engine
+from etude.core.threads import threads_left
 from etude.inference.routes import HasAddresses
 from etude.rollout.collector import Collector
 from etude.runners.places import Place
@@ -77,6 +78,7 @@ def snapshot(
         models=models,
         journal=journal,
         cluster=cluster,
+        threads_left=threads_left(),
         metrics=metrics,
         waits=_waits(counts, begun, runners, learners, models, journal),
     )

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from etude.config.import_path import where_raised
 from etude.core.data_model import kind_of, number
 from etude.core.errors import EpisodeError
-from etude.rollout.threads import call_in_thread
+from etude.core.threads import call_in_thread
 
 EnvT = TypeVar("EnvT")
 T = TypeVar("T")

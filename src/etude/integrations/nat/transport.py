@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -17,7 +16,7 @@ from pydantic import SecretStr
 from pydantic_core import from_json, to_json
 
 from etude.core.errors import EpisodeError
-from etude.rollout.episode import Episode, SyncEpisode
+from etude.rollout.episode import Episode
 from etude.store.journal import Journal
 from etude.wire.gateway import FUNCTION_HEADER, BlockingRecordingTransport, RecordingTransport, error_response
 
@@ -31,27 +30,17 @@ FunctionName = Callable[[], str]
 """The function of the agent that is running where it is called."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Speaker:
-    """An episode, and the same for code without asyncio."""
-
-    episode: Episode
-    blocking: SyncEpisode
-
-
-_speaker: ContextVar[_Speaker] = ContextVar("etude_nat_speaker")
+_speaker: ContextVar[Episode] = ContextVar("etude_nat_speaker")
 
 
 @contextmanager
 def speaking(episode: Episode) -> Iterator[None]:
     """Requests that are made inside, also in threads and tasks started there, belong to `episode`."""
-    blocking = SyncEpisode(episode)
-    before = _speaker.set(_Speaker(episode, blocking))
+    before = _speaker.set(episode)
     try:
         yield
     finally:
         _speaker.reset(before)
-        blocking.close()
 
 
 class EpisodeTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
@@ -67,23 +56,21 @@ class EpisodeTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """The recorded answer; outside of any episode an error."""
-        speaker = _speaker.get(None)
-        if speaker is None:
+        episode = _speaker.get(None)
+        if episode is None:
             return _nobody(request, self._model)
-        episode = speaker.episode
         request.headers[FUNCTION_HEADER] = self._function_name()
         recording = RecordingTransport(lambda body: episode.answer(body, self._model), episode.said)
         return await recording.handle_async_request(request)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """The recorded answer; outside of any episode an error. Raises EpisodeError on the event loop."""
-        speaker = _speaker.get(None)
-        if speaker is None:
+        episode = _speaker.get(None)
+        if episode is None:
             return _nobody(request, self._model)
-        episode = speaker.episode
         request.headers[FUNCTION_HEADER] = self._function_name()
         recording = BlockingRecordingTransport(
-            lambda body: episode.answer(body, self._model), speaker.blocking.wait, episode.said
+            lambda body: episode.answer(body, self._model), episode.home.wait, episode.said
         )
         return recording.handle_request(request)
 

@@ -1,4 +1,4 @@
-"""Agent code that blocks: run in threads that nobody has to wait for, and interrupted on the event loop.
+"""Agent code that blocks the event loop: interrupted there.
 
 While `time.sleep(…)` or an endless loop runs in an `async def`, nothing else does, no timeout fires, and
 cancelling is not possible. So a thread watches whether the loop still turns, and when it has not for as
@@ -9,91 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import math
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from queue import Empty, SimpleQueue
+from collections.abc import Iterator
 from types import CodeType, FrameType
-from typing import Any, TypeVar, cast
-
-from etude.core.errors import words_of
-
-T = TypeVar("T")
-
-_IDLE_SECONDS = 10.0
-_idle: list[SimpleQueue[Callable[[], None]]] = []
-"""The job queues of threads that have nothing to do; a thread that is not used for a while ends."""
 
 _INTERVAL_SECONDS = 1.0
 
 
 class BlockedLoop(BaseException):
     """Raised in agent code that blocks the event loop. No Exception, so that no retry loop catches it."""
-
-
-async def call_in_thread(fn: Callable[[], T]) -> T:
-    """The result of `fn`, run in a daemon thread with the caller's context.
-
-    Unlike in an executor there are as many threads as there are calls at once, and they are daemons:
-    a function that hangs holds up neither the calls after it nor the end of the program. When this is
-    cancelled, the thread is left to itself.
-
-    Raises what `fn` raises, and RuntimeError for what would end the program.
-    """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def settle(*outcome: Any) -> None:
-        if not done.done():
-            done.set_result(outcome)
-
-    def job() -> None:
-        result = error = None
-        try:
-            result = context.run(fn)
-        except BaseException as raised:  # noqa: BLE001  user code; raised again where it is awaited
-            error = raised
-        # The loop is closed when the program has gone on without this thread.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, result, error)
-
-    _take_thread().put(job)
-    result, error = await done
-    if error is not None and (isinstance(error, StopIteration) or not isinstance(error, Exception)):
-        # Raised there it means that code, not the program; and no future can hold a StopIteration.
-        message = f"the function raised {words_of(error)}"
-        raise RuntimeError(message).with_traceback(error.__traceback__)
-    if error is not None:
-        raise error
-    return cast("T", result)
-
-
-def _take_thread() -> SimpleQueue[Callable[[], None]]:
-    """The job queue of an idle thread, or of a new one."""
-    with contextlib.suppress(IndexError):
-        return _idle.pop()
-    queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
-    threading.Thread(target=_work, args=(queue,), name="etude-user-code", daemon=True).start()
-    return queue
-
-
-def _work(queue: SimpleQueue[Callable[[], None]]) -> None:
-    while True:
-        try:
-            job = queue.get(timeout=_IDLE_SECONDS)
-        except Empty:
-            try:
-                _idle.remove(queue)
-            except ValueError:
-                continue  # The queue was taken this moment: a job is on its way.
-            return
-        job()
-        del job  # Or it would keep its arguments alive until the next one.
-        _idle.append(queue)
 
 
 @contextlib.contextmanager
