@@ -22,6 +22,7 @@ from etude.rollout.workflow import Workflow
 from etude.store.journal import Journal
 from etude.wire.attempts import note_retry
 from tests.rewards.scripted_engine import ScriptedEngine
+from tests.support import pass_time, until
 
 EXAMPLES = [Example(f"q{n}", {"n": n}, n % 2) for n in range(4)]
 
@@ -43,7 +44,7 @@ def evaluation(
     engine: ScriptedEngine | None = None,
     **options: Any,
 ) -> EvaluationRun:
-    limits = Limits(max_concurrency=4, timeout=options.pop("episode_timeout", 10.0))
+    limits = Limits(max_concurrency=4, timeout=options.pop("episode_timeout", 600.0))
     collector = Collector(Workflow("agent", workflow), {"m": engine or echo()}, journal, limits=limits)
     return EvaluationRun(collector, evaluators, journal, **options)  # type: ignore[arg-type]  # plain functions too
 
@@ -166,8 +167,14 @@ async def failing(example: Example, episode: Any) -> Any:
 
 
 async def test_failed_episodes_have_no_score_but_a_reason_and_are_counted(journal: Journal) -> None:
+    async def late_last(example: Example, episode: Any) -> Any:
+        if example.id == "q2":
+            await until(lambda: all(journal.get(f"eval/{other}/0") for other in ("q0", "q1", "q3")))
+            pass_time(600.0)
+        return await failing(example, episode)
+
     run = evaluation(
-        journal, {"even": even, "rank": Rank()}, workflow=failing, error_budget=1.0, episode_timeout=0.05
+        journal, {"even": even, "rank": Rank()}, workflow=late_last, error_budget=1.0, timeout=3600.0
     )
     output = await run.run(EXAMPLES, phase="eval")
     assert output.workflow_interrupted
@@ -457,10 +464,13 @@ async def test_retries_of_calls_that_never_end_are_counted(journal: Journal) -> 
         async def complete(self, request: Any) -> Any:
             note_retry()
             note_retry()
-            await asyncio.sleep(30)
+            self.requests.append(request)
+            if len(self.requests) == 2:
+                pass_time(600.0)
+            await asyncio.Event().wait()
 
     engine = Stuck(lambda request: "x")
-    run = evaluation(journal, {"even": even}, engine=engine, error_budget=1.0, episode_timeout=0.1)
+    run = evaluation(journal, {"even": even}, engine=engine, error_budget=1.0)
     output = await run.run(EXAMPLES[:2], phase="eval")
     assert output.failures == {"timeout": 2}
     assert output.calls == {"answers": 0, "cut_off": 0, "failed": 2, "retries": 4}

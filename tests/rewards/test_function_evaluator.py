@@ -25,6 +25,7 @@ from etude.core.errors import EngineError, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.example import Example
 from etude.core.interfaces import Evaluator
+from etude.rewards import scorer as scorer_module
 from etude.rewards.evaluator import (
     FunctionEvaluator,
     FunctionEvaluatorConfig,
@@ -34,6 +35,7 @@ from etude.rewards.evaluator import (
     scored,
 )
 from etude.rewards.scorer import Scorer, evaluate
+from etude.rollout.threads import watch_loop
 from etude.store.journal import Journal
 
 EXAMPLE = Example("q1", {"question": "2 + 2"}, "4")
@@ -46,7 +48,7 @@ ITEM = EvalInputItem(
 )
 
 
-async def outcome(fn: Callable[..., Any], seconds: float = 5.0, **options: Any) -> EvalOutputItem:
+async def outcome(fn: Callable[..., Any], seconds: float = 600.0, **options: Any) -> EvalOutputItem:
     """The evaluator's result for ITEM."""
     (output,) = await evaluate(FunctionEvaluator(fn, **options), [ITEM], seconds)
     assert (output.id, output.generation) == ("q1", 3)
@@ -269,7 +271,7 @@ async def test_a_blocking_function_that_hangs_is_an_error_and_blocks_no_other() 
     release = threading.Event()
 
     def hangs(example: Example, output: str) -> float:
-        release.wait(30)
+        release.wait()
         return 1.0
 
     try:
@@ -364,15 +366,20 @@ def spin(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("blocks", [time.sleep, spin])
-async def test_an_evaluator_that_blocks_the_event_loop_is_an_error(tmp_path: Path, blocks: Any) -> None:
+async def test_an_evaluator_that_blocks_the_event_loop_is_an_error(
+    tmp_path: Path, blocks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found out by a watch with a two-thousandth of their patience: no other evaluator runs out of time."""
+    monkeypatch.setattr(scorer_module, "watch_loop", lambda seconds, code: watch_loop(seconds / 2000, code))
+
     async def judge(example: Example, output: str) -> float:
         blocks(3600)
         return 1.0
 
     other = FunctionEvaluator(lambda example, output: 1.0)
-    evaluators = {"judge": FunctionEvaluator(judge, timeout=0.3), "other": other}
+    evaluators = {"judge": FunctionEvaluator(judge, timeout=600.0), "other": other}
     with Journal(tmp_path / "run.db") as journal:
-        scorer = Scorer(evaluators, journal, timeout=0.2, max_concurrency=4)
+        scorer = Scorer(evaluators, journal, timeout=500.0, max_concurrency=4)
         with scorer.watched():
             scores = await scorer.score_single(ITEM)
     assert "it blocked the event loop" in (scores["judge"].error or "")

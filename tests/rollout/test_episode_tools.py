@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -35,13 +35,20 @@ def add(left: int, right: int = 1) -> int:
 
 async def look_up(word: str) -> dict[str, str]:
     """Look a word up."""
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0)
     return {"word": word}
 
 
-def slow(seconds: float) -> str:
-    time.sleep(seconds)
-    return "done"
+class Falling:
+    """A tool whose calls end in the order of falling numbers, which takes all of them at the same time."""
+
+    def __init__(self, count: int) -> None:
+        self._ended = [threading.Event() for _ in range(count)]
+
+    def fall(self, number: int) -> int:
+        assert number + 1 == len(self._ended) or self._ended[number + 1].wait(60)
+        self._ended[number].set()
+        return number
 
 
 def broken() -> str:
@@ -95,15 +102,13 @@ async def test_functions_are_tools_and_what_goes_wrong_is_told_to_the_model(jour
 
 async def test_calls_run_at_the_same_time_and_answer_in_their_order(journal: Journal) -> None:
     async def workflow(example: Any, episode: Any) -> Any:
-        async with episode.tools(slow, look_up) as tools:
-            begun = time.monotonic()
-            calls = [asked("slow", seconds=0.3 - index / 10) for index in range(3)]
+        async with episode.tools(Falling(3).fall, look_up) as tools:
+            calls = [asked("fall", number=number) for number in range(3)]
             messages = await tools.call_all([*calls, asked("look_up", word="a")])
-            assert time.monotonic() - begun < 0.55
             return [message["content"] for message in messages]
 
     record = await collect_one(workflow, journal)
-    assert record.output == ["done"] * 3 + ['{"word": "a"}'], record.failure
+    assert record.output == ["0", "1", "2", '{"word": "a"}'], record.failure
 
 
 async def test_limits_of_calls_and_characters(journal: Journal) -> None:
@@ -120,7 +125,10 @@ async def test_limits_of_calls_and_characters(journal: Journal) -> None:
 
 
 async def test_a_tool_that_takes_too_long_fails_the_episode(journal: Journal) -> None:
-    record = await results_of(journal, [asked("slow", seconds=5)], tools=functions(slow, call_timeout=0.1))
+    async def slow() -> None:
+        await asyncio.Event().wait()
+
+    record = await results_of(journal, [asked("slow")], tools=functions(slow, call_timeout=0.1))
     assert (record.failure.kind, record.failure.origin) == ("tool_failed", "tool")
     assert "tool 'slow' of 'here' gave no answer within 0.1 s" in record.failure.reason
     assert record.events[0].tool.outcome == "failed"

@@ -10,11 +10,22 @@ import time
 
 import pytest
 
+from etude.rollout import run_workflow
 from etude.rollout.collector import Limits
+from etude.rollout.threads import watch_loop
 from etude.store.journal import Journal
 from tests.rollout.running import collect, jobs
 
 ASK = [{"role": "user", "content": "hi"}]
+
+
+LIMIT = 600.0
+
+
+@pytest.fixture(autouse=True)
+def impatient_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch waits for a two-thousandth of the episodes' limit: none that is well runs out of time."""
+    monkeypatch.setattr(run_workflow, "watch_loop", lambda seconds, code: watch_loop(seconds / 2000, code))
 
 
 async def sleeps(example, episode):
@@ -35,7 +46,7 @@ async def spins(example, episode):
 async def test_an_agent_that_blocks_the_event_loop_fails_and_the_run_goes_on(
     workflow, journal: Journal
 ) -> None:
-    limits = Limits(max_concurrency=1, timeout=0.3)
+    limits = Limits(max_concurrency=1, timeout=LIMIT)
     records = await collect(workflow, journal, work=jobs(3), limits=limits)
     assert [record.output for record in records] == ["done", None, "done"]
     failure = records[1].failure
@@ -48,12 +59,12 @@ async def test_an_agent_that_blocks_the_event_loop_fails_and_the_run_goes_on(
 async def test_code_that_is_no_agent_may_block(journal: Journal) -> None:
     def slow_jobs():
         yield jobs(1)[0]
-        time.sleep(0.5)
+        time.sleep(1.0)
         yield jobs(2)[1]
 
-    records = await collect(sleeps, journal, work=list(jobs(1)), limits=Limits(timeout=0.1))
+    records = await collect(sleeps, journal, work=list(jobs(1)), limits=Limits(timeout=LIMIT))
     assert records[0].output == "done"
-    records = await collect(spins, journal, work=slow_jobs(), limits=Limits(max_concurrency=1, timeout=0.1))
+    records = await collect(spins, journal, work=slow_jobs(), limits=Limits(max_concurrency=1, timeout=LIMIT))
     assert len(records) == 2
 
 

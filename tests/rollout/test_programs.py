@@ -13,7 +13,7 @@ from etude.core.example import Example
 from etude.rollout.collector import EpisodeJob, Limits
 from etude.store.journal import Journal
 from tests.rollout.running import collect_one
-from tests.support import ScriptedEngine
+from tests.support import ScriptedEngine, pass_time, until
 
 ASKS = """
 import os, pathlib, sys
@@ -24,7 +24,7 @@ print(os.getcwd(), os.environ["HOME"], "SECRET" in os.environ, os.environ["MODE"
 """
 
 
-async def play(workflow, journal, seconds=30.0):
+async def play(workflow, journal, seconds=3600.0):
     return await collect_one(
         workflow,
         journal,
@@ -92,7 +92,7 @@ async def test_a_program_that_fails_is_a_failed_episode(journal, command, reason
 
 CHILDREN = """
 import pathlib, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
 pathlib.Path({pids!r}).write_text(str(child.pid))
 time.sleep({seconds})
 """
@@ -109,20 +109,20 @@ def is_running(pid):
 @pytest.mark.parametrize("ends", ["by itself", "by its time limit", "with its episode"])
 async def test_nothing_that_a_program_started_outlives_it(journal, tmp_path, ends):
     pids = tmp_path / "pids"
-    code = CHILDREN.format(pids=str(pids), seconds=0 if ends == "by itself" else 60)
+    code = CHILDREN.format(pids=str(pids), seconds=0 if ends == "by itself" else 3600)
     results = []
 
     async def workflow(example, episode):
-        limit = 3.0 if ends == "by its time limit" else None
+        limit = 600.0 if ends == "by its time limit" else None
         results.append(await episode.run(python(code), timeout=limit, check=False))
         return "over"
 
-    record = await play(workflow, journal, seconds=3.0 if ends == "with its episode" else 30.0)
-    for _ in range(100):
-        if not is_running(int(pids.read_text())):
-            break
-        await asyncio.sleep(0.05)
-    assert not is_running(int(pids.read_text()))
+    playing = asyncio.create_task(play(workflow, journal, 600.0 if ends == "with its episode" else 3600.0))
+    await until(lambda: pids.exists() and pids.read_text() != "")
+    if ends != "by itself":
+        pass_time(600.0)
+    record = await playing
+    await until(lambda: not is_running(int(pids.read_text())))
     if ends == "with its episode":
         assert record.failure.kind == "timeout"
     else:

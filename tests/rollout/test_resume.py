@@ -75,7 +75,7 @@ def test_ctrl_c_ends_a_run_at_once_and_it_can_be_resumed(tmp_path: Path) -> None
     RunFolder.create(tmp_path, "run").close()
     process = start(tmp_path / "run", tmp_path / "run.log")
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=20) != 0
+    assert process.wait(timeout=60) != 0
     assert start(tmp_path / "run", tmp_path / "run.log").wait() == 0
     with RunFolder.read(tmp_path / "run") as reader:
         assert sum(1 for _ in iter_episodes(reader.journal)) == EPISODES
