@@ -142,5 +142,5 @@ def pass_time(seconds: float) -> None:
     Those that are to end are then no race with those that are not, however long the machine stands still.
     """
     loop = asyncio.get_running_loop()
-    before = loop.time
-    loop.time = lambda: before() + seconds  # type: ignore[method-assign]
+    ahead = loop.time() - time.monotonic() + seconds
+    loop.time = lambda: time.monotonic() + ahead  # type: ignore[method-assign]

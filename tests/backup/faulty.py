@@ -35,7 +35,7 @@ class Faulty(MemoryFileSystem):
     def _suffer(self) -> None:
         time.sleep(self.seconds)
         if self.hangs:
-            self.released.wait(60)
+            self.released.wait()
             # Or it would still be written when another test has begun.
             raise ConnectionError("the connection was closed")
         if self.error is not None:

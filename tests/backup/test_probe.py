@@ -20,7 +20,7 @@ def faulty() -> Iterator[StorageConfig]:
     Faulty.heal()
     Faulty.released.clear()
     Faulty.store.clear()
-    yield StorageConfig(address="faulty://bucket/etude", patience=1)
+    yield StorageConfig(address="faulty://bucket/etude", patience=60)
     Faulty.heal()
 
 
@@ -46,7 +46,7 @@ async def test_a_place_that_is_no_folder_is_named(tmp_path: Path):
         ({"tears": True}, "what is read is not what was written"),
         ({"overwrites": True}, "the driver overwrites an object"),
         ({"undeletable": True}, "objects cannot be deleted, and etude-check-[0-9a-f]+ is left there"),
-        ({"hangs": True}, "did not answer within 1 s"),
+        ({"hangs": True}, "did not answer within 0.1 s"),
     ],
 )
 async def test_each_fault_has_its_sentence(
@@ -61,5 +61,6 @@ async def test_each_fault_has_its_sentence(
         return pipe_file(self, *arguments, **options)
 
     monkeypatch.setattr(Faulty, "pipe_file", suffering)
+    patience = 0.1 if "hangs" in fault else faulty.patience
     with pytest.raises(RequestError, match=said):
-        await probe(faulty)
+        await probe(faulty.model_copy(update={"patience": patience}))

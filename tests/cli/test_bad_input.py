@@ -177,7 +177,8 @@ def test_agents_that_cannot_be_imported(project, code, texts):
 )
 def test_agents_that_fail(project, code, texts):
     (project / "agent.py").write_text(CORRECT + code)
-    change(project / "config.yml", eval__general__timeout=0.3)
+    if "timeout: 2" in texts:
+        change(project / "config.yml", eval__general__timeout=0.3)
     shown = etude("train", "config.yml", "--name", "r")
     refused(shown, FAILED, "more than the error budget of 20 % allows", "next: etude resume runs/r", *texts)
 
@@ -201,14 +202,15 @@ def test_evaluators_that_fail_are_no_zero(project, body, texts):
         f"def correct(example, output):\n    {body}\n\n\ndef brief(example, output):\n    return 1.0\n"
     )
     (project / "agent.py").write_text(ANSWER + evaluators)
-    change(project / "config.yml", eval__general__timeout=0.3, llms__policy__log=str(project / "log"))
+    limit = {"_type": "agent:correct", "timeout": 0.3 if "sleep" in body else 300}
+    change(project / "config.yml", eval__evaluators__correct=limit, llms__policy__log=str(project / "log"))
     shown = etude("train", "config.yml", "--name", "r")
     refused(shown, FAILED, "episodes have no score from 'correct'", *texts)
     sampled = (project / "log").read_text().splitlines()
     (project / "agent.py").write_text(
         ANSWER + evaluators.replace(body, "return 1.0 if output == 'yes' else 0.0")
     )
-    mended = finished("resume", "r", folder=project)
+    mended = finished("resume", "r", "-o", "eval.evaluators.correct.timeout=300", folder=project)
     assert mended.returncode == 0, mended.stderr
     everything = (project / "log").read_text().splitlines()
     assert everything[: len(sampled)] == sampled

@@ -11,15 +11,17 @@ from tests.cli.projects import change, etude, events, rows
 AGENT = """
 import asyncio, pathlib
 import etude
+from tests.support import pass_time
 
-@etude.workflow
+@etude.workflow(timeout=100)
 async def play(example: etude.Example, episode: etude.Episode) -> str:
     with open("played", "a") as played:
         played.write(example.id + "\\n")
     if "lazy" in example.inputs["question"]:
         raise ValueError("no wish to work")
     if "slow" in example.inputs["question"]:
-        await asyncio.sleep(30)
+        pass_time(100)  # Of no other, as they are played one after the other.
+        await asyncio.Event().wait()
     reply = await episode.chat([{"role": "user", "content": example.inputs["question"]}])
     return reply.text
 
@@ -42,7 +44,7 @@ def stopped(project, monkeypatch):
     change(
         project / "config.yml",
         eval__evaluators={"correct": "agent:correct"},
-        eval__general__timeout=1.0,
+        eval__general__max_concurrency=1,
         finetuning__error_budget=1.0,
         llms__policy__log=str(project / "log"),
     )

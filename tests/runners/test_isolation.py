@@ -105,13 +105,13 @@ async def test_what_blocks_or_balloons_is_ended_with_the_limit_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(opening, "_GRACE_SECONDS", 0.5)
-    config = config_with(isolation="process", runners=1, runner_memory=0.3, timeout=1.0, max_concurrency=3)
+    config = config_with(isolation="process", runners=1, runner_memory=0.3, timeout=20.0, max_concurrency=3)
     await evaluate(tmp_path / "run", config, EchoEngine(), examples("block", "balloon", ""))
     _, records = stored(tmp_path / "run")
     blocked, ballooned, fine = (record.failure for record in records)
     assert blocked is not None
     assert blocked.kind == "timeout"
-    assert "did not answer for 1.5 s" in blocked.reason
+    assert "did not answer for 20.5 s" in blocked.reason
     assert ballooned is not None
     assert ballooned.kind == "died"
     assert "more than eval.general.runner_memory (0.3)" in ballooned.reason
@@ -175,7 +175,7 @@ def test_no_runner_outlives_a_killed_head(tmp_path: Path):
     assert all(map(is_alive, runners))
     head.kill()
     head.wait()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(map(is_alive, runners)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(is_alive, runners))

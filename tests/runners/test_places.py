@@ -10,7 +10,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from etude.runners import places as places_module
 from etude.runners.places import Place, Places
+
+_PLACES = places_module.__file__
 
 
 class Guests:
@@ -27,12 +30,16 @@ class Guests:
         for name in names:
             self._leaving[name] = asyncio.Event()
             self._tasks[name] = asyncio.ensure_future(self._sit(name, alone))
-        await asyncio.sleep(0.001)
+        await self._have_turns()
 
     async def leave(self, *names: str) -> None:
         for name in names:
             self._leaving[name].set()
-        await asyncio.sleep(0.001)
+        await self._have_turns()
+
+    async def _have_turns(self) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
 
     async def give_up(self, name: str) -> None:
         self._tasks[name].cancel()
@@ -95,7 +102,7 @@ async def test_a_place_that_was_given_to_somebody_who_has_just_gone_is_given_on(
         staying = asyncio.ensure_future(places.take(alone=False).__aenter__())
         await asyncio.sleep(0)
     going.cancel()
-    assert isinstance(await asyncio.wait_for(staying, 1), Place)
+    assert isinstance(await asyncio.wait_for(staying, 60), Place)
     assert going.cancelled()
 
 
@@ -110,7 +117,7 @@ async def test_a_closed_place_is_left_and_not_taken_again():
 
 
 async def _calls_of_a_change(places: int, waiting: int) -> int:
-    """Function calls in which one episode leaves and the next one takes its place."""
+    """Calls of its functions in which one episode leaves and the next one takes its place."""
     guests = Guests(Places(places, 1))
     names = [f"g{number}" for number in range(places + waiting)]
     await guests.come(*names)
@@ -122,12 +129,13 @@ async def _calls_of_a_change(places: int, waiting: int) -> int:
         await asyncio.sleep(0)
     profile.disable()
     assert len(guests.seated) == places + 1
-    return sum(entry.callcount for entry in profile.getstats())
+    own = [entry for entry in profile.getstats() if getattr(entry.code, "co_filename", "") == _PLACES]
+    return sum(entry.callcount for entry in own)
 
 
 async def test_the_cost_of_an_episode_does_not_depend_on_how_many_there_are():
     few, many = await _calls_of_a_change(3, 2), await _calls_of_a_change(300, 200)
-    assert many == pytest.approx(few, abs=5)
+    assert 0 < many <= few + 5
 
 
 _MANY = """
@@ -164,7 +172,7 @@ async def test_a_place_whose_runner_starts_is_given_to_nobody_until_it_has():
     await guests.come("b", "c")
     assert guests.seated == {"a": 1, "b": 2}
     ready.set()
-    await asyncio.sleep(0.01)
+    await guests.come()
     assert guests.seated == {"a": 1, "b": 2, "c": 1}
 
 

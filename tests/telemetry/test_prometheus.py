@@ -19,7 +19,7 @@ from tests.telemetry.test_status import Held, seen
 
 def scraped(address: str) -> dict[str, list[tuple[dict[str, str], float]]]:
     """The labels and values of all samples, by name."""
-    with urllib.request.urlopen(address, timeout=10) as response:
+    with urllib.request.urlopen(address, timeout=60) as response:
         assert response.headers["content-type"].startswith("text/plain")
         text = response.read().decode()
     samples: dict[str, list[tuple[dict[str, str], float]]] = {}
@@ -45,7 +45,7 @@ async def test_a_run_is_scraped_while_it_goes_on(tmp_path: Path):
             ({"run": "a run", "node": socket.gethostname(), "state": "ready"}, 1)
         ]
         assert samples["etude_episodes_total"][1] == ({"run": "a run", "outcome": "failed"}, 0)
-        assert 0 <= samples["etude_status_age_seconds"][0][1] < 5
+        assert 0 <= samples["etude_status_age_seconds"][0][1] < 60
     finally:
         engine.free.set()
         await going

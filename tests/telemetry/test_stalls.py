@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,11 +19,12 @@ from etude.core.interfaces import Engine, Progress
 from etude.core.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.runtime import Runtime, open_runtime
 from etude.store.run_folder import RunFolder
+from etude.telemetry import stalls
 from tests.runners.playing import config_with, examples
-from tests.support import EchoEngine
+from tests.support import EchoEngine, until
 from tests.telemetry.test_status import Held
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds that a test waits for what has to come."""
 
 
@@ -131,3 +133,18 @@ async def test_a_job_that_comes_on_is_no_stall_and_one_that_does_not_is(tmp_path
             await messages.one_with(
                 "nothing has moved for", 2
             )  # Longer than `end_after`: a job has its own limit.
+
+
+async def test_time_in_which_the_process_was_stopped_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    messages, stopped = Messages(), 0.0
+    clock = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + stopped)
+    monkeypatch.setattr(stalls, "time", clock)
+    async with watched(tmp_path, messages, episode=0.1, say_after=10, end_after=10) as runtime:
+        doctor, begun = runtime.doctor, clock.monotonic()
+        assert doctor is not None
+        await until(lambda: doctor._turned > begun)  # From then on it sleeps until the next look.
+        stopped = 3600.0
+        await until(lambda: doctor._turned > begun + stopped + 1)
+    assert messages.texts == []

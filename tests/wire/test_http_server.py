@@ -69,7 +69,7 @@ async def connected(port: int, text: bytes = b"") -> tuple[asyncio.StreamReader,
 
 async def answer_of(reader: asyncio.StreamReader) -> tuple[int, Any]:
     """Status and body of an answer."""
-    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)).decode().lower()
+    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).decode().lower()
     length = next(int(line.split(":")[1]) for line in head.split("\r\n") if line.startswith("content-length"))
     return int(head.split()[1]), json.loads(await reader.readexactly(length))
 
@@ -110,7 +110,7 @@ async def test_a_byte_now_and_then_keeps_no_connection() -> None:
 async def test_a_client_that_takes_no_answer_is_given_up() -> None:
     async with served(seconds=0.2) as (app, port):
         _, writer = await connected(port, GET % b"endless")
-        await asyncio.wait_for(app.left.wait(), 20)
+        await asyncio.wait_for(app.left.wait(), 60)
         writer.close()
 
 
@@ -165,7 +165,7 @@ async def test_a_failure_is_an_error_object_and_one_line(caplog: pytest.LogCaptu
 async def test_a_server_in_a_thread_answers_while_the_loop_does_not_turn() -> None:
     limits, listening, app = HttpLimits(), listen("127.0.0.1", 0), App()
     server = ThreadServer(Door(app, limits), limits, listening)
-    with socket.create_connection(listening.getsockname(), timeout=10) as connection:
+    with socket.create_connection(listening.getsockname(), timeout=60) as connection:
         connection.sendall(GET % b"")
         assert connection.recv(4096).startswith(b"HTTP/1.1 200")
     server.close()

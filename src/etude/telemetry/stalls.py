@@ -97,8 +97,11 @@ class StallDoctor:
     async def _look(self, limit: asyncio.Timeout) -> None:
         """Look again and again; the limit is over when the run is to end."""
         while True:
+            asleep = time.monotonic()
             await asyncio.sleep(self._pause)
             self._turned = time.monotonic()
+            # A stopped process waits for nothing; of a blocked loop `_watch_loop` tells.
+            self._moved += self._turned - asleep - self._pause
             status = snapshot(self._parts, self._since)
             pulse = _pulse_of(status)
             if pulse != self._pulse:
@@ -187,9 +190,11 @@ class StallDoctor:
 
     def _watch_loop(self, loop: asyncio.AbstractEventLoop, over: threading.Event) -> None:
         """In a thread: say when the event loop has not turned for as long as something should have moved."""
-        said = 0
+        said, silent, seen = 0, 0.0, self._turned
         while not over.wait(self._pause):
-            silent = time.monotonic() - self._turned - self._pause
+            # Counted in pauses and not by the clock: a stopped process is no blocked loop.
+            silent = silent + self._pause if self._turned == seen else 0.0
+            seen = self._turned
             if silent < self._config.say_after:
                 said = 0
             elif silent >= self._config.say_after * 2**said:
