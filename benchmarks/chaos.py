@@ -15,9 +15,13 @@ from tempfile import TemporaryDirectory
 
 import chaos_run  # the first: it has the tests' parts found
 from chaos_agents import misbehave
+from chaos_budget import budgets
+from chaos_canaries import plant
 from chaos_flips import flip_bytes
 from chaos_kills import kill_at_every_operation, kill_at_random
+from chaos_remote import remote
 from chaos_scene import FIGURES, Figures, Scene, is_whole, summed
+from chaos_server import connections, corpus
 from chaos_soak import soak
 from common import print_json, print_table, progress, silent
 
@@ -70,6 +74,11 @@ PARTS: Mapping[str, Callable[[Scene], Figures]] = {
     "random": _random,
     "flips": _flips,
     "agents": _agents,
+    "remote": remote,
+    "corpus": corpus,
+    "connections": connections,
+    "canaries": plant,
+    "budget": budgets,
     "soak": _soak,
 }
 

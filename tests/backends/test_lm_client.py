@@ -16,6 +16,7 @@ from etude.backends.lm_client import (
 from etude.core.errors import BackendError
 from etude.wire.retries import RetryPolicy
 from tests.backends.lm_stand_in import LmStandIn
+from tests.faults.remote_faults import FAULTS, FaultyEndpoint
 
 SOON = RetryPolicy(first_wait=0.001)
 
@@ -51,6 +52,19 @@ async def test_a_server_that_does_not_come_is_a_timeout_that_says_how_to_start_o
     ):
         await server.language_model_client().wait_for_ready(timeout=0)
     assert issubclass(ClientTimeoutError, TimeoutError)
+
+
+@pytest.mark.parametrize("fault", ["html", "half-json", "list", "no-utf-8", "trickle", "headers"])
+async def test_an_answer_that_is_none_is_asked_for_again(fault):
+    async with FaultyEndpoint().serving() as endpoint:
+        address = f"{endpoint.origin}/{fault}"
+        seconds = 0.5 if FAULTS[fault].kind == "slow" else 60
+        client = LanguageModelClient(address, timeout=seconds, policy=RetryPolicy(retries=1, first_wait=0))
+        words = "no answer in time" if FAULTS[fault].kind == "slow" else "is it an etude server"
+        with pytest.raises(LanguageModelClientError, match=words):
+            await client.get_server_version()
+        assert endpoint.asked[fault] == 2
+        await client.close()
 
 
 async def test_a_server_of_another_major_version_is_refused():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import httpx
 import pytest
 
 from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
@@ -9,6 +12,8 @@ from etude.backends.openai_api import api_errors, connect
 from etude.core.errors import BackendError, RequestError
 from etude.inference.openai_config import OpenAiLlmConfig
 from tests.backends.openai_stand_in import BASE, KEY, StandIn
+from tests.backends.test_openai_jobs import supervised
+from tests.faults.remote_faults import FAULTS, FaultyEndpoint
 
 THERE, ELSEWHERE = "http://there.invalid/v1", "http://elsewhere.invalid/v1"
 
@@ -67,6 +72,57 @@ async def test_answers_over_real_sockets_are_read_up_to_a_limit():
         ):
             await adapter.client.chat.completions.create(model=BASE, messages=[])
         await client.close()
+
+
+async def test_each_fault_of_an_api_is_a_backend_error_that_says_what_it_was():
+    """Whether there is no answer, or one to something else: the SDK takes any JSON for what it asked for."""
+
+    async def failed(endpoint, fault):
+        config = OpenAiAdapterConfig(
+            api_key=KEY,
+            max_retries=0,
+            request_timeout=0.5 if FAULTS[fault].kind == "slow" else 60,
+            max_answer_mb=2,
+        )
+        model = OpenAiLlmConfig(model_name=BASE, base_url=endpoint.url(fault))
+        client = connect(config, model, needs_key=True)
+        adapter = OpenAiAdapter(config, client, BASE)
+        with pytest.raises(BackendError) as error:
+            await adapter.find("a job")
+        assert not await adapter.is_healthy()
+        assert adapter.unhealthy_because is not None
+        await client.close()
+        return str(error.value)
+
+    async with FaultyEndpoint().serving() as endpoint, asyncio.timeout(100):
+        answers = await asyncio.gather(*(failed(endpoint, name) for name in FAULTS))
+    errors = dict(zip(FAULTS, answers, strict=True))
+    malformed = {name for name, error in errors.items() if "MalformedAnswer: " in error}
+    assert malformed >= {"empty", "204", "half-json", "html", "deep-json", "no-utf-8", "surrogate", "list"}
+    late = {name for name, error in errors.items() if "no whole answer in 0.5 s" in error}
+    assert late == {name for name, fault in FAULTS.items() if fault.kind == "slow"}
+
+
+@pytest.mark.parametrize("spoilt", [{"data": "none"}, [], {"data": [{}]}, {"id": None}])
+async def test_an_answer_to_something_else_makes_nothing_a_second_time(spoilt, monkeypatch):
+    """Of each request the first is done, and its answer spoilt: the SDK would read an empty list in it."""
+    stand_in, came, answer = StandIn(), set(), StandIn.answer
+
+    def spoiling(self, request):
+        answered, name = answer(self, request), f"{request.method} {request.url.path}"
+        is_first = name not in came
+        came.add(name)
+        return httpx.Response(200, json=spoilt) if is_first else answered
+
+    monkeypatch.setattr(StandIn, "answer", spoiling)
+    with stand_in.serve() as url:
+        config = OpenAiAdapterConfig(api_key=KEY, retry_wait=0.001)
+        client = connect(config, OpenAiLlmConfig(model_name=BASE, base_url=url), needs_key=True)
+        adapter = OpenAiAdapter(config, client, BASE)
+        ref = await adapter.submit(supervised())
+        assert (await adapter.wait_until_complete(ref, 0.001)).status == "completed"
+        await client.close()
+    assert (len(stand_in.files), len(stand_in.jobs)) == (1, 1)
 
 
 def test_an_address_with_a_secret_in_it_is_refused():

@@ -188,7 +188,7 @@ class LanguageModelClient:
 
     async def accepts_connections(self) -> bool:
         """Whether the server answers."""
-        return await self._problem() is None
+        return await self.problem() is None
 
     async def wait_for_ready(self, timeout: float = 300.0) -> None:  # noqa: ASYNC109  # the reference's name
         """Wait until the server answers, and check its version. Tells the log what it waits for, and why.
@@ -196,7 +196,7 @@ class LanguageModelClient:
         Raises ClientTimeoutError after `timeout` seconds, ServerVersionError.
         """
         deadline = time.monotonic() + timeout
-        problem = await self._problem(max(_POLL, timeout))
+        problem = await self.problem(max(_POLL, timeout))
         if problem is not None:
             self._warn(
                 f"waiting up to {timeout:g} s for a language-model server at {self.base_url}: {problem}"
@@ -209,14 +209,14 @@ class LanguageModelClient:
                     "start one: etude serve"
                 )
             await asyncio.sleep(min(_POLL, left))
-            before, problem = problem, await self._problem(max(_POLL, deadline - time.monotonic()))
+            before, problem = problem, await self.problem(max(_POLL, deadline - time.monotonic()))
             if problem is None:
                 self._warn(f"the language-model server at {self.base_url} answers now")
             elif problem != before:
                 self._warn(f"still waiting for {self.base_url}: {problem}")
         await self.validate_server_version()
 
-    async def _problem(self, seconds: float | None = None) -> str | None:
+    async def problem(self, seconds: float | None = None) -> str | None:
         """Why the server is not there, or None when it is."""
         try:
             await self._ask("/health", ServerHealth, seconds, _ONCE)
@@ -247,36 +247,40 @@ class LanguageModelClient:
     async def _ask(
         self, path: str, model: type[Model], seconds: float | None = None, policy: RetryPolicy | None = None
     ) -> Model:
-        response = await self._send("GET", path, seconds, policy)
-        try:
-            return model.model_validate_json(response.content)
-        except ValidationError as error:
-            wrong = error.errors()[0]
-            field = ".".join(map(str, wrong["loc"])) or "body"
-            raise BadResponseError(
-                f"GET {self.base_url}{path} answered something else ({field}: {wrong['msg']}); is it "
-                "an etude server?"
-            ) from error
+        async def ask() -> Model:
+            response = await self._attempt("GET", path, seconds)
+            try:
+                return model.model_validate_json(response.content)
+            except ValidationError as error:
+                wrong = error.errors()[0]
+                field = ".".join(map(str, wrong["loc"])) or "body"
+                raise _worth_another(
+                    BadResponseError(
+                        f"GET {self.base_url}{path} answered something else ({field}: {wrong['msg']}); is it "
+                        "an etude server?"
+                    ),
+                    Again("malformed"),
+                ) from error
 
-    async def _send(
-        self, method: str, path: str, seconds: float | None = None, policy: RetryPolicy | None = None
-    ) -> httpx.Response:
-        """A good answer. All that the server is asked for is the same when it is asked for twice."""
+        return await retried(ask, _again, self._policy if policy is None else policy)
 
-        async def send() -> httpx.Response:
-            return await self._attempt(method, path, seconds)
+    async def _send(self, method: str, path: str, seconds: float) -> None:
+        """Have something done, which is the same when it is asked for twice."""
 
-        return await retried(send, _again, self._policy if policy is None else policy)
+        async def send() -> None:
+            await self._attempt(method, path, seconds)
+
+        await retried(send, _again, self._policy)
 
     async def _attempt(self, method: str, path: str, seconds: float | None) -> httpx.Response:
         import httpx
 
         where = f"{method} {self.base_url}{path}"
+        most = self._timeout if seconds is None else seconds
         try:
-            response = await self._http.request(
-                method, path, timeout=self._timeout if seconds is None else seconds
-            )
-        except httpx.TimeoutException as error:
+            async with asyncio.timeout(most):  # Of the whole: httpx limits the time between two pieces.
+                response = await self._http.request(method, path, timeout=most)
+        except (httpx.TimeoutException, TimeoutError) as error:
             later = Again("timeout") if method == "GET" else None
             raise _worth_another(ClientTimeoutError(f"{where}: no answer in time"), later) from error
         except httpx.HTTPError as error:

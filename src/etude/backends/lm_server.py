@@ -91,7 +91,8 @@ class LmServerAdapter(OpenAiJobs):
         )
 
     async def is_healthy(self) -> bool:
-        return await self.server.accepts_connections() and await super().is_healthy()
+        self.unhealthy_because = await self.server.problem()
+        return self.unhealthy_because is None and await super().is_healthy()
 
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
         """A server takes all."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from etude.wire.retries import USUAL, USUAL_MEGABYTES, Again, RetryPolicy, is_wo
 from etude.wire.unreachable import reason_of
 
 if TYPE_CHECKING:
+    import httpx
     from openai import APIError, AsyncOpenAI
 
     from etude.config.builder import Builder
@@ -29,6 +31,8 @@ _USED_UP = (DAILY_LIMIT, "insufficient_quota")
 """Codes of 429 that are no matter of seconds."""
 _NO_KEY = "none"
 """The SDK wants a key also for servers that want none."""
+_LISTS = ("files", "jobs", "events")
+"""Ends of the paths at which a GET has a list."""
 _RUN_KEY = "run/key"
 """The journal's step that keeps it."""
 
@@ -60,7 +64,7 @@ class JobsConfig(TrainerAdapterConfig):
     """Seconds without an answer after which a run gives up waiting for a job. The job goes on, and a resumed
     run finds it."""
     request_timeout: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
-    """Seconds for one request."""
+    """Seconds for one request, and one more for each 32 KB that it sends."""
     max_retries: Annotated[int, CHANGEABLE] = Field(default=USUAL.retries, ge=0)
     """More attempts of a request that failed. Nothing is made twice: files and jobs are looked for first."""
     retry_wait: Annotated[float, CHANGEABLE] = Field(default=USUAL.first_wait, ge=0)
@@ -118,11 +122,36 @@ def again(error: Exception) -> Again | None:
     """Why a request of the SDK's is worth another attempt; None where it is not."""
     from openai import APIError, APIStatusError, APITimeoutError
 
+    from etude.wire.whole_answers import MalformedAnswer
+
     if not isinstance(error, APIError) or not is_temporary(error) or error.code in _USED_UP:
         return None
     if isinstance(error, APIStatusError):
         return Again(f"http_{error.status_code}", retry_after(error.response.headers))
+    if isinstance(error.__cause__, MalformedAnswer):
+        return Again("malformed")
     return Again("timeout" if isinstance(error, APITimeoutError) else "connection")
+
+
+def problem_of(answer: httpx.Response) -> str | None:
+    """Why a good answer cannot be the API's: an object with an id, or a list of such.
+
+    The SDK takes whatever comes for what it asked for: a list that is none would have no jobs in it, and a
+    job be made a second time.
+    """
+    try:
+        body = json.loads(answer.content)
+    except (ValueError, RecursionError):
+        return f"malformed JSON, of {len(answer.content)} bytes"
+    request = answer.request
+    found: Any = [body]
+    if request.method == "GET" and request.url.path.rsplit("/", 1)[-1] in _LISTS:
+        found = body.get("data") if isinstance(body, dict) else None
+        if not isinstance(found, list):
+            return "an answer without a list under `data`"
+    if not all(isinstance(each, dict) and isinstance(each.get("id"), str) for each in found):
+        return "an answer without an `id`"
+    return None
 
 
 def trained_model(builder: Builder, backend: str) -> OpenAiLlmConfig:
@@ -154,10 +183,10 @@ def connect(config: JobsConfig, llm: OpenAiLlmConfig, *, needs_key: bool) -> Asy
     What the config leaves out is the model's. A model's key goes to the model's address only. Raises
     RequestError when there is no key and one is needed.
     """
-    import httpx
     from openai import AsyncOpenAI
 
     from etude.wire.answer_size import ACCEPTED, limiting_answers
+    from etude.wire.whole_answers import WholeAnswers
 
     url = config.base_url or llm.address
     given = config.api_key or (llm.keys[0] if url == llm.address else None)
@@ -170,8 +199,9 @@ def connect(config: JobsConfig, llm: OpenAiLlmConfig, *, needs_key: bool) -> Asy
         )
     keep_secret(key)
     # Version 3 of the SDK is annotated with httpx2, and takes a client of httpx all the same.
-    http: Any = httpx.AsyncClient(
-        timeout=config.request_timeout,
+    http: Any = WholeAnswers(
+        seconds=config.request_timeout,
+        problem_of=problem_of,
         follow_redirects=True,
         headers={"accept-encoding": ACCEPTED},
         event_hooks={"response": [limiting_answers(config.max_answer_mb, "`max_answer_mb`")]},

@@ -94,7 +94,8 @@ class OpenAiJobs(TrainerAdapter):
         """Whether the API answers, and takes the key."""
         try:
             await self.check()
-        except BackendError:
+        except BackendError as error:
+            self.unhealthy_because = str(error)
             return False
         return True
 

@@ -134,6 +134,9 @@ class TrainerAdapter(ABC):
         """
         hyperparameters.refuse_all_but((), self.adapter_config.type_name)
 
+    unhealthy_because: str | None = None
+    """Why `is_healthy` said no last, where the adapter knows."""
+
     @abstractmethod
     async def is_healthy(self) -> bool:
         """Whether the backend answers and could train now."""

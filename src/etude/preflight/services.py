@@ -67,4 +67,7 @@ async def _try_backend(builder: Builder, name: str, findings: Findings) -> None:
         if await adapter.is_healthy():
             findings.ok(what, "answers, and could train now")
         else:
-            findings.fail(what, "does not answer, or refuses its key; look at its address and `api_key`")
+            why = f" ({adapter.unhealthy_because})" if adapter.unhealthy_because else ""
+            findings.fail(
+                what, f"does not answer, or refuses its key; look at its address and `api_key`{why}"
+            )
