@@ -48,6 +48,7 @@ ROOMS = [
     "preflight",
     "demo",
     "server",
+    "view",
     "components",
     "integrations",
     "cli",

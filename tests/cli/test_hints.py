@@ -178,6 +178,11 @@ def after_an_evaluation(project, printed):
     assert "scored" in works(shown)
 
 
+def after_a_list_of_episodes(project, printed):
+    assert etude("evaluate", "config.yml", "--name", "e").exit_code == 0
+    assert "reward" in works(etude("episodes", "e"))
+
+
 def after_an_export(local, printed):
     assert etude("train", "config.yml", "--name", "r").exit_code == 0
     assert "export/v" in works(etude("export", "r"))
@@ -301,6 +306,7 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     "train": after_a_check,
     "evaluate": after_a_check_of_a_config_that_trains_nothing,
     "rescore": after_an_evaluation,
+    "show_episode": after_a_list_of_episodes,
     "evaluate_exported": after_an_export,
     "repair": after_a_check_of_a_damaged_run,
     "new_project": after_a_look_at_a_chat_template,

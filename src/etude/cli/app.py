@@ -16,12 +16,14 @@ from etude.cli import (
     dataset,
     demo,
     doctor,
+    episodes,
     evaluate,
     export,
     init,
     runs,
     serve,
     train,
+    view,
 )
 from etude.cli.command import DEBUG, LOG_LEVEL, option, reported
 from etude.cli.console import remember_typing
@@ -115,10 +117,12 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     train.train,
     train.resume,
     evaluate.evaluate,
+    episodes.episodes,
     runs.jobs,
     export.transcripts,
     export.export,
     serve.serve,
+    view.view,
 )
 for _command in _COMMANDS:
     app.command()(reported(_command))

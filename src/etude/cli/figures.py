@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etude.cli.console import path_shown, say, say_wrapped, table
+from etude.report.run_lines import by_target
 
 if TYPE_CHECKING:
     from etude.budget.bill import Bill
@@ -36,11 +37,6 @@ def show_outcome(summary: Mapping[str, Any], epochs: str, run: Path) -> None:
         say_wrapped(f"warning         {text}")
     if (run / PLOT).exists():
         say(f"plot            {path_shown(run / PLOT)}")
-
-
-def by_target(summary: Mapping[str, Any]) -> Mapping[str | None, Mapping[str, Any]]:
-    """The summary of each model that is trained; by None where there is one."""
-    return summary.get("targets") or {None: summary}
 
 
 def show_evaluators(history: History) -> None:

@@ -68,6 +68,11 @@ def show(run: Path) -> str:
     return _etude("runs", "show", run)
 
 
+def show_episode(run: Path, episode: str) -> str:
+    """Episodes were listed."""
+    return _etude("episodes", "show", episode, "--run", run)
+
+
 def repair(run: Path) -> str:
     """The journal of a run is damaged."""
     return _etude("runs", "check", run, "--repair")

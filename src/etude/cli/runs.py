@@ -15,7 +15,6 @@ from etude.cli import hints
 from etude.cli.command import RUNS, AsJson, OutputDir, Run, argument, option, reported, then
 from etude.cli.console import emit, next_step, path_shown, said_once, say, say_wrapped, table
 from etude.cli.figures import (
-    by_target,
     show_addresses,
     show_bill,
     show_evaluators,
@@ -24,6 +23,7 @@ from etude.cli.figures import (
     side_by_side,
 )
 from etude.core.stats import Estimate, shown_mean
+from etude.report.run_lines import shown_ends, shown_epochs, shown_state
 
 if TYPE_CHECKING:
     from etude.core.history import Entry, History
@@ -48,7 +48,7 @@ def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
         return
     rows = [
         (
-            *(each.name, each.kind, _state(each), _epochs(each), *_ends(each)),
+            *(each.name, each.kind, shown_state(each), shown_epochs(each), *shown_ends(each)),
             f"{datetime.fromtimestamp(each.changed):%Y-%m-%d %H:%M}",
         )
         for each in facts
@@ -147,7 +147,7 @@ def compare(
         both = {"differences": rewards, "evaluator_differences": by_name}
         emit({"runs": [run_facts.as_json() for run_facts in facts], "settings": settings, **both})
         return
-    rows: list[tuple[Any, ...]] = [("state", *map(_state, facts)), ("epochs", *map(_epochs, facts))]
+    rows: list[tuple[Any, ...]] = [("state", *map(shown_state, facts)), ("epochs", *map(shown_epochs, facts))]
     rows += side_by_side(facts)
     rows += [
         (key, *("–" if value is None else str(value) for value in values)) for key, values in settings.items()
@@ -202,7 +202,7 @@ def _show_facts(facts: RunFacts) -> None:
     from etude.report.figure_lines import shown_score
 
     say(f"run             {path_shown(facts.path)}")
-    say(f"state           {_state(facts)}")
+    say(f"state           {shown_state(facts)}")
     trained = (("base model", facts.base), ("method", facts.method), ("backend", facts.backend))
     for label, value in (("model", facts.model),) if facts.kind == "evaluate" else trained:
         if value is not None:
@@ -212,7 +212,7 @@ def _show_facts(facts: RunFacts) -> None:
     if facts.state == "unreadable":
         return
     if facts.kind == "train":
-        show_outcome(facts.summary, str(_epochs(facts)), facts.path)
+        show_outcome(facts.summary, str(shown_epochs(facts)), facts.path)
         return
     result = facts.result or {}
     for name, scores in (result.get("scores") or {}).items():
@@ -279,52 +279,6 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
 def shown_share(share: float | None) -> str | None:
     """A share in per cent; nothing for none."""
     return f"{100 * share:.0f} %" if share else None
-
-
-def _state(facts: RunFacts) -> str:
-    if facts.in_use_by is not None:
-        return f"running (process {facts.in_use_by})"
-    if facts.problem is not None:
-        return f"unreadable: {facts.problem}"
-    is_empty = facts.kind == "train" and facts.state == "finished" and not facts.summary.get("epochs_trained")
-    return "finished, trained on nothing" if is_empty else facts.state
-
-
-def _epochs(facts: RunFacts) -> str | None:
-    if facts.kind == "evaluate" or facts.state == "unreadable":
-        return None
-    return f"{facts.epochs_done}/{facts.num_epochs or '?'}"
-
-
-def _ends(facts: RunFacts) -> list[str | None]:
-    """The first and the last reward: of validations, or else of epochs, which say that they are.
-
-    Of an evaluation only the last.
-    """
-    if facts.kind == "evaluate":
-        result = facts.result or {}
-        scores = (result.get("scores") or {}).get(result.get("reward")) or {}
-        return [None, _interval(scores.get("mean"), scores.get("low"), scores.get("high"))]
-    if not facts.summary.get("targets"):
-        return _ends_of(facts.summary)
-    ends = {name: _ends_of(summary, short=True) for name, summary in by_target(facts.summary).items()}
-    return [", ".join(f"{name} {own[when] or '–'}" for name, own in ends.items()) for when in (0, 1)]
-
-
-def _ends_of(summary: Mapping[str, Any], *, short: bool = False) -> list[str | None]:
-    """Those of one model; `short` leaves the intervals out."""
-    is_validated = summary.get("before") or summary.get("after")
-    ends = []
-    for key in ("before", "after") if is_validated else ("first_epoch", "last_epoch"):
-        figure = summary.get(key) or {}
-        low, high = (None, None) if short else (figure.get("reward_low"), figure.get("reward_high"))
-        shown = _interval(figure.get("avg_reward"), low, high)
-        ends.append(shown if shown is None or is_validated else f"{shown} in epoch {figure['epoch']}")
-    return ends
-
-
-def _interval(mean: float | None, low: float | None, high: float | None) -> str | None:
-    return None if mean is None else shown_mean(mean, low, high)
 
 
 def _difference(difference: Estimate) -> str:

@@ -116,7 +116,7 @@ def phase_of(data: Json) -> str:
 
 def phases_of(journal: Journal) -> list[str]:
     """The phases that have episodes: evaluations, then validations, then training, each latest first."""
-    return sorted({phase_of(data) for _, data in stored_episodes(journal)}, key=_latest_first)
+    return sorted({phase_of(data) for _, data in stored_episodes(journal)}, key=latest_first)
 
 
 def choose_phase(journal: Journal, wish: str | None) -> str:
@@ -135,7 +135,8 @@ def epoch_of(phase: str) -> int | None:
     return int(match[2]) - 1 if match is not None and match[1] == "train" else None
 
 
-def _latest_first(phase: str) -> tuple[int, int, str, int]:
+def latest_first(phase: str) -> tuple[int, int, str, int]:
+    """Sorts phases: evaluations, then validations, then training, each latest first."""
     match = _PHASE.fullmatch(phase)
     if match is None:
         return (0 if phase == EVALUATION else 1, 0, phase, 0)

@@ -159,7 +159,7 @@ class Journal:
         """All keys that start with `prefix` and their values, in the order of the keys, a page at a time."""
         first, end = _range(prefix)
         while True:
-            rows = self._select(
+            rows = self.select(
                 f"SELECT key, value FROM steps WHERE key >= ? AND key < ? ORDER BY key LIMIT {_PAGE}",
                 (first, end),
             )
@@ -233,10 +233,11 @@ class Journal:
         return self._writer
 
     def _lookup(self, key: str) -> str | None:
-        rows = self._select("SELECT value FROM steps WHERE key=?", (key,))
+        rows = self.select("SELECT value FROM steps WHERE key=?", (key,))
         return rows[0][0] if rows else None
 
-    def _select(self, statement: str, bounds: tuple[Bound, ...]) -> list[Any]:
+    def select(self, statement: str, bounds: tuple[Bound, ...] = ()) -> list[Any]:
+        """The rows of a SELECT over `steps (key, value, created)`. Raises StoreError."""
         if self._closed:
             raise StoreError(f"{self.path}: the journal is closed")
         try:

@@ -1,0 +1,132 @@
+"""`etude episodes RUN` and `etude episodes show ID`: lists of episodes, filtered, and one of them."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from etude.cli import hints
+from etude.cli.command import RUNS, AsJson, OutputDir, option
+from etude.cli.console import emit, next_step, say, say_wrapped, table
+
+if TYPE_CHECKING:
+    from etude.store.outline import EpisodeOutline
+
+_LIMIT = 50
+_WIDEST = 60
+"""Characters of what was asked and answered in a row."""
+
+
+def episodes(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN [WORDS]... | show ID",
+            help="A run, and words that filter its episodes; or `show` and the id of an episode.",
+            show_default=False,
+        ),
+    ],
+    phase: Annotated[
+        str | None,
+        option("The phase, such as validation/5 or train/1, or `all`; by default the latest.", "--phase"),
+    ] = None,
+    limit: Annotated[int, option("At most so many.", min=1)] = _LIMIT,
+    run: Annotated[
+        str | None, option("Of `show`: the run; by default the one changed last.", show_default=False)
+    ] = None,
+    output_dir: OutputDir = RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """List the episodes of a run that fit the words, or show one.
+
+    Words: failed, cut-off, drifted, retried, unscored; reward<0.5, and an evaluator's name likewise; calls,
+    tokens, seconds, version; agent:NAME, example:ID. Any other word is looked for in the text, and a dash
+    before a word means the others; words with a dash come after `--`.
+    """
+    if words[0] == "show":
+        _show(words[1:], run, output_dir)
+    else:
+        _list(words[0], " ".join(map(shlex.quote, words[1:])), phase, limit, output_dir, as_json)
+
+
+def _list(name: str, words: str, phase: str | None, limit: int, output_dir: Path, as_json: bool) -> None:
+    from etude.core.errors import RequestError
+    from etude.store.facts import find_run
+    from etude.store.outline import phases_in
+    from etude.store.query import find_episodes, parse_query
+    from etude.store.run_folder import RunFolder
+    from etude.store.stored_config import reward_name, stored_data
+
+    query, path = parse_query(words), find_run(name, output_dir)
+    with RunFolder.read(path) as folder:
+        phases = phases_in(folder.journal)
+        if phase not in (None, "all", *phases):
+            known = ", ".join(phases[:10]) or "none yet"
+            raise RequestError(f"there are no episodes of the phase '{phase}'; there are: {known}")
+        chosen = phases if phase == "all" else [phase or phases[0]] if phases else []
+        reward = reward_name(stored_data(path, required=False))
+        found = find_episodes(folder.journal, chosen, reward, query, limit=limit)
+    if as_json:
+        emit([_as_json(episode) for episode in found.episodes])
+        return
+    where = "all phases" if phase == "all" else chosen[0] if chosen else "no phase"
+    if not found.episodes:
+        say(f"no episode of {where} fits, of {found.looked_at}")
+        next_step(hints.show(path))
+        return
+    table(
+        ("episode", "reward", "marks", "version", "tokens", "asked", "output"),
+        [_row(episode) for episode in found.episodes],
+    )
+    more = f"; there may be more: --limit {2 * limit}" if found.phase else ""
+    say_wrapped(f"{len(found.episodes)} episodes of {where}, of {found.looked_at} looked at{more}")
+    next_step(hints.show_episode(path, found.episodes[0].id))
+
+
+def _row(episode: EpisodeOutline) -> tuple[Any, ...]:
+    failure = None if episode.failure is None else f"failed: {episode.failure.kind}"
+    counts = {"cut off": episode.cut_off, "drifted": episode.drifted, "retried": episode.retries}
+    marks = [failure, *(name for name, count in counts.items() if count)]
+    asked = next(iter(episode.inputs.values()), "")
+    return (
+        episode.id,
+        episode.reward,
+        ", ".join(filter(None, marks)),
+        ", ".join(f"v{number}" for number in sorted(episode.versions)),
+        episode.tokens,
+        _in_short(asked),
+        _in_short(episode.output if episode.failure is None else episode.failure.reason),
+    )
+
+
+def _in_short(value: Any) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
+
+
+def _as_json(episode: EpisodeOutline) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    facts = asdict(episode)
+    del facts["text"]
+    return {**facts, "agents": sorted(episode.agents), "versions": sorted(episode.versions)}
+
+
+def _show(ids: list[str], run: str | None, output_dir: Path) -> None:
+    from etude.core.errors import RequestError
+    from etude.export.transcripts import episode_transcript
+    from etude.store.facts import find_run, list_runs
+    from etude.store.run_folder import RunFolder
+
+    if len(ids) != 1:
+        raise RequestError("name one episode: etude episodes show train/1/EXAMPLE/0")
+    runs = list_runs(output_dir)
+    if run is None and not runs:
+        raise RequestError(f"there are no runs in {output_dir}; another folder is named with --output-dir")
+    path = runs[0].absolute() if run is None else find_run(run, output_dir)
+    with RunFolder.read(path) as folder:
+        say(episode_transcript(folder, ids[0]).rstrip())
+    next_step(hints.show(path))

@@ -1,0 +1,98 @@
+"""The runs of a folder as the view reads them: found by name, and read again only where they have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from etude.core.errors import RequestError
+from etude.core.history import Entry
+from etude.store.facts import RunFacts, facts_of, histories_of, is_run, list_runs
+from etude.store.figures import with_rewards
+from etude.store.lock import locked_by
+from etude.store.run_folder import DATABASE, LOCK
+from etude.store.stored_config import CONFIG, reward_name, stored_data
+
+_State = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """A run in the list: its facts, and the rewards that its line has."""
+
+    facts: RunFacts
+    rewards: tuple[float, ...] = ()
+    """Of the validations, or else of the epochs."""
+
+    @property
+    def share(self) -> float:
+        """The share of its epochs that are over, in [0, 1]."""
+        return min(1.0, self.facts.epochs_done / self.facts.num_epochs) if self.facts.num_epochs else 0.0
+
+
+@dataclass(slots=True)
+class Library:
+    """The runs in a folder."""
+
+    root: Path
+    _listed: dict[Path, tuple[_State, ListedRun]] = field(default_factory=dict)
+    _settings: dict[Path, tuple[_State, Mapping[str, Any]]] = field(default_factory=dict)
+
+    def find(self, name: str) -> Path:
+        """The folder of a run. Raises RequestError where there is none of that name."""
+        path = self.root / name
+        if name in ("", ".", "..") or "/" in name or "\\" in name or not is_run(path):
+            raise RequestError(f"there is no run '{name}' in {self.root}")
+        return path
+
+    def listed(self) -> list[ListedRun]:
+        """All runs, the one changed last first."""
+        return [self.run(path) for path in list_runs(self.root)]
+
+    def run(self, path: Path) -> ListedRun:
+        """A run in the list."""
+        state = _state(path, DATABASE, f"{DATABASE}-wal", CONFIG, "evaluation.json", "summary.json")
+        state = (*state, (locked_by(path / LOCK) or 0, 0))
+        known = self._listed.get(path)
+        if known is None or known[0] != state:
+            known = self._listed[path] = (state, _read(path))
+        return known[1]
+
+    def settings(self, path: Path) -> Mapping[str, Any]:
+        """The config of a run, without secrets."""
+        state = _state(path, CONFIG)
+        known = self._settings.get(path)
+        if known is None or known[0] != state:
+            known = self._settings[path] = (state, stored_data(path, required=False))
+        return known[1]
+
+    def reward(self, path: Path) -> str | None:
+        """The evaluator whose score is the reward in a run."""
+        return reward_name(self.settings(path))
+
+
+def _state(path: Path, *names: str) -> _State:
+    """When files were last written, and how large they are."""
+    found = []
+    for name in names:
+        try:
+            stat = (path / name).stat()
+        except OSError:
+            found.append((0, 0))
+        else:
+            found.append((stat.st_mtime_ns, stat.st_size))
+    return tuple(found)
+
+
+def _read(path: Path) -> ListedRun:
+    facts = facts_of(path)
+    if facts.state == "unreadable" or facts.kind == "evaluate":
+        return ListedRun(facts)
+    histories = [*histories_of(path).values()]
+    history = histories[0]
+    measured: list[Entry] = with_rewards(history.validations)
+    measured = measured if len(measured) > 1 else with_rewards(history.epochs)
+    rewards = tuple(float(entry.metrics["avg_reward"]) for entry in measured)
+    return ListedRun(facts, rewards if len(histories) == 1 else ())

@@ -1,0 +1,116 @@
+"""Pages: templates, which escape everything, and the few forms that numbers and times have in them."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from etude.core.data_model import finite
+from etude.core.durations import shown_seconds
+from etude.core.stats import shown_mean
+from etude.store.plain import jsonable
+
+HERE = Path(__file__).parent
+STATIC = HERE / "static"
+_DAY = 86_400
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number as it is read: integers whole, small and great ones in powers of ten, nothing as a dash."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return "–"
+    if isinstance(value, int) or (float(value).is_integer() and abs(value) < 1e9):
+        return f"{int(value):,}".replace(",", "\u202f")
+    if abs(value) < 10**-digits or abs(value) >= 1e6:
+        return f"{value:.{digits - 1}e}"
+    return f"{value:.{digits}f}"
+
+
+def percent(share: float | None) -> str:
+    """A share in per cent."""
+    return "–" if share is None else f"{100 * share:.{0 if share in (0, 1) else 1}f}\u202f%"
+
+
+def mean(value: float | None, low: float | None = None, high: float | None = None) -> str:
+    """A mean with its interval."""
+    return "–" if value is None else shown_mean(value, low, high).replace("-", "−")
+
+
+def ago(seconds: float) -> str:
+    """How long ago a time (Unix seconds) is: `3 min ago`, or its date where that is more than a day."""
+    past = max(0.0, time.time() - seconds)
+    if past > _DAY:
+        return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
+    if past < 60:
+        return "just now"
+    hours, minutes = divmod(int(past) // 60, 60)
+    return f"{hours} h ago" if hours else f"{minutes} min ago"
+
+
+def stamp(seconds: float) -> str:
+    """A time (Unix seconds) as machines read it."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def url(*parts: object, **query: object) -> str:
+    """An address within the view; each part is one segment or, with slashes in it, several."""
+    path = "/" + "/".join(quote(str(part), safe="/~") for part in parts)
+    words = [f"{quote(name)}={quote(str(value))}" for name, value in query.items() if value not in (None, "")]
+    return path + ("?" + "&".join(words) if words else "")
+
+
+def data(value: Any) -> str:
+    """A value as JSON for an attribute, which the template escapes."""
+    return json.dumps(finite(value), separators=(",", ":"), allow_nan=False)
+
+
+def shown(value: Any) -> str:
+    """Whatever an agent was given or gave: text as it is, anything else as JSON over several lines."""
+    return value if isinstance(value, str) else json.dumps(jsonable(value), indent=1, ensure_ascii=False)
+
+
+def in_one_line(value: Any, most: int = 160) -> str:
+    """The beginning of it, for a list."""
+    text = value if isinstance(value, str) else json.dumps(jsonable(value), ensure_ascii=False)
+    text = " ".join(text.split())
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(HERE / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.filters |= {
+    "ago": ago,
+    "data": data,
+    "in_one_line": in_one_line,
+    "number": number,
+    "percent": percent,
+    "seconds": shown_seconds,
+    "shown": shown,
+    "stamp": stamp,
+}
+_TEMPLATES.globals |= {"mean": mean, "url": url}
+
+
+def render(template: str, **context: Any) -> str:
+    """The text of a template."""
+    return _TEMPLATES.get_template(template).render(context)
+
+
+def page(request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
+    """The answer that a template makes."""
+    headers = {"cache-control": "no-store"}
+    return HTMLResponse(render(template, request=request, **context), status, headers)

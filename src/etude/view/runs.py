@@ -1,0 +1,154 @@
+"""The list of runs, and the overview of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from etude.budget.bill import bill_of
+from etude.core.history import History
+from etude.report.figure_lines import figure_lines
+from etude.report.run_lines import by_target, shown_ends, shown_epochs, shown_state
+from etude.store.episodes import epoch_of
+from etude.store.facts import RunFacts
+from etude.store.figures import failed_counts, shown_reward
+from etude.store.log import histories
+from etude.store.outline import phases_in
+from etude.store.run_folder import RunFolder
+from etude.store.status import status_of
+from etude.store.stored_config import CONFIG
+from etude.view.charts import Charted, charts_of
+from etude.view.library import Library
+from etude.view.pages import page
+
+_WORDS: dict[str, Any] = {"state": shown_state, "epochs": shown_epochs, "ends": shown_ends}
+
+
+def list_page(request: Request) -> Response:
+    """All runs of the folder."""
+    library: Library = request.app.state.library
+    template = "runs_table.html" if request.query_params.get("part") == "table" else "runs.html"
+    return page(request, template, runs=library.listed(), root=library.root, **_WORDS)
+
+
+def run_page(request: Request) -> Response:
+    """The overview of a run: its figures, charts, epochs and bill."""
+    library: Library = request.app.state.library
+    path = library.find(request.path_params["run"])
+    template = "run_charts.html" if request.query_params.get("part") == "charts" else "run.html"
+    return page(request, template, **overview(library, path))
+
+
+def now_page(request: Request) -> Response:
+    """The run's own word on its work and its waits; the line of it alone too."""
+    library: Library = request.app.state.library
+    path = library.find(request.path_params["run"])
+    context = {"run": path.name, "tab": "Now", **_live(library, path)}
+    if request.query_params.get("part") != "line":
+        return page(request, "now.html", up=True, **context)
+    answer = page(request, "live_line.html", **context)
+    if request.query_params.get("done") != str(context["done"]):
+        answer.headers["hx-trigger"] = "epochs"  # An epoch is over: the charts are drawn anew.
+    return answer
+
+
+def config_page(request: Request) -> Response:
+    """The run's config, as it was resolved, and what it ran on."""
+    library: Library = request.app.state.library
+    path = library.find(request.path_params["run"])
+    config = path / CONFIG
+    with RunFolder.read(path) as run:
+        environment = run.read_json("environment.json")
+    text = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else ""
+    return page(
+        request, "config.html", run=path.name, tab="Config", up=True, config=text, environment=environment
+    )
+
+
+def overview(library: Library, path: Path) -> dict[str, Any]:
+    """All that the overview of a run shows."""
+    facts = library.run(path).facts
+    with RunFolder.read(path) as run:
+        models = histories(run.journal, run.name)
+        bill = bill_of(run.journal)
+        phases = phases_in(run.journal)
+    by_epoch = {epoch: phase for phase in reversed(phases) if (epoch := epoch_of(phase)) is not None}
+    return {
+        "run": path.name,
+        "tab": "Overview",
+        "lines": [*_facts(facts)],
+        "warnings": facts.summary.get("warnings") or [],
+        "models": [
+            {
+                "name": name,
+                "charts": charts_of([Charted("", history, bill)]),
+                "rows": [*_rows(history, by_epoch)],
+            }
+            for name, history in models.items()
+        ],
+        "bill": bill.by("model", "role"),
+        **_live(library, path),
+    }
+
+
+def _live(library: Library, path: Path) -> dict[str, Any]:
+    facts = library.run(path).facts
+    return {"seen": status_of(path), "state": shown_state(facts), "done": facts.epochs_done, "facts": facts}
+
+
+def _facts(facts: RunFacts) -> list[tuple[str, str]]:
+    """Labels and texts: what was trained, and what came of it."""
+    lines = [("epochs", shown_epochs(facts)), ("model", facts.model or facts.base), ("method", facts.method)]
+    lines += [("backend", facts.backend)]
+    known = [(label, text) for label, text in lines if text]
+    if facts.kind == "evaluate":
+        return [*known, ("reward", shown_ends(facts)[1] or "none yet")]
+    for target, summary in by_target(facts.summary).items():
+        of = "" if target is None else f"{target}: "
+        known += [(f"{of}{label}", text) for label, text in figure_lines(summary)] if summary else []
+    return known
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """An epoch in the table."""
+
+    epoch: int
+    phase: str | None
+    reward: str
+    episodes: int | None
+    failed: int
+    cut_off: float | None
+    trained: int | None
+    version: str | None
+    validation: str | None
+    note: str | None
+
+
+def _rows(history: History, phases: Mapping[int, str]) -> list[_Row]:
+    """The epochs, the latest first, and the validation after each."""
+    validations = {entry.epoch: entry.metrics for entry in history.validations}
+    rows = [
+        _Row(
+            entry.epoch,
+            phases.get(entry.epoch - 1),
+            shown_reward(entry.metrics),
+            entry.metrics.get("episodes"),
+            failed_counts(entry.metrics)[0],
+            entry.metrics.get("cut_off_share"),
+            entry.metrics.get("filtered_trajectories"),
+            None if entry.version is None else f"v{entry.version.number}",
+            shown_reward(validations[entry.epoch]) if entry.epoch in validations else None,
+            entry.skipped or entry.resting or "; ".join(event.text for event in entry.alarms if event.is_new),
+        )
+        for entry in reversed(history.epochs)
+    ]
+    if 0 in validations:
+        before = shown_reward(validations[0])
+        rows.append(_Row(0, None, "–", None, 0, None, None, None, before, "before training"))
+    return rows

@@ -1,0 +1,61 @@
+"""`etude episodes`: lists that words filter, and one episode."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.projects import etude
+
+
+@pytest.fixture
+def evaluated(project):
+    """A run with episodes."""
+    assert etude("evaluate", "config.yml", "--name", "e").exit_code == 0
+    return project
+
+
+def listed(*words):
+    shown = etude("episodes", *words, "--json")
+    assert shown.exit_code == 0, shown.stderr
+    return json.loads(shown.stdout)
+
+
+def test_episodes_are_listed_and_filtered(evaluated):
+    everything = listed("e")
+    assert everything and all(each["phase"] == "eval" for each in everything)
+    right = listed("e", "reward=1")
+    wrong = listed("e", "--", "-reward=1")
+    assert {each["id"] for each in right} | {each["id"] for each in wrong} == {
+        each["id"] for each in everything
+    }
+    assert listed("e", "failed") == []
+    assert len(listed("e", "--limit", "1")) == 1
+
+
+def test_nothing_found_is_no_failure(evaluated):
+    shown = etude("episodes", "e", "failed")
+    assert shown.exit_code == 0 and "no episode of eval fits" in shown.stdout
+
+
+def test_one_is_shown_by_its_id(evaluated):
+    id = listed("e")[0]["id"]
+    for words in (["show", id], ["show", id, "--run", "e"]):
+        shown = etude("episodes", *words)
+        assert shown.exit_code == 0 and f"episode: {id}" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["e", "reward<x"], "reward<0.5"),
+        (["e", "--phase", "train/9"], "there are: eval"),
+        (["show"], "name one episode"),
+        (["show", "train/1/x/0"], "no episode"),
+        (["nothing"], "there is no run"),
+    ],
+)
+def test_what_cannot_be_done_is_said(evaluated, words, said):
+    shown = etude("episodes", *words)
+    assert shown.exit_code == 2 and said in shown.stderr

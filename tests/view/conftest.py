@@ -1,0 +1,58 @@
+"""A view of runs that the store has written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from etude.core.episode import Event, Failure
+from etude.view.app import create_view
+from tests.view.stored import Told, epoch_entry, store_run
+
+KEY = "the-key-of-a-test"
+
+JUDGED = {"score": 1.0, "reasoning": "it is <b>right</b>", "error": None}
+UNJUDGED = {"score": None, "reasoning": None, "error": "judge 3 failed"}
+EPISODES = [
+    Told("train/1/a/0", scores={"correct": 0.0, "style": 0.2}),
+    Told(
+        "train/1/a/1",
+        answers=({"role": "assistant", "content": "hm"}, {"role": "assistant", "content": "four"}),
+        scores={"correct": 1.0, "style": 0.9},
+        function="solver",
+        drifted=True,
+    ),
+    Told("train/1/b/0", failure=Failure("timeout", "took 30 s"), scores={}, asked="twelve apples?"),
+    Told("train/1/b/1", finish_reason="length", scores={"correct": UNJUDGED}),
+    Told(
+        "train/2/a/0",
+        answers=({"role": "assistant", "content": "it is four", "reasoning_content": "2 + 2"},),
+        scores={"correct": JUDGED},
+        version=1,
+        events=(Event("step_reward", 0, 0.5, "good"),),
+    ),
+    Told("validation/0/a/0", scores={"correct": 0.0}, retried={"http_429": 2}),
+]
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two runs."""
+    root = tmp_path_factory.mktemp("runs")
+    evaluators = {
+        "correct": {"mean": 0.5, "low": 0.2, "high": 0.8, "n": 8},
+        "style": {"mean": 0.4, "low": None, "high": None, "n": 8},
+    }
+    store_run(root, "first", EPISODES, [epoch_entry(1, evaluators=evaluators), epoch_entry(2, 0.9)])
+    store_run(root, "second", EPISODES[:2], [epoch_entry(1, 0.1, failures={"timeout": 3})])
+    return root
+
+
+@pytest.fixture(scope="session")
+def client(runs: Path) -> TestClient:
+    """A browser that has opened the link."""
+    client = TestClient(create_view(runs, KEY), base_url="http://127.0.0.1")
+    assert client.get("/", params={"open": KEY}).status_code == 200
+    return client

@@ -1,0 +1,150 @@
+"""Runs as the store keeps them, written by its own code: small, of any shape, and without a model."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from etude.core.call import Call, ChatRequest, Completion, Usage
+from etude.core.episode import EpisodeRecord, Event, Failure
+from etude.core.example import Example
+from etude.core.history import EpochEntry, ValidationEntry
+from etude.core.job import ModelVersion, TrainingJobStatus, TrainingStatusEnum
+from etude.core.message import Message
+from etude.store.encode import encode_call, encode_episode
+from etude.store.episodes import call_key
+from etude.store.log import EpochLog
+from etude.store.run_folder import RunFolder
+from etude.store.stored_config import CONFIG, config_text
+
+CONFIG_YAML = """\
+llms: {policy: {_type: local, model: none/such}}
+eval: {evaluators: {correct: {_type: exact}, style: {_type: exact}}}
+trajectory_builders: {builder: {_type: grpo}}
+trainer_adapters: {adapter: {_type: local}}
+finetuning:
+  num_epochs: 3
+  target_model: policy
+  trajectory_builder: builder
+  trainer_adapter: adapter
+  reward_function: {name: correct}
+"""
+STAMP = "2026-01-02T03:04:05+00:00"
+
+
+@dataclass(frozen=True)
+class Told:
+    """An episode to be stored."""
+
+    id: str
+    answers: Sequence[Message] = ({"role": "assistant", "content": "four"},)
+    asked: str = "two and two?"
+    scores: Mapping[str, Any] | None = None
+    """By evaluator: a number, or all that is stored of a score."""
+    failure: Failure | None = None
+    version: int = 0
+    finish_reason: str = "stop"
+    drifted: bool = False
+    function: str = "<workflow>"
+    events: tuple[Event, ...] = ()
+    output: Any = None
+    retried: Mapping[str, int] | None = None
+
+    @property
+    def example(self) -> str:
+        """Its example's id."""
+        return re.sub(r"^(eval|\w+/\d+)/", "", self.id).rpartition("/")[0]
+
+
+def calls_of(told: Told) -> list[Call]:
+    """The calls of an episode, each going on from the one before."""
+    messages: tuple[Message, ...] = ({"role": "user", "content": told.asked},)
+    calls, ids = [], (1, 2, 3)
+    for index, answer in enumerate(told.answers):
+        sampled = tuple(range(10 + index, 14 + index))
+        completion = Completion(
+            message=answer,
+            finish_reason=told.finish_reason,
+            prompt_ids=ids,
+            completion_ids=sampled,
+            logprobs=(-0.1, -0.7, -0.01, -2.5),
+            usage=Usage(len(ids), len(sampled)),
+            model_version=told.version,
+            drifted=told.drifted and index > 0,
+            fault="the tool's answer" if told.drifted and index > 0 else "",
+        )
+        request = ChatRequest(messages)
+        calls.append(Call(index, told.function, "policy", request, completion, retried=told.retried or {}))
+        messages = (*messages, answer, {"role": "user", "content": "go on"})
+        ids = (*ids, *sampled, 4, 5)
+    return calls
+
+
+def record_of(told: Told) -> EpisodeRecord:
+    """The record of an episode."""
+    return EpisodeRecord(
+        id=told.id,
+        example=Example(told.example, {"question": told.asked}, expected="four"),
+        generation=int(told.id.rpartition("/")[2]),
+        calls=tuple(calls_of(told)),
+        events=told.events,
+        output=told.output if told.output is not None or told.failure else "four",
+        failure=told.failure,
+        seconds=1.5,
+    )
+
+
+async def put_episode(run: RunFolder, told: Told, record: EpisodeRecord | None = None) -> None:
+    """Store an episode with its calls and scores, as a run does."""
+    record = record or record_of(told)
+    names: dict[int, str] = {}
+    before: tuple[str, Call] | None = None
+    for call in record.calls:
+        if call.completion is None:
+            continue
+        names[call.index] = f"{call.index:04x}/0"
+        await run.journal.put(call_key(told.id, names[call.index]), encode_call(call, before))
+        before = names[call.index], call
+    await run.journal.put(told.id, encode_episode(record, names))
+    for name, score in ({"correct": 1.0} if told.scores is None else told.scores).items():
+        whole = {"score": score, "reasoning": None, "error": None}
+        await run.journal.put(f"{told.id}/score/{name}", score if isinstance(score, dict) else whole)
+
+
+def epoch_entry(epoch: int, reward: float = 0.5, **metrics: Any) -> EpochEntry:
+    """A finished epoch."""
+    told = {"avg_reward": reward, "reward_low": reward - 0.1, "reward_high": reward + 0.1, "num_scored": 8}
+    told |= {"episodes": 8, "failures": {}, "training": {"loss": 1.0 / epoch, "sampled_kl": 0.01}}
+    status = TrainingJobStatus(run_id=f"epoch-{epoch}", backend="local", status=TrainingStatusEnum.COMPLETED)
+    version = ModelVersion(number=epoch, location=f"checkpoints/v{epoch}", digest="0")
+    return EpochEntry(
+        epoch=epoch, timestamp=STAMP, metrics={**told, **metrics}, status=status, version=version
+    )
+
+
+def store_run(
+    root: Path,
+    name: str = "r",
+    episodes: Sequence[Told] = (),
+    epochs: Sequence[EpochEntry] = (),
+    validations: Sequence[ValidationEntry] = (),
+    config: str = CONFIG_YAML,
+) -> Path:
+    """Write a run folder; its path."""
+
+    async def write() -> None:
+        with RunFolder.create(root, name, files={CONFIG: config_text(config)}) as run:
+            for told in episodes:
+                await put_episode(run, told)
+            log = EpochLog(run.journal)
+            for epoch in epochs:
+                await log.add_epoch(epoch)
+            for validation in validations:
+                await log.add_validation(validation)
+
+    asyncio.run(write())
+    return root / name

@@ -1,0 +1,176 @@
+"""Every page over HTTP, of runs that the store has written."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from etude.core.episode import Failure
+from etude.view.app import create_view
+from etude.view.pages import url
+from tests.view.conftest import KEY
+from tests.view.stored import Told, epoch_entry, store_run
+
+
+def shown(client, path, status=200):
+    answer = client.get(path)
+    assert answer.status_code == status, answer.text
+    return answer.text
+
+
+def words(text):
+    """The text of a page, without its tags."""
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", text)).split())
+
+
+def charts(text):
+    """The charts of a page, by their titles."""
+    drawn = [json.loads(html.unescape(chart)) for chart in re.findall(r'data-chart="([^"]*)"', text)]
+    return {chart["title"]: chart for chart in drawn}
+
+
+def test_runs_are_listed_with_their_rewards(client):
+    text = words(shown(client, "/"))
+    assert "first grpo unfinished 2/3 0.500 [0.400, 0.600] in epoch 1 0.900 [0.800, 1.000] in epoch 2" in text
+
+
+def test_a_run_has_charts_of_what_was_measured(client):
+    drawn = charts(shown(client, "/runs/first"))
+    assert {"reward", "correct", "style", "loss", "KL to the sampler"} <= drawn.keys()
+    (reward,) = drawn["reward"]["lines"]
+    assert reward["values"] == [0.5, 0.9, None] and reward["low"][:2] == [0.4, 0.8]
+    assert charts(shown(client, "/runs/second"))["failures by cause"]["lines"][0]["values"] == [None, 3.0]
+
+
+def test_a_part_is_sent_alone(client):
+    assert "<html" not in shown(client, "/runs/first?part=charts") + shown(client, "/?part=table")
+
+
+def test_an_epoch_that_is_over_has_the_charts_drawn_anew(client):
+    line = "/runs/first/now?part=line&done="
+    assert client.get(f"{line}1").headers["hx-trigger"] == "epochs"
+    assert "hx-trigger" not in client.get(f"{line}2").headers
+
+
+def test_groups_show_the_spread_of_their_rewards(client):
+    text = words(shown(client, "/runs/first/phases/train/1"))
+    assert re.search(r"a episode 0, reward 0 episode 1, reward 1 0.500 0 … 1", text)
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("failed", ["train/1/b/0"]),
+        ("apples", ["train/1/b/0"]),
+        ("cut-off", ["train/1/b/1"]),
+        ("drifted reward=1", ["train/1/a/1"]),
+        ("version:1", ["train/2/a/0"]),
+        ("retried", ["validation/0/a/0"]),
+        ("nothing like it", []),
+    ],
+)
+def test_a_filter_finds_in_all_phases(client, query, found):
+    text = shown(client, f"/runs/first/phases?q={query}")
+    assert re.findall(r'data-row href="/runs/first/episodes/([^"]*)"', text) == found
+
+
+def test_a_wrong_filter_says_how_it_is_written(client):
+    assert "reward<0.5" in words(shown(client, "/runs/first/phases?q=rewrd<x", status=404))
+
+
+def test_an_episode_shows_everything(client):
+    text = words(shown(client, "/runs/first/episodes/train/2/a/0"))
+    for part in ("two and two?", "it is four", "Thinking, 5 characters", "2 + 2", "it is <b>right</b>",
+                 "step reward 0.5 good", "correct, the reward 1", "expected four"):  # fmt: skip
+        assert part in text
+    assert "timeout took 30 s" in words(shown(client, "/runs/first/episodes/train/1/b/0"))
+
+
+def test_siblings_stand_side_by_side(client):
+    text = words(shown(client, "/runs/first/groups/train/1/a"))
+    assert (
+        "Episode 0 reward 0" in text and "Episode 1 reward 1" in text and "drifted: the tool's answer" in text
+    )
+
+
+def test_an_example_before_and_after_has_the_difference_marked(client):
+    text = shown(client, "/runs/first/examples/a?from=train/1/a/0&to=train/2/a/0")
+    assert "<ins>2 + 2\nit is </ins>four" in html.unescape(text).replace("\r", "")
+
+
+def test_what_is_not_there_is_said(client):
+    for path in ("/nowhere", "/runs/third", "/runs/first/phases/train/9", "/runs/first/episodes/train/1/a/7",
+                 "/runs/first/groups/train/1/z", "/runs/first/examples/z"):  # fmt: skip
+        assert "no" in words(shown(client, path, status=404))
+
+
+def test_reading_writes_nothing(runs, client):
+    def state():
+        # SQLite keeps an index of its log beside a database that is read.
+        files = (path for path in runs.rglob("*") if not path.name.endswith(("-wal", "-shm")))
+        return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in files}
+
+    before = state()
+    for path in ("/", "/runs/first", "/runs/first/phases", "/runs/first/episodes/train/1/a/0"):
+        shown(client, path)
+    assert state() == before
+
+
+def test_a_page_of_groups_leads_to_the_next(tmp_path):
+    many = [Told(f"eval/e{number:03}/0") for number in range(45)]
+    store_run(tmp_path, episodes=many)
+    client = TestClient(create_view(tmp_path, KEY), base_url="http://127.0.0.1")
+    first = client.get("/runs/r/phases/eval", params={"open": KEY}).text
+    after = re.search(r'href="([^"]*after=[^"]*)"', first)
+    assert first.count("data-row") == 40 and after is not None
+    rest = client.get(html.unescape(after[1])).text
+    assert re.findall(r">(e\d+)<", rest) == [f"e{number:03}" for number in range(40, 45)]
+
+
+_NAMED = ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "' onfocus='x", "{{ 7*7 }}", "]]>"]
+_TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=30)
+
+
+def is_addressable(name):
+    """Browsers and clients take dots and double slashes out of addresses."""
+    return not {"", ".", ".."} & set(name.split("/"))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    text=st.sampled_from(_NAMED) | _TEXT,
+    name=st.text("<>\"'&/%?#. é;", min_size=1, max_size=8).filter(is_addressable),
+)
+def test_run_data_is_text_and_nothing_else(tmp_path_factory, text, name):
+    """Whatever models, tools, judges and data sets say: a page has no element that the template has not."""
+    tools = [{"id": "1", "type": "function", "function": {"name": text, "arguments": text}}]
+    answer = {"role": "assistant", "content": text, "tool_calls": tools, "reasoning_content": text}
+    score = {"score": 0.5, "reasoning": text, "error": text}
+    scores, failure = {"correct": score, text: score}, Failure("raised", text)
+    told = Told(f"train/1/{name}/0", (answer,), text, scores, failure, function=text)
+    cause = {"kind": text, "reason": text, "count": 1, "episode": told.id}
+    root = tmp_path_factory.mktemp("evil")
+    store_run(root, "r", [told], [epoch_entry(1, failures={text: 1}, failure_causes=[cause])])
+    client = TestClient(create_view(root, KEY), base_url="http://127.0.0.1")
+    client.get("/", params={"open": KEY})
+    for path in (
+        "/",
+        "/runs/r",
+        url("runs", "r", "phases", "train/1"),
+        url("runs", "r", "phases", q="failed"),
+        url("runs", "r", "phases", q=text),
+        url("runs", "r", "episodes", told.id),
+        url("runs", "r", "groups", "train/1", name),
+        url("runs", "r", "examples", name),
+    ):
+        answer = client.get(path)
+        assert answer.status_code == 200 or "q=" in path, (path, answer.text)
+        tags = re.findall(r"<\s*(script|img)\b([^>]*)", answer.text)
+        assert all(tag == "script" and rest.startswith(' src="/static/') for tag, rest in tags)
+        assert not re.search(r"<[^>]*\son\w+\s*=", re.sub(r'"[^"]*"', '""', answer.text))
