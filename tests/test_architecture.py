@@ -42,6 +42,7 @@ ROOMS = [
     "groups",
     "loop",
     "report",
+    "trackers",
     "export",
     "run",
     "verbs",

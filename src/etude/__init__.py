@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from etude.config.component import EvaluatorConfig as EvaluatorConfig
     from etude.config.component import LlmConfig as LlmConfig
     from etude.config.component import ToolsConfig as ToolsConfig
+    from etude.config.component import TrackerConfig as TrackerConfig
     from etude.config.component import WorkflowConfig as WorkflowConfig
     from etude.config.finetuning import FinetuneConfig as FinetuneConfig
     from etude.config.finetuning import TrainerAdapterConfig as TrainerAdapterConfig
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from etude.config.registry import register_evaluator as register_evaluator
     from etude.config.registry import register_llm as register_llm
     from etude.config.registry import register_tools as register_tools
+    from etude.config.registry import register_tracker as register_tracker
     from etude.config.registry import register_trainer as register_trainer
     from etude.config.registry import register_trainer_adapter as register_trainer_adapter
     from etude.config.registry import register_trajectory_builder as register_trajectory_builder
@@ -95,6 +97,9 @@ if TYPE_CHECKING:
     from etude.rollout.workflow import workflow as workflow
     from etude.run import Run as Run
     from etude.run import TrainedModel as TrainedModel
+    from etude.trackers.record import RunRecord as RunRecord
+    from etude.trackers.record import TrackedRun as TrackedRun
+    from etude.trackers.record import Tracker as Tracker
     from etude.verbs import evaluate as evaluate
     from etude.verbs import evaluate_async as evaluate_async
     from etude.verbs import load_run as load_run

@@ -33,6 +33,8 @@ import etude.rollout.workflow
 import etude.scenarios.datasets
 import etude.scenarios.measures
 import etude.scenarios.scenario
+import etude.trackers.callback
+import etude.trackers.tensorboard
 
 for room in (etude.alarms, etude.algorithms):
     for module in pkgutil.iter_modules(room.__path__, f"{room.__name__}."):

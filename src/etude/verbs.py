@@ -20,9 +20,11 @@ from etude.backup.restore import fetch, is_address
 from etude.config.document import Override
 from etude.config.schema import Config
 from etude.core.errors import RequestError, TrainingError
+from etude.core.history import History
 from etude.core.interfaces import Engine, Progress
 from etude.core.job import TrainingJobStatus, TrainingStatusEnum
 from etude.loop.arguments import as_overrides, config_of, is_config, load, refuse, with_live
+from etude.loop.evaluation import Evaluation
 from etude.loop.evaluation import evaluate as run_evaluation
 from etude.loop.lifecycle import (
     config_to_resume,
@@ -42,6 +44,7 @@ from etude.store.facts import find_run
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import EvaluationRequest, model_config, read_request
 from etude.store.versions import RunVersion, run_version
+from etude.trackers.attach import Reporting, with_trackers
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -61,6 +64,7 @@ async def train_async(
     trainer: Any = None,
     tools: Any = None,
     scenario: Any = None,
+    report: Any = None,
     name: str | None = None,
     overrides: Iterable[str] = (),
     progress: Progress | bool = True,
@@ -71,7 +75,7 @@ async def train_async(
     Args:
         agent: A function of an example and an episode, decorated or plain; an import path; a workflow of a
             config; a protocol, with its `scenario`. Or a whole config (a file, a dict, a Config), which then
-            has everything but `name`, `overrides`, `progress` and settings.
+            has everything but `report`, `name`, `overrides`, `progress` and settings.
         reward: A function of an example and an output, an Evaluator, or several by name: all of them are
             measured, and the first is trained on, unless `targets` name theirs.
         examples: A list of dicts or Examples, a data frame, a dataset, or a file.
@@ -85,6 +89,8 @@ async def train_async(
         trainer: The loop, in the same forms; by default `epochs`.
         tools: Tools of `episode.tools`: Python functions, or several sets by name, each of functions or as in
             a config's `tools`.
+        report: Where the run is shown: `"wandb"`, a function that is called with each `etude.RunRecord`, an
+            entry of a config's `report`, or a list of these.
         name: The name of the run; made up by default.
         overrides: `key.of.the.config=value`, as for `-o` of the command line.
         progress: False for silence; a Progress of one's own.
@@ -98,7 +104,7 @@ async def train_async(
     parts = {"reward": reward, "examples": examples, "validation": validation, "model": model}
     parts |= {"models": models, "targets": targets, "algorithm": algorithm, "backend": backend}
     parts |= {"trainer": trainer, "tools": tools, "scenario": scenario}
-    config = config_of(agent, parts, overrides, settings, enabled=True)
+    config = with_trackers(config_of(agent, parts, overrides, settings, enabled=True), report)
     with new_run(config, name) as run:
         return await train_in(config, run, progress=progress)
 
@@ -112,6 +118,7 @@ async def evaluate_async(
     models: Mapping[str, Any] | None = None,
     tools: Any = None,
     scenario: Any = None,
+    report: Any = None,
     repeat: int = 1,
     greedy: bool = False,
     name: str | None = None,
@@ -140,8 +147,9 @@ async def evaluate_async(
         parts |= {"tools": tools, "scenario": scenario}
         config = config_of(agent, parts, overrides, settings, enabled=False)
         request = _request(version, repeat, greedy)
+    config = with_trackers(config, report)
     with new_run(config, name, request) as run, _shown(progress) as display:
-        await run_evaluation(config, run, request, progress=display)
+        await evaluate_in(config, run, request, progress=display)
     return Run(run.path)
 
 
@@ -153,6 +161,7 @@ async def resume_async(
     examples: Any = None,
     validation: Any = None,
     tools: Any = None,
+    report: Any = None,
     retry: bool = False,
     output_dir: str | Path = "runs",
     overrides: Iterable[str] = (),
@@ -162,10 +171,10 @@ async def resume_async(
     """Go on with a run that was stopped, without repeating anything that it has done.
 
     A run that began with Python objects of a program, which its config cannot name, is given the same ones
-    again: `agent`, `reward`, `examples`, `validation`, `tools`. `retry` tries again what failed without the
-    agent's fault. Settings may change how it goes on: `epochs=20` trains a finished run for longer. Raises
-    RequestError for those that would make another run of it. The address of a run's backup
-    (`s3://bucket/etude/RUN`) stands for the folder that is made of it in `output_dir`.
+    again: `agent`, `reward`, `examples`, `validation`, `tools`; `report` may be others. `retry` tries again
+    what failed without the agent's fault. Settings may change how it goes on: `epochs=20` trains a finished
+    run for longer. Raises RequestError for those that would make another run of it. The address of a run's
+    backup (`s3://bucket/etude/RUN`) stands for the folder that is made of it in `output_dir`.
     """
     changes = [*overrides, *as_overrides(settings)]
     if isinstance(run, str) and is_address(run):
@@ -180,6 +189,7 @@ async def resume_async(
     config = with_live(
         config, agent=agent, reward=reward, examples=examples, validation=validation, tools=tools
     )
+    config = with_trackers(config, report)
     request = read_request(path)
     with RunFolder.open(path) as folder:
         note_changes(folder, config)
@@ -188,7 +198,7 @@ async def resume_async(
         if request is None:
             return await train_in(config, folder, progress=progress)
         with _shown(progress) as display:
-            await run_evaluation(config, folder, request, progress=display)
+            await evaluate_in(config, folder, request, progress=display)
     return Run(path)
 
 
@@ -212,8 +222,16 @@ async def train_in(
     if not config.finetuning.enabled:
         raise RequestError("finetuning is not enabled in this config; set 'finetuning.enabled: true'")
     with _shown(progress) as display:
-        report = report or RunReport(tell=display.message)
-        async with open_runtime(config, run, progress=display, report=report, engines=engines) as runtime:
+        write, reporting = report or RunReport(tell=display.message), Reporting(config, run, display)
+
+        def tell(history: History, folder: Path, final: bool) -> None:
+            write(history, folder, final)
+            reporting.wake()
+
+        async with (
+            open_runtime(config, run, progress=display, report=tell, engines=engines) as runtime,
+            reporting,
+        ):
             trainer = await assemble_trainer(runtime)
             try:
                 await trainer.initialize(run_config=config.finetuning)
@@ -222,6 +240,14 @@ async def train_in(
                 await trainer.cleanup()
     _require_success(statuses)
     return Run(run.path)
+
+
+async def evaluate_in(
+    config: Config, run: RunFolder, request: EvaluationRequest, *, progress: Progress
+) -> Evaluation:
+    """Evaluate as the config says, or go on with what the open run folder has of it already."""
+    async with Reporting(config, run, progress):
+        return await run_evaluation(config, run, request, progress=progress)
 
 
 def request_of(

@@ -296,6 +296,17 @@ def after_addresses_that_answer(project, printed):
             server.kill()
 
 
+def after_a_tracker_that_is_away(project, printed):
+    shown = {"_type": "tests.trackers.parts:file_tracker", "file": "shown.jsonl", "patience": 0}
+    change(project / "config.yml", report=shown)
+    Path("shown.away").touch()
+    assert etude("train", "config.yml", "--name", "one").exit_code == 0
+    sent = etude("report", "one", "--wait", "0")
+    Path("shown.away").unlink()
+    assert last_line(sent) == "etude report runs/one"
+    assert "5 of 5 records are there" in works(sent)
+
+
 SCENARIOS: dict[str, Callable[..., None]] = {
     "resume": after_a_stop,
     "export": after_a_run_of_local_weights,
@@ -317,6 +328,7 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     "addresses": after_an_address_was_taken_out,
     "take_back": after_an_address_was_taken_out,
     "check_config": after_addresses_that_answer,
+    "report": after_a_tracker_that_is_away,
     "again": after_a_command_that_goes_on_when_it_is_typed_again,
 }
 """How a project gets into the state in which a hint is printed; each types what was printed."""

@@ -98,10 +98,10 @@ def evaluate_in(
     settings: Config, run: RunFolder, request: EvaluationRequest, *, as_json: bool, per_example: bool
 ) -> None:
     """Evaluate in an open run folder, and show the scores."""
-    from etude.loop.evaluation import evaluate
+    from etude.verbs import evaluate_in as evaluate_run
 
     with then(lambda: hints.resume(run.path)), _progress(as_json) as progress:
-        evaluation = run_async(evaluate(settings, run, request, progress=progress))
+        evaluation = run_async(evaluate_run(settings, run, request, progress=progress))
     _show(evaluation, {"run": str(run.path)}, as_json=as_json, per_example=per_example)
     if not as_json:
         say(f"run             {path_shown(run.path)}")

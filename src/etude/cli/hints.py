@@ -114,6 +114,11 @@ def evaluate_exported(run: Path, folder: Path) -> str:
     return _etude("evaluate", run / "config.yml", "--model", folder)
 
 
+def report(run: Path) -> str:
+    """A tracker of a run was away."""
+    return _etude("report", run)
+
+
 def rescore(run: Path) -> str:
     """Episodes were scored: other evaluators can score them too."""
     return _etude("evaluate", "--rescore", run)

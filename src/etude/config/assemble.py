@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from etude.config import registry
 from etude.config.alarms import spell_out_alarms
-from etude.config.component import ComponentConfig, DatasetConfig, WorkflowConfig
+from etude.config.component import ComponentConfig, DatasetConfig, TrackerConfig, WorkflowConfig
 from etude.config.document import Document, KeyPath, dig, replace_at, set_at
 from etude.config.import_path import import_object, is_import_path
 from etude.config.nearest import alternatives, nearest
@@ -40,7 +40,12 @@ Spelled: TypeAlias = dict[str, Any] | ComponentConfig | None
 FILE_TYPES = {".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 """Dataset types by the suffix of the file."""
 
-FUNCTION_TYPES: dict[Kind, str] = {"workflow": "function", "evaluators": "function", "datasets": "python"}
+FUNCTION_TYPES: dict[Kind, str] = {
+    "workflow": "function",
+    "evaluators": "function",
+    "datasets": "python",
+    "trackers": "function",
+}
 """The types that take a plain Python function, under the key `function`."""
 
 _COLUMN_KEYS = ("id_key", "ids", "inputs", "expected", "structure")
@@ -129,6 +134,23 @@ def parse_dataset(source: str, config: Config) -> DatasetConfig:
     dataset = assembly.validate(path, "datasets", spelled)
     problems.raise_if_any()
     return cast("DatasetConfig", dataset)
+
+
+def parse_trackers(sources: Sequence[Any], config: Config) -> list[TrackerConfig]:
+    """The configs of trackers that a program names beside a config: types, import paths, mappings, configs.
+
+    Raises ConfigError.
+    """
+    config_file = config.finetuning.run_configuration.config_file
+    problems = Problems(Document({}))
+    assembly = _Assembly(problems, [config_file.parent if config_file else Path(), Path()])
+    paths: list[KeyPath] = [("report", index) for index in range(len(sources))]
+    spelled = [
+        assembly.spell_out(path, "trackers", source) for path, source in zip(paths, sources, strict=True)
+    ]
+    trackers = [assembly.validate(path, "trackers", each) for path, each in zip(paths, spelled, strict=True)]
+    problems.raise_if_any()
+    return cast("list[TrackerConfig]", trackers)
 
 
 def _with_columns(spelled: dict[str, Any], first: Spelled) -> dict[str, Any]:

@@ -114,6 +114,11 @@ class Builder:
         cluster = self.config.cluster
         return None if cluster is None else await self._once("cluster", "cluster", cluster)
 
+    async def get_trackers(self) -> list[Any]:
+        """The `etude.Tracker` of each entry of `report`."""
+        trackers = enumerate(self.config.report)
+        return [await self._once("trackers", str(index), config) for index, config in trackers]
+
     async def get_dataset(self, source: DatasetConfig | Path | str | None = None) -> Dataset:
         """The examples of a dataset config, or of a file; by default `eval.general.dataset`."""
         source = source or self.config.eval.general.dataset

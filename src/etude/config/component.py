@@ -169,3 +169,18 @@ class AlarmConfig(ComponentConfig):
     @classmethod
     def _off_is_false_in_yaml(cls, value: Any) -> Any:
         return "off" if value is False else value
+
+
+class TrackerConfig(ComponentConfig):
+    """Shows a run to others: an entry of `report`."""
+
+    episodes: int = Field(default=8, ge=0)
+    """Episodes in the table of samples of each epoch and validation, with all that was said; 0: no table."""
+    checkpoints: bool = False
+    """Whether the best and the last weights are kept there too, when the run is over."""
+    patience: float = Field(default=30.0, ge=0)
+    """Seconds that the end of the run waits at most until all is there. `etude report` sends the rest."""
+
+    def destination(self) -> str:
+        """Where it shows runs, in a few words. One that goes elsewhere is another tracker, which gets all."""
+        return ""

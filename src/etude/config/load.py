@@ -157,6 +157,8 @@ def _has_default(text: str) -> bool:
 def _validated(document: Document, overrides: Iterable[Override]) -> Config:
     registry.load_entry_points()
     document = apply_overrides(replace(document, data=copied(_DEFAULTS | document.data)), overrides)
+    if isinstance(document.data.get("report"), str | dict | ComponentConfig):
+        document.data["report"] = [document.data["report"]]
     data, problems, in_training = document.data, Problems(document), Problems(document)
     config_file = dig(data, _CONFIG_FILE) or (document.path and str(document.path.absolute()))
     folders = (Path(config_file).parent if isinstance(config_file, str) else Path.cwd(), Path.cwd())

@@ -12,7 +12,7 @@ from pydantic_core import PydanticUndefined
 
 from etude.config import registry
 from etude.config.component import CHANGEABLE, ComponentConfig
-from etude.config.registry import BASES, NAMED, NOUNS, SINGLE
+from etude.config.registry import BASES, LISTED, NAMED, NOUNS, SINGLE
 from etude.config.schema import Config
 from etude.config.slots import Slot, describe, models_in
 
@@ -45,6 +45,7 @@ def _components(package: str) -> Iterator[str]:
     for kind in BASES:
         keys = [".".join(map(str, NAMED[kind]))] if kind in NAMED else []
         keys += [".".join(map(str, path)) for path, single in SINGLE.items() if single == kind]
+        keys += [".".join(map(str, LISTED[kind]))] if kind in LISTED else []
         yield f"## {NOUNS[kind].capitalize()} types\n\nIn {', '.join(f'`{key}`' for key in keys)}.\n"
         for name in registry.names(kind):
             config_type = registry.lookup(kind, name).config_type

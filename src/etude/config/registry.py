@@ -23,6 +23,7 @@ from etude.config.component import (
     EvaluatorConfig,
     LlmConfig,
     ToolsConfig,
+    TrackerConfig,
     WorkflowConfig,
 )
 from etude.config.document import KeyPath, dig
@@ -42,6 +43,7 @@ Kind: TypeAlias = Literal[
     "trainers",
     "alarms",
     "cluster",
+    "trackers",
 ]
 Factory: TypeAlias = Callable[..., AsyncIterator[Any]]
 FactoryT = TypeVar("FactoryT", bound=Factory)
@@ -59,6 +61,7 @@ BASES: dict[Kind, type[ComponentConfig]] = {
     "trainers": TrainerConfig,
     "alarms": AlarmConfig,
     "cluster": ClusterConfig,
+    "trackers": TrackerConfig,
 }
 
 NOUNS: dict[Kind, str] = {kind: kind.removesuffix("s").replace("_", " ") for kind in BASES} | {
@@ -88,13 +91,21 @@ SINGLE: dict[KeyPath, Kind] = {
 }
 """Keys that hold one component."""
 
+LISTED: dict[Kind, KeyPath] = {"trackers": ("report",)}
+"""Keys that hold a list of components."""
+
 
 def components_in(data: dict[str, Any]) -> Iterator[tuple[KeyPath, Kind]]:
-    """The path and kind of each component in a config, in the order of `SINGLE` and `NAMED`."""
+    """The path and kind of each component in a config, in the order of `SINGLE`, `NAMED` and `LISTED`."""
     yield from ((path, kind) for path, kind in SINGLE.items() if dig(data, path) is not None)
     for kind, section in NAMED.items():
         entries = dig(data, section)
         yield from (((*section, name), kind) for name in (list(entries) if isinstance(entries, dict) else ()))
+    for kind, section in LISTED.items():
+        entries = dig(data, section)
+        yield from (
+            ((*section, index), kind) for index in range(len(entries if isinstance(entries, list) else ()))
+        )
 
 
 def section(config: BaseModel, kind: Kind) -> Mapping[str, ComponentConfig]:
@@ -239,6 +250,11 @@ def register_alarm(*, config_type: type[AlarmConfig]) -> Callable[[FactoryT], Fa
 def register_cluster(*, config_type: type[ClusterConfig]) -> Callable[[FactoryT], FactoryT]:
     """Decorate an async generator `f(config, builder)` that yields an `etude.runners.process.Cluster`."""
     return _decorator("cluster", config_type)
+
+
+def register_tracker(*, config_type: type[TrackerConfig]) -> Callable[[FactoryT], FactoryT]:
+    """Decorate an async generator `f(config, builder)` that yields an `etude.Tracker`."""
+    return _decorator("trackers", config_type)
 
 
 def _decorator(kind: Kind, config_type: type[ComponentConfig]) -> Callable[[FactoryT], FactoryT]:

@@ -15,6 +15,7 @@ from etude.config.component import (
     EvaluatorConfig,
     LlmConfig,
     ToolsConfig,
+    TrackerConfig,
     WorkflowConfig,
 )
 from etude.config.document import KeyPath
@@ -119,6 +120,9 @@ class Config(BaseModel, extra="forbid", frozen=True, use_attribute_docstrings=Tr
     """When a run in which nothing moves says so, and when it ends."""
     storage: Annotated[StorageConfig | None, CHANGEABLE] = None
     """Where the run is backed up while it goes on, against the loss of its machine: an address or a block."""
+
+    report: Annotated[list[SerializeAsAny[TrackerConfig]], CHANGEABLE] = Field(default_factory=list)
+    """Where the run is shown while it goes on: trackers, one or several; by default in its folder alone."""
 
     _as_written: dict[KeyPath, str] = PrivateAttr(default_factory=dict)
     """Text that `resolved_yaml` writes in place of a value: references to the environment, import paths."""

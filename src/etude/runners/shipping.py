@@ -37,6 +37,7 @@ def shipped(config: Config, *, over_network: bool = False, at_head: Collection[s
     Raises RequestError for a workflow, an evaluator or a tool that only this program has, and for a secret
     that is written out in the config and would have to be sent.
     """
+    config = config.model_copy(update={"report": []})
     data = config.model_dump(mode="json", fallback=str)
     components = dict(components_in(data))
     for path, slot, value in walk(config, Slot(Config)):

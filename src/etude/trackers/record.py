@@ -1,0 +1,138 @@
+"""The seam of trackers: what they are given of a run, and the four methods that one has.
+
+A tracker never sees the run itself. All that it gets was read from the journal, so that nothing is lost while
+it is away, and a tracker of one's own has the same guarantees as those that ship.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias
+
+State: TypeAlias = Literal["finished", "failed", "stopped"]
+"""How a process ended its part of a run. `stopped`: it may be resumed."""
+
+COLUMNS = ("episode", "example", "input", "output", "reward", "scores", "failure", "tokens", "version")
+"""Of a table of episodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRow:
+    """One episode in a table of samples."""
+
+    episode: str
+    """Its id."""
+    example: str
+    input: str
+    """The messages of the first call."""
+    output: str
+    reward: float | None
+    scores: Mapping[str, float | None]
+    """By evaluator."""
+    failure: str
+    """Why it failed; empty where it did not."""
+    tokens: int
+    """Sampled ones."""
+    version: int | None
+    """Of the weights that sampled it."""
+
+    def cells(self) -> tuple[str | float | int | None, ...]:
+        """A cell for each of `COLUMNS`."""
+        scores = ", ".join(
+            f"{name} {'none' if score is None else format(score, '.3f')}"
+            for name, score in self.scores.items()
+        )
+        asked = (self.episode, self.example, self.input, self.output)
+        return (*asked, self.reward, scores, self.failure, self.tokens, self.version)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One thing that has happened in a run, once and for all."""
+
+    key: str
+    """The same for the same record, whenever it is read."""
+    kind: Literal["warm_up", "validation", "epoch", "evaluation", "finished"]
+    step: int
+    """Epochs that were over with it."""
+    at: float
+    """When it happened; Unix seconds."""
+    metrics: Mapping[str, float]
+    """By names such as `train/avg_reward`, `learner/loss`, `validation/reward_low`."""
+    target: str | None = None
+    """Of several models the one that it is about."""
+    alarms: tuple[str, ...] = ()
+    """The alarms that ring in it, a sentence each."""
+    episodes: tuple[EpisodeRow, ...] = ()
+    images: Mapping[str, Path] = field(default_factory=dict)
+    """PNG files of the run folder, by name."""
+    checkpoints: Mapping[str, Path] = field(default_factory=dict)
+    """Folders of weights, by name; of the last record alone, where the config asks for them."""
+    number: int = 0
+    """How many records the tracker was given before."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """The run that a tracker shows."""
+
+    name: str
+    folder: Path
+    token: str
+    """A word of letters and digits for this run at this tracker, kept in the journal: a resumed run has it
+    again, and no other run has it."""
+    config: Mapping[str, Any]
+    """The config as the run folder has it, without secrets."""
+    environment: Mapping[str, Any]
+    """Versions of Python, Etude and all packages, the machine, and the `git` commit."""
+
+
+class Tracker(Protocol):
+    """Shows a run elsewhere. All methods are called from one thread, and may wait and raise.
+
+    After one has raised, `open` is called again some time later, and then `send` with the same record.
+    """
+
+    def open(self, run: TrackedRun) -> str:
+        """Begin to show a run, or go on with what `run.token` was shown under before.
+
+        Gives where it can be looked at, in a few words or as an address; empty for nowhere.
+        """
+
+    def has(self, record: RunRecord) -> bool | None:
+        """Whether a record is there, after `open`; None where that cannot be told.
+
+        It is asked of the last ones that were sent before. One that is not there is sent again; one that may
+        be there is not, unless the process was killed while it was sent.
+        """
+
+    def send(self, record: RunRecord) -> None:
+        """Show a record. When this has returned it counts as shown."""
+
+    def close(self, state: State) -> None:
+        """The process that shows the run ends; it may be opened again by another one."""
+
+
+def flattened(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """A config as texts by dotted names: `{"llms.policy.model": "Qwen/Qwen3-0.6B"}`."""
+    texts: dict[str, str] = {}
+    for key, value in data.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            texts |= flattened(value, f"{name}.")
+        elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+            texts |= flattened({str(index): item for index, item in enumerate(value)}, f"{name}.")
+        elif value is not None:
+            texts[name] = str(value)
+    return texts
+
+
+def code_version(environment: Mapping[str, Any]) -> dict[str, str]:
+    """The code that a run was made with: `etude`, `python`, and the `git` commit of the user's folder."""
+    versions = {name: str(environment[name]) for name in ("etude", "python") if environment.get(name)}
+    git = environment.get("git")
+    if git:
+        versions["git"] = str(git["commit"]) + (", with changes" if git["dirty"] else "")
+    return versions

@@ -1,0 +1,7 @@
+"""Fixtures of the trackers' tests."""
+
+from __future__ import annotations
+
+from tests.cli.conftest import base, local, no_plots, project
+
+__all__ = ["base", "local", "no_plots", "project"]

@@ -1,0 +1,188 @@
+"""The promises of every tracker, whoever wrote it: nothing twice, nothing lost, and nobody waits for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import etude as library
+from etude.store.run_folder import RunFolder
+from etude.trackers.record import RunRecord
+from tests.cli.projects import change, etude, finished
+
+KEYS = ["validation/00000000", "epoch/00000001", "epoch/00000002", "validation/00000002", "finished/00000002"]
+"""The records of the small project's run, in their order."""
+
+SHOWN = {"_type": "tests.trackers.parts:file_tracker", "file": "shown.jsonl"}
+
+
+def shown(file: Path = Path("shown.jsonl")) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def records(file: Path = Path("shown.jsonl")) -> list[dict[str, Any]]:
+    return [line for line in shown(file) if "key" in line]
+
+
+def test_a_run_is_shown_record_by_record_with_its_config_and_samples(project):
+    change(project / "config.yml", report=[SHOWN])
+    assert etude("train", "config.yml", "--name", "one").exit_code == 0
+    assert [line["key"] for line in records()] == KEYS
+    assert [line["number"] for line in records()] == [0, 1, 2, 3, 4]
+    opened, *_, closed = shown()
+    assert opened["config"]["finetuning"]["num_epochs"] == 2
+    assert closed == {"close": "finished"}
+    epoch = records()[1]
+    history = json.loads(Path("runs/one/reward_history.json").read_text())
+    for name in ("avg_reward", "reward_low", "reward_high"):
+        assert epoch["metrics"][f"train/{name}"] == pytest.approx(history[0][name])
+    assert epoch["metrics"]["learner/loss"] == 1.0
+    assert epoch["metrics"]["train/tokens_per_second"] > 0
+    assert epoch["metrics"]["cost/tokens"] > 0
+    assert epoch["metrics"]["train/evaluators/brief/mean"] > 0
+    assert len(epoch["episodes"]) == 8
+    name, example, asked, said, reward, *_ = epoch["episodes"][0]
+    assert (example, asked, said in ("yes", "no")) == ("t0", "user: t0?", True)
+    assert name == "train/1/t0/0"
+    assert reward == float(said == "yes")
+
+
+def test_a_tracker_that_is_away_ends_no_run_and_gets_all_of_it_later(project):
+    change(project / "config.yml", report=[SHOWN | {"patience": 0.1}])
+    Path("shown.away").touch()
+    trained = etude("train", "config.yml", "--name", "one")
+    assert trained.exit_code == 0
+    assert "ConnectionError: nobody is there" in trained.stdout
+    assert "0 of 5 records" in trained.stdout and "etude report" in trained.stdout
+    away = etude("report", "one", "--wait", "0.1")
+    assert away.exit_code == 1 and "next: etude report runs/one" in away.stderr
+    Path("shown.away").unlink()
+    sent = etude("report", "one", "--json")
+    assert sent.exit_code == 0, sent.stderr
+    assert json.loads(sent.stdout.splitlines()[-1])["trackers"][0]["sent"] == 5
+    assert etude("report", "one").exit_code == 0
+    assert [line["key"] for line in records()] == KEYS
+
+
+def test_a_run_that_goes_on_is_shown_under_the_same_token_without_what_is_there(project):
+    change(project / "config.yml", report=[SHOWN])
+    assert etude("train", "config.yml", "--name", "one").exit_code == 0
+    assert etude("resume", "one", "-o", "finetuning.num_epochs=3").exit_code == 0
+    keys = [line["key"] for line in records()]
+    assert keys == [*KEYS, "epoch/00000003", "validation/00000003", "finished/00000003"]
+    assert len({line["token"] for line in records()}) == 1
+    assert [line["step"] for line in records()] == [0, 1, 2, 2, 2, 3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "after 2",
+        *(pytest.param(place, marks=pytest.mark.slow) for place in ("before 1", "before 4", "after 5")),
+    ],
+)
+def test_a_run_that_is_killed_while_it_sends_has_every_record_there_once(project, place):
+    change(project / "config.yml", report=[SHOWN | {"kill_at": place}])
+    killed = finished("train", "config.yml", "--name", "one", folder=project)
+    assert killed.returncode == -9, killed.stdout + killed.stderr
+    resumed = finished("resume", "one", folder=project)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert [line["key"] for line in records()] == KEYS
+    assert [line["number"] for line in records()] == [0, 1, 2, 3, 4]
+
+
+def test_what_a_tracker_has_lost_it_gets_again(project):
+    change(project / "config.yml", report=[SHOWN])
+    assert etude("train", "config.yml", "--name", "one").exit_code == 0
+    lines = Path("shown.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if json.loads(line).get("key") in KEYS[:2]]
+    Path("shown.jsonl").write_text("".join(kept))
+    assert etude("resume", "one", "-o", "finetuning.num_epochs=3").exit_code == 0
+    keys = [line["key"] for line in records()]
+    assert keys == [*KEYS[:4], "epoch/00000003", "validation/00000003", "finished/00000003"]
+
+
+def test_another_place_gets_the_whole_run(project):
+    change(project / "config.yml", report=[SHOWN])
+    assert etude("train", "config.yml", "--name", "one").exit_code == 0
+    other = json.dumps([SHOWN | {"file": "other.jsonl"}])
+    assert etude("report", "one", "-o", f"report={other}").exit_code == 0
+    assert [line["key"] for line in records(Path("other.jsonl"))] == KEYS
+
+
+def test_functions_of_a_program_and_of_a_config_are_called_with_each_record(project):
+    given: list[RunRecord] = []
+    run = library.train(
+        "config.yml", report=[given.append, "tests.trackers.parts:noted"], name="one", progress=False
+    )
+    assert [record.key for record in given] == KEYS
+    assert Path("noted.txt").read_text().split() == KEYS
+    given.clear()
+    library.resume(run, report=given.append, overrides=["finetuning.num_epochs=3"], progress=False)
+    assert [record.kind for record in given] == ["epoch", "validation", "finished"]
+
+
+def test_a_run_goes_on_without_the_function_of_its_program_and_says_what_is_missing(project):
+    library.train("config.yml", report=lambda record: None, name="one", progress=False)
+    resumed = etude("resume", "one", "-o", "finetuning.num_epochs=3")
+    assert resumed.exit_code == 0
+    assert "give it again, in Python" in resumed.stdout
+
+
+def test_an_evaluation_is_shown_too(project):
+    change(project / "config.yml", report=[SHOWN])
+    assert etude("evaluate", "config.yml", "--name", "scores").exit_code == 0
+    (record,) = records()
+    assert record["key"] == "evaluation"
+    assert 0 <= record["metrics"]["evaluation/scores/correct/mean"] <= 1
+    assert len(record["episodes"]) == 6
+
+
+def test_secrets_reach_no_tracker(project, monkeypatch):
+    monkeypatch.setenv("MY_API_KEY", "sesame-opens-all")
+    model = {"_type": "tests.cli.parts:scripted", "api_key": "${MY_API_KEY}"}
+    rows = [{"id": f"t{n}", "question": "say sesame-opens-all", "answer": "yes"} for n in range(8)]
+    Path("train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    change(project / "config.yml", report=[SHOWN], llms={"policy": model})
+    assert etude("train", "config.yml", "--name", "one").exit_code == 0
+    assert len(records()) == 5
+    assert "sesame-opens-all" not in Path("shown.jsonl").read_text()
+
+
+def test_a_run_of_two_models_is_shown_under_their_names(local, base):
+    from tests.cli.projects import train_two_models
+
+    train_two_models(local, base)
+    change(local / "config.yml", report=[SHOWN])
+    trained = etude("train", "config.yml", "--name", "two", "-o", "finetuning.num_epochs=1")
+    assert trained.exit_code == 0, trained.stdout
+    keys = [line["key"] for line in records()]
+    assert keys[-3:] == ["validation/00000001/left", "validation/00000001/second", "finished/00000001"]
+    epoch = next(line for line in records() if line["key"] == "epoch/00000001/second")
+    assert "second/train/avg_reward" in epoch["metrics"] and "second/learner/loss" in epoch["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("report", "words"),
+    [
+        ("tensorbord", "did you mean"),
+        ({"_type": "tensorboard", "foldr": "x"}, "folder"),
+        ({"_type": "function", "function": "tests.trackers.parts:none"}, "none"),
+    ],
+)
+def test_a_wrong_entry_is_an_error_before_anything_is_sampled(project, report, words):
+    change(project / "config.yml", report=report)
+    refused = etude("train", "config.yml", "--name", "one")
+    assert refused.exit_code == 2
+    assert "report" in refused.stderr and words in refused.stderr
+
+
+def test_a_run_without_trackers_says_how_to_name_one(project):
+    assert etude("train", "config.yml", "--name", "one").exit_code == 0
+    refused = etude("report", "one")
+    assert refused.exit_code == 2 and "-o report=" in refused.stderr
+    with RunFolder.read(Path("runs/one")) as run:
+        assert not list(run.journal.scan("report/"))
