@@ -5,12 +5,12 @@ Everything public is importable from here, and loaded when it is first used.
 
 from __future__ import annotations
 
-import importlib
-from functools import cache
-from typing import TYPE_CHECKING, Any
-
+# Nothing is imported here, `typing` included: the command has to be ready for Ctrl-C as early as it can.
+TYPE_CHECKING = False
 # Every public name, with its home: type checkers import them here, and `__getattr__` reads these lines too.
 if TYPE_CHECKING:
+    from typing import Any
+
     from etude.alarms.alarm import Alarm as Alarm
     from etude.alarms.alarm import Sighting as Sighting
     from etude.algorithms.algorithm import Algorithm as Algorithm
@@ -111,9 +111,13 @@ if TYPE_CHECKING:
     __version__: str
 
 
-@cache
+_found_homes: dict[str, str] = {}
+
+
 def _homes() -> dict[str, str]:
     """The module of each public name, as the imports above say."""
+    if _found_homes:
+        return _found_homes
     import ast
     from pathlib import Path
 
@@ -122,10 +126,13 @@ def _homes() -> dict[str, str]:
         for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("etude.")
     ]
-    return {alias.name: str(node.module) for node in imports for alias in node.names}
+    _found_homes.update({alias.name: str(node.module) for node in imports for alias in node.names})
+    return _found_homes
 
 
 def __getattr__(name: str) -> Any:
+    import importlib
+
     value: Any
     if name == "__all__":
         value = sorted([*_homes(), "__version__"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -123,3 +125,34 @@ def test_an_agent_that_ends_the_run_is_named_as_the_cause(project, does, problem
     assert f"error: something in this process has {problem}" in stopped.stderr
     assert "-o eval.general.isolation=process" in stopped.stderr
     assert "next: etude resume runs/r" in stopped.stderr
+
+
+def test_next_to_nothing_is_imported_before_ctrl_c_is_handled():
+    """An interrupt before that is Python's, which shows where it was with a traceback."""
+    code = """
+import sys
+before = set(sys.modules)
+import etude.cli
+print(sorted(set(sys.modules) - before))
+"""
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "['__future__', 'etude', 'etude.cli']\n", done.stderr
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_while_a_command_is_imported_ends_it_in_a_word(times):
+    """The first import of the command itself is where it is interrupted, deterministically."""
+    code = """
+import os, signal, sys
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            for _ in range(TIMES):
+                os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupts())
+from etude.cli import main
+main()
+"""
+    program = [sys.executable, "-c", code.replace("TIMES", str(times)), "runs", "list"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "stopped\n")
