@@ -20,6 +20,7 @@ from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion
 from etude.core.keys import content_hash
 from etude.inference.child_process import guard_of, last_lines
+from etude.inference.masked_log import MaskedLog
 from etude.jobs.content import JobContent
 from etude.jobs.folders import StateFolders
 from etude.learner.launch import Launcher, exit_words
@@ -27,7 +28,7 @@ from etude.learner.learner import TrainingCanceled
 from etude.models.device import dtype_name
 from etude.models.policy import Policy
 from etude.models.source import folder_of
-from etude.store.files import open_private, private_folder
+from etude.store.files import private_folder
 
 _LOG = logging.getLogger("etude.learners")
 _MODULE = "etude.backends.learning"
@@ -125,10 +126,9 @@ class ClusterLearners:
         """Start a team and wait for its end; why it ended, where it has not done its part."""
         learners = self._learners
         command = learners.launcher.command(_MODULE, [str(folder)], learners.count, learners.folder)
-        with open_private(self._log, "ab") as log:
-            begin = log.tell()
+        with MaskedLog(self._log) as log:
             team = await asyncio.create_subprocess_exec(
-                *command, stdin=DEVNULL, stdout=log, stderr=log, start_new_session=True
+                *command, stdin=DEVNULL, stdout=log.fileno(), stderr=log.fileno(), start_new_session=True
             )
         guard = await guard_of(team.pid)
         try:
@@ -140,7 +140,8 @@ class ClusterLearners:
             with contextlib.suppress(ProcessLookupError):
                 guard.kill()
             await guard.wait()
-        text = self._log.read_bytes()[begin:].decode(errors="replace")
+        await log.settled()
+        text = self._log.read_bytes()[log.begin :].decode(errors="replace")
         return learners.launcher.first_failure(text) or exit_words(code)
 
     @property

@@ -14,6 +14,7 @@ from typing import Any
 from etude.cluster.config import RayConfig
 from etude.cluster.output import Output
 from etude.core.errors import EtudeError, first_line
+from etude.inference.masked_log import MaskedLines
 from etude.runners.log_files import bound
 from etude.runners.process import LocalProcess, ProcessEnd, start_runner
 from etude.runners.program import Invitation
@@ -72,7 +73,7 @@ class RayProcess:
         self._actor = actor
         self._killed, self._ended = asyncio.Event(), asyncio.Event()
         self._end = asyncio.ensure_future(self._wait(asyncio.ensure_future(_awaited(end))))
-        self._path = log
+        self._path, self._lines = log, MaskedLines()
         self._memory = 0.0
         self._asking: asyncio.Task[None] | None = None
         self.log = str(log)
@@ -108,6 +109,8 @@ class RayProcess:
                 await self._following
                 while piece := await self._actor.output.remote(False):
                     self._write(piece)
+        with contextlib.suppress(OSError), open_private(self._path, "ab") as file:
+            file.write(self._lines.end())
         ray.kill(self._actor)
         return ProcessEnd(how, by_others)
 
@@ -124,7 +127,7 @@ class RayProcess:
     def _write(self, piece: bytes) -> None:
         # A full disk is told of by the journal.
         with contextlib.suppress(OSError), open_private(self._path, "ab") as file:
-            file.write(piece)
+            file.write(self._lines.add(piece))
 
     def kill(self) -> None:
         """Kill the actor, whose end ends the runner."""

@@ -23,7 +23,8 @@ from etude.inference.child_process import (
     mark_process,
     start_guarded,
 )
-from etude.store.files import open_private, private_folder
+from etude.inference.masked_log import MaskedLog
+from etude.store.files import private_folder
 
 _LARGEST_LOG = 20 * 2**20
 _GRACE_SECONDS = 20.0
@@ -114,22 +115,22 @@ class LocalVllm:
         process: asyncio.subprocess.Process,
         lifeline: int,
         port: int,
-        log_start: int,
+        log: MaskedLog,
     ) -> None:
-        """The process group ends when the descriptor `lifeline` is closed; `log_start` is the number of bytes
-        of the log before those of the process."""
+        """The process group ends when the descriptor `lifeline` is closed."""
         self.base_url = f"http://{options.host}:{port}"
         self.pid = process.pid
         self._options = options
         self._process = process
         self._lifeline: int | None = lifeline
-        self._log_start = log_start
+        self._log = log
 
     async def ended(self, seconds: float) -> str | None:
         """How it ended; when its engine fails, it exits with code 0, and only its log knows why."""
         if (code := await _exit_code(self._process, seconds)) is None:
             return None
-        cause = last_exception(log_of(self._options), self._log_start)
+        await self._log.settled()
+        cause = last_exception(log_of(self._options), self._log.begin)
         how = f"ended with code {code}" if code else "ended by itself"
         return how + ("" if cause is None else f" ({cause})")
 
@@ -175,15 +176,14 @@ class LocalLauncher:
         with socket.socket() as listening:
             listening.bind((options.host, 0))
             port = int(listening.getsockname()[1])
-        with open_private(log_file, "ab") as log:
-            log_start = log.tell()
+        with MaskedLog(log_file) as log:
             try:
                 process, lifeline = await start_guarded(
                     *options.command,
                     *_arguments(options, source, port),
                     stdin=asyncio.subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
+                    stdout=log.fileno(),
+                    stderr=log.fileno(),
                     env={**os.environ, **_environment(key), **options.environment},
                 )
             except OSError as error:
@@ -192,11 +192,11 @@ class LocalLauncher:
                     "program with --vllm-command"
                 ) from error
         mark_process(mark, process.pid)
-        return LocalVllm(options, process, lifeline, port, log_start)
+        return LocalVllm(options, process, lifeline, port, log)
 
 
 def log_of(options: VllmOptions) -> Path:
-    """Everything that it printed."""
+    """Everything that it printed, with secrets masked."""
     return options.folder / "vllm.log"
 
 

@@ -18,10 +18,11 @@ from typing import IO, Protocol
 
 from etude.core.errors import EtudeError
 from etude.inference.child_process import guard_of, last_exception, last_lines
+from etude.inference.masked_log import MaskedLog
 from etude.learner.launch import Launcher as TeamLauncher
 from etude.runners.log_files import bound
 from etude.runners.program import Invitation
-from etude.store.files import open_private, private_folder
+from etude.store.files import private_folder
 from etude.store.status import ClusterStatus
 
 _START = (
@@ -96,11 +97,13 @@ class Cluster:
 class LocalProcess:
     """A process group on this machine, which a guard ends when this process is gone, even by SIGKILL."""
 
-    def __init__(self, process: Process, guard: Process, log: Path) -> None:
+    def __init__(self, process: Process, guard: Process, path: Path, log: MaskedLog | None = None) -> None:
+        """`log` is what writes to `path`, where that is done here."""
         self._process = process
         self._guard = guard
-        self._path = log
-        self.log = str(log)
+        self._path = path
+        self._log = log
+        self.log = str(path)
         self.node = socket.gethostname()
 
     async def ended(self) -> ProcessEnd:
@@ -110,6 +113,8 @@ class LocalProcess:
         with contextlib.suppress(ProcessLookupError):
             self._guard.kill()
         await self._guard.wait()
+        if self._log is not None:
+            await self._log.settled()
         if code >= 0:
             return ProcessEnd(f"ended with exit code {code}")
         name = signal.Signals(-code).name
@@ -149,11 +154,13 @@ class LocalLauncher:
         """Start a runner with this program's Python, module path, environment and folder."""
         private_folder(self._folder)
         path = self._folder / f"{place}.log"
-        with open_private(path, "ab") as log:
-            return await start_runner(invitation, log, path)
+        with MaskedLog(path) as log:
+            return await start_runner(invitation, log.fileno(), path, log)
 
 
-async def start_runner(invitation: Invitation, output: IO[bytes], path: Path) -> LocalProcess:
+async def start_runner(
+    invitation: Invitation, output: int | IO[bytes], path: Path, log: MaskedLog | None = None
+) -> LocalProcess:
     """Start a runner that writes to `output`, which is the log at `path`. Raises EtudeError."""
     command = (sys.executable, "-c", _START, json.dumps(sys.path))
     try:
@@ -168,7 +175,7 @@ async def start_runner(invitation: Invitation, output: IO[bytes], path: Path) ->
     with contextlib.suppress(OSError):
         process.stdin.write(f"{invitation.as_json()}\n".encode())
         await process.stdin.drain()
-    return LocalProcess(process, guard, path)
+    return LocalProcess(process, guard, path, log)
 
 
 @asynccontextmanager
