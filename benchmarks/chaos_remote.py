@@ -6,6 +6,7 @@ faults, and whenever it stops it has to say why; nothing may be paid, made or up
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import Counter
 from collections.abc import Mapping
@@ -28,6 +29,8 @@ _FAULTS = (2000, 60)
 _SHARE = 0.3
 """Of all requests."""
 _AT_ONCE = 3
+_ANSWERED = re.compile(r"answered (something else|\d{3})|MalformedAnswer")
+"""A fault's words where a training server is told of."""
 _MOST_STOPS = 60
 
 AGENT = """
@@ -140,6 +143,7 @@ def remote(scene: Scene) -> Figures:
                 numbers = range(number, number + _AT_ONCE)
                 list(pool.map(lambda each: played.run(KINDS[each % len(KINDS)], each), numbers))
                 number += _AT_ONCE
+                scene.note(f"{ends.committed.total()} faults in {ends.runs} runs, {ends.stops} stops")
     return {
         "faults": ends.committed.total(),
         "kinds": len(ends.committed),
@@ -207,10 +211,13 @@ class _Played:
 def _kept(folder: Path) -> dict[str, Any]:
     """All that the run's journal has, but for its key, and the figures that an API may not have given."""
     kept = {key: value for key, value in contents(folder).items() if key != "run/key"}
-    for value in kept.values():
-        if isinstance(value, dict):
-            value.pop("metrics", None)
-    return kept
+    return dict(_without_metrics(kept))
+
+
+def _without_metrics(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_metrics(each) for key, each in value.items() if key != "metrics"}
+    return [_without_metrics(each) for each in value] if isinstance(value, list) else value
 
 
 def _stop_problem(code: int, errors: str) -> str | None:
@@ -219,6 +226,6 @@ def _stop_problem(code: int, errors: str) -> str | None:
         return f"it ended with {code}: {errors[-600:]}"
     if not errors.strip():
         return "it stopped and said nothing"
-    if not any(fault.words in errors for fault in FAULTS.values()):
+    if not any(fault.words in errors for fault in FAULTS.values()) and not _ANSWERED.search(errors):
         return f"it stopped without the cause: {errors[-600:]}"
     return None

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from etude.core.call import ChatRequest
 from etude.core.episode import EpisodeRecord
-from etude.core.errors import EngineError, ErrorBudgetExceeded, RequestError, StoreError
+from etude.core.errors import EngineError, ErrorBudgetExceeded, ModelOut, RequestError, StoreError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem, EvaluationRunOutput
 from etude.core.example import Example
 from etude.core.interfaces import Evaluator
@@ -305,6 +306,40 @@ async def test_a_second_run_of_a_phase_repeats_nothing(journal: Journal) -> None
     other = await evaluation(journal, evaluators, engine=engine).run(EXAMPLES[:1], phase="other")
     assert len(engine.requests) == 9
     assert other.eval_input.eval_input_items[0].output_obj == "q0 0"
+
+
+@pytest.mark.parametrize("out", [EngineError("gone"), ModelOut("the key is wrong")], ids=["budget", "model"])
+async def test_calls_under_way_when_a_run_stops_by_itself_are_answered_and_not_paid_again(
+    journal: Journal, out: Exception
+) -> None:
+    engine, failed = echo(), asyncio.Event()
+    complete, paid = engine.complete, []
+
+    async def answer(request: ChatRequest) -> Any:
+        if request.messages[-1]["content"] == "q0 0" and not failed.is_set():
+            await until(lambda: len(collector._models.under_way) == 4)
+            failed.set()
+            raise out
+        await failed.wait()
+        await until(lambda: journal.get("resumed", False) or bool(collector._models.settling))
+        paid.append(request.messages[-1]["content"])
+        return await complete(request)
+
+    async def asks_twice(example: Example, episode: Any) -> str:
+        return (
+            await agent(example, episode) + (await episode.chat([{"role": "user", "content": "more"}])).text
+        )
+
+    engine.complete = answer  # type: ignore[method-assign]
+    run = evaluation(journal, {"even": even}, workflow=asks_twice, engine=engine, error_budget=0.0)
+    collector = run._collector
+    with pytest.raises((ErrorBudgetExceeded, ModelOut)):
+        await run.run(EXAMPLES, phase="eval")
+    assert sorted(paid) == ["q1 0", "q2 0", "q3 0"], "and no call was begun meanwhile"
+    await journal.put("resumed", True)
+    output = await run.run(EXAMPLES, phase="eval")
+    assert scores(output, "even") == [1.0, 0.0, 1.0, 0.0]
+    assert sorted(paid) == ["more"] * 4 + ["q0 0", "q1 0", "q2 0", "q3 0"]
 
 
 async def test_failures_within_the_budget_stay_as_they_were(journal: Journal) -> None:

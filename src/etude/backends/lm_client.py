@@ -216,10 +216,10 @@ class LanguageModelClient:
                 self._warn(f"still waiting for {self.base_url}: {problem}")
         await self.validate_server_version()
 
-    async def problem(self, seconds: float | None = None) -> str | None:
-        """Why the server is not there, or None when it is."""
+    async def problem(self, seconds: float | None = None, *, tries_again: bool = False) -> str | None:
+        """Why the server is not there, or None when it is. With `tries_again` it is asked as for all else."""
         try:
-            await self._ask("/health", ServerHealth, seconds, _ONCE)
+            await self._ask("/health", ServerHealth, seconds, self._policy if tries_again else _ONCE)
         except LanguageModelClientError as error:
             return str(error)
         return None

@@ -91,7 +91,7 @@ class LmServerAdapter(OpenAiJobs):
         )
 
     async def is_healthy(self) -> bool:
-        self.unhealthy_because = await self.server.problem()
+        self.unhealthy_because = await self.server.problem(tries_again=True)
         return self.unhealthy_because is None and await super().is_healthy()
 
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:

@@ -85,6 +85,7 @@ class EvaluationRun(Evaluation):
             keep_episodes=request.keep_episodes,
             on_episode=request.on_episode,
             on_score=request.on_score,
+            settle=self._collector.settle,
         )
         try:
             return await gathering.output_of(self._collector.collect(jobs))

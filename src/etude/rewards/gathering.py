@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -84,8 +84,12 @@ class Gathering:
         keep_episodes: bool = True,
         on_episode: OnEpisode | None = None,
         on_score: OnScore | None = None,
+        settle: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`order` has the example's id and the generation of each episode, as they are to come back."""
+        """`order` has the example's id and the generation of each episode, as they are to come back.
+
+        `settle` is waited for before too many failures end the run.
+        """
         self._order = order
         self._group_sizes = Counter(example_id for example_id, _ in order)
         self._scorer = scorer
@@ -93,6 +97,7 @@ class Gathering:
         self._keep_episodes = keep_episodes
         self._on_episode = on_episode
         self._on_score = on_score
+        self._settle = settle
         self._waiting: dict[str, list[tuple[EpisodeRecord, EvalInputItem, Scores]]] = {}
         self._done: dict[tuple[str, int], tuple[EvalInputItem, Scores]] = {}
         self._calls: Counter[str] = Counter()
@@ -113,6 +118,10 @@ class Gathering:
                 with counting_retries() as count:
                     await self._take(record)
                 self._add_retries(count.causes, count.waited)
+            except ErrorBudgetExceeded:
+                if self._settle is not None:
+                    await self._settle()
+                raise
             finally:
                 slots.release()
 

@@ -29,6 +29,10 @@ from etude.store.journal import Steps
 from etude.wire.endpoint import EndpointServer
 from etude.wire.sampling import change_sampling
 
+_SETTLE_SECONDS = 30.0
+"""For calls under way when a run stops by itself."""
+_SETTLE_POLL = 0.02
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -128,6 +132,19 @@ class Collector:
             waiting[model].append(now - since)
         return {model: (len(ages), max(ages)) for model, ages in waiting.items()}
 
+    async def settle(self) -> None:
+        """Give the calls under way time to be answered, since they are paid for, and begin no others.
+
+        For whoever is about to stop the run. What is answered now is not asked for again when it goes on.
+        """
+        waiting, deadline = object(), time.monotonic() + _SETTLE_SECONDS
+        self._models.settling.add(waiting)
+        try:
+            while self._models.under_way and time.monotonic() < deadline:  # noqa: ASYNC110  in threads too
+                await asyncio.sleep(_SETTLE_POLL)
+        finally:
+            self._models.settling.discard(waiting)
+
     async def collect(self, jobs: Iterable[EpisodeJob]) -> AsyncGenerator[EpisodeRecord]:
         """Run the jobs, and yield each episode when it is finished and journalled.
 
@@ -154,6 +171,7 @@ class Collector:
                     if outcome is None:
                         working -= 1
                     elif isinstance(outcome, BaseException):
+                        await self.settle()
                         raise outcome
                     else:
                         yield outcome

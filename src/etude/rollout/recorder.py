@@ -24,6 +24,7 @@ from etude.store.journal import Json, Steps
 from etude.wire.attempts import RetryCount, counting_retries
 from etude.wire.sampling import change_sampling
 
+_ADMIT_SECONDS = 0.05
 _PARENT_CANDIDATES = 8
 """How many of the latest calls are looked at for the one that a new call continues."""
 _IN_EVERY_DIGEST = ("temperature", "top_p", "max_tokens", "stop", "seed")
@@ -45,6 +46,8 @@ class Models:
     """Variables of each model's chat template where a call gives none."""
     under_way: dict[object, tuple[str, float]] = field(default_factory=dict, compare=False)
     """Calls that wait for an answer: the model, and since when by the monotonic clock."""
+    settling: set[object] = field(default_factory=set, compare=False)
+    """Whoever waits for the answers to these, before the run stops: no call begins meanwhile."""
 
     def __post_init__(self) -> None:
         """Raises RequestError when there are no models, or the default is none of them."""
@@ -193,6 +196,8 @@ class Recorder:
         return chosen
 
     async def _admit(self) -> None:
+        while self.models.settling:  # noqa: ASYNC110  the collector may be in another thread
+            await asyncio.sleep(_ADMIT_SECONDS)
         if self._closed:
             problem = "is over; it can make no more calls"
         elif self._max_calls is not None and len(self._calls) >= self._max_calls:
