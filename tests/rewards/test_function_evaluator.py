@@ -35,7 +35,7 @@ from etude.rewards.evaluator import (
     scored,
 )
 from etude.rewards.scorer import Scorer, evaluate
-from etude.rollout.threads import watch_loop
+from etude.rollout.loop_watch import watch_loop
 from etude.store.journal import Journal
 
 EXAMPLE = Example("q1", {"question": "2 + 2"}, "4")

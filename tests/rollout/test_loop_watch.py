@@ -12,7 +12,7 @@ import pytest
 
 from etude.rollout import run_workflow
 from etude.rollout.collector import Limits
-from etude.rollout.threads import watch_loop
+from etude.rollout.loop_watch import watch_loop
 from etude.store.journal import Journal
 from tests.rollout.running import collect, jobs
 
