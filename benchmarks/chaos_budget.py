@@ -65,7 +65,7 @@ def budgets(scene: Scene) -> Figures:
 
 def _end(scene: Scene, limit: Limit, at_once: int, number: int, problems: list[str]) -> float:
     """How many percent over its limit a run ended; negative for those that stopped before it."""
-    with ChargingEndpoint(together=at_once, seconds=0.002 * number) as endpoint:
+    with ChargingEndpoint(seconds=0.03 * (number + 1)) as endpoint:
         place = f"{limit.name}-{at_once}-{number}"
         code, errors, _ = _run(scene, place, endpoint, at_once, {limit.name: limit.most})
         taken = limit.taken(endpoint)

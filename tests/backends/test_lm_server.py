@@ -93,9 +93,9 @@ async def test_an_engine_that_does_not_come_back_is_an_error():
 
 async def test_a_server_that_is_away_is_told_before_anything_is_sampled():
     server = LmStandIn()
-    server.faults["GET /health"] = ["lost"] * 2
+    server.faults["GET /health"] = ["lost"] * 6
     adapter = server.adapter(ready_timeout=0)
-    assert not await adapter.is_healthy()
+    assert not await adapter.is_healthy() and "the connection broke" in (adapter.unhealthy_because or "")
     with pytest.raises(ClientTimeoutError):
         await adapter.initialize(FinetuneConfig())
     assert await adapter.is_healthy()

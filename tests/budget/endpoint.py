@@ -43,6 +43,9 @@ class ChargingEndpoint:
             daemon_threads = True
             request_queue_size = 64
 
+            def handle_error(self, request: object, client_address: object) -> None:
+                """Clients that are stopped wait for no answer."""
+
         self._server = Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
 

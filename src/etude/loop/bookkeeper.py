@@ -121,11 +121,8 @@ class Bookkeeper:
         """Go on where the run was left. Raises TrainingError when the backend is not healthy."""
         if not await self.adapter.is_healthy():
             kind = self.adapter.adapter_config.type_name or type(self.adapter).__name__
-            why = self.adapter.unhealthy_because
-            raise TrainingError(
-                f"the training backend '{kind}' is not healthy; nothing was sampled yet"
-                + (f" ({why})" if why else "")
-            )
+            why = f" ({self.adapter.unhealthy_because})" if self.adapter.unhealthy_because else ""
+            raise TrainingError(f"the training backend '{kind}' is not healthy; nothing was sampled yet{why}")
         await self.line.take_up(last_version(self.record.history))
         if (start := self.record.history.start) is not None:
             await self.adapter.begin_from(start)

@@ -155,6 +155,7 @@ async def rescore(
     try:
         return await gathering.output_of(records())
     except (ErrorBudgetExceeded, ModelOut):
+        await journal.flush()  # As above.
         for episode_id in ids.values():
             await scorer.forget_failures(episode_id, journal)
         raise
