@@ -47,7 +47,7 @@ class FaultyApi:
         self._came: Counter[str] = Counter()
 
     def answer(self, request: httpx.Request) -> httpx.Response:
-        """What the API does with a request, and says: later versions of a model say yes more often."""
+        """Do what a request asks for. Later versions of a model say yes more often."""
         content = hashlib.sha256(request.read()).digest()
         self.api.say = lambda model, number: "yes" if content[0] < 100 + 40 * len(self.api.jobs) else "no"
         return self.api.answer(request)

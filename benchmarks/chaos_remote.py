@@ -120,7 +120,7 @@ KINDS = (
 
 @dataclass
 class Ends:
-    """What became of runs."""
+    """The ends of runs."""
 
     runs: int = 0
     stops: int = 0

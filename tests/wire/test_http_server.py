@@ -104,6 +104,7 @@ async def test_a_byte_now_and_then_keeps_no_connection() -> None:
                 await asyncio.sleep(0.02)
             status, body = await refused
             assert status == 408 and body["error"]["code"] == "timeout"
+            assert "0.3 seconds" in body["error"]["message"]
             writer.close()
 
 
@@ -121,6 +122,7 @@ async def test_a_new_connection_takes_the_place_of_the_one_that_has_waited_longe
         assert await answer_of(reader) == (200, {"bytes": 0})
         status, body = await answer_of(oldest[0])
         assert status == 408 and body["error"]["code"] == "timeout"
+        assert "there are 2 connections: it made room" in body["error"]["message"]
         others[0][1].write(GET % b"")
         assert await answer_of(others[0][0]) == (200, {"bytes": 0})
 

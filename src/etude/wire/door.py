@@ -86,7 +86,10 @@ class Door:
                 async with asyncio.timeout(None if is_complete else left):
                     message = await receive()
             except TimeoutError as error:
-                late = "the rest of the request did not come in time"
+                late = (
+                    f"the body of the request did not come in time: {self._limits.seconds:g} seconds, and one "
+                    f"more for each {SLOWEST_BYTES} bytes"
+                )
                 raise ApiError(408, late, code="timeout", closes=True) from error
             if message["type"] == "http.request":
                 seen += len(message.get("body", b""))

@@ -140,12 +140,15 @@ class LimitedProtocol(H11Protocol):
         """Answer what is no HTTP."""
         self._refuse(HTTPStatus.BAD_REQUEST, "that is no HTTP request, or its head is too large")
 
-    def give_up(self) -> None:
+    def give_up(self, makes_room: bool = False) -> None:
         """End a connection that has no request under way."""
         if self._is_under_way() or self.transport.is_closing():
             return
         if self.conn.their_state is h11.IDLE:
-            self._refuse(HTTPStatus.REQUEST_TIMEOUT, "the request did not come in time", "timeout")
+            why = f"the head of the request did not come within {self.limits.seconds:g} seconds"
+            if makes_room:
+                why = f"no request came, and there are {self.limits.connections} connections: it made room"
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT, why, "timeout")
         else:  # It has its answer, and still sends the body.
             self.transport.abort()
 
@@ -179,7 +182,7 @@ class LimitedProtocol(H11Protocol):
             self.app = _only_open(self.app, self.limits)
         elif self.waiting and len(self.busy) + len(self.waiting) >= self.limits.connections:
             oldest = next(iter(self.waiting))
-            oldest.give_up()
+            oldest.give_up(makes_room=True)
             self.waiting.pop(oldest, None)
         return True
 
