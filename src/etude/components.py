@@ -34,7 +34,10 @@ import etude.scenarios.datasets
 import etude.scenarios.measures
 import etude.scenarios.scenario
 import etude.trackers.callback
+import etude.trackers.mlflow
 import etude.trackers.tensorboard
+import etude.trackers.trackio
+import etude.trackers.wandb
 
 for room in (etude.alarms, etude.algorithms):
     for module in pkgutil.iter_modules(room.__path__, f"{room.__name__}."):

@@ -1,0 +1,111 @@
+"""Trackio: a run of a project in its local store, or in a Space of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from etude.config.component import TrackerConfig
+from etude.config.registry import register_tracker
+from etude.core.errors import EtudeError
+from etude.trackers.extras import require_package
+from etude.trackers.record import COLUMNS, RunRecord, State, TrackedRun, code_version, flattened
+
+if TYPE_CHECKING:
+    from etude.config.builder import Builder
+
+_KEY = "record"
+"""A value of each log, which names its record."""
+_SECONDS_TO_STORE = 60.0
+"""Trackio stores logs from a thread of its own, about half a second later."""
+_PRINTING = ("trackio", "trackio.run", "trackio.utils")
+
+
+class TrackioConfig(TrackerConfig, name="trackio"):
+    """A run of Trackio; `trackio show` opens its dashboard."""
+
+    project: str = "etude"
+    """Its project."""
+    space_id: str | None = None
+    """A Space of the hub, as `user/name`; left out: the local store, where TRACKIO_DIR says."""
+
+    def destination(self) -> str:
+        return f"project {self.project}" + ("" if self.space_id is None else f" in {self.space_id}")
+
+
+class TrackioTracker:
+    """Logs the records of a run."""
+
+    def __init__(self, config: TrackioConfig) -> None:
+        self._config = config
+        self._run: Any = None
+
+    def open(self, run: TrackedRun) -> str:
+        """Begin the run, or go on with it by its name."""
+        import trackio
+
+        self.close("stopped")
+        for name in _PRINTING:
+            # It prints where it keeps things, also into the JSON of a command.
+            vars(importlib.import_module(name))["print"] = _silent
+        self._run = trackio.init(
+            project=self._config.project,
+            name=f"{run.name}-{run.token[:6]}",
+            space_id=self._config.space_id,
+            config={**flattened(run.config), **code_version(run.environment)},
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+        return f"trackio show --project {self._config.project}"
+
+    def has(self, record: RunRecord) -> bool | None:
+        """Whether the local store has it; a Space cannot be asked."""
+        return None if self._config.space_id is not None else record.key in self._stored()
+
+    def send(self, record: RunRecord) -> None:
+        """Log it, and wait until it is in the local store."""
+        import trackio
+
+        data: dict[str, Any] = {**record.metrics, _KEY: record.key}
+        if record.episodes:
+            rows = [list(row.cells()) for row in record.episodes]
+            data[f"episodes/{record.kind}"] = trackio.Table(columns=list(COLUMNS), data=rows)
+        if record.alarms:
+            data["alarms"] = trackio.Markdown("\n\n".join(record.alarms))
+        for name, path in record.images.items():
+            data[f"plots/{name}"] = trackio.Image(str(path))
+        for name, folder in record.checkpoints.items():
+            self._run.log_artifact(str(folder), name=name, type="model")
+        self._run.log(data, step=record.step)
+        until = time.monotonic() + _SECONDS_TO_STORE
+        while self._config.space_id is None and record.key not in self._stored():
+            if time.monotonic() > until:
+                raise EtudeError(f"Trackio has not stored what it was given in {_SECONDS_TO_STORE:g} s")
+            time.sleep(0.05)
+
+    def close(self, state: State) -> None:
+        """Finish the run as far as this process goes."""
+        if self._run is not None:
+            run, self._run = self._run, None
+            run.finish()
+
+    def _stored(self) -> set[str]:
+        from trackio.sqlite_storage import SQLiteStorage
+
+        logs = SQLiteStorage.get_logs(self._config.project, self._run.name)
+        return {str(log.get(_KEY)) for log in logs}
+
+
+def _silent(*words: Any, **options: Any) -> None:
+    """In place of `print`."""
+
+
+@register_tracker(config_type=TrackioConfig)
+async def trackio(config: TrackioConfig, builder: Builder) -> AsyncIterator[TrackioTracker]:
+    """Raises MissingExtraError."""
+    require_package("trackio", "trackio")
+    yield TrackioTracker(config)

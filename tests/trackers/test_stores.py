@@ -1,0 +1,86 @@
+"""MLflow and Trackio, each with a store of its own that is read back by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.projects import change, etude
+
+pytestmark = pytest.mark.trackers
+
+
+def only_run(uri: str) -> Any:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("test")
+    (run,) = client.search_runs([experiment.experiment_id])
+    return client, run
+
+
+def test_mlflow_has_one_run_with_each_step_once(project, monkeypatch):
+    pytest.importorskip("mlflow")
+    uri = f"sqlite:///{project}/mlflow.db"
+    report = {"_type": "mlflow", "tracking_uri": uri, "experiment": "test", "checkpoints": True}
+    change(project / "config.yml", report=report)
+    assert etude("train", "config.yml", "--name", "one").exit_code == 0
+    assert etude("resume", "one", "-o", "finetuning.num_epochs=3").exit_code == 0
+    client, run = only_run(uri)
+    assert run.info.status == "FINISHED"
+    steps = {
+        name: [metric.step for metric in client.get_metric_history(run.info.run_id, name)]
+        for name in ("train/avg_reward", "learner/loss", "validation/reward_low", "total/tokens")
+    }
+    assert steps["train/avg_reward"] == steps["learner/loss"] == [1, 2, 3]
+    assert steps["validation/reward_low"] == [0, 2, 3]
+    assert steps["total/tokens"] == [2, 3]
+    assert run.data.params["finetuning.num_epochs"] == "2"
+    assert run.data.tags["code.etude"]
+    names = [each.path for each in client.list_artifacts(run.info.run_id, "episodes")]
+    assert "episodes/epoch-000001.json" in names
+
+
+def test_a_record_of_which_mlflow_has_a_part_is_made_whole(project):
+    pytest.importorskip("mlflow")
+    from mlflow.entities import Metric
+
+    from etude.trackers.mlflow import MlflowConfig, MlflowTracker
+    from etude.trackers.record import RunRecord, TrackedRun
+
+    uri = f"sqlite:///{project}/mlflow.db"
+    config = MlflowConfig(tracking_uri=uri, experiment="test")
+    record = RunRecord("epoch/00000001", "epoch", 1, 1000.0, {"a": 1.0, "b": 2.0})
+    tracked = TrackedRun("one", Path(), "abc", {"x": 1}, {})
+    tracker = MlflowTracker(config)
+    tracker.open(tracked)
+    client, run = only_run(uri)
+    client.log_batch(run.info.run_id, metrics=[Metric("a", 1.0, 1, 1)])
+    again = MlflowTracker(config)
+    again.open(tracked)
+    assert again.has(record) is False
+    again.send(record)
+    assert again.has(record) is True
+    for name in "ab":
+        assert [metric.step for metric in client.get_metric_history(run.info.run_id, name)] == [1]
+
+
+def test_trackio_has_one_run_with_each_record_once(project, monkeypatch):
+    pytest.importorskip("trackio")
+    from trackio.sqlite_storage import SQLiteStorage
+
+    change(project / "config.yml", report={"_type": "trackio", "project": f"etude-{project.name}"})
+    trained = etude("train", "config.yml", "--name", "one", "--json")
+    assert trained.exit_code == 0
+    assert all(line.startswith("{") for line in trained.stdout.splitlines())
+    assert etude("resume", "one", "-o", "finetuning.num_epochs=3").exit_code == 0
+    (name,) = SQLiteStorage.get_runs(f"etude-{project.name}")
+    logs = SQLiteStorage.get_logs(f"etude-{project.name}", name)
+    assert [log["record"].partition("/")[0] for log in logs] == [
+        *("validation", "epoch", "epoch", "validation", "finished"),
+        *("epoch", "validation", "finished"),
+    ]
+    assert [log["step"] for log in logs if "train/avg_reward" in log] == [1, 2, 3]
+    assert all("episodes/epoch" in log for log in logs if "train/avg_reward" in log)

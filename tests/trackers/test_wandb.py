@@ -1,0 +1,66 @@
+"""Weights & Biases, offline, and where nobody is there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etude.trackers.wandb import _entries, steps_in
+from tests.cli.projects import change, finished
+
+pytest.importorskip("wandb")
+
+OFFLINE = {"_type": "wandb", "project": "test", "mode": "offline"}
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setenv("WANDB__DISABLE_STATS", "true")
+
+
+def files(run: str) -> list[Path]:
+    return sorted(Path("runs", run, "wandb").glob("offline-run-*/run-*.wandb"))
+
+
+def contents(file: Path) -> list[Any]:
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    return [Record.FromString(entry) for entry in _entries(file.read_bytes())]
+
+
+def history(file: Path) -> list[dict[str, str]]:
+    rows = [record.history for record in contents(file) if record.WhichOneof("record_type") == "history"]
+    return [{item.key or "/".join(item.nested_key): item.value_json for item in row.item} for row in rows]
+
+
+def test_a_run_and_what_follows_it_are_one_run_with_each_step_once(project):
+    change(project / "config.yml", report=[OFFLINE])
+    trained = finished("train", "config.yml", "--name", "one", folder=project)
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    resumed = finished("resume", "one", "-o", "finetuning.num_epochs=3", folder=project)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    first, second = files("one")
+    assert first.name == second.name  # By its id.
+    assert [*steps_in(first)] == [0, 1, 2, 3, 4]
+    assert [*steps_in(second)] == [5, 6, 7]
+    rows = history(first)
+    assert [row["epoch"] for row in rows] == ["0", "1", "2", "2", "2"]
+    assert "validation/avg_reward" in rows[0] and "train/reward_low" in rows[1]
+    assert rows[1]["learner/loss"] in ("1", "1.0")
+    assert any("table-file" in text for name, text in rows[1].items() if name.startswith("episodes/epoch"))
+    assert "finetuning" in str([each.run.config for each in contents(first) if each.HasField("run")])
+
+
+def test_a_server_that_is_away_ends_no_run(project, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    change(project / "config.yml", report={"_type": "wandb", "patience": 0.1})
+    trained = finished("train", "config.yml", "--name", "one", folder=project, environment=dict(os.environ))
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    assert "0 of 5 records" in trained.stdout and "etude report runs/one" in trained.stdout.replace(
+        f"{project}/", ""
+    )
