@@ -39,9 +39,8 @@ from etude.store.summary import summary_of
 class Bookkeeper:
     """Episodes are handed out fresh, data is checked where it is submitted, each job is made and noted once.
 
-    A trainer's builder collects through `collections`, and its adapter's `submit` leads here. So what is
-    promised of a run holds for every combination of builders, trainers and adapters. `EpochTrainer` says
-    what became of each epoch (`adopt`, `skip`, `rest`); of other trainers a `Follower` finds it out.
+    A trainer's builder collects through `collections`, and its adapter's `submit` leads here, so that what is
+    promised holds for all of them. `EpochTrainer` says what became of an epoch, a `Follower` finds it out.
     """
 
     def __init__(
