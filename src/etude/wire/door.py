@@ -87,8 +87,8 @@ class Door:
                     message = await receive()
             except TimeoutError as error:
                 late = (
-                    f"the body of the request did not come in time: {self._limits.seconds:g} seconds, and one "
-                    f"more for each {SLOWEST_BYTES} bytes"
+                    f"the body of the request did not come in time: {self._limits.seconds:g} seconds, and "
+                    f"one more for each {SLOWEST_BYTES} bytes"
                 )
                 raise ApiError(408, late, code="timeout", closes=True) from error
             if message["type"] == "http.request":
