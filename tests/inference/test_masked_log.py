@@ -15,7 +15,7 @@ SECRET = "canary-8fJ2kd93hQ"
 
 
 async def printed(path: Path, code: str) -> tuple[bytes, int]:
-    """What a program with this code has left in its log, and where the log began."""
+    """The lines that a program with this code has left in its log, and where the log began."""
     with MaskedLog(path) as log:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", code, stdout=log.fileno(), stderr=log.fileno()
