@@ -67,7 +67,7 @@ def batch(name="run-epoch-1", groups=2):
 
 
 async def asked_to_train(server):
-    assert await asyncio.to_thread(server.begun.wait, 30)
+    assert await asyncio.to_thread(server.begun.wait, 60)
 
 
 async def trained(adapter, name="run-epoch-1"):
@@ -229,7 +229,7 @@ async def test_a_job_that_counted_as_canceled_and_was_done_is_told_with_the_next
     server.pause = 30
     adapter = await backend()
     ref = await adapter.submit(batch())
-    assert await asyncio.to_thread(server.begun.wait, 30)
+    assert await asyncio.to_thread(server.begun.wait, 60)
     await adapter.cancel(ref)
     server.steps["agent"] += 1
     server.pause = 0

@@ -29,7 +29,7 @@ def impatient(monkeypatch):
 async def test_a_server_that_is_up_is_ready_and_hears_who_asks():
     server = LmStandIn()
     client = server.language_model_client()
-    await client.wait_for_ready(timeout=5)
+    await client.wait_for_ready(timeout=60)
     assert await client.get_server_version() == server.version
     assert (await client.get_health()).status == "ok"
     assert server.clients == {server.version}
@@ -40,7 +40,7 @@ async def test_a_server_that_is_up_is_ready_and_hears_who_asks():
 async def test_a_server_that_starts_late_is_waited_for():
     server = LmStandIn()
     server.faults["GET /health"] = ["lost", 502, 503]
-    await server.language_model_client().wait_for_ready(timeout=5)
+    await server.language_model_client().wait_for_ready(timeout=60)
     assert server.asked("GET /health") == 4
 
 
@@ -94,7 +94,7 @@ async def test_the_engine_is_put_away_and_brought_back():
     await client.stop_engine()
     await client.stop_engine()
     assert (await client.get_engine_status()).status == "stopped"
-    status = await client.start_engine(timeout=5)
+    status = await client.start_engine(timeout=60)
     assert (status.status, status.engine) == ("running", "embedded")
     assert server.engine == ["stop", "stop", "start"]
 

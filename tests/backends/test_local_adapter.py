@@ -460,7 +460,7 @@ async def test_collecting_ahead_the_engine_samples_from_the_weights_as_they_were
     held = Held(twin._policy)
     ref = await twin.submit(collection("one"))
     await asyncio.to_thread(held.entered.wait)
-    async with asyncio.timeout(20):  # Training holds its own lock, and not the engine's.
+    async with asyncio.timeout(60):  # Training holds its own lock, and not the engine's.
         await asyncio.to_thread(ahead.digest)
     held.gate.set()
     version = version_in(await twin.wait_until_complete(ref))

@@ -120,7 +120,7 @@ def test_a_run_of_each_method(project, method):
 
 async def test_the_client_and_the_server_agree(server):
     client = LanguageModelClient(server.url, KEY)
-    await client.wait_for_ready(timeout=10)
+    await client.wait_for_ready(timeout=60)
     await client.stop_engine()
     await client.stop_engine()
     assert (await client.get_engine_status()).status == "stopped"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -13,13 +13,14 @@ from typing import Any
 class ChargingEndpoint:
     """Open it with `with`; `url` is its address. It charges before it answers, as providers do."""
 
-    def __init__(self, *, seconds: float = 0.0, spoilt: int = 0, together: int = 1) -> None:
-        """Each answer takes `seconds`, and the first ones are given `together`. Every `spoilt`-th one is
-        charged and cannot be used."""
+    def __init__(self, *, most: float = math.inf, spoilt: int = 0, together: int = 1) -> None:
+        """The first answers are given `together`, and so many at `most` before `go` is set. Every `spoilt`-th
+        one is charged and cannot be used."""
+        self.go = threading.Event()
         self.calls = self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
         self.most_at_once = 0
         self._at_once = 0
-        self._seconds, self._spoilt = seconds, spoilt
+        self._most, self._spoilt = most, spoilt
         self._together = threading.Barrier(together)
         self._first = together
         self._lock = threading.Lock()
@@ -75,10 +76,11 @@ class ChargingEndpoint:
             self._at_once += 1
             self.most_at_once = max(self.most_at_once, self._at_once)
             is_spoilt = bool(self._spoilt) and self.calls % self._spoilt == 0
-            is_first = self.calls <= self._first
+            is_first, is_held = self.calls <= self._first, self.calls > self._most
         if is_first:
             self._together.wait(60)
-        time.sleep(self._seconds)
+        if is_held:
+            self.go.wait()
         with self._lock:
             self._at_once -= 1
         content = "yes" if "judge" not in body["model"] else '{"reasoning": "so", "score": 5}'

@@ -66,18 +66,18 @@ def test_sixteen_calls_at_once_end_at_most_one_percent_over(here: Path, isolatio
 
 
 def test_a_run_that_is_killed_counts_each_call_once(here: Path):
-    with ChargingEndpoint(seconds=0.03) as endpoint:
+    with ChargingEndpoint(most=20) as endpoint:
         config = charged_project(here, endpoint.url, examples=60, **alone(max_concurrency=4))
         running = process("evaluate", config, "--name", "x", folder=here)
         deadline = time.monotonic() + 60
-        while endpoint.calls < 20 and time.monotonic() < deadline:
+        while endpoint.calls < 24 and time.monotonic() < deadline:
             time.sleep(0.005)
         os.kill(running.pid, 9)
         running.wait()
         before = bill_in(here / "runs/x")["total"]
-        time.sleep(0.1)
-        assert 0 < endpoint.calls - before["calls"] <= 4, "calls under way are all that is not known"
         lost = endpoint.calls - before["calls"]
+        assert (before["calls"], lost) == (20, 4), "calls under way are all that is not known"
+        endpoint.go.set()
         assert finished("resume", "runs/x", folder=here).returncode == 0
         after = bill_in(here / "runs/x")["total"]
         assert after["calls"] == 60 == endpoint.calls - lost

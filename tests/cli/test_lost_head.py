@@ -91,7 +91,7 @@ def test_an_evaluation_whose_machine_is_lost_is_gone_on_with_from_python(determi
 
 
 def test_a_head_that_is_still_at_work_stops_when_another_one_goes_on(deterministic):
-    change(deterministic / "config.yml", finetuning__num_epochs=40)
+    change(deterministic / "config.yml", finetuning__num_epochs=1000)
     older = process("train", "config.yml", "--name", "run", "--json", folder=deterministic)
     for _ in range(40):
         older.stdout.readline()

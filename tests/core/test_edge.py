@@ -185,6 +185,6 @@ def test_twenty_thousand_tokens_take_no_time_to_speak_of():
     messages = [{"role": role, "content": "…"} for _ in turns for role in ("user", "assistant")]
     mask = tuple(at % 200 >= 100 for at in range(20_000))
     one = Sample(tuple(range(20_000)), mask, (-0.5,) * 20_000, turns=tuple(turns), messages=tuple(messages))
-    start = time.perf_counter()
+    start = time.process_time()
     assert sample_of(trajectory_of(one)).ids == one.ids
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 2.0

@@ -336,10 +336,10 @@ async def test_the_engine_is_away_only_for_jobs_that_need_its_place(setting, pla
     assert job.status == "succeeded"
     training = {engine for status, engine in seen if status == "running"}
     assert ("stopped" in training) is free_engine
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while setting.engine()["status"] != "running":  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-    await group.wait_for_fine_tune_job(timeout=30)
+    await group.wait_for_fine_tune_job(timeout=120)
 
 
 async def test_a_group_goes_on_from_a_state_of_neural_interactive_proofs(setting, plays, fine_tuned):

@@ -334,7 +334,7 @@ async def test_a_language_model_server_makes_room_for_training_where_it_is_to(
     group = Made(tmp_path, journal, protocol=adp(), adapter=adapter).group
     assert group.training_client_type == "lm_server"
     assert group.language_model_client is adapter.server
-    await group.wait_for_ready(timeout=20)
+    await group.wait_for_ready(timeout=60)
     assert server.asked("GET /version") == 1
     await group.eval()
     assert server.engine == ["start"]
@@ -357,13 +357,13 @@ async def test_a_group_refuses_a_server_of_another_major_version(tmp_path, journ
     adapter = LmStandIn(version="9.0").adapter()
     group = Made(tmp_path, journal, adapter=adapter).group
     with pytest.raises(ServerVersionError):
-        await group.wait_for_ready(timeout=5)
+        await group.wait_for_ready(timeout=60)
 
 
 async def test_a_job_that_a_server_forgot_is_not_found_by_its_name(tmp_path, journal, plays):
     server = LmStandIn()
     group = Made(tmp_path, journal, protocol=adp(), adapter=server.adapter()).group
-    await group.wait_for_ready(timeout=5)
+    await group.wait_for_ready(timeout=60)
     await group.create_supervised_fine_tune_job({"prover": [plays[0]]})
     server.jobs.clear()
     assert await group.get_fine_tune_job_status() == "not_found"

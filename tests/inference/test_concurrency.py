@@ -105,11 +105,11 @@ async def test_an_address_that_can_do_with_four_calls_at_once_gets_them_all_done
 
     monkeypatch.setitem(faults.FAULTS, "four", Fault("temporary", answers_four, ""))
     config = OpenAiLlmConfig(
-        model_name="tiny", base_url=endpoint.url("four"), retry_wait=0.02, max_retries=12, request_timeout=20
+        model_name="tiny", base_url=endpoint.url("four"), retry_wait=0.02, max_retries=12, request_timeout=60
     )
     engine = OpenAiEngine(config)
     request = ChatRequest(({"role": "user", "content": "x"},))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         answers = await asyncio.gather(*(engine.complete(request) for _ in range(64)))
     await engine.close()
     assert (len(answers), most) == (64, 4)

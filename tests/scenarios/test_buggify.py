@@ -140,8 +140,12 @@ async def test_a_run_that_was_stopped_pays_for_nothing_twice(tmp_path: Path):
     problems = [problem(name) for name in "abc"]
     asked: list[str] = []
 
+    stopping: list[asyncio.Task[Any]] = []
+
     def script(request: ChatRequest) -> str:
         asked.append(str(request.key))
+        if stopping and len(asked) == 3:
+            stopping.pop().cancel()
         return STILL_RIGHT if len(request.messages) < 4 else SUBTLE
 
     with Journal(tmp_path / "whole.db") as journal:
@@ -151,9 +155,7 @@ async def test_a_run_that_was_stopped_pays_for_nothing_twice(tmp_path: Path):
 
     with Journal(tmp_path / "run.db") as journal:
         task = asyncio.ensure_future(buggify(problems, ScriptedEngine(script), journal, max_concurrency=1))
-        while len(asked) < 3:  # noqa: ASYNC110 - there is nobody to tell
-            await asyncio.sleep(0.005)
-        task.cancel()
+        stopping.append(task)
         with pytest.raises(asyncio.CancelledError):
             await task
         resumed = await buggify(problems, ScriptedEngine(script), journal)

@@ -93,7 +93,7 @@ class ServerProcess:
     def raw(self, request: bytes) -> bytes:
         """The first line of the answer to bytes that no client would send."""
         host, port = self.address.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=30) as connection:
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
             connection.sendall(request)
             return connection.recv(4096).split(b"\r\n")[0]
 

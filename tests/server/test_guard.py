@@ -209,7 +209,7 @@ def test_a_client_that_hangs_up_leaves_no_work_behind(server: ServerProcess) -> 
     next(iter(stream))
     stream.close()
     with server.http() as http:
-        for _ in range(100):
+        for _ in range(600):
             if http.get("/engine/status").json()["sequences"] == 0:
                 return
             time.sleep(0.1)

@@ -60,7 +60,7 @@ def test_vllm_ends_with_a_server_that_is_killed_while_it_starts(
     until(lambda: marked(mark, but=server.pid))
     time.sleep(later)
     server.send_signal(signal.SIGKILL)
-    server.wait(timeout=30)
+    server.wait(timeout=60)
     server.stdout.close()
     until(lambda: not marked(mark, but=server.pid))
 

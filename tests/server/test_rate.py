@@ -38,12 +38,11 @@ def test_memory_has_a_bound() -> None:
 
 
 def test_too_many_requests_are_told_when_to_come_back(model: Path, tmp_path: Path) -> None:
-    with ServerProcess(model, tmp_path, "--requests-per-minute", "3") as server:
-        for _ in range(3):
-            server.client().models.list()
+    with ServerProcess(model, tmp_path, "--requests-per-minute", "1") as server:
+        server.client().models.list()
         with pytest.raises(openai.RateLimitError) as refused:
             server.client().models.list()
-        assert 1 <= int(refused.value.response.headers["retry-after"]) <= 20
+        assert 1 <= int(refused.value.response.headers["retry-after"]) <= 60
         assert refused.value.code == "rate_limit_exceeded"
         with server.http() as http:
             assert http.get("/health").status_code == 200, "who looks after the server is not counted"

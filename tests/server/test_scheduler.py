@@ -33,7 +33,7 @@ async def test_a_database_that_cannot_be_read_at_the_start_is_read_later(
     pool: Any = None  # Asked only where the engine is put away for jobs.
     scheduler = Scheduler(server_settings(model="m", name="m", data_dir=tmp_path), jobs, pool)
     scheduler.start()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await looked.wait()
     await scheduler.stop()
     assert looks[:3] == ["running", "running", "queued"]

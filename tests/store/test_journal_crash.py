@@ -65,7 +65,7 @@ def test_every_acknowledged_step_survives_kill_9(tmp_path: Path, seed: int) -> N
     assert process.stdout is not None
     seen = [process.stdout.readline().strip()]
     deadline = time.monotonic() + random.Random(seed).uniform(0.0, 0.3)
-    while time.monotonic() < deadline:
+    while len(seen) < 2 or time.monotonic() < deadline:
         seen.append(process.stdout.readline().strip())
     os.kill(process.pid, signal.SIGKILL)
     seen += [line.strip() for line in process.stdout.read().splitlines(keepends=True) if line.endswith("\n")]

@@ -7,6 +7,7 @@ import sys
 from mcp.server import MCPServer
 
 server = MCPServer("calculator")
+calls = 0
 
 
 @server.tool()
@@ -16,10 +17,13 @@ def add(left: int, right: int) -> str:
 
 
 @server.tool()
-async def wait(seconds: float) -> str:
-    """Answer late."""
-    await asyncio.sleep(seconds)
-    return "done"
+async def meet(count: int) -> str:
+    """Answer once there have been so many calls."""
+    global calls
+    calls += 1
+    while calls < count:  # noqa: ASYNC110  calls are a number
+        await asyncio.sleep(0.01)
+    return "met"
 
 
 @server.tool()

@@ -29,7 +29,7 @@ from etude.rollout.reply import ToolCall
 from etude.rollout.workflow import Workflow
 from etude.store.journal import Journal
 from tests.rollout.running import collect, examples, jobs
-from tests.support import ScriptedEngine
+from tests.support import ScriptedEngine, pass_time, until
 
 HERE = Path(__file__).parent
 CALCULATOR = str(HERE / "calculator.py")
@@ -154,12 +154,12 @@ async def test_a_resumed_episode_has_its_results_and_its_own_server_is_where_it_
     ],
 )
 async def test_a_broken_server_is_a_failure_with_its_cause(journal: Journal, fault: str, reason: str) -> None:
-    begun = time.monotonic()
-    keys = {"command": "python", "args": [PLAIN, fault], "call_timeout": 0.5, "start_timeout": 1}
-    [record] = await play(journal, calling(asked("odd")), **keys)
+    limits = {"hangs": {"call_timeout": 0.5}, "hangs at once": {"start_timeout": 1}}
+    limits["hangs at the list"] = limits["hangs at once"]
+    keys = {"command": "python", "args": [PLAIN, fault], "call_timeout": 300, "start_timeout": 300}
+    [record] = await play(journal, calling(asked("odd")), **keys | limits.get(fault, {}))
     assert record.failure is not None and record.failure.kind == "tool_failed", record
     assert reason in record.failure.reason
-    assert time.monotonic() - begun < 15
 
 
 async def test_garbage_between_the_messages_is_noted_and_does_no_harm(journal: Journal) -> None:
@@ -180,11 +180,9 @@ async def test_a_server_over_http_has_the_headers_and_may_be_gone(journal: Journ
     try:
         await _listening(port)
         keys = {"url": f"http://127.0.0.1:{port}/mcp", "headers": {"X-Key": "sesame"}, "scope": "shared"}
-        calls = [asked("wait", seconds=0.5), asked("wait", seconds=0.5), asked("add", left=1, right=1)]
-        begun = time.monotonic()
+        calls = [asked("meet", count=4), asked("meet", count=8), asked("add", left=1, right=1)]
         records = await play(journal, calling(*calls), episodes=4, **keys)
-        assert [record.output for record in records] == [["done", "done", "2"]] * 4
-        assert time.monotonic() - begun < 4, "calls run at the same time"
+        assert [record.output for record in records] == [["met", "met", "2"]] * 4
     finally:
         process.kill()
         await process.wait()
@@ -195,7 +193,7 @@ async def test_a_server_over_http_has_the_headers_and_may_be_gone(journal: Journ
 
 
 async def _listening(port: int) -> None:
-    for _ in range(200):
+    for _ in range(600):
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", port)
         except OSError:
@@ -211,11 +209,15 @@ async def test_servers_end_with_the_run_though_an_episode_was_stopped(
 ) -> None:
     pids = tmp_path / "pids"
     command = f"echo $$$$ >> {pids}; exec {sys.executable} {PLAIN} hangs"
-    keys = {"command": "sh", "args": ["-c", command], "call_timeout": 100}
+    keys = {"command": "sh", "args": ["-c", command], "call_timeout": 3000, "start_timeout": 3000}
     async with builder_of(**keys) as builder:
         tools = {"server": await builder.get_tools("server")}
         work = calling(asked("odd"))
-        [record] = await collect(work, journal, tools=tools, work=jobs(1), limits=Limits(timeout=1))
+        limits = Limits(timeout=600)
+        collecting = asyncio.create_task(collect(work, journal, tools=tools, work=jobs(1), limits=limits))
+        await until(lambda: pids.exists() and pids.read_text().endswith("\n"))
+        pass_time(600)
+        [record] = await collecting
     assert record.failure is not None and record.failure.kind == "timeout"
     [pid] = map(int, pids.read_text().split())
     assert not _runs(pid)
@@ -239,7 +241,7 @@ def test_a_server_that_ignores_the_end_of_its_input_ends_with_its_parent(tmp_pat
 
 
 def _until(condition: Any) -> None:
-    limit = time.monotonic() + 10
+    limit = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < limit
         time.sleep(0.05)

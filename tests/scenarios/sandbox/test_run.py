@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from etude.scenarios.sandbox.limits import EVERY_MECHANISM, Limits, Mechanism
 from etude.scenarios.sandbox.process import remove_tree
 from etude.scenarios.sandbox.run import Isolation, Returned, SandboxResult, call_function, run_program
 
-LIMITS = Limits(wall_seconds=5.0)
+LIMITS = Limits(wall_seconds=60.0)
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the kernel confines programs on Linux only")
 BOTH = pytest.mark.parametrize("mechanisms", [EVERY_MECHANISM, ()], ids=["kernel", "audit hook"])
@@ -151,12 +152,12 @@ async def test_what_does_not_end_is_ended():
     limits = Limits(wall_seconds=0.6)
     for source, result in zip(ENDLESS, await run_all(ENDLESS, limits=limits), strict=True):
         assert (result.status, result.reason) == ("timeout", "it was not done after 0.6 s"), source
-        assert result.seconds < 5
+        assert result.seconds < 60
 
 
 async def test_cpu_time_is_bounded_by_itself():
     ignoring = "import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
-    limits = Limits(wall_seconds=20, cpu_seconds=1)
+    limits = Limits(wall_seconds=300, cpu_seconds=1)
     plain, stubborn = await asyncio.gather(
         *(run(source, limits=limits) for source in ("while 1: pass", ignoring))
     )
@@ -166,7 +167,7 @@ async def test_cpu_time_is_bounded_by_itself():
 
 async def test_output_is_bounded():
     flood = "while True: print('x' * 1000)"
-    result = await run(flood, limits=Limits(output_bytes=10_000))
+    result = await run(flood, limits=replace(LIMITS, output_bytes=10_000))
     assert (result.status, len(result.output)) == ("error", 10_000)
     assert result.reason == "it wrote more than 10000 bytes of output"
 
@@ -211,10 +212,10 @@ async def test_a_file_outside_of_its_folder_is_not_read(tmp_path: Path, mechanis
 
 
 async def test_files_are_bounded_in_size_and_number():
-    one = await run("open('x', 'wb').write(b'x' * 10**6)", limits=Limits(file_bytes=1000))
+    one = await run("open('x', 'wb').write(b'x' * 10**6)", limits=replace(LIMITS, file_bytes=1000))
     assert (one.status, "File too large" in one.reason) == ("error", True)
-    many = "import time\nfor n in range(100): open(str(n), 'w').write('x' * 100)\ntime.sleep(60)"
-    for limits in (Limits(folder_bytes=5000), Limits(folder_entries=50)):
+    many = "import time\nfor n in range(100): open(str(n), 'w').write('x' * 100)\ntime.sleep(3600)"
+    for limits in (replace(LIMITS, folder_bytes=5000), replace(LIMITS, folder_entries=50)):
         result = await run(many, limits=limits)
         assert (result.status, result.reason.startswith("its files took more")) == ("error", True)
 
@@ -331,7 +332,7 @@ def test_a_program_dies_with_whoever_started_it():
     finally:
         parent.kill()
         parent.wait()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(is_running(child) for child in found) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not any(is_running(child) for child in found)
@@ -407,7 +408,9 @@ async def test_a_value_that_json_cannot_keep_is_an_error():
 
 async def test_calls_before_the_one_that_does_not_end_are_kept():
     source = "def f(a):\n    while a: pass\n    return a"
-    result = await call_function(source, "f", [(0,), (1,), (0,)], limits=Limits(wall_seconds=0.4))
+    result = await call_function(
+        source, "f", [(0,), (1,), (0,)], limits=Limits(wall_seconds=60, cpu_seconds=1)
+    )
     assert (result.status, result.returned) == ("timeout", (Returned(0),))
 
 
