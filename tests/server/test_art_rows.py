@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from etude.core.call import ChatRequest
+from etude.integrations.art.serving import bodies
 from etude.integrations.art.serving.bodies import ArtGroup
 from etude.integrations.art.serving.rows import ArtRows, rows_of
 from etude.models.speech import Speech
@@ -151,3 +152,23 @@ def test_tool_calls_are_rendered_as_they_were_said() -> None:
     made = rows(group(trajectory(1.0, asked, result, said("yes")), trajectory(0.0, said("no"))))
     assert [len(one.turns) for one in made.rows[0].trajectories] == [2, 1]
     assert count(made, "drifted_prompts") == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b'{"trajectory_groups": ' + b"[" * 100 + b"]" * 100 + b"}", "it is nested deeper than 64 levels"),
+        (b"[" + b"1," * 300 + b"1]", "it has more than 200 values"),
+        (b'{"model": NaN}', "the request is not JSON"),
+        (b"{", "the request is not JSON"),
+        (b"[]", "should be a valid dictionary"),
+    ],
+)
+def test_bodies_of_any_size_are_read_within_the_limits_of_all_json(
+    body: bytes, problem: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(bodies, "_MOST_VALUES", 200)
+    with pytest.raises(ApiError) as refused:
+        bodies.parsed(bodies.TrainBody, body)
+    assert refused.value.status_code == 400
+    assert problem in str(refused.value.detail)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from etude.core.errors import StoreError
+from etude.core.json_text import read_json
 from etude.core.message import Message, Tool
 from etude.integrations.art.serving.options import DevConfig, InternalConfig, TrainConfig
 from etude.store.files import draft_of
@@ -21,6 +22,9 @@ from etude.wire.api_error import ApiError
 from etude.wire.dialect import problems_of
 
 B = TypeVar("B", bound=BaseModel)
+
+_MOST_VALUES = 20_000_000
+"""Of a body of trajectories, in which a token with its logprob has some ten."""
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 """Names of models and splits. They name folders, and `@` and `:` have a meaning in names of models."""
@@ -168,7 +172,11 @@ class PreviewStepsBody(_Body):
 def parsed(kind: type[B], body: bytes) -> B:
     """A body that is too large to be read between two other requests. Raises ApiError."""
     try:
-        return kind.model_validate_json(body)
+        data = read_json(body, most_values=_MOST_VALUES)
+    except ValueError as error:
+        raise ApiError(400, f"the request is not JSON: {error}", code="invalid_value") from error
+    try:
+        return kind.model_validate(data)
     except ValidationError as error:
         message, param = problems_of(error.errors(include_url=False, include_input=False))
         raise ApiError(400, message, param=param, code="invalid_value") from error
