@@ -8,7 +8,7 @@ from pathlib import Path
 
 from etude.config.schema import Config
 from etude.core.errors import RequestError
-from etude.preflight.spending import PerEpisode, measured
+from etude.preflight.spending import PerEpisode, halfway, measured
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder
 
@@ -30,7 +30,14 @@ async def play_some(config: Config, episodes: int) -> PerEpisode:
                 examples, phase="train/1", generations=generations, keep_episodes=False
             )
         averages = measured(run)
-    if averages is None:
-        raise RequestError("no model was asked in the episodes that were played: there is nothing to measure")
-    counted = f"calls and tokens as in {averages.episodes} episodes that were played now, with the models as "
-    return replace(averages, assumptions=(f"{counted}they are before training",))
+        if averages is None:
+            raise RequestError(
+                "no model was asked in the episodes that were played: there is nothing to measure"
+            )
+        counted = f"calls and tokens as in {averages.episodes} episodes that were played now"
+        reward = config.finetuning.reward_function
+        learned = halfway(averages, run, reward.name) if config.finetuning.enabled and reward else None
+        if learned is None:
+            return replace(averages, assumptions=(f"{counted}, with the models as they are before training",))
+        goes = "halfway from all of them to those with a reward, which training goes to"
+        return replace(learned, assumptions=(f"{counted}: {goes}",))
