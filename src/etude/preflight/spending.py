@@ -150,7 +150,7 @@ def halfway(averages: PerEpisode, run: RunFolder, reward: str) -> PerEpisode | N
 
 
 def _usage_by_model(record: EpisodeRecord) -> dict[str, Line]:
-    """What each model was asked for in an episode."""
+    """The calls and tokens of an episode, by model."""
     lines: dict[str, Line] = {}
     for call in record.calls:
         if call.completion is not None:
