@@ -17,7 +17,7 @@ def evaluated(project):
 
 
 def listed(*words):
-    shown = etude("episodes", *words, "--json")
+    shown = etude("episodes", "--json", *words)
     assert shown.exit_code == 0, shown.stderr
     return json.loads(shown.stdout)
 
@@ -25,11 +25,8 @@ def listed(*words):
 def test_episodes_are_listed_and_filtered(evaluated):
     everything = listed("e")
     assert everything and all(each["phase"] == "eval" for each in everything)
-    right = listed("e", "reward=1")
-    wrong = listed("e", "--", "-reward=1")
-    assert {each["id"] for each in right} | {each["id"] for each in wrong} == {
-        each["id"] for each in everything
-    }
+    right, wrong = listed("e", "reward=1"), listed("e", "--", "-reward=1")
+    assert sorted(each["id"] for each in right + wrong) == [each["id"] for each in everything]
     assert listed("e", "failed") == []
     assert len(listed("e", "--limit", "1")) == 1
 
