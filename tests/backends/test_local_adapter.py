@@ -19,6 +19,7 @@ from etude.core.errors import EngineError, RequestError, StoreError, TrainingErr
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingStatusEnum
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
 from etude.inference.embedded import EmbeddedEngine
+from etude.store.learned import ids_digest, read_learned
 from tests.learner.gradients import sequences
 from tests.learner.trees import forest
 from tests.models.tiny_models import family, fresh_policy, policy
@@ -134,7 +135,7 @@ async def test_jobs_that_are_submitted_at_once_make_one_version_each(tmp_path):
     refs = [await adapter.submit(collection(name, seed=seed)) for seed, name in enumerate("abc")]
     found = [version_in(await adapter.wait_until_complete(ref)) for ref in refs]
     assert sorted(version.number for version in found) == [1, 2, 3]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["v1", "v2", "v3"]
+    assert sorted(path.name for path in tmp_path.glob("v*")) == ["v1", "v2", "v3"]
 
 
 async def test_an_unknown_job_is_not_found(tmp_path):
@@ -194,7 +195,7 @@ async def test_a_failed_job_leaves_weights_and_optimiser_as_they_were(tmp_path):
     assert status.status is TrainingStatusEnum.FAILED
     assert "not finite" in status.message
     assert everything(adapter) == before
-    assert [path.name for path in tmp_path.iterdir()] == ["v1"]
+    assert [path.name for path in tmp_path.glob("v*")] == ["v1"]
     assert (await done(adapter, collection("three"))).number == 2
 
 
@@ -241,7 +242,7 @@ async def test_a_full_disk_leaves_the_old_version_whole(tmp_path, size):
         await adapter._jobs["two"].task
     assert (await adapter.status(ref)).status is TrainingStatusEnum.FAILED
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
-    assert [path.name for path in tmp_path.iterdir()] == ["v1"]
+    assert [path.name for path in tmp_path.glob("v*")] == ["v1"]
     assert everything(adapter) == before
 
 
@@ -308,7 +309,7 @@ async def test_pruning_keeps_what_is_asked_for_and_what_is_in_memory(tmp_path):
     adapter = await adapter_on(tmp_path)
     versions = [await done(adapter, collection(name)) for name in "abcd"]
     await adapter.prune([versions[1]])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["v2", "v4"]
+    assert sorted(path.name for path in tmp_path.glob("v*")) == ["v2", "v4"]
     ref = TrainingJobRef(run_id="a", backend="local")
     assert version_in(await adapter.status(ref)) == versions[0]  # It was done, though its weights are gone.
     await adapter.restore(versions[1])
@@ -338,7 +339,7 @@ async def test_what_a_kill_left_half_done_is_ignored_and_removed(tmp_path):
     two = TrainingJobRef(run_id="two", backend="local")
     assert (await adapter.status(two)).status is TrainingStatusEnum.NOT_FOUND
     resumed = await adapter_on(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
+    assert not list(tmp_path.glob("v*"))
     assert (await done(resumed, collection("two"))).number == 1
 
 
@@ -354,7 +355,7 @@ async def test_the_job_of_a_damaged_version_is_made_again(tmp_path, caplog, name
     assert (await resumed.status(ref)).status is TrainingStatusEnum.NOT_FOUND
     assert f"version 1 is damaged ({clause}): it is set aside as v1.set-aside-1" in caplog.text
     assert await done(resumed, collection("one")) == version
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["v1", "v1.set-aside-1"]
+    assert sorted(path.name for path in tmp_path.glob("v*")) == ["v1", "v1.set-aside-1"]
 
 
 async def test_a_damaged_version_is_not_gone_on_from(tmp_path):
@@ -473,3 +474,40 @@ async def test_collecting_ahead_the_engine_samples_from_the_weights_as_they_were
     await engine.adopt(ModelVersion(number=0, location="tiny", digest=base))
     assert ahead.digest() == base
     await engine.close()
+
+
+@pytest.mark.parametrize("packing", ["tree", "padded"])
+async def test_what_the_learner_was_given_is_kept(tmp_path, packing):
+    """The ratio is that of the first step, before anything was learnt."""
+    config = {"record_ratios": True, "packing": packing, "batch_size": None}
+    adapter = await adapter_on(tmp_path / "checkpoints", **config)
+    group = collection("job")
+    for number, each in enumerate(group.trajectories[0]):
+        each.episode_id = f"train/1/e/{number}"
+    made = await done(adapter, group)
+    kept = [sample for n in range(4) for sample in read_learned(tmp_path, f"train/1/e/{n}")]
+    assert [sample.reward for sample in kept] == [0.0, 1.0, 2.0, 5.0]
+    assert {sample.version for sample in kept} == {made.number}
+    assert kept[0].advantages[-1] < 0 < kept[3].advantages[-1]
+    model = fresh_policy().model.eval()
+    for sample, given in zip(kept, group.trajectories[0], strict=True):
+        items = [item for item in given.episode if item.is_sampled]
+        ids = [token for item in items for token in (*item.context_ids, *item.token_ids)]
+        assert (sample.length, sample.digest) == (len(ids), ids_digest(ids))
+        trained = [at for at, weight in enumerate(sample.weights) if weight]
+        sampled = [value for item in items for value in item.logprobs]
+        with torch.no_grad():
+            logprobs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        own = [float(logprobs[at - 1, ids[at]]) - old for at, old in zip(trained, sampled, strict=True)]
+        # What has no advantage is not computed.
+        expected = dict(zip(trained, own, strict=True)) if sample.advantages[-1] else {}
+        assert sample.ratios == pytest.approx(expected, abs=1e-3)
+
+
+async def test_without_being_asked_no_number_of_each_token_is_kept(tmp_path):
+    adapter = await adapter_on(tmp_path / "checkpoints")
+    group = collection("job")
+    group.trajectories[0][3].episode_id = "train/1/e/3"
+    await done(adapter, group)
+    (sample,) = read_learned(tmp_path, "train/1/e/3")
+    assert sample.advantages and not sample.ratios

@@ -38,6 +38,7 @@ _NO_MATTER = {
     "gradient_checkpointing",
     "shard_training",
     "checkpoint_steps",
+    "record_ratios",
 }
 """Keys of the config that change how a job computes, and not what it learns."""
 

@@ -62,6 +62,9 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
     checkpoint_steps: Annotated[int, CHANGEABLE] = Field(default=10, ge=1)
     """With `cluster.learners`: optimiser steps between the checkpoints that a job can go on from."""
 
+    record_ratios: Annotated[bool, CHANGEABLE] = False
+    """Keep the learner's own logprob of every token that it trains on, for the view: some 8 bytes a token."""
+
     def lora_with(self, given: JobHyperparameters) -> LoraConfig | None:
         """The LoRA weights that are trained; None for all weights."""
         rank, alpha = given.lora_rank, given.lora_alpha

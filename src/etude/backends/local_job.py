@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from etude.algorithms.algorithm import Algorithm
 from etude.backends.local_config import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig
-from etude.core.errors import TrainingError
+from etude.core.errors import StoreError, TrainingError
 from etude.core.job import ModelVersion
-from etude.core.sample import SampleOrPair
+from etude.core.sample import Sample, SampleOrPair
 from etude.core.trajectory import TrajectoryCollection
 from etude.jobs.content import JobContent
 from etude.jobs.folders import StateFolders
 from etude.jobs.training import JobData, JobListener, JobTraining
 from etude.learner.learner import Learner, LearnerOptions, is_trained
 from etude.learner.plan import Schedule, Step
+from etude.learner.witness import Witness
+from etude.store.learned import write_learned
+
+_LOG = logging.getLogger("etude.versions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +94,7 @@ def learner_options(config: LocalAdapterConfig, run: FinetuneConfig) -> LearnerO
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Work:
     """The content of a job, and the number of the version that it makes."""
 
@@ -99,6 +105,13 @@ class Work:
     groups: list[list[SampleOrPair]]
     content: JobContent
     seed: int
+    learned: list[tuple[Sample, ...]] = field(default_factory=list, init=False)
+    """The units that it has given to the learner."""
+
+    @cached_property
+    def witness(self) -> Witness | None:
+        """Keeps the learner's own logprobs of them, where the config asks for that."""
+        return Witness() if self.config.record_ratios else None
 
     def train(
         self,
@@ -113,6 +126,8 @@ class Work:
         Raises TrainingError, TrainingCanceled when `canceled` is set, and Interrupted when `stopping` is.
         """
         units, facts = self.algorithm.units(self.groups, learner.divergences)
+        self.learned.extend(units)
+        learner.witness = self.witness
         data = JobData(
             self.algorithm,
             rows=[(unit,) for unit in units if is_trained(unit)],
@@ -123,7 +138,10 @@ class Work:
         )
         every = self.config.checkpoint_steps
         training = JobTraining(learner, data, listener, checkpoints, every, keeps_epochs=False)
-        return training.run(canceled, stopping) | facts
+        try:
+            return training.run(canceled, stopping) | facts
+        finally:
+            learner.witness = None
 
     def write(
         self, learner: Learner, versions: StateFolders, metrics: dict[str, float]
@@ -134,6 +152,11 @@ class Work:
             return None
         written: dict[str, Any] = {"job": self.name, "metrics": metrics, "content": asdict(self.content)}
         version = versions.write(self.number, written, learner, state)
+        seen = {} if self.witness is None else self.witness.seen
+        try:
+            write_learned(versions.root, self.number, self.name, self.learned, seen)
+        except StoreError as error:  # It is for people to look at: training goes on without.
+            _LOG.warning("what version %d was made of is not recorded: %s", self.number, error)
         return FinishedJob(version, metrics, self.content)
 
 

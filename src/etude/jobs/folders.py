@@ -29,17 +29,17 @@ class StateFolders:
 
     def __init__(self, root: Path, prefix: str, noun: str) -> None:
         """`noun` is what errors call a folder: a version, a checkpoint."""
-        self._root = root
+        self.root = root
         self._prefix = prefix
         self._noun = noun
 
     def folder(self, number: int) -> Path:
         """Where a number is, or would be."""
-        return self._root / f"{self._prefix}{number}"
+        return self.root / f"{self._prefix}{number}"
 
     def numbers(self) -> list[int]:
         """The numbers that are there, in their order."""
-        tails = [path.name[len(self._prefix) :] for path in self._root.glob(f"{self._prefix}*")]
+        tails = [path.name[len(self._prefix) :] for path in self.root.glob(f"{self._prefix}*")]
         return sorted(int(tail) for tail in tails if tail.isdecimal())
 
     def newest(self) -> int:
@@ -131,5 +131,5 @@ class StateFolders:
 
     def delete_drafts(self) -> None:
         """Delete what killed processes left half done."""
-        for path in self._root.glob(f"{self._prefix}*{_DRAFT}"):
+        for path in self.root.glob(f"{self._prefix}*{_DRAFT}"):
             shutil.rmtree(path, ignore_errors=True)

@@ -26,6 +26,7 @@ from etude.learner.padding import Shares, numbered, padded_passes, padded_row
 from etude.learner.plan import Schedule
 from etude.learner.team import Team, idle
 from etude.learner.tree_model import why_not_trees
+from etude.learner.witness import Witness
 from etude.models.policy import Policy
 from etude.models.weights import load_tensors, save_tensors
 from etude.store.sums import note_sum, require_as_written
@@ -79,6 +80,8 @@ class Learner:
         self.options = options
         self.note: str | None = None
         """Why tokens that sequences share are computed for each of them, once it is known that they are."""
+        self.witness: Witness | None = None
+        """Looks on while gradients are made."""
         self.step = 0
         self.trained = 0
         """Trainings that are over, since the base model."""
@@ -215,9 +218,13 @@ class Learner:
         with checkpointed(self.policy.model) if twice else nullcontext():
             if chunk is None:
                 return self._run(idle), {}
-            if "entropy" not in objective.needs():
-                return objective.loss(self._run(chunk.logprobs), chunk.micro)
-            logprobs_BT, entropy_BT = self._run(chunk.with_entropies)
+            entropy_BT: torch.Tensor | None = None
+            if "entropy" in objective.needs():
+                logprobs_BT, entropy_BT = self._run(chunk.with_entropies)
+            else:
+                logprobs_BT = self._run(chunk.logprobs)
+            if self.witness is not None and torch.is_grad_enabled():
+                self.witness.saw(chunk, logprobs_BT, entropy_BT)
             return objective.loss(logprobs_BT, replace(chunk.micro, entropy_BT=entropy_BT))
 
     def _passes(self, units: Sequence[Unit], objective: Objective) -> Iterable[Pass | None]:
@@ -226,6 +233,8 @@ class Learner:
         if objective.skips_idle:
             live = [index for index, unit in enumerate(units) if has_gradient(unit)]
             units, factors = [units[i] for i in live], [factors[i] for i in live]
+        if self.witness is not None and torch.is_grad_enabled():
+            self.witness.begin(units)
         shares = share, 1.0 / max(trained_tokens(units), 1)
         passes = self._cut(units, factors, shares)
         if "reference" not in objective.needs():

@@ -14,7 +14,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from etude.core.errors import EtudeError, RequestError
-from etude.view import episode, episodes, runs
+from etude.view import episode, episodes, runs, tokens
 from etude.view.gate import Gate
 from etude.view.library import Library
 from etude.view.pages import STATIC, page
@@ -31,6 +31,8 @@ _PAGES: dict[str, Page] = {
     "/runs/{run}/groups/{id:path}": episode.group_page,
     "/runs/{run}/examples/{example:path}": episode.example_page,
     "/runs/{run}/episodes/{id:path}": episode.episode_page,
+    "/runs/{run}/tokens/{id:path}": tokens.tokens_page,
+    "/runs/{run}/chunks/{id:path}": tokens.chunk_page,
 }
 
 
@@ -47,6 +49,7 @@ def create_view(
         exception_handlers={HTTPException: _not_there},
     )
     app.state.library = Library(root)
+    app.state.opened = tokens.Opened()
     return Gate(app, key, host, port, shared=shared)
 
 

@@ -71,7 +71,7 @@ def episode_context(run: RunFolder, id: str, reward: str | None, start: int = 0)
         "play": shown_play(record) if is_play(record) and record.failure is None else None,
         "scores": [*_scores(run.journal, id, reward)],
         "calls": _timed(run.journal, record),
-        "siblings": _siblings(run.journal, phase, record.example.id, reward),
+        "siblings": siblings_of(run.journal, phase, record.example.id, reward),
     }
 
 
@@ -81,7 +81,7 @@ def group_page(request: Request) -> Response:
     path = library.find(request.path_params["run"])
     with RunFolder.read(path) as run:
         phase, example = split_id(run.journal, request.path_params["id"])
-        siblings = _siblings(run.journal, phase, example, library.reward(path))
+        siblings = siblings_of(run.journal, phase, example, library.reward(path))
         if not siblings:
             raise RequestError(f"run {run.name} has no episodes of the example '{example}' in {phase}")
         records = [read_record(run, sibling.id) for sibling in siblings[:_SIBLINGS]]
@@ -102,7 +102,7 @@ def example_page(request: Request) -> Response:
     example, reward = request.path_params["example"], library.reward(path)
     with RunFolder.read(path) as run:
         phases = [*reversed(phases_in(run.journal))]
-        rows = [(phase, own) for phase in phases if (own := _siblings(run.journal, phase, example, reward))]
+        rows = [(phase, own) for phase in phases if (own := siblings_of(run.journal, phase, example, reward))]
         if not rows:
             raise RequestError(f"run {run.name} has no episodes of the example '{example}'")
         rows.sort(key=lambda row: min(row[1][0].versions, default=0))
@@ -123,7 +123,8 @@ def read_record(run: RunFolder, id: str) -> EpisodeRecord:
     return record
 
 
-def _siblings(journal: Journal, phase: str, example: str, reward: str | None) -> list[EpisodeOutline]:
+def siblings_of(journal: Journal, phase: str, example: str, reward: str | None) -> list[EpisodeOutline]:
+    """The episodes of an example in a phase, in outline."""
     found = outlines(journal, f"{phase}/{example}/", reward)
     return sorted((each for each in found if each.example == example), key=lambda each: each.generation)
 

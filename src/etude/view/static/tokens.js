@@ -1,0 +1,150 @@
+// Tokens by chunks: those near the window are loaded and drawn, and the others are empty boxes of their height.
+(() => {
+  const LABELS = { logprobs: "log probability", advantages: "advantage", weights: "share in the loss", ratios: "ratio to the sampler", entropies: "entropy" };
+  const RISING = ["", "warm2", "warm4"], BOTH = ["warm4", "warm2", "cool2", "cool4"];
+  const KEYS = {
+    logprobs: ["likely", RISING, "unlikely"], advantages: ["worse than expected", BOTH, "better"],
+    weights: ["", ["cool4"], "trained on"], ratios: ["less likely now", BOTH, "more likely"],
+    entropies: ["certain", RISING, "open"],
+  };
+  // The value at which a colour is full.
+  const FULL = { logprobs: 5, advantages: 2, weights: 1, ratios: 0.2, entropies: 2.5 };
+  const shown = (value) => value == null ? "–" : String(+value.toPrecision(4));
+
+  function setUp(box) {
+    const size = +box.dataset.chunk, length = +box.dataset.length;
+    const inline = box.dataset.inline && JSON.parse(box.dataset.inline);
+    const scope = box.closest("section, main"), told = scope.querySelector(".told");
+    const chunks = [];
+    let colour = scope.querySelector("input[name^=colour]:checked")?.value, here = null;
+
+    const bucket = (chunk, at) => {
+      const value = chunk.data[colour]?.[at];
+      if (value == null || value === 0) return "";
+      const level = Math.min(4, Math.ceil(Math.abs(value) / FULL[colour] * 4 - 0.05));
+      if (level < 1) return "";
+      return (value > 0 && colour !== "entropies" ? "cool" : "warm") + level;
+    };
+
+    function draw(chunk) {
+      const { data } = chunk, fragment = document.createDocumentFragment();
+      data.ids.forEach((_, at) => {
+        const place = data.from + at, token = document.createElement("i");
+        const span = (data.spans || []).find(([start, stop]) => start <= place && place < stop);
+        token.textContent = data.texts[at].replace(/\n/g, "↵\n") || "·";
+        token.dataset.at = place;
+        token.className = [span && "on", span?.[0] === place && "start", span && span[1] - 1 === place && "end", bucket(chunk, at)].filter(Boolean).join(" ");
+        fragment.append(token);
+      });
+      chunk.element.replaceChildren(fragment);
+      chunk.element.style.minHeight = "";
+    }
+
+    async function load(chunk) {
+      chunk.wanted = true;
+      if (!chunk.data) {
+        if (inline) chunk.data = inline[chunk.number];
+        else {
+          const answer = await fetch(`${box.dataset.url}&from=${chunk.number * size}`);
+          if (!answer.ok) { chunk.element.textContent = `These tokens did not come (${answer.status}).`; return; }
+          chunk.data = await answer.json();
+        }
+      }
+      if (chunk.wanted && !chunk.element.firstChild) draw(chunk);
+      if (location.hash === `#t${chunk.number * size}` || chunk.seek != null) select(chunk.seek ?? chunk.number * size);
+    }
+
+    function drop(chunk) {
+      chunk.wanted = false;
+      if (!chunk.element.firstChild) return;
+      chunk.element.style.minHeight = `${chunk.element.offsetHeight}px`;
+      chunk.element.replaceChildren();
+    }
+
+    function tell(place) {
+      const chunk = chunks[Math.floor(place / size)], { data } = chunk, at = place - data.from;
+      const rows = [["token", JSON.stringify(data.texts[at])], ["id", data.ids[at]], ["place", place]];
+      const span = (data.spans || []).find(([start, stop]) => start <= place && place < stop);
+      if (span) rows.push(["answer", `call ${span[2]}, v${span[4]}`]);
+      else rows.push(["", "not sampled"]);
+      const logprob = data.logprobs?.[at];
+      if (logprob != null) rows.push(["probability", shown(Math.exp(logprob))]);
+      for (const name of Object.keys(LABELS)) {
+        const value = data[name]?.[at];
+        if (value != null && span) rows.push([LABELS[name], name === "ratios" ? shown(Math.exp(value)) : shown(value)]);
+      }
+      for (const [text, value] of data.top?.[place] || []) rows.push([JSON.stringify(text), shown(Math.exp(value))]);
+      const list = document.createElement("dl");
+      for (const [name, value] of rows) {
+        const pair = document.createElement("div"), term = document.createElement("dt"), said = document.createElement("dd");
+        term.textContent = name;
+        said.textContent = value;
+        pair.append(term, said);
+        list.append(pair);
+      }
+      told.replaceChildren(list);
+    }
+
+    function select(place) {
+      if (place < 0 || place >= length) return;
+      const chunk = chunks[Math.floor(place / size)];
+      if (!chunk.data || !chunk.element.firstChild) { chunk.seek = place; chunk.element.scrollIntoView(); load(chunk); return; }
+      chunk.seek = null;
+      here?.classList.remove("here");
+      here = chunk.element.children[place - chunk.data.from];
+      here.classList.add("here");
+      here.scrollIntoView({ block: "nearest" });
+      tell(place);
+      if (!inline) history.replaceState(null, "", `#t${place}`);
+    }
+
+    const observer = new IntersectionObserver((entries) => {
+      for (const entry of entries) (entry.isIntersecting ? load : drop)(chunks[+entry.target.dataset.number]);
+    }, { rootMargin: "1200px" });
+    const perLine = Math.max(20, box.clientWidth / 7.6), height = Math.ceil(size * 4 / perLine) * 24;
+    for (let number = 0; number * size < length; number++) {
+      const element = document.createElement("div");
+      element.className = "chunk";
+      element.dataset.number = number;
+      element.style.minHeight = `${height}px`;
+      chunks.push({ number, element });
+      box.append(element);
+      observer.observe(element);
+    }
+
+    const legend = () => {
+      const key = scope.querySelector(".key");
+      if (!key) return;
+      key.replaceChildren();
+      const [from, patches, to] = KEYS[colour] || [];
+      if (!patches) return;
+      key.append(from, " ");
+      for (const name of patches) {
+        const patch = document.createElement("span");
+        patch.className = name;
+        patch.textContent = "\u00a0\u00a0";
+        key.append(patch);
+      }
+      key.append(" ", to);
+    };
+    scope.addEventListener("change", (event) => {
+      if (!event.target.name?.startsWith("colour")) return;
+      colour = event.target.value;
+      legend();
+      chunks.filter((chunk) => chunk.element.firstChild && chunk.data).forEach(draw);
+    });
+    box.addEventListener("mouseover", (event) => { if (event.target.dataset.at) tell(+event.target.dataset.at); });
+    box.addEventListener("click", (event) => { if (event.target.dataset.at) select(+event.target.dataset.at); });
+    box.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!step) return;
+      select(here ? +here.dataset.at + step : 0);
+      event.preventDefault();
+    });
+    legend();
+    const wanted = /^#t(\d+)$/.exec(location.hash);
+    if (wanted && !inline) select(+wanted[1]);
+  }
+
+  document.addEventListener("DOMContentLoaded", () => document.querySelectorAll(".tokens").forEach(setUp));
+})();

@@ -1,0 +1,164 @@
+"""The tokens of an episode: the exact sequences, a chunk at a time, with all that is known of each token."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from etude.core.data_model import finite
+from etude.core.errors import RequestError
+from etude.report.token_texts import TokenTexts
+from etude.store.run_folder import RunFolder
+from etude.store.sequences import Span, TokenSequence, chosen_sequence, trained_sequences
+from etude.view.episode import read_record, siblings_of
+from etude.view.episodes import split_id
+from etude.view.library import Library
+from etude.view.pages import page
+
+CHUNK = 1000
+"""Tokens that are sent at a time."""
+COLOURS: Mapping[str, str] = {
+    "logprobs": "log probability",
+    "advantages": "advantage",
+    "weights": "mask",
+    "ratios": "ratio to the sampler",
+    "entropies": "entropy",
+}
+"""By what tokens can be coloured."""
+_KEPT = 6
+_DIGITS = 5
+
+
+@dataclass(slots=True)
+class Opened:
+    """Sequences that were asked for of late: their chunks come one by one."""
+
+    _sequences: OrderedDict[tuple[Path, str, float], list[TokenSequence]] = field(default_factory=OrderedDict)
+
+    def of(self, run: RunFolder, id: str) -> list[TokenSequence]:
+        """The sequences of an episode. Raises RequestError where there is no such episode."""
+        created = run.journal.select("SELECT created FROM steps WHERE key = ?", (id,))
+        key = (run.path, id, created[0][0] if created else 0.0)
+        if key not in self._sequences:
+            phase, _ = split_id(run.journal, id)
+            self._sequences[key] = trained_sequences(run.path, run.journal, read_record(run, id), phase)
+            while len(self._sequences) > _KEPT:
+                self._sequences.popitem(last=False)
+        self._sequences.move_to_end(key)
+        return self._sequences[key]
+
+
+def tokens_page(request: Request) -> Response:
+    """The sequences of an episode: which there are, and the frame that their tokens are put in."""
+    library: Library = request.app.state.library
+    path, id = library.find(request.path_params["run"]), request.path_params["id"]
+    number = _whole(request, "sequence")
+    with RunFolder.read(path) as run:
+        sequences = request.app.state.opened.of(run, id)
+        sequence = chosen_sequence(sequences, number)
+        phase, rest = split_id(run.journal, id)
+        siblings = siblings_of(run.journal, phase, rest.rpartition("/")[0], library.reward(path))
+    context: dict[str, Any] = {
+        **sequence_context(sequence, TokenTexts(path, library.settings(path), sequence.model)),
+        "id": id,
+        "phase": phase,
+        "example": rest.rpartition("/")[0],
+        "siblings": siblings,
+        "sequences": sequences,
+        "number": number,
+        "chunk": CHUNK,
+    }
+    return page(request, "tokens.html", run=path.name, tab="Episodes", **context)
+
+
+def chunk_page(request: Request) -> Response:
+    """A chunk of a sequence's tokens, as JSON."""
+    library: Library = request.app.state.library
+    path, id = library.find(request.path_params["run"]), request.path_params["id"]
+    start, sample = _whole(request, "from"), _whole(request, "sample")
+    with RunFolder.read(path) as run:
+        sequence = chosen_sequence(request.app.state.opened.of(run, id), _whole(request, "sequence"))
+    texts = TokenTexts(path, library.settings(path), sequence.model)
+    return JSONResponse(chunk_of(sequence, texts, start, start + CHUNK, sample))
+
+
+def sequence_context(sequence: TokenSequence, texts: TokenTexts) -> dict[str, Any]:
+    """The facts of a sequence that stand above its tokens."""
+    known = [name for name in COLOURS if _has(sequence, name)]
+    return {
+        "sequence": sequence,
+        "known": {name: COLOURS[name] for name in known},
+        "unknown": [label for name, label in COLOURS.items() if name not in known],
+        "sampled": sum(span.stop - span.start for span in sequence.spans),
+        "has_texts": texts.is_known,
+    }
+
+
+def chunk_of(
+    sequence: TokenSequence, texts: TokenTexts, start: int, stop: int, sample: int = 0
+) -> dict[str, Any]:
+    """The tokens from `start` to `stop`, as columns; a number that is not known is null.
+
+    `spans` are the answers that reach into it; of several samples of the same tokens, `sample` is shown.
+    """
+    stop = min(stop, len(sequence.ids))
+    ids = sequence.ids[start:stop]
+    learned = sequence.learned[sample] if sample < len(sequence.learned) else None
+    columns: dict[str, Any] = {"from": start, "ids": list(ids), "texts": texts.of(ids)}
+    spans = [span for span in sequence.spans if span.start < stop and span.stop > start]
+    columns["spans"] = [[span.start, span.stop, span.call, span.function, span.version] for span in spans]
+    columns["logprobs"] = _logprobs(spans, start, stop)
+    if learned is not None:
+        own = slice(start, min(stop, learned.length))
+        columns["weights"] = [_short(value) for value in learned.weights[own]]
+        if learned.advantages is not None:
+            columns["advantages"] = [_short(value) for value in learned.advantages[own]]
+        for name in ("ratios", "entropies"):
+            values: Mapping[int, float] = getattr(learned, name)
+            if values:
+                columns[name] = [_short(values.get(at)) for at in range(start, stop)]
+    columns["top"] = _top(spans, texts, start, stop)
+    return {name: value for name, value in finite(columns).items() if value or name == "from"}
+
+
+def _has(sequence: TokenSequence, name: str) -> bool:
+    if name == "logprobs":
+        return any(span.logprobs for span in sequence.spans)
+    return any(getattr(sample, name) for sample in sequence.learned)
+
+
+def _logprobs(spans: Sequence[Span], start: int, stop: int) -> list[float | None]:
+    column: list[float | None] = [None] * (stop - start)
+    for span in spans:
+        if span.logprobs is not None:
+            for at in range(max(start, span.start), min(stop, span.stop, span.start + len(span.logprobs))):
+                column[at - start] = _short(span.logprobs[at - span.start])
+    return column
+
+
+def _top(spans: Sequence[Span], texts: TokenTexts, start: int, stop: int) -> dict[int, list[list[Any]]]:
+    """By position: the likeliest tokens with their logprobs."""
+    found: dict[int, list[list[Any]]] = {}
+    for span in spans:
+        for at in range(max(start, span.start), min(stop, span.stop, span.start + len(span.top))):
+            tokens = span.top[at - span.start]
+            names = [texts.of([token])[0] if isinstance(token, int) else token for token, _ in tokens]
+            found[at] = [[name, _short(value)] for name, (_, value) in zip(names, tokens, strict=True)]
+    return found
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.{_DIGITS}g}")
+
+
+def _whole(request: Request, name: str) -> int:
+    text = request.query_params.get(name, "0")
+    if not text.isdecimal():
+        raise RequestError(f"'{name}' is a number from 0, and not '{text}'")
+    return int(text)

@@ -1,0 +1,74 @@
+"""What a learner was given, as it is kept beside the versions."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.core.errors import StoreError
+from etude.core.sample import Pair, Sample, Turn
+from etude.store.learned import Seen, ids_digest, read_learned, write_learned
+
+
+@st.composite
+def samples(draw):
+    """Samples of one or two answers, with and without weights and advantages of their own."""
+    lengths = draw(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=2))
+    mask, turns = [], []
+    for context, answer in lengths:
+        start = len(mask) + context
+        mask += [False] * context + [True] * answer
+        turns.append(Turn(start, len(mask), model_version=draw(st.integers(0, 9))))
+    numbers = st.floats(-5, 5, allow_nan=False)
+    ids = tuple(draw(st.lists(st.integers(0, 2**31 - 1), min_size=len(mask), max_size=len(mask))))
+    sample = Sample(ids, tuple(mask), (0.0,) * len(mask), turns=tuple(turns), episode='train/1/é"/0')
+    each = st.lists(numbers, min_size=len(mask), max_size=len(mask)).map(tuple)
+    of_turns = st.lists(numbers, min_size=len(turns), max_size=len(turns)).map(sample.by_token)
+    advantages = draw(st.none() | each | of_turns)
+    weights = draw(st.none() | each | of_turns)
+    return Sample(
+        ids, tuple(mask), (0.0,) * len(mask), advantages, weights, turns=tuple(turns), episode=sample.episode
+    )
+
+
+@given(sample=samples())
+def test_what_was_given_is_read_back(tmp_path_factory, sample):
+    run = tmp_path_factory.mktemp("run")
+    write_learned(run / "checkpoints", 3, "job", [(sample,)], {})
+    (back,) = read_learned(run, sample.episode)
+    assert (back.version, back.length, back.digest) == (3, len(sample.ids), ids_digest(sample.ids))
+    assert back.weights == tuple(map(float, sample.loss_weights))
+    assert back.advantages == sample.advantages
+    assert [(turn.start, turn.stop, turn.version) for turn in back.turns] == [
+        (turn.start, turn.stop, turn.model_version) for turn in sample.turns
+    ]
+
+
+def test_the_learners_own_numbers_stand_at_their_tokens(tmp_path):
+    sample = Sample((7, 8, 9, 10), (False, True, False, True), (0.0, -1.0, 0.0, -2.0), episode="e/0")
+    sample = Sample(sample.ids, sample.mask, sample.logprobs, turns=(Turn(1, 2), Turn(3, 4)), episode="e/0")
+    write_learned(
+        tmp_path / "checkpoints", 1, "j", [(sample,)], {id(sample): Seen([-1.5, -1.75], [0.5, 0.25])}
+    )
+    (back,) = read_learned(tmp_path, "e/0")
+    assert back.ratios == {1: -0.5, 3: 0.25} and back.entropies == {1: 0.5, 3: 0.25}
+
+
+def test_both_sides_of_a_pair_are_told_apart(tmp_path):
+    one = Sample((1, 2), (False, True), (0.0, -1.0), turns=(Turn(1, 2),), episode="e/0")
+    other = Sample((1, 3), (False, True), (0.0, -1.0), turns=(Turn(1, 2),), episode="e/1")
+    write_learned(tmp_path / "checkpoints" / "policy", 1, "j", [Pair(one, other, 1).samples], {})
+    assert [each.side for id in ("e/0", "e/1") for each in read_learned(tmp_path, id)] == [
+        "chosen",
+        "rejected",
+    ]
+    assert read_learned(tmp_path, "e/2") == []
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    folder = tmp_path / "checkpoints" / "learned"
+    folder.mkdir(parents=True)
+    (folder / "v1.jsonl").write_text("no json\n")
+    with pytest.raises(StoreError, match=r"v1\.jsonl"):
+        read_learned(tmp_path, "e/0")

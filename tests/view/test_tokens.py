@@ -1,0 +1,83 @@
+"""The exact tokens of an episode, with what the learner was given of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from starlette.testclient import TestClient
+
+from etude.core.sample import Sample, Turn
+from etude.store.learned import Seen, write_learned
+from etude.view.app import create_view
+from etude.view.tokens import CHUNK
+from tests.view.conftest import KEY
+from tests.view.stored import Told, calls_of, epoch_entry, store_run
+from tests.view.test_pages import shown, words
+
+SAYS = ({"role": "assistant", "content": "hm"}, {"role": "assistant", "content": "four"})
+
+
+def sample_of(told):
+    """The whole of an episode's tokens as the learner is given them."""
+    *_, last = calls_of(told)
+    ids = last.completion.prompt_ids + last.completion.completion_ids
+    turns = (Turn(3, 7, model_version=0), Turn(9, 13, model_version=0))
+    mask = tuple(any(turn.start <= at < turn.stop for turn in turns) for at in range(len(ids)))
+    logprobs = tuple(-0.5 if each else 0.0 for each in mask)
+    sample = Sample(ids, mask, logprobs, turns=turns, episode=told.id, reward=0.75)
+    return replace(sample, advantages=sample.by_token([1.5, -0.5]))
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    """A run with an episode that was trained on, and one that was not."""
+    root = tmp_path_factory.mktemp("runs")
+    trained, other = Told("train/1/a/0", SAYS), Told("train/1/a/1", SAYS, drifted=True)
+    long = Told("eval/l/0", SAYS[:1] * 600)
+    run = store_run(root, episodes=[trained, other, long], epochs=[epoch_entry(1)])
+    sample = sample_of(trained)
+    write_learned(run / "checkpoints", 1, "job", [(sample,)], {id(sample): Seen([-0.25] * 8)})
+    client = TestClient(create_view(root, KEY), base_url="http://127.0.0.1")
+    client.get("/", params={"open": KEY})
+    return client
+
+
+def chunk(client, id, start=0):
+    return client.get(f"/runs/r/chunks/{id}?sequence=0&from={start}").json()
+
+
+def test_the_page_says_what_was_trained_on_and_what_is_not_recorded(opened):
+    text = words(shown(opened, "/runs/r/tokens/train/1/a/0"))
+    assert "13 tokens of policy, 8 of them sampled in 2 answers" in text
+    assert "Trained on, with reward 0.750, for version 1" in text and "Not recorded: entropy" in text
+    assert "shown by their ids" in text
+    other = words(shown(opened, "/runs/r/tokens/train/1/a/1"))
+    assert (
+        "Nothing of it was recorded as trained on" in other
+        and "Not recorded: advantage, mask, ratio" in other
+    )
+
+
+def test_every_token_has_its_numbers(opened):
+    data = chunk(opened, "train/1/a/0")
+    assert data["ids"] == [1, 2, 3, 10, 11, 12, 13, 4, 5, 11, 12, 13, 14]
+    assert data["spans"] == [[3, 7, 0, "<workflow>", 0], [9, 13, 1, "<workflow>", 0]]
+    assert data["logprobs"] == [None] * 3 + [-0.1, -0.7, -0.01, -2.5] + [None] * 2 + [-0.1, -0.7, -0.01, -2.5]
+    assert data["weights"] == [0, 0, 0, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1]
+    assert data["advantages"] == [0, 0, 0, 1.5, 1.5, 1.5, 1.5, 0, 0, -0.5, -0.5, -0.5, -0.5]
+    assert data["ratios"] == [None] * 3 + [0.25] * 4 + [None] * 2 + [0.25] * 4
+    assert "entropies" not in data and "advantages" not in chunk(opened, "train/1/a/1")
+
+
+def test_a_long_sequence_comes_in_chunks_that_make_it_up(opened):
+    whole = []
+    while part := chunk(opened, "eval/l/0", len(whole)).get("ids"):
+        assert len(part) <= CHUNK
+        whole += part
+    assert len(whole) == 3 + 600 * 6 - 2
+
+
+@pytest.mark.parametrize("query", ["sequence=9", "sequence=-1", "sequence=x", "from=y"])
+def test_what_is_not_there_is_no_page(opened, query):
+    assert opened.get(f"/runs/r/chunks/train/1/a/0?{query}").status_code == 404
