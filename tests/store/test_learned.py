@@ -1,4 +1,4 @@
-"""What a learner was given, as it is kept beside the versions."""
+"""The samples that a learner was given, as they are kept beside the versions."""
 
 from __future__ import annotations
 
