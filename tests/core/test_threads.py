@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import sys
 import threading
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -173,12 +173,14 @@ async def test_a_call_that_was_left_to_itself_is_counted_too():
 async def test_threads_serve_again_after_one_was_interrupted(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(threads, "GRACE_SECONDS", 0.01)
 
-    async def nap() -> None:
-        time.sleep(0.05)  # noqa: ASYNC251  what this is about
+    async def nap(over: threading.Event) -> None:
+        over.wait()
 
     for _ in range(5):
+        over = threading.Event()
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(on_own_loop(nap), 0.02)
+            await asyncio.wait_for(on_own_loop(partial(nap, over)), 0.02)
+        over.set()
     await none_left()
     assert await asyncio.gather(*(call_in_thread(lambda: 1) for _ in range(10))) == [1] * 10
 
