@@ -43,6 +43,12 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is asked whether it speaks TLS may take its time."""
+    monkeypatch.setattr("etude.wire.unreachable._PROBE_SECONDS", 60.0)
+
+
 @asynccontextmanager
 async def tls_server(certificate: Path) -> AsyncIterator[str]:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -10,6 +10,12 @@ from etude.preflight.disk import examine_disk, file_system
 from etude.preflight.finding import Finding, Findings
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the disk of the tests is just now."""
+    monkeypatch.setattr("etude.preflight.disk._SLOW_SYNC_SECONDS", 60.0)
+
+
 def examined(folder: Path) -> dict[str, Finding]:
     findings = Findings()
     examine_disk(folder, findings)
