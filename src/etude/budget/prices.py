@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, ValidationError
 
+from etude.budget.gpus import require_counted
 from etude.config.budget import ModelPrices, TokenPrices
 from etude.config.component import LlmConfig
 from etude.config.document import read_document
@@ -160,8 +161,9 @@ def require_bounded(config: Config) -> None:
     """Raise RequestError for limits that could not be kept.
 
     One in USD needs the price of all models that it covers; it and one in tokens need to know how long an
-    answer can get.
+    answer can get; one in GPU hours needs GPUs that are counted.
     """
+    require_counted(config)
     for name, llm in config.llms.items():
         limits = {"budget": config.budget, f"llms.{name}.budget": llm.budget}
         usd = [f"{key}.usd" for key, each in limits.items() if each is not None and each.usd is not None]
