@@ -116,15 +116,28 @@ async def test_a_client_that_takes_no_answer_is_given_up() -> None:
 
 
 async def test_a_new_connection_takes_the_place_of_the_one_that_has_waited_longest() -> None:
-    async with served(connections=2) as (_, port):
+    async with served(connections=1, waiting=1) as (_, port):
         oldest, *others = [await connected(port) for _ in range(2)]
         reader, _ = await connected(port, GET % b"")
         assert await answer_of(reader) == (200, {"bytes": 0})
         status, body = await answer_of(oldest[0])
         assert status == 408 and body["error"]["code"] == "timeout"
-        assert "there are 2 connections: it made room" in body["error"]["message"]
+        assert "there are 2 connections: this one made room" in body["error"]["message"]
         others[0][1].write(GET % b"")
         assert await answer_of(others[0][0]) == (200, {"bytes": 0})
+
+
+async def test_many_at_once_do_not_drive_one_another_out() -> None:
+    """A connection that has just come makes no room for the next before its request is read."""
+    async with served(connections=4) as (app, port):
+        crowd = [await connected(port, GET % b"wait") for _ in range(60)]
+        readers = [*(reader for reader, _ in crowd), (await connected(port, GET % b"health"))[0]]
+        for _ in range(4):
+            await app.entered.acquire()
+        assert await answer_of(readers.pop()) == (200, {"bytes": 0})
+        app.told.set()
+        statuses = [(await answer_of(reader))[0] for reader in readers]
+        assert sorted(set(statuses)) == [200, 429] and statuses.count(200) == 4
 
 
 async def test_with_all_connections_at_work_only_health_is_answered() -> None:

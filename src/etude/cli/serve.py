@@ -73,7 +73,7 @@ def serve(
     waiting_jobs: Annotated[int, option("Training jobs in the queue.", min=1)] = 100,
     checkpoint_steps: Annotated[int, option("Training steps between two checkpoints.", min=1)] = 10,
     body_timeout: Annotated[float, option("Seconds for a request to come.", min=1)] = 30.0,
-    max_connections: Annotated[int, option("Connections at once.", min=1)] = 1024,
+    max_connections: Annotated[int, option("Connections with a request at once.", min=1)] = 1024,
     engine_wait: Annotated[float, option("Seconds that requests wait for the engine.", min=0)] = 30.0,
     stop_engine_for_jobs: StopEngine = False,
     drain: Annotated[float, option("Seconds that requests have to finish at the end.", min=0)] = 30.0,

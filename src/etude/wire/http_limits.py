@@ -24,8 +24,10 @@ class HttpLimits:
     """For the head of a request from the connection's begin or the last answer to its end; for its body,
     beside what `SLOWEST_BYTES` adds; and for a client to take a piece of its answer."""
     connections: int = 1024
-    """At once. A new one takes the place of the one that has waited longest for a request, where there is
-    any; else all but `always_open` are refused."""
+    """With a request, at once. Where there are so many, only those for `always_open` are not refused."""
+    waiting: int = 1024
+    """Beyond those, in case a request comes. Where there are so many, a new one takes the place of the one
+    that has waited longest."""
     always_open: Collection[str] = frozenset({"/health"})
     """Paths that are answered all the same."""
 

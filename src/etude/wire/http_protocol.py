@@ -19,8 +19,6 @@ from etude.wire.http_limits import HttpLimits
 
 _LINGER_SECONDS = 5.0
 """For a client to read a refusal while it is still sending."""
-_SPARE = 64
-"""Connections above the limit whose request is read, in case it is for a path that is always answered."""
 
 
 class LingeringTransport(asyncio.Transport):
@@ -91,11 +89,14 @@ class LimitedProtocol(H11Protocol):
     _head: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
     _is_refused = False
+    _apps: tuple[Any, Any]
+    """The application as far as it is there for everybody, and all of it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """As any protocol; another connection may have to make room."""
         self._lingering = LingeringTransport(transport, self._is_sending)
         super().connection_made(self._lingering)
+        self._apps = _only_open(self.app, self.limits), self.app
         if self._finds_room():
             self._expect_head()
 
@@ -103,6 +104,8 @@ class LimitedProtocol(H11Protocol):
         """As any protocol, until the answer is that there is none."""
         if self._lingering.lingers:
             return
+        if self not in self.busy:
+            self.app = self._apps[len(self.busy) < self.limits.connections]
         super().data_received(data)
         if self._is_under_way():
             self._forget_head()
@@ -147,13 +150,17 @@ class LimitedProtocol(H11Protocol):
         if self.conn.their_state is h11.IDLE:
             why = f"the head of the request did not come within {self.limits.seconds:g} seconds"
             if makes_room:
-                why = f"no request came, and there are {self.limits.connections} connections: it made room"
+                why = f"no request came, and there are {self._most} connections: this one made room"
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, why, "timeout")
         else:  # It has its answer, and still sends the body.
             self.transport.abort()
 
     def _unsupported_upgrade_warning(self) -> None:
         """A client that asks for WebSockets is answered by HTTP; that is nothing to log."""
+
+    @property
+    def _most(self) -> int:
+        return self.limits.connections + self.limits.waiting
 
     def _is_under_way(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -175,15 +182,14 @@ class LimitedProtocol(H11Protocol):
 
     def _finds_room(self) -> bool:
         """Have a connection without a request make room; whether this one may stay."""
-        if len(self.busy) >= self.limits.connections:
-            if len(self.connections) > self.limits.connections + _SPARE:
-                self._refuse(HTTPStatus.TOO_MANY_REQUESTS, _crowded(self.limits), "too_many_connections")
-                return False
-            self.app = _only_open(self.app, self.limits)
-        elif self.waiting and len(self.busy) + len(self.waiting) >= self.limits.connections:
-            oldest = next(iter(self.waiting))
-            oldest.give_up(makes_room=True)
-            self.waiting.pop(oldest, None)
+        if len(self.busy) + len(self.waiting) < self._most:
+            return True
+        if not self.waiting:
+            self._refuse(HTTPStatus.TOO_MANY_REQUESTS, _crowded(self.limits), "too_many_connections")
+            return False
+        oldest = next(iter(self.waiting))
+        oldest.give_up(makes_room=True)
+        self.waiting.pop(oldest, None)
         return True
 
     def _refuse(self, status: HTTPStatus, message: str, code: str | None = None) -> None:
@@ -206,7 +212,7 @@ def limited_protocol(limits: HttpLimits) -> type[LimitedProtocol]:
 
 
 def _crowded(limits: HttpLimits) -> str:
-    return f"the server has {limits.connections} connections, which is as many as it takes at once"
+    return f"the server has requests on {limits.connections} connections, as many as it takes at once"
 
 
 def _only_open(app: Any, limits: HttpLimits) -> Any:

@@ -57,7 +57,7 @@ def server_config(app: ASGIApp, limits: HttpLimits, **options: Any) -> uvicorn.C
 
     from etude.wire.http_protocol import limited_protocol
 
-    _allow_connections(limits.connections)
+    _allow_connections(limits.connections + limits.waiting)
     return uvicorn.Config(
         app,
         http=limited_protocol(limits),
