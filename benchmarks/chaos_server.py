@@ -132,7 +132,9 @@ class _Crowd:
             answers.append(await _answer_of(reader))
             writer.close()
         for answer in answers:
-            self._require_limit("an idle connection", answer, 408, f"{_CONNECTIONS} connections", "seconds")
+            self._require_limit(
+                "an idle connection", answer, 408, "connections: this one made room", "seconds"
+            )
         return beside | {"refused": _counted(answers)}
 
     async def _open(self, count: int) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
