@@ -289,10 +289,10 @@ class LanguageModelClient:
         if response.is_success:
             return response
         try:
-            said = error_text(response.json())
+            problem = error_text(response.json())
         except ValueError:
-            said = error_text(response.text)
-        status, reason = response.status_code, f"{where} answered {response.status_code}: {said}"
+            problem = error_text(response.text)
+        status, reason = response.status_code, f"{where} answered {response.status_code}: {problem}"
         later = Again(f"http_{status}", retry_after(response.headers)) if is_worth_retrying(status) else None
         raise _worth_another(BadResponseError(reason.rstrip(": ")), later)
 

@@ -103,9 +103,9 @@ def api_errors(client: AsyncOpenAI) -> Iterator[None]:
     except APIError as error:
         where, cause = str(client.base_url).rstrip("/"), error.__cause__
         why = f" ({reason_of(cause)})" if isinstance(cause, httpx.RequestError) else ""
-        said = f"{type(error).__name__}: {error.message}{why}".replace(client.api_key or _NO_KEY, "***")
+        problem = f"{type(error).__name__}: {error.message}{why}".replace(client.api_key or _NO_KEY, "***")
         raise BackendError(
-            f"the fine-tuning API at {where}: {said}", temporary=is_temporary(error)
+            f"the fine-tuning API at {where}: {problem}", temporary=is_temporary(error)
         ) from error
 
 
@@ -144,12 +144,12 @@ def problem_of(answer: httpx.Response) -> str | None:
     except (ValueError, RecursionError):
         return f"malformed JSON, of {len(answer.content)} bytes"
     request = answer.request
-    found: Any = [body]
+    resources: Any = [body]
     if request.method == "GET" and request.url.path.rsplit("/", 1)[-1] in _LISTS:
-        found = body.get("data") if isinstance(body, dict) else None
-        if not isinstance(found, list):
+        resources = body.get("data") if isinstance(body, dict) else None
+        if not isinstance(resources, list):
             return "an answer without a list under `data`"
-    if not all(isinstance(each, dict) and isinstance(each.get("id"), str) for each in found):
+    if not all(isinstance(each, dict) and isinstance(each.get("id"), str) for each in resources):
         return "an answer without an `id`"
     return None
 

@@ -161,9 +161,9 @@ class BackupWriter:
 
     def _find_out(self) -> None:
         """Go on from this head's last manifest, which may be there though its answer was lost."""
-        found = newest(self._address)
-        if found is not None and found.head.id == self._head.id and found != self.last:
-            self._take(found)
+        manifest = newest(self._address)
+        if manifest is not None and manifest.head.id == self._head.id and manifest != self.last:
+            self._take(manifest)
         self._is_unsure = False
 
     def tidy(self) -> None:

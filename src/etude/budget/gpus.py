@@ -27,12 +27,12 @@ def require_counted(config: Config) -> None:
     if config.budget is None or config.budget.gpu_hours is None:
         return
     cluster, held = config.cluster, gpus_held(config)
-    if cluster is not None and "auto" in _devices(config):
-        if cluster.gpus(on_gpus=True) != cluster.gpus(on_gpus=False):
-            raise RequestError(
-                "budget.gpu_hours is set, and how many GPUs the learners take is known to the cluster alone: "
-                "set cluster.learner_gpus"
-            )
+    is_open = cluster is not None and cluster.gpus(on_gpus=True) != cluster.gpus(on_gpus=False)
+    if is_open and "auto" in _devices(config):
+        raise RequestError(
+            "budget.gpu_hours is set, and how many GPUs the learners take is known to the cluster alone: "
+            "set cluster.learner_gpus"
+        )
     if not held:
         raise RequestError(
             "budget.gpu_hours is set, and the run holds no GPU that could be counted: no entry of `llms` is "

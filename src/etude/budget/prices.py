@@ -104,8 +104,8 @@ class Price(BaseModel, frozen=True):
 def prices_of(config: Config) -> dict[str, Price]:
     """The prices of the models of a config that have any, by their names. Raises ConfigError."""
     lists = () if config.prices is None else (read_prices(config.prices),)
-    found = {name: _price(name, config, lists) for name in config.llms}
-    return {name: price for name, price in found.items() if price is not None}
+    prices = {name: _price(name, config, lists) for name in config.llms}
+    return {name: price for name, price in prices.items() if price is not None}
 
 
 def _price(name: str, config: Config, lists: tuple[PriceList, ...]) -> Price | None:

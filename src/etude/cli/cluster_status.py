@@ -40,8 +40,8 @@ def status(
     seen = status_of(path)
     jobs = [job for job in jobs_of(path) if job.status in ("pending", "running")]
     if as_json:
-        told = None if seen.status is None else seen.status.model_dump(mode="json")
-        facts = {"state": seen.state, "pid": seen.pid, "age": seen.age, "status": told}
+        status = None if seen.status is None else seen.status.model_dump(mode="json")
+        facts = {"state": seen.state, "pid": seen.pid, "age": seen.age, "status": status}
         emit({"run": str(path), **facts, "jobs": [job.model_dump(mode="json") for job in jobs]})
         return
     say(f"run             {path_shown(path)}")

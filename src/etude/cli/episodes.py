@@ -72,22 +72,22 @@ def _list(name: str, words: str, phase: str | None, limit: int, output_dir: Path
             raise RequestError(f"there are no episodes of the phase '{phase}'; there are: {known}")
         chosen = phases if phase == "all" else [phase or phases[0]] if phases else []
         reward = reward_name(stored_data(path, required=False))
-        found = find_episodes(folder.journal, chosen, reward, query, limit=limit)
+        selection = find_episodes(folder.journal, chosen, reward, query, limit=limit)
     if as_json:
-        emit([_as_json(episode) for episode in found.episodes])
+        emit([_as_json(episode) for episode in selection.episodes])
         return
     where = "all phases" if phase == "all" else chosen[0] if chosen else "no phase"
-    if not found.episodes:
-        say(f"no episode of {where} fits, of {found.looked_at}")
+    if not selection.episodes:
+        say(f"no episode of {where} fits, of {selection.looked_at}")
         next_step(hints.show(path))
         return
     table(
         ("episode", "reward", "marks", "version", "tokens", "asked", "output"),
-        [_row(episode) for episode in found.episodes],
+        [_row(episode) for episode in selection.episodes],
     )
-    more = f"; there may be more: --limit {2 * limit}" if found.phase else ""
-    say_wrapped(f"{len(found.episodes)} episodes of {where}, of {found.looked_at} looked at{more}")
-    next_step(hints.show_episode(path, found.episodes[0].id))
+    more = f"; there may be more: --limit {2 * limit}" if selection.phase else ""
+    say_wrapped(f"{len(selection.episodes)} episodes of {where}, of {selection.looked_at} looked at{more}")
+    next_step(hints.show_episode(path, selection.episodes[0].id))
 
 
 def _row(episode: EpisodeOutline) -> tuple[Any, ...]:

@@ -70,8 +70,8 @@ def show(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
     facts, bill = facts_of(path), read_bill(path)
     if as_json:
         stored = {name: history.model_dump(mode="json") for name, history in histories.items()}
-        told = {"history": stored[None]} if None in stored else {"histories": stored}
-        emit({**facts.as_json(), **told, "bill": bill.as_json()})
+        epochs = {"history": stored[None]} if None in stored else {"histories": stored}
+        emit({**facts.as_json(), **epochs, "bill": bill.as_json()})
         return
     _show_facts(facts)
     for name, history in histories.items():

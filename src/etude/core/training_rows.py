@@ -66,8 +66,8 @@ class RowMessage(_Row):
 
     @model_validator(mode="after")
     def _says_something(self) -> RowMessage:
-        said = (self.content, self.refusal, self.reasoning_content)
-        if all(text is None for text in said) and not self.tool_calls:
+        texts = (self.content, self.refusal, self.reasoning_content)
+        if all(text is None for text in texts) and not self.tool_calls:
             raise ValueError("a message needs a content, or tool_calls")
         own = (self.tool_calls or None, self.weight, self.reasoning_content)
         if self.role != "assistant" and any(value is not None for value in own):

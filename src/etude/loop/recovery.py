@@ -70,17 +70,17 @@ async def way_back(history: History, warm_up: Sequence[WarmUpJob], damage_of: Da
     steps.append((0, start))
     if history.warm_up is None and not history.epochs and warm_up:
         steps = [(0, warm_up[-1].version)]
-    found: dict[int, list[str]] = {}
+    damaged: dict[int, list[str]] = {}
     for epoch, version in steps:
-        if version is None or version.number in found:
+        if version is None or version.number in damaged:
             continue
         damage = await damage_of(version)
         if not damage:
-            lost = tuple(clause for clauses in reversed(found.values()) for clause in clauses)
-            return WayBack(lost, epoch, version, keeps_warm_up=True) if found else None
-        found[version.number] = damage
-    lost = tuple(clause for clauses in reversed(found.values()) for clause in clauses)
-    return WayBack(lost) if found else None
+            lost = tuple(clause for clauses in reversed(damaged.values()) for clause in clauses)
+            return WayBack(lost, epoch, version, keeps_warm_up=True) if damaged else None
+        damaged[version.number] = damage
+    lost = tuple(clause for clauses in reversed(damaged.values()) for clause in clauses)
+    return WayBack(lost) if damaged else None
 
 
 async def go_back(

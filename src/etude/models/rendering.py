@@ -128,8 +128,12 @@ class Rendering:
 
         It may write one in other words, and cut a tool's result short once an answer has followed.
         """
-        said = max((at for at, each in enumerate(messages) if each.get("role") == "assistant"), default=0)
-        missing = [at for at in left_out(messages, text) if at > said or messages[at].get("role") != "tool"]
+        last_answer = max(
+            (at for at, each in enumerate(messages) if each.get("role") == "assistant"), default=0
+        )
+        missing = [
+            at for at in left_out(messages, text) if at > last_answer or messages[at].get("role") != "tool"
+        ]
         if not missing:
             return
         marks = {index: str(_MARK + index) for index in missing}

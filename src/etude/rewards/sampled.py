@@ -11,7 +11,7 @@ from etude.core.episode import SIMULATED_USER, EpisodeRecord
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _Figures:
     """The model's answers in one episode."""
 
     example: str
@@ -29,7 +29,7 @@ class _Said:
 class Sampled:
     """Figures of the trained model's answers in episodes. Calls that play a user are not counted."""
 
-    _said: dict[str, _Said] = field(default_factory=dict)
+    _figures: dict[str, _Figures] = field(default_factory=dict)
     """By episode: figures must not depend on the order in which episodes end."""
 
     def saw(self, episode: EpisodeRecord, model: str) -> None:
@@ -49,7 +49,7 @@ class Sampled:
             or (str(completion.message.get("content")), str(completion.message.get("tool_calls")))
             for _, completion in answers
         )
-        self._said[episode.id] = _Said(
+        self._figures[episode.id] = _Figures(
             example=episode.example.id,
             answers=len(answers),
             tokens=sum(completion.usage.completion_tokens for _, completion in answers),
@@ -66,17 +66,19 @@ class Sampled:
         from. `repeated_share`: Σ (n - d) / Σ (n - 1) over the examples with n ≥ 2 episodes, of which d are
         different, word for word: 0 where all are, and 1 where all are the same.
         """
-        said = self._said.values()
-        answers, tokens = sum(each.answers for each in said), sum(each.tokens for each in said)
-        surprises = sum(each.surprises for each in said)
+        figures = self._figures.values()
+        answers, tokens = sum(each.answers for each in figures), sum(each.tokens for each in figures)
+        surprises = sum(each.surprises for each in figures)
         groups: defaultdict[str, list[int]] = defaultdict(list)
-        for each in said:
+        for each in figures:
             if each.digest is not None:
                 groups[each.example].append(each.digest)
         others = sum(len(group) - 1 for group in groups.values())
         repeated = sum(len(group) - len(set(group)) for group in groups.values())
         return {
             "answer_tokens": tokens / answers if answers else None,
-            "sampled_entropy": math.fsum(each.surprise for each in said) / surprises if surprises else None,
+            "sampled_entropy": math.fsum(each.surprise for each in figures) / surprises
+            if surprises
+            else None,
             "repeated_share": repeated / others if others else None,
         }

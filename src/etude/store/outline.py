@@ -108,8 +108,8 @@ def _parts(
     while True:
         rows = journal.select(statement, (first, end))
         for key, value, is_outline, whole in rows:
-            found = json.loads(value)
-            parts = dict(zip(_PARTS, found, strict=True)) if is_outline else _parts_of(found)
+            data = json.loads(value)
+            parts = dict(zip(_PARTS, data, strict=True)) if is_outline else _parts_of(data)
             yield key, parts, whole
         if len(rows) < _PAGE:
             return
@@ -119,10 +119,10 @@ def _parts(
 def _parts_of(value: Json) -> dict[str, Json]:
     parts: dict[str, Json] = {}
     for name in _PARTS:
-        found = value
+        part = value
         for step in name.split("."):
-            found = found.get(step) if isinstance(found, dict) else None
-        parts[name] = found
+            part = part.get(step) if isinstance(part, dict) else None
+        parts[name] = part
     return parts
 
 

@@ -94,19 +94,19 @@ def _sums_of(folder: Path) -> dict[str, str]:
 def _damage(path: Path, expected: str | None) -> str | None:
     """How a file differs from what was written, as a clause."""
     try:
-        found, size = _digest(path), path.stat().st_size
+        digest, size = _digest(path), path.stat().st_size
     except FileNotFoundError:
         return f"{_shown(path)} is missing"
     except OSError as error:
         return f"{_shown(path)} cannot be read ({error.strerror})"
     if expected is None:
         return f"{_shown(path)} is not in {SUMS}"
-    if found == expected:
+    if digest == expected:
         return None
     if not size:
         return f"{_shown(path)} is empty"
     return (
-        f"{_shown(path)} is not what was written (its SHA-256 is {found[:_SHOWN]}… and was "
+        f"{_shown(path)} is not what was written (its SHA-256 is {digest[:_SHOWN]}… and was "
         f"{expected[:_SHOWN]}…)"
     )
 

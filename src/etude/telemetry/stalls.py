@@ -190,15 +190,15 @@ class StallDoctor:
 
     def _watch_loop(self, loop: asyncio.AbstractEventLoop, over: threading.Event) -> None:
         """In a thread: say when the event loop has not turned for as long as something should have moved."""
-        said, silent, seen = 0, 0.0, self._turned
+        warnings, silent, seen = 0, 0.0, self._turned
         while not over.wait(self._pause):
             # Counted in pauses and not by the clock: a stopped process is no blocked loop.
             silent = silent + self._pause if self._turned == seen else 0.0
             seen = self._turned
             if silent < self._config.say_after:
-                said = 0
-            elif silent >= self._config.say_after * 2**said:
-                said += 1
+                warnings = 0
+            elif silent >= self._config.say_after * 2**warnings:
+                warnings += 1
                 blocked = f"the event loop has been blocked for {shown_seconds(silent)}"
                 words = f"{blocked}: code that runs on it waits or computes."
                 path = self._keep(f"{words}\n\n{all_stacks([])}")

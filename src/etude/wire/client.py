@@ -199,8 +199,8 @@ def _sampled(
     if ids is None:
         ids = _ids(named_ids(tokens or ()), vocabulary, "choices[0].logprobs.content")
     if logprobs is not None and ids is not None and len(logprobs) != len(ids):
-        told = f"choices[0].logprobs.content has {len(logprobs)} logprobs"
-        raise Impossible(f"{told}, and choices[0].token_ids {len(ids)} tokens")
+        count = f"choices[0].logprobs.content has {len(logprobs)} logprobs"
+        raise Impossible(f"{count}, and choices[0].token_ids {len(ids)} tokens")
     return ids, logprobs
 
 

@@ -259,8 +259,8 @@ class MessagesDialect(Dialect):
         self._memory.add(completion.message)
         reply = _message(answer)
         if body.get("thread"):
-            said = replace(asked, messages=(*asked.messages, completion.message))
-            self._memory.keep(reply["id"], said)
+            thread = replace(asked, messages=(*asked.messages, completion.message))
+            self._memory.keep(reply["id"], thread)
         return reply | {
             "content": list(_blocks(completion.message)),
             "stop_reason": _STOP_REASONS.get(completion.finish_reason, "end_turn"),

@@ -23,14 +23,14 @@ def reason_of(error: httpx.RequestError) -> str:
     """The error in words, with what to change where it is known."""
     import httpx
 
-    said = f"{type(error).__name__}: {error}".rstrip(": ")
+    words = f"{type(error).__name__}: {error}".rstrip(": ")
     if isinstance(error, httpx.ConnectTimeout):
         is_tls = error.request.url.scheme == "https"
-        return f"{said}: no connection" + (f", or {WRITE_HTTP}" if is_tls else "")
+        return f"{words}: no connection" + (f", or {WRITE_HTTP}" if is_tls else "")
     ssl_errors = [each for each in _chain(error) if isinstance(each, ssl.SSLError)]
     if any(isinstance(each, ssl.SSLCertVerificationError) for each in ssl_errors):
-        return f"{said}; name a file of certificates to trust in SSL_CERT_FILE, or mend the server's"
-    return f"{said}; {WRITE_HTTP}" if is_plain_http(error) else said
+        return f"{words}; name a file of certificates to trust in SSL_CERT_FILE, or mend the server's"
+    return f"{words}; {WRITE_HTTP}" if is_plain_http(error) else words
 
 
 def is_plain_http(error: httpx.RequestError) -> bool:

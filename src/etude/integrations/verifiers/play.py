@@ -67,5 +67,5 @@ def _said(played: Any) -> Any:
     replies: dict[str, list[str]] = defaultdict(list)
     for trace in played.traces:
         replies[trace.agent.name].append(trace.last_reply)
-    by_agent = {agent: said[0] if len(said) == 1 else said for agent, said in replies.items()}
+    by_agent = {agent: texts[0] if len(texts) == 1 else texts for agent, texts in replies.items()}
     return next(iter(by_agent.values())) if len(by_agent) == 1 else by_agent
