@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,9 +25,9 @@ class LostProcess(LocalProcess):
         return ProcessEnd("was lost with its machine", is_lost=True)
 
 
-def lose(monkeypatch: pytest.MonkeyPatch, count: int, only: int | None = None) -> None:
-    """The first runners that are started are lost at once, or those of one place."""
-    launch, started = LocalLauncher.launch, []
+def lose(monkeypatch: pytest.MonkeyPatch, count: int, only: int | None = None) -> list[int]:
+    """The first runners that are started are lost at once, or those of one place; gives the places."""
+    launch, started = LocalLauncher.launch, list[int]()
 
     async def lost_at_first(self: LocalLauncher, invitation: Invitation, place: int) -> LocalProcess:
         if only in (None, place):
@@ -38,6 +40,7 @@ def lose(monkeypatch: pytest.MonkeyPatch, count: int, only: int | None = None) -
 
     monkeypatch.setattr(LocalLauncher, "launch", lost_at_first)
     monkeypatch.setattr(pool, "_PAUSE_SECONDS", 0.01)
+    return started
 
 
 async def test_a_runner_that_is_lost_with_its_machine_is_started_until_there_is_another(
@@ -50,11 +53,14 @@ async def test_a_runner_that_is_lost_with_its_machine_is_started_until_there_is_
 
 
 async def test_it_is_not_started_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    lose(monkeypatch, 10**6)
-    monkeypatch.setattr(pool, "_START_SECONDS", 0.3)
+    started = lose(monkeypatch, 10**6)
+    each = pool._START_SECONDS / 4
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + each * len(started))
+    monkeypatch.setattr(pool, "time", clock)
     config = config_with(isolation="process", runners=1)
     with pytest.raises(EtudeError, match="runner 1 cannot be started: was lost with its machine"):
         await evaluate(tmp_path / "run", config, EchoEngine(), examples(""))
+    assert started == [1] * 4
 
 
 async def test_episodes_do_not_wait_for_a_runner_that_is_not_ready_where_another_is(
