@@ -35,6 +35,7 @@ import etude.scenarios.measures
 import etude.scenarios.scenario
 import etude.trackers.callback
 import etude.trackers.mlflow
+import etude.trackers.otel
 import etude.trackers.tensorboard
 import etude.trackers.trackio
 import etude.trackers.wandb

@@ -229,6 +229,10 @@ class Call:
     """Seconds between the attempts."""
     failed_at: tuple[str, ...] = ()
     """The address of each of the attempts that gave none, where the model has several."""
+    began: float = field(default=0.0, compare=False)
+    """When it was asked, in Unix seconds; 0 where that is not known."""
+    seconds: float = field(default=0.0, compare=False)
+    """That it took, with all attempts."""
 
     @property
     def retries(self) -> int:

@@ -33,6 +33,8 @@ class ToolUse:
     """`ok`; `error` where the tool said so; `refused` where it was not asked: for arguments that are no JSON
     object, or beyond the limit of calls; `failed` where there was no answer."""
     seconds: float = 0.0
+    began: float = field(default=0.0, compare=False)
+    """When it was asked, in Unix seconds; 0 where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,7 +229,12 @@ class Recorder:
                     completion = await engine.complete(replace(request, earlier=earlier, on_delta=on_delta))
             finally:
                 del self.models.under_way[waiting]
-            return with_retries(replace(asked, completion=completion), count)
+            return with_retries(timed(replace(asked, completion=completion)), count)
+
+        began, since = time.time(), time.monotonic()
+
+        def timed(call: Call) -> Call:
+            return replace(call, began=began, seconds=time.monotonic() - since)
 
         def encode(call: Call) -> Json:
             return encode_call(call, self._parent(call))
@@ -242,6 +247,8 @@ class Recorder:
                 retried=stored.retried,
                 waited=stored.waited,
                 failed_at=stored.failed_at,
+                began=stored.began,
+                seconds=stored.seconds,
             )
 
         try:
@@ -254,7 +261,7 @@ class Recorder:
             raise
         except BaseException as error:
             if not self._closed:
-                self._calls[asked.index] = with_retries(replace(asked, error=_reason(error)), count)
+                self._calls[asked.index] = with_retries(timed(replace(asked, error=_reason(error))), count)
             raise
         self._reader.add(name, call)
         return call

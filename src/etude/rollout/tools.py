@@ -200,7 +200,8 @@ class Tools:
     async def _text(self, call: ToolCall) -> str:
         opened = self._owners.get(call.name)
         refusal = self._refusal(call, opened)
-        use = ToolUse(opened.set.name if opened else "", call.name, call.arguments, refusal or "", "refused")
+        source, reason = opened.set.name if opened else "", refusal or ""
+        use = ToolUse(source, call.name, call.arguments, reason, "refused", began=time.time())
         if refusal is not None or opened is None or call.arguments is None:
             self._record(Event("tool", -1, tool=use))
             return use.result

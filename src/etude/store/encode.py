@@ -55,6 +55,7 @@ def encode_call(call: Call, parent: tuple[str, Call] | None) -> Json:
         "retried": dict(call.retried) or None,
         "waited": round(call.waited, 3) or None,
         "failed_at": call.failed_at or None,
+        "timed": [round(call.began, 6), round(call.seconds, 6)] if call.began else None,
         "completion": None if call.completion is None else _encode_completion(call.completion, before),
     }
     return _without_none(data)
@@ -68,7 +69,7 @@ def decode_call(data: Json, conversation: str, parent: Call | None) -> Call:
         messages = conversation_so_far(parent)[: data["parent"][1]] + messages
         tools = parent.request.tools if "tools" not in data else tools
     sampling = _SAMPLING.validate_python(data.get("sampling", {}))
-    completion = data.get("completion")
+    completion, timed = data.get("completion"), data.get("timed", (0.0, 0.0))
     return Call(
         index=data["index"],
         function=data["function"],
@@ -91,6 +92,8 @@ def decode_call(data: Json, conversation: str, parent: Call | None) -> Call:
         retried=data.get("retried", {}),
         waited=data.get("waited", 0.0),
         failed_at=tuple(data.get("failed_at", ())),
+        began=timed[0],
+        seconds=timed[1],
     )
 
 

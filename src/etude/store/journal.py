@@ -169,6 +169,11 @@ class Journal:
                 return
             first = _after(rows[-1][0])
 
+    def times(self, prefix: str) -> dict[str, float]:
+        """When each of the keys that start with `prefix` was stored, in Unix seconds."""
+        rows = self.select("SELECT key, created FROM steps WHERE key >= ? AND key < ?", _range(prefix))
+        return dict(rows)
+
     async def delete(self, prefix: str) -> None:
         """Delete all keys that start with `prefix`; returns when that is committed.
 

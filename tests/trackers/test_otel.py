@@ -1,0 +1,158 @@
+"""Spans at an OTLP receiver that decodes the real protobuf."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.projects import change, etude
+
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+
+AGENT = '''
+import etude
+
+
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
+@etude.workflow
+async def play(example: etude.Example, episode: etude.Episode) -> str:
+    reply = await episode.chat([{"role": "user", "content": example.inputs["question"]}])
+    async with episode.tools("sums") as tools:
+        await tools.call(etude.ToolCall("c1", "add", {"a": 1, "b": 2}, "{}"))
+    if example.id == "t1" and episode.generation == 0:
+        raise ValueError("no more")
+    return reply.text
+
+
+@etude.evaluator
+def correct(example: etude.Example, output: str) -> float:
+    return float(output == example.expected)
+'''
+
+
+class Receiver:
+    """A collector on loopback that keeps all spans."""
+
+    def __init__(self) -> None:
+        self.spans: list[Any] = []
+        self.headers: list[dict[str, str]] = []
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+                    ExportTraceServiceRequest,
+                    ExportTraceServiceResponse,
+                )
+
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.headers.get("Content-Encoding") == "gzip":
+                    body = gzip.decompress(body)
+                assert self.path == "/v1/traces"
+                receiver.headers.append(dict(self.headers))
+                for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                    for scope in resource.scope_spans:
+                        receiver.spans.extend(scope.spans)
+                answer = ExportTraceServiceResponse().SerializeToString()
+                self.send_response(200)
+                self.send_header("Content-Type", "application/x-protobuf")
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, *words: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def named(self, word: str) -> list[Any]:
+        return [span for span in self.spans if span.name.startswith(word)]
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    started = Receiver()
+    yield started
+    started.server.shutdown()
+    started.server.server_close()
+
+
+def attributes(span: Any) -> dict[str, Any]:
+    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}
+
+
+def test_spans_have_their_times_and_parents_and_no_content(project, receiver):
+    change(
+        project / "config.yml",
+        report={"_type": "otel", "endpoint": receiver.url, "headers": {"x-key": "abcd"}},
+    )
+    assert etude("train", "config.yml", "--name", "one").exit_code == 0
+    episodes, calls = receiver.named("invoke_agent"), receiver.named("chat")
+    history = [json.loads(line) for line in Path("runs/one/training_metrics.jsonl").read_text().splitlines()]
+    assert len(episodes) == sum(line["episodes"] for line in history) + 2 * 6
+    assert len(calls) == len(episodes)
+    assert len(receiver.named("train one-epoch-")) == 2
+    by_id = {span.span_id: span for span in receiver.spans}
+    assert len(by_id) == len(receiver.spans)
+    for call in calls:
+        parent = by_id[call.parent_span_id]
+        assert call.trace_id == parent.trace_id
+        assert parent.start_time_unix_nano <= call.start_time_unix_nano <= call.end_time_unix_nano
+        assert call.end_time_unix_nano <= parent.end_time_unix_nano
+        about = attributes(call)
+        assert about["gen_ai.operation.name"] == "chat" and about["gen_ai.usage.output_tokens"] > 0
+        assert not any("messages" in name for name in about)
+    (score,) = [
+        event for event in episodes[0].events if attributes(event)["gen_ai.evaluation.name"] == "correct"
+    ]
+    assert score.name == "gen_ai.evaluation.result"
+    assert score.time_unix_nano >= episodes[0].end_time_unix_nano
+    assert all(headers["x-key"] == "abcd" for headers in receiver.headers)
+    assert "abcd" not in Path("runs/one/config.yml").read_text()
+
+
+def test_tools_failures_and_content_where_it_is_asked_for(project, receiver):
+    (project / "agent.py").write_text(AGENT)
+    change(
+        project / "config.yml",
+        report={"_type": "otel", "endpoint": receiver.url, "content": True},
+        tools={"sums": {"_type": "functions", "functions": ["agent:add"]}},
+        eval__evaluators={"correct": "agent:correct"},
+        finetuning__num_epochs=1,
+    )
+    trained = etude("train", "config.yml", "--name", "one")
+    assert trained.exit_code == 0, trained.stdout + trained.stderr
+    tools = receiver.named("execute_tool add")
+    assert tools and attributes(tools[0])["gen_ai.tool.call.result"] == "3"
+    assert json.loads(attributes(tools[0])["gen_ai.tool.call.arguments"]) == {"a": 1, "b": 2}
+    assert tools[0].start_time_unix_nano > 10**18
+    failed = [span for span in receiver.named("invoke_agent") if span.status.code == 2]
+    assert failed and attributes(failed[0])["error.type"] == "raised"
+    call = attributes(receiver.named("chat")[0])
+    (asked,) = json.loads(call["gen_ai.input.messages"])
+    assert asked["role"] == "user" and asked["parts"][0]["type"] == "text"
+    (said,) = json.loads(call["gen_ai.output.messages"])
+    assert said["parts"][0]["content"] in ("yes", "no") and said["finish_reason"] == "stop"
+
+
+def test_a_collector_that_is_away_gets_the_spans_later(project, receiver):
+    away = {"_type": "otel", "endpoint": "http://127.0.0.1:9", "timeout": 0.2, "patience": 0.1}
+    change(project / "config.yml", report=away)
+    trained = etude("train", "config.yml", "--name", "one")
+    assert trained.exit_code == 0 and "of 5 records" in trained.stdout
+    there = json.dumps({"_type": "otel", "endpoint": receiver.url})
+    assert etude("report", "one", "-o", f"report={there}").exit_code == 0
+    assert len(receiver.named("invoke_agent")) == 2 * 32 + 2 * 6
