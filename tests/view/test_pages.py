@@ -174,3 +174,29 @@ def test_run_data_is_text_and_nothing_else(tmp_path_factory, text, name):
         tags = re.findall(r"<\s*(script|img)\b([^>]*)", answer.text)
         assert all(tag == "script" and rest.startswith(' src="/static/') for tag, rest in tags)
         assert not re.search(r"<[^>]*\son\w+\s*=", re.sub(r'"[^"]*"', '""', answer.text))
+
+
+def test_failures_are_shown_by_cause_with_an_episode(tmp_path):
+    told = Told("train/1/b/0", failure=Failure("raised", "no, 7\nTraceback: here"), scores={})
+    retried = Told("train/1/c/0", retried={"http_429": 2})
+    causes = [
+        {"kind": "raised", "reason": "no, 7", "count": 1234, "episode": told.id},
+        {"kind": "score:correct", "reason": "judge", "count": 2, "episode": retried.id},
+    ]
+    remote = {"retried": {"http_429": 9}}
+    store_run(tmp_path, "r", [told, retried], [epoch_entry(1, failure_causes=causes, remote=remote)])
+    client = TestClient(create_view(tmp_path, KEY), base_url="http://127.0.0.1")
+    client.get("/", params={"open": KEY})
+    text = words(shown(client, "/runs/r/failures"))
+    assert "1 234 × raised no, 7 train/1/b/0" in text.replace("\u202f", " ")
+    assert "In full no, 7 Traceback: here" in text
+    assert "asked 3 times, 2 × http_429" in text and "http_429 9" in text
+
+
+def test_runs_are_compared_with_their_settings_and_charts(client):
+    text = shown(client, "/compare?run=first&run=second")
+    assert "reward in the first epoch" in words(text) and "unfinished" in words(text)
+    lines = charts(text)["reward"]["lines"]
+    assert [line["label"] for line in lines] == ["first · training", "second · training"]
+    for query in ("run=first", "run=first&run=first", "run=first&run=nowhere"):
+        shown(client, f"/compare?{query}", status=404)

@@ -12,12 +12,9 @@ from etude.report.run_lines import by_target
 if TYPE_CHECKING:
     from etude.budget.bill import Bill
     from etude.core.history import Entry, History
-    from etude.store.facts import RunFacts
 
 _CAUSES = 5
 """Causes of failures that are shown."""
-_OF_VALIDATION = (("before", "before"), ("after", "after"))
-_OF_EPOCHS = (("in the first epoch", "first_epoch"), ("in the last epoch", "last_epoch"))
 
 
 def show_outcome(summary: Mapping[str, Any], epochs: str, run: Path) -> None:
@@ -113,31 +110,3 @@ def show_addresses(addresses: Mapping[str, Mapping[str, int]]) -> None:
     """How many calls each of a model's several addresses answered, and how many attempts failed there."""
     for url, counts in addresses.items():
         say_wrapped(f"address         {url}: {counts['answers']} answers, {counts['failed']} failed attempts")
-
-
-def side_by_side(facts: list[RunFacts]) -> list[tuple[Any, ...]]:
-    """Rows of what was measured in the runs: before and after training, the reward and each evaluator."""
-    columns = [_columns(run) for run in facts]
-    labels = list(dict.fromkeys(label for column in columns for label in column))
-    return [(label, *(column.get(label) for column in columns)) for label in labels]
-
-
-def _columns(facts: RunFacts) -> dict[str, str]:
-    from etude.report.figure_lines import shown_figure, shown_score
-
-    if facts.kind == "evaluate":
-        result = facts.result or {}
-        scores = dict(result.get("scores") or {})
-        if result.get("reward") in scores:
-            scores = {"reward": scores[result["reward"]], **scores}
-        return {name: shown_score(score) for name, score in scores.items()}
-    column = {}
-    for target, summary in by_target(facts.summary).items():
-        whose = "" if target is None else f"{target} "
-        is_validated = summary["before"] or summary["after"]
-        for when, key in _OF_VALIDATION if is_validated else _OF_EPOCHS:
-            if summary[key] is not None:
-                column[f"{whose}reward {when}"] = shown_figure(summary[key])
-                for name, score in summary[key]["evaluators"].items():
-                    column[f"{whose}{name} {when}"] = shown_score(score)
-    return column

@@ -20,10 +20,9 @@ from etude.cli.figures import (
     show_evaluators,
     show_outcome,
     show_troubles,
-    side_by_side,
 )
 from etude.core.stats import Estimate, shown_mean
-from etude.report.run_lines import shown_ends, shown_epochs, shown_state
+from etude.report.run_lines import shown_ends, shown_epochs, shown_state, side_by_side
 
 if TYPE_CHECKING:
     from etude.core.history import Entry, History

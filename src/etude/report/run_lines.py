@@ -6,9 +6,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from etude.core.stats import shown_mean
+from etude.report.figure_lines import shown_figure, shown_score
 
 if TYPE_CHECKING:
     from etude.store.facts import RunFacts
+
+
+_OF_VALIDATION = (("before", "before"), ("after", "after"))
+_OF_EPOCHS = (("in the first epoch", "first_epoch"), ("in the last epoch", "last_epoch"))
 
 
 def by_target(summary: Mapping[str, Any]) -> Mapping[str | None, Mapping[str, Any]]:
@@ -62,3 +67,29 @@ def _ends_of(summary: Mapping[str, Any], *, short: bool = False) -> list[str | N
 
 def _interval(mean: float | None, low: float | None, high: float | None) -> str | None:
     return None if mean is None else shown_mean(mean, low, high)
+
+
+def side_by_side(facts: list[RunFacts]) -> list[tuple[Any, ...]]:
+    """Rows of what was measured in the runs: before and after training, the reward and each evaluator."""
+    columns = [_columns(run) for run in facts]
+    labels = list(dict.fromkeys(label for column in columns for label in column))
+    return [(label, *(column.get(label) for column in columns)) for label in labels]
+
+
+def _columns(facts: RunFacts) -> dict[str, str]:
+    if facts.kind == "evaluate":
+        result = facts.result or {}
+        scores = dict(result.get("scores") or {})
+        if result.get("reward") in scores:
+            scores = {"reward": scores[result["reward"]], **scores}
+        return {name: shown_score(score) for name, score in scores.items()}
+    column = {}
+    for target, summary in by_target(facts.summary).items():
+        whose = "" if target is None else f"{target} "
+        is_validated = summary["before"] or summary["after"]
+        for when, key in _OF_VALIDATION if is_validated else _OF_EPOCHS:
+            if summary[key] is not None:
+                column[f"{whose}reward {when}"] = shown_figure(summary[key])
+                for name, score in summary[key]["evaluators"].items():
+                    column[f"{whose}{name} {when}"] = shown_score(score)
+    return column

@@ -10,7 +10,8 @@ from typing import Any
 
 from etude.config.document import KeyPath, dotted
 from etude.core.stats import Estimate, estimate_difference
-from etude.store.episodes import phases_of, stored_episodes
+from etude.store.episodes import stored_episodes
+from etude.store.outline import phases_in
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import (
     evaluated_model,
@@ -80,7 +81,7 @@ def measured(run: Path, evaluator: str | None = None) -> dict[str, float]:
     evaluator = evaluator or reward_name(stored_data(run, required=False))
     scores: defaultdict[str, list[float]] = defaultdict(list)
     with RunFolder.read(run) as folder:
-        phases = [phase for phase in phases_of(folder.journal) if not phase.startswith("train/")]
+        phases = [phase for phase in phases_in(folder.journal) if not phase.startswith("train/")]
         for key, data in stored_episodes(folder.journal, f"{phases[0]}/") if phases and evaluator else ():
             score = (folder.journal.get(f"{key}/score/{evaluator}") or {}).get("score")
             if score is not None:

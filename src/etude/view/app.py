@@ -14,7 +14,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from etude.core.errors import EtudeError, RequestError
-from etude.view import episode, episodes, runs, tokens
+from etude.view import compare, episode, episodes, failures, runs, tokens
 from etude.view.gate import Gate
 from etude.view.library import Library
 from etude.view.pages import STATIC, page
@@ -23,7 +23,9 @@ Page = Callable[[Request], Response]
 
 _PAGES: dict[str, Page] = {
     "/": runs.list_page,
+    "/compare": compare.compare_page,
     "/runs/{run}": runs.run_page,
+    "/runs/{run}/failures": failures.failures_page,
     "/runs/{run}/now": runs.now_page,
     "/runs/{run}/config": runs.config_page,
     "/runs/{run}/phases": episodes.phases_page,

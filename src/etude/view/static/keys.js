@@ -18,7 +18,8 @@
     next?.scrollIntoView({ block: "nearest" });
   }
 
-  const follow = (selector) => { const link = find(selector); if (link) link.click(); };
+  // Of several, the last one: that of the innermost page.
+  const follow = (selector) => [...document.querySelectorAll(selector)].at(-1)?.click();
   const keys = {
     j: () => move(1),
     k: () => move(-1),

@@ -1,0 +1,150 @@
+"""The view in a real browser: headless Chromium, a real server, and runs that the store has written."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from etude.view.app import create_view
+from etude.wire.http_server import ThreadServer, listen
+from tests.view.conftest import KEY
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+AXE = Path(__file__).parent / "vendor" / "axe.min.js"
+SECONDS = 60
+
+pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium or chromedriver is not installed")
+
+PAGES = {
+    "runs": "/",
+    "run": "/runs/first",
+    "phases": "/runs/first/phases",
+    "phase": "/runs/first/phases/train/1",
+    "found": "/runs/first/phases?q=-failed",
+    "group": "/runs/first/groups/train/1/a",
+    "example": "/runs/first/examples/a?from=train/1/a/0&to=train/2/a/0",
+    "episode": "/runs/first/episodes/train/2/a/0",
+    "tokens": "/runs/first/tokens/train/1/a/1",
+    "failures": "/runs/first/failures",
+    "now": "/runs/first/now",
+    "config": "/runs/first/config",
+    "comparison": "/compare?run=first&run=second",
+    "nowhere": "/nowhere",
+}
+
+
+@pytest.fixture(scope="module")
+def address(runs):
+    """A server of the runs, in a thread."""
+    listening = listen("127.0.0.1", 0)
+    port = listening.getsockname()[1]
+    app = create_view(runs, KEY, port=port)
+    server = ThreadServer(app, app.limits, listening)
+    yield f"http://127.0.0.1:{port}"
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def browser(address):
+    """Chromium, with the link opened."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for word in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
+        options.add_argument(word)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    browser.set_page_load_timeout(SECONDS)
+    browser.set_script_timeout(SECONDS)
+    browser.get(f"{address}/?open={KEY}")
+    assert browser.current_url == f"{address}/"
+    yield browser
+    browser.quit()
+
+
+def until(condition):
+    """Wait for a condition that comes true sooner or later."""
+    deadline = time.monotonic() + SECONDS
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.02)
+    return value
+
+
+def press(browser, keys):
+    browser.find_element("tag name", "body").send_keys(keys)
+
+
+def look(browser, *, dark=False, width=1200):
+    theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [theme]})
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_for_everybody(browser, address, name):
+    """No violation of axe's rules in light and in dark, no error of a script, and no sideways scrolling."""
+    for dark in (False, True):
+        look(browser, dark=dark)
+        browser.get(address + PAGES[name])
+        browser.execute_script(AXE.read_text(encoding="utf-8"))
+        result = browser.execute_async_script("axe.run().then(arguments[0])")
+        found = [(each["id"], each["nodes"][0]["html"], each["help"]) for each in result["violations"]]
+        assert not found, found
+    look(browser, width=360)
+    browser.get(address + PAGES[name])
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
+    errors = [each for each in browser.get_log("browser") if "404" not in each["message"]]
+    assert not errors, errors
+
+
+def test_charts_are_drawn(browser, address):
+    look(browser)
+    browser.get(f"{address}/runs/first")
+    figures = browser.find_elements("css selector", "figure[data-chart]")
+    until(lambda: len(browser.find_elements("css selector", "figure canvas")) == len(figures) > 3)
+
+
+def test_the_keyboard_goes_everywhere(browser, address):
+    look(browser)
+    browser.get(f"{address}/")
+    press(browser, "j")
+    assert browser.switch_to.active_element.text == browser.find_element("css selector", "[data-row]").text
+    browser.get(f"{address}/runs/first")
+    press(browser, "ge")
+    until(lambda: browser.current_url.endswith("/runs/first/phases"))
+    press(browser, "/")
+    assert browser.switch_to.active_element.get_attribute("name") == "q"
+    browser.switch_to.active_element.send_keys("apples\n")
+    until(lambda: "q=apples" in browser.current_url)
+    assert browser.find_element("css selector", "[data-row]").text == "train/1/b/0"
+    press(browser, "u")
+    until(lambda: browser.current_url.endswith("/phases"))
+    press(browser, "?")
+    assert browser.find_element("css selector", "dialog[open] h2").text == "Keys"
+
+
+def test_tokens_tell_their_numbers_and_have_addresses(browser, address):
+    look(browser)
+    browser.get(f"{address}/runs/first/tokens/train/1/a/1#t4")
+    told = browser.find_element("css selector", ".told")
+    until(lambda: "place" in told.text)
+    said = " ".join(told.text.split())
+    assert "place 4" in said and "probability 0.4966" in said and "call 0, v0" in said
+
+
+def test_the_theme_that_was_chosen_stays(browser, address):
+    look(browser)
+    browser.get(f"{address}/")
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    light = browser.execute_script(ground)
+    press(browser, "t")
+    dark = browser.execute_script(ground)
+    browser.get(f"{address}/runs/first")
+    assert browser.execute_script(ground) == dark != light
+    browser.execute_script("localStorage.clear()")
