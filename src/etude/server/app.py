@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from etude.server.backend import Backend
 from etude.server.database import open_database
+from etude.server.docs_page import docs_page
 from etude.server.engines import EnginePool
 from etude.server.errors import add_error_handlers
 from etude.server.extensions import ServerParts, load_extensions
@@ -63,8 +64,14 @@ def create_app(settings: ServerSettings, backend: Backend) -> Guard:
             database.dispose()
 
     app = FastAPI(
-        title="etude", version=server_version(), description=_ABOUT, lifespan=lifespan, redoc_url=None
+        title="etude",
+        version=server_version(),
+        description=_ABOUT,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
     )
+    app.add_api_route("/docs", lambda: docs_page(app.openapi()), include_in_schema=False)
     add_error_handlers(app)
     for router in (
         _model_routes(models, jobs, pool),

@@ -1,4 +1,4 @@
-"""What failed in a run, by its causes: each with its count, and an episode that shows it."""
+"""The causes of what failed in a run, each with its count and an episode that shows it."""
 
 from __future__ import annotations
 
