@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from etude.core import secrets
 
 # A busy machine is no failure, of a test or of its inputs.
 settings.register_profile("etude", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -17,3 +21,13 @@ os.environ.pop("COLUMNS", None)
 # Whoever starts a program in the background may have it ignore Ctrl-C, and its children inherit that:
 # tests that press Ctrl-C on a child would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def own_secrets() -> Iterator[None]:
+    """A secret of one test, such as "from the environment", is none in the texts of the next."""
+    kept, seen = dict(secrets._kept), dict(secrets._seen)
+    yield
+    for table, before in ((secrets._kept, kept), (secrets._seen, seen)):
+        table.clear()
+        table.update(before)
