@@ -15,7 +15,7 @@ import yaml
 from etude.store.run_folder import RunFolder
 from tests.test_docs import ROOT, blocks_of, write_file
 
-TIMES = {"timestamp", "seconds", "collecting_seconds", "training_seconds"}
+TIMES = {"timestamp", "seconds", "timed", "began", "collecting_seconds", "training_seconds"}
 FILES = ("training_metrics.jsonl", "validation_history.json", "reward_history.json", "summary.json")
 EPOCHS = 3
 

@@ -87,9 +87,14 @@ def stored(folder: Path) -> tuple[dict[str, Any], list[EpisodeRecord]]:
     for data in steps.values():
         if "seconds" in data:
             data["seconds"] = 0
+        failed = (
+            [call for call in data.get("calls", ()) if isinstance(call, dict)] if "episode" in data else []
+        )
+        for call in (data, *failed):
+            call.pop("timed", None)
         for event in data.get("events", ()):
             if event[0] == "tool":
-                event[6]["seconds"] = 0
+                event[6]["seconds"] = event[6]["began"] = 0
         if data.get("failure"):
             data["failure"][1] = _LINE.sub("", data["failure"][1])
     return steps, records
