@@ -59,7 +59,8 @@ def _flips(scene: Scene) -> Figures:
 
 
 def _agents(scene: Scene) -> Figures:
-    played = [misbehave(scene.folder, isolation, scene.note) for isolation in ("none", "process")]
+    isolations = ("none", "thread", "process")
+    played = [misbehave(scene.folder, isolation, scene.quick, scene.note) for isolation in isolations]
     problems = [problem for figures in played for problem in figures["problems"]]
     return {"faults": sum(figures["faults"] for figures in played), "problems": problems}
 

@@ -12,12 +12,13 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import chaos_run  # noqa: F401  whose folder has the tests
 import yaml
-from chaos_deeds import DEEDS, FATAL, HARMLESS, HARMLESS_OUTPUTS
+from chaos_deeds import DEEDS, FATAL, FATAL_IN_THREADS, HARMLESS, HARMLESS_OUTPUTS
 from tests.cli.projects import process
 
 from etude.run import Run
@@ -25,22 +26,30 @@ from etude.run import Run
 Note = Callable[[str], None]
 
 WHO = ("agent", "agent in a thread", "evaluator")
-_LIMIT_SECONDS = 120.0
+_EVERY = (1, 6)
+"""Of these, in full and with `--quick`."""
+_AT_ONCE = 4
+_LIMIT_SECONDS = 240.0
 _TIMEOUT_SECONDS = 3
 """Of an episode and of an evaluation."""
 
 
-def misbehave(folder: Path, isolation: str, note: Note) -> dict[str, Any]:
-    """All deeds of all three; what each came to, where that is not as it should be."""
-    problems: list[str] = []
-    cases = [(who, deed) for who in WHO for deed in DEEDS]
+def misbehave(folder: Path, isolation: str, quick: bool, note: Note) -> dict[str, Any]:
+    """All deeds of all three, or some; what each came to, where that is not as it should be."""
+    cases = [(who, deed) for who in WHO for deed in DEEDS][:: _EVERY[quick]]
     note(f"{len(cases)} faults of agents and evaluators, isolation: {isolation}")
-    for number, (who, deed) in enumerate(cases):
-        place = folder / f"{isolation}-{number}"
-        begun = time.monotonic()
-        if problem := _play(place, who, deed, isolation):
-            problems.append(f"{who}, {deed}: {problem}, after {time.monotonic() - begun:.0f} s")
+
+    def problem_of(number: int) -> str | None:
+        place, begun = folder / f"{isolation}-{number}", time.monotonic()
+        problem = _play(place, *cases[number], isolation)
         shutil.rmtree(place)
+        who, deed = cases[number]
+        seconds = time.monotonic() - begun
+        return problem and f"{who}, {deed}, isolation {isolation}: {problem}, after {seconds:.0f} s"
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        problems = [problem for problem in pool.map(problem_of, range(len(cases))) if problem]
+    note(f"isolation {isolation}: {len(problems)} that are not as they have to be")
     return {"faults": len(cases), "problems": problems}
 
 
@@ -53,8 +62,10 @@ def _play(folder: Path, who: str, deed: str, isolation: str) -> str | None:
     (folder / "examples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     workflow = "play_in_a_thread" if who == "agent in a thread" else "play"
     limits: dict[str, Any] = {"timeout": _TIMEOUT_SECONDS, "max_concurrency": 2}
+    if isolation != "none":
+        limits |= {"isolation": isolation}
     if isolation == "process":
-        limits |= {"isolation": "process", "runners": 2, "runner_memory": 1.5}
+        limits |= {"runners": 2, "runner_memory": 1.5}
     config = {
         "llms": {"policy": {"_type": "tests.cli.parts:scripted"}},
         "workflow": f"chaos_deeds:{workflow}",
@@ -65,7 +76,7 @@ def _play(folder: Path, who: str, deed: str, isolation: str) -> str | None:
         "finetuning": {"error_budget": 1.0},
     }
     (folder / "config.yml").write_text(yaml.safe_dump(config))
-    is_fatal = deed in FATAL and isolation == "none"
+    is_fatal = deed in {"none": FATAL, "thread": FATAL_IN_THREADS}.get(isolation, ())
     started = process("evaluate", "config.yml", "--name", "e", folder=folder)
     try:
         _, errors = started.communicate(timeout=_LIMIT_SECONDS)

@@ -186,6 +186,9 @@ FATAL = {
 }
 """Deeds that harm the whole process: without `isolation: process` the run may end, and must not end well."""
 
+FATAL_IN_THREADS = FATAL | {"a recursion limit of 30"}
+"""The same with `isolation: thread`, where what is set for the process is the loop's of the run at once."""
+
 
 def _done(example: etude.Example, who: str) -> Any:
     """The deed of the example, where it is `who`'s."""
