@@ -5,6 +5,7 @@ The endpoint charges for what it answers, and keeps the sum: what a run has take
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,20 @@ _REPEATS = (3, 1)
 """Of each limit, in full and with `--quick`."""
 _STOPPED = 3
 """The exit code of a run at its limit."""
+
+
+class _Slow(ChargingEndpoint):
+    """Each answer takes some seconds, so that there are several at once."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        """As the endpoint does, and then wait."""
+        answer = super().answer(body)
+        time.sleep(self._seconds)
+        return answer
 
 
 @dataclass(frozen=True)
@@ -65,7 +80,7 @@ def budgets(scene: Scene) -> Figures:
 
 def _end(scene: Scene, limit: Limit, at_once: int, number: int, problems: list[str]) -> float:
     """How many percent over its limit a run ended; negative for those that stopped before it."""
-    with ChargingEndpoint(seconds=0.03 * (number + 1)) as endpoint:
+    with _Slow(0.03 * (number + 1)) as endpoint:
         place = f"{limit.name}-{at_once}-{number}"
         code, errors, _ = _run(scene, place, endpoint, at_once, {limit.name: limit.most})
         taken = limit.taken(endpoint)
@@ -76,7 +91,7 @@ def _end(scene: Scene, limit: Limit, at_once: int, number: int, problems: list[s
 
 def _seconds_late(scene: Scene, problems: list[str]) -> float:
     """How many seconds after its hours a run had ended."""
-    with ChargingEndpoint(seconds=0.2) as endpoint:
+    with _Slow(0.2) as endpoint:
         code, errors, spent = _run(scene, "hours", endpoint, 4, {"hours": _HOURS}, examples=2000)
         if code != _STOPPED:
             problems.append(f"hours: it ended with {code}: {errors[-300:]}")
