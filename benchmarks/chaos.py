@@ -7,18 +7,20 @@ to be.
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import chaos_run  # the first: it has the tests' parts found
+import chaos_run  # noqa: F401  the first: it has the tests' parts found
 from chaos_agents import misbehave
 from chaos_budget import budgets
 from chaos_canaries import plant
 from chaos_flips import flip_bytes
 from chaos_kills import kill_at_every_operation, kill_at_random
+from chaos_power import lose_power
 from chaos_remote import remote
 from chaos_scene import FIGURES, Figures, Scene, is_whole, summed
 from chaos_server import connections, corpus
@@ -29,33 +31,22 @@ _RANDOM_KILLS = (500, 10)
 _FLIPS = (200, 10)
 _EPISODES = (100_000, 5_000)
 _EVERY = (1, 20)
-"""File operations from one kill to the next. As all of these in full, and with `--quick`."""
+"""File operations from one kill to the next, and syncs from one loss of power to the next. As all of these
+in full, and with `--quick`."""
 
 
 def _operations(scene: Scene) -> Figures:
-    every = _EVERY[scene.quick]
-    return _killed(kill_at_every_operation(scene.short_run, scene.folder, every, scene.note))
+    outcome = kill_at_every_operation(scene.short_run, _EVERY[scene.quick], scene.note)
+    return {"kills": outcome.harmed} | outcome.figures()
 
 
 def _random(scene: Scene) -> Figures:
-    kills, choice = _RANDOM_KILLS[scene.quick], scene.choice("random")
-    return _killed(kill_at_random(scene.short_run, kills, choice, scene.note))
-
-
-def _killed(outcome: chaos_run.Outcome) -> Figures:
-    problems = [*outcome.unequal, *outcome.failures]
-    return {"kills": outcome.harmed, "unequal_ends": len(outcome.unequal), "problems": problems}
+    outcome = kill_at_random(scene.short_run, _RANDOM_KILLS[scene.quick], scene.choice("random"), scene.note)
+    return {"kills": outcome.harmed} | outcome.figures()
 
 
 def _flips(scene: Scene) -> Figures:
-    flips, choice = _FLIPS[scene.quick], scene.choice("flips")
-    outcome = flip_bytes(scene.short_run, scene.folder, flips, choice, scene.note)
-    return {
-        "faults": outcome.harmed,
-        "refused": outcome.refused,
-        "silent": len(outcome.unequal),
-        "problems": [*outcome.unequal, *outcome.failures],
-    }
+    return flip_bytes(scene.short_run, scene.folder, _FLIPS[scene.quick], scene.choice("flips"), scene.note)
 
 
 def _agents(scene: Scene) -> Figures:
@@ -63,6 +54,14 @@ def _agents(scene: Scene) -> Figures:
     played = [misbehave(scene.folder, isolation, scene.quick, scene.note) for isolation in isolations]
     problems = [problem for figures in played for problem in figures["problems"]]
     return {"faults": sum(figures["faults"] for figures in played), "problems": problems}
+
+
+def _power(scene: Scene) -> Figures:
+    choice, share = scene.choice("power"), _EVERY[scene.quick]
+    if shutil.which("strace") is None:
+        return {"problems": ["it needs the program strace, on Linux: install it (apt-get install strace)"]}
+    outcome = lose_power(scene.short_run, scene.folder, share, choice, scene.note)
+    return {"faults": outcome.harmed} | outcome.figures()
 
 
 def _soak(scene: Scene) -> Figures:
@@ -74,6 +73,7 @@ PARTS: Mapping[str, Callable[[Scene], Figures]] = {
     "operations": _operations,
     "random": _random,
     "flips": _flips,
+    "power": _power,
     "agents": _agents,
     "remote": remote,
     "corpus": corpus,

@@ -1,71 +1,67 @@
-"""`etude ARGUMENTS`, killed at one of the file operations of its run.
+"""`etude ARGUMENTS`, killed at one of its file operations, and with a log of what its journal has stored.
 
-    chaos_victim.py FOLDER NUMBER COUNTS ARGUMENTS
+    chaos_victim.py FOLDER NUMBER OPERATIONS ACKNOWLEDGED ARGUMENTS
 
-With the number 0 it is not killed. The file COUNTS has a byte for each operation that it came to.
+With the number 0 it is not killed. The file OPERATIONS has a byte for each operation that it came to.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
-import signal
 import sqlite3
 import sys
 from pathlib import Path
 from typing import Any
 
-_PATHS = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"}
-_connect = sqlite3.connect
-_READS = ("SELECT", "PRAGMA", "--")
+import chaos_acknowledged
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-class Victim:
-    """Counts what its process does to the files in a folder, and is killed before the last of it."""
+from tests.file_operations import each_operation, each_statement, killed_at
 
-    def __init__(self, folder: str, number: int, counts: str) -> None:
-        self._folder, self._number, self._reached = folder, number, 0
-        self._counts = os.open(counts, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+FOLDER, MODULES = "CHAOS_FOLDER", "CHAOS_MODULES"
+"""Variables with the folder of the project, and the file for the names of modules that a run imports."""
 
-    def watch(self, event: str, args: tuple[Any, ...]) -> None:
-        """Python's audit hook."""
-        if event == "open":
-            path, _, flags = args
-            writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
-            if writes and self._is_inside(path):
-                self._operation()
-        elif event in _PATHS and self._is_inside(args[0]):
-            self._operation()
-
-    def connect(self, *args: Any, **options: Any) -> sqlite3.Connection:
-        """A connection as `sqlite3.connect` makes it, whose statements count."""
-        connection = _connect(*args, **options)
-        connection.set_trace_callback(self._statement)
-        return connection
-
-    def _statement(self, text: str) -> None:
-        if not text.lstrip().upper().startswith(_READS):
-            self._operation()
-
-    def _is_inside(self, path: Any) -> bool:
-        return isinstance(path, str | os.PathLike) and str(Path(path).absolute()).startswith(self._folder)
-
-    def _operation(self) -> None:
-        self._reached += 1
-        if self._reached == self._number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        os.write(self._counts, b".")
+_PAGES = 20
+"""Of a write-ahead log until it is copied to the database; SQLite's thousand are never in a short run."""
 
 
 def main() -> None:
     """Run the command as `python -m etude` would."""
-    folder, number, counts, *arguments = sys.argv[1:]
-    victim = Victim(folder, int(number), counts)
-    sys.addaudithook(victim.watch)
-    sqlite3.connect = victim.connect
+    folder, number, operations, acknowledged, *arguments = sys.argv[1:]
+    log = os.open(operations, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    operation = killed_at(int(number), lambda: os.write(log, b"."))
+    each_operation(folder, operation)
+    each_statement(operation)
+    sqlite3.connect = _with_short_logs(sqlite3.connect)
+    chaos_acknowledged.log_to(Path(acknowledged))
+    if MODULES in os.environ:
+        modules = Path(os.environ[MODULES])
+        atexit.register(lambda: modules.write_text(" ".join(sorted(sys.modules))))
+    _leave_out_what_takes_long()
     sys.argv = ["etude", *arguments]
     from etude.__main__ import main as etude
 
     etude()
+
+
+def _leave_out_what_takes_long() -> None:
+    """Files of pictures and of what the run is on are written without being drawn or found out."""
+    import etude.report.plot
+    import etude.store.run_folder
+
+    etude.report.plot.render_reward_plot = lambda *_, **__: b""
+    etude.store.run_folder.describe_environment = lambda **_: {}
+
+
+def _with_short_logs(connect: Any) -> Any:
+    def connected(*args: Any, **options: Any) -> sqlite3.Connection:
+        connection: sqlite3.Connection = connect(*args, **options)
+        connection.execute(f"PRAGMA wal_autocheckpoint={_PAGES}")
+        return connection
+
+    return connected
 
 
 if __name__ == "__main__":

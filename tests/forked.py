@@ -9,6 +9,7 @@ about start-up itself takes a real process.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
 import json
@@ -33,6 +34,10 @@ ROOT = Path(__file__).parents[1]
 
 PRELOADED = ("etude.components", "etude.cli.app", "matplotlib.figure", "matplotlib.backends.backend_agg")
 HEAVY = ("torch", "transformers", "transformers.models.llama.modeling_llama", "peft")
+
+ALSO = "TESTS_FORKED_ALSO"
+"""A variable with the names of further modules to import, set before the first process is started; those
+that are not there are left out."""
 
 CLIENT = """\
 #!{python} -IS
@@ -163,6 +168,9 @@ def main(path: str) -> None:
     """Serve until standard input ends."""
     for name in (*PRELOADED, *HEAVY):
         __import__(name)
+    for name in os.environ.pop(ALSO, "").split():
+        with contextlib.suppress(ImportError):
+            __import__(name)
     gc.collect()
     gc.freeze()
     with socket.socket(socket.AF_UNIX) as listener:

@@ -480,6 +480,17 @@ async def test_only_the_best_versions_and_the_last_one_are_kept(run):
     assert (await trainer.get_metrics("run"))["best_version"]["number"] == 1
 
 
+async def test_a_run_that_was_killed_before_it_deleted_the_last_epochs_versions_does_so(run):
+    run.settings = {"keep_checkpoints": 1}
+    run.adapter.prune = interrupt
+    with pytest.raises(Interrupted):
+        await run.start(num_epochs=1)
+    again = run.restarted()
+    assert again.adapter.kept == []
+    await again.start(num_epochs=1)
+    assert again.adapter.kept == [0, 1]
+
+
 async def test_all_versions_are_kept_when_asked(run):
     run.settings = {"keep_checkpoints": "all"}
     await run.start(num_epochs=2)

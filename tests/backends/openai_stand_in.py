@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -71,7 +72,7 @@ class StandIn:
     @contextmanager
     def serve(self) -> Iterator[str]:
         """Answer over HTTP on this machine; the base URL."""
-        server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        server = _Server(("127.0.0.1", 0), _handler(self))
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
@@ -306,6 +307,13 @@ class StandIn:
         return httpx.Response(200, json=reply)
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print the error, unless whoever asked was killed meanwhile."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 def error_response(status: int, message: str, code: str) -> httpx.Response:
     """OpenAI's error object."""
     kind = "invalid_request_error" if status < 429 else "requests"
@@ -323,7 +331,10 @@ def _handler(stand_in: StandIn) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            content = self.rfile.read(int(self.headers.get("content-length", 0)))
+            length = int(self.headers.get("content-length", 0))
+            content = self.rfile.read(length)
+            if len(content) < length:
+                return  # Whoever asked was killed meanwhile.
             url = f"http://{self.headers['host']}{self.path}"
             request = httpx.Request(self.command, url, headers=dict(self.headers), content=content)
             try:

@@ -43,13 +43,13 @@ def everything(run: Path) -> dict[str, Any]:
     """Calls, episodes, scores, epochs and versions, with the digests of their weights.
 
     Not the config, which says where the run is backed up; nor the bill: a call that was under way at a kill
-    was made twice.
+    was made twice; nor the key that each run draws.
     """
     with RunFolder.read(run) as opened:
         kept = {
             key: without_times(value)
             for key, value in opened.journal.scan()
-            if not key.startswith(("storage/", "spent/")) and key != CONFIG_STEP
+            if not key.startswith(("storage/", "spent/")) and key not in (CONFIG_STEP, "run/key")
         }
     return dict(json.loads(json.dumps(kept).replace(str(run.parent), "RUNS")))
 

@@ -279,7 +279,17 @@ def test_a_run_that_is_killed_at_any_operation_on_a_version_ends_as_if_it_had_no
     count = 1
     while True:
         name = f"killed-{count}"
-        command = ["-m", "tests.cli.killed_writes", str(count), "train", "config.yml", "--name", name]
+        versions_of = str(tmp_path / "runs" / name / "checkpoints" / "v")
+        command = [
+            "-m",
+            "tests.file_operations",
+            versions_of,
+            str(count),
+            "train",
+            "config.yml",
+            "--name",
+            name,
+        ]
         killed = Forked(command, tmp_path, dict(os.environ) | {"PYTHONPATH": str(ROOT)}, program="python")
         _, errors = killed.communicate(timeout=120)
         if killed.returncode == 0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,17 +11,16 @@ import pytest
 from etude.jobs.folders import StateFolders
 from etude.learner.learner import Learner, LearnerOptions
 from etude.store.files import put_in_place, write_atomically
+from tests.file_operations import each_operation, killed_at
 from tests.models.tiny_models import fresh_policy
 
-OPERATIONS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
 
-
-def killed_at(count: int, folder: Path, work) -> bool:
+def is_killed_at(count: int, folder: Path, work) -> bool:
     """Whether a process that does `work` is killed at its `count`-th operation on files in `folder`."""
     child = os.fork()
     if child == 0:
         try:
-            _count_down(count, folder)
+            each_operation(str(folder), killed_at(count))
             work()
         finally:
             os._exit(0)
@@ -30,38 +28,14 @@ def killed_at(count: int, folder: Path, work) -> bool:
     return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 
-def _count_down(count: int, folder: Path) -> None:
-    left, fsync = count, os.fsync
-
-    def operation() -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def hook(event: str, arguments: tuple) -> None:
-        # Whole folders are deleted by the names in them.
-        is_inside = event in ("os.remove", "os.rmdir") and arguments[1] >= 0
-        if is_inside or (event in OPERATIONS and str(arguments[0]).startswith(str(folder))):
-            operation()
-
-    def counted_sync(file: int) -> None:
-        operation()
-        fsync(file)
-        operation()
-
-    sys.addaudithook(hook)
-    os.fsync = counted_sync
-
-
-@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_version_is_whole_or_not_there_wherever_its_process_is_killed(tmp_path, stride):
     learner = Learner(fresh_policy(), LearnerOptions())
     versions = StateFolders(tmp_path, "v", "version")
     state = learner.snapshot()
     versions.write(1, {"job": "one"}, learner, state)
     count, there = 1, set()
-    while killed_at(count, tmp_path, lambda: versions.write(2, {"job": "two"}, learner, state)):
+    while is_killed_at(count, tmp_path, lambda: versions.write(2, {"job": "two"}, learner, state)):
         assert versions.damage(1) == []
         if 2 in versions.numbers():
             assert versions.damage(2) == []
@@ -72,7 +46,7 @@ def test_a_version_is_whole_or_not_there_wherever_its_process_is_killed(tmp_path
         assert sorted(path.name for path in tmp_path.iterdir()) == ["v1"]
         count += stride
     assert versions.damage(2) == []
-    assert count > 30
+    assert count > 15
     assert there == {0, 1}
 
 
@@ -81,7 +55,7 @@ def test_so_are_versions_that_are_deleted(tmp_path):
     versions = StateFolders(tmp_path, "v", "version")
     state, count = learner.snapshot(), 1
     versions.write(1, {"job": "one"}, learner, state)
-    while killed_at(count, tmp_path, lambda: versions.prune(())):
+    while is_killed_at(count, tmp_path, lambda: versions.prune(())):
         assert versions.numbers() == [] or versions.damage(1) == []
         versions.delete_drafts()
         if not versions.numbers():
@@ -94,7 +68,7 @@ def test_so_are_versions_that_are_deleted(tmp_path):
 def test_a_text_is_the_old_one_or_the_new_one(tmp_path):
     path, texts, count = tmp_path / "config.yml", set(), 1
     write_atomically(path, "old")
-    while killed_at(count, tmp_path, lambda: write_atomically(path, "new" * 10_000)):
+    while is_killed_at(count, tmp_path, lambda: write_atomically(path, "new" * 10_000)):
         texts.add(path.read_text())
         write_atomically(path, "old")
         assert [each.name for each in tmp_path.iterdir()] == ["config.yml"]
@@ -110,7 +84,7 @@ def test_a_folder_in_the_place_of_another_is_whole_or_a_draft(tmp_path):
         put_in_place(tmp_path / "draft", tmp_path / "v1")
 
     count = 1
-    while killed_at(count, tmp_path, work):
+    while is_killed_at(count, tmp_path, work):
         assert not (tmp_path / "v1").exists() or (tmp_path / "v1" / "file").read_text() == "new"
         for path in (*tmp_path.glob("*/*"), *tmp_path.glob("*")):
             path.unlink() if path.is_file() else path.rmdir()

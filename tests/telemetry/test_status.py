@@ -9,6 +9,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from etude.rollout.paces import Paces
 from etude.store.lock import RunLock
 from etude.store.status import STATUS, RunStatus, SeenStatus, status_of
 from etude.store.teams import teams_of, tell_team
+from etude.telemetry import publish
 from tests.cli.projects import etude
 from tests.runners.playing import config_with, evaluate, examples
 from tests.support import EchoEngine
@@ -74,6 +76,27 @@ async def test_calls_that_wait_are_said_with_runners_and_without(tmp_path: Path,
         going.cancel()
         await asyncio.gather(going, return_exceptions=True)
     assert status_of(run) == SeenStatus("ended", None, None, None)
+
+
+async def test_a_status_that_is_being_written_when_the_run_ends_does_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    begun, free, written = threading.Event(), threading.Event(), threading.Event()
+    write = publish._write
+
+    def slow(*arguments: Any) -> None:
+        begun.set()
+        free.wait(60)
+        write(*arguments)
+        written.set()
+
+    monkeypatch.setattr(publish, "_write", slow)
+    going = asyncio.ensure_future(evaluate(tmp_path / "run", config_with(), EchoEngine(), examples("")))
+    assert await asyncio.to_thread(begun.wait, 60)
+    asyncio.get_running_loop().call_later(0.2, free.set)
+    await going
+    assert await asyncio.to_thread(written.wait, 60)
+    assert not (tmp_path / "run" / STATUS).exists()
 
 
 LATE = """

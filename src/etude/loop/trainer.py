@@ -69,6 +69,8 @@ async def run_loop(
             break
     for member in members:
         await member.validate(len(member.history.epochs))
+        # Once more where the last epoch's weights were adopted by a process that was killed before it did so.
+        await member.prune()
     if not any(member.bookkeeper.record.reason_to_stop() for member in members):
         await _pause_if_due(members)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -54,9 +53,14 @@ async def _publish(parts: Parts, server: MetricsServer | None) -> None:
         seconds = time.thread_time() - begun
         if server is not None:
             server.status = status
-        # A full disk is told of by the journal.
-        with contextlib.suppress(StoreError):
-            await asyncio.to_thread(_write, parts.run.path / STATUS, status)
+        writing = asyncio.ensure_future(asyncio.to_thread(_write, parts.run.path / STATUS, status))
+        try:
+            await asyncio.shield(writing)
+        except StoreError:
+            pass  # A full disk is told of by the journal.
+        finally:
+            # A thread cannot be cancelled, and must not write once the status is deleted.
+            await asyncio.gather(writing, return_exceptions=True)
         await asyncio.sleep(max(_SECONDS, seconds / _MOST_TIME))
 
 

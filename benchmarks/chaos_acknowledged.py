@@ -1,0 +1,80 @@
+"""A log of what a journal said it had stored, and what of that is not there any more."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+
+def log_to(path: Path) -> None:
+    """From now on write to `path` what this process's journal is about to store, and then that it has.
+
+    A line is written at once, so that it outlives whatever becomes of the process.
+    """
+    from etude.store.database import Put, Writer
+
+    file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    write = Writer._write
+
+    def logged(writer: Any, batch: list[Any]) -> Any:
+        kept = {each.key: zlib.crc32(each.text.encode()) for each in batch if isinstance(each, Put)}
+        gone = [[each.first, _text(each.end)] for each in batch if each and not isinstance(each, Put)]
+        os.write(file, f"{json.dumps({'kept': kept, 'gone': gone})}\n".encode())
+        error = write(writer, batch)
+        if error is None:
+            os.write(file, b'"done"\n')
+        return error
+
+    Writer._write = logged  # type: ignore[method-assign]
+
+
+def lost_entries(log: Path, journal: Path) -> list[str]:
+    """What the journal had said was stored and is not there, in words; a later value in its place is none."""
+    return lost_of(log.read_bytes() if log.exists() else b"", journal)
+
+
+def lost_of(log: bytes, journal: Path) -> list[str]:
+    """The same of the log's content."""
+    allowed: dict[str, set[int | None]] = {}
+    batch: dict[str, Any] = {"kept": {}, "gone": []}
+    for line in log.decode().splitlines():
+        entry = json.loads(line)
+        is_done = entry == "done"
+        batch = batch if is_done else entry
+        gone = [
+            key for key in allowed for first, end in batch["gone"] if first <= key < (end or "\U0010ffff")
+        ]
+        changes: dict[str, int | None] = dict.fromkeys(gone) | batch["kept"]
+        for key, value in changes.items():
+            # What was not acknowledged may be there or not.
+            allowed[key] = {value} if is_done else allowed.get(key, {None}) | {value}
+    if not any(None not in values for values in allowed.values()):
+        return []
+    there = _entries(journal)
+    return [
+        f"{key} is {'another' if key in there else 'not there'}"
+        for key, values in allowed.items()
+        if there.get(key) not in values
+    ]
+
+
+def _entries(journal: Path) -> dict[str, int]:
+    """The checksums of the entries by their keys, read as a run would."""
+    from etude.core.errors import StoreError
+    from etude.store.journal import Journal
+
+    if not journal.exists():
+        return {}
+    try:
+        with Journal(journal, read_only=True) as opened:
+            rows = opened._select("SELECT key, value FROM steps", ())
+    except StoreError:
+        return {}
+    return {key: zlib.crc32(value.encode()) for key, value in rows}
+
+
+def _text(end: str | bytes) -> str:
+    return end if isinstance(end, str) else ""
