@@ -70,10 +70,9 @@ def _entries(journal: Path) -> dict[str, int]:
         return {}
     try:
         with Journal(journal, read_only=True) as opened:
-            rows = opened._select("SELECT key, value FROM steps", ())
+            return {key: zlib.crc32(json.dumps(value).encode()) for key, value in opened.scan()}
     except StoreError:
         return {}
-    return {key: zlib.crc32(value.encode()) for key, value in rows}
 
 
 def _text(end: str | bytes) -> str:

@@ -65,6 +65,11 @@ class Disk:
             raise SystemExit(f"{call.name} of {call.file} is not followed: {call.arguments}")
         return False
 
+    def is_about(self, call: Call) -> bool:
+        """Whether a call is about files that are followed."""
+        paths = [call.file, call.opened, *(os.fsdecode(text) for text in call.texts[:2])]
+        return any(path and self._parts(path) is not None for path in paths if len(path) < _LONGEST_PATH)
+
     def write_to(self, folder: Path, loss: Loss, choice: random.Random) -> None:
         """Make the files as they may be after the power went. `folder` is not there, or has no such name."""
         kept = {node: {**node.synced_names} for node in self._all()}

@@ -65,13 +65,14 @@ def _moments_to_try(
     """Numbers of calls: syncs, and others by chance. Raises SystemExit where not all could be followed."""
     disk, syncs, others = Disk(run.folder, "runs"), list[int](), list[int]()
     for number, call in enumerate(calls_of(trace)):
-        (syncs if disk.follow(call) else others).append(number)
+        if disk.follow(call):
+            syncs.append(number)
+        elif disk.is_about(call):
+            others.append(number)
     if wrong := disk.is_as(run.folder):
         raise SystemExit(f"not all that the run did to its files was followed: {', '.join(wrong)}")
-    first = syncs[0]
     chosen = {*syncs[::share]}
-    later = [number for number in others if number > first]
-    return chosen, {*choice.sample(later, len(chosen))}
+    return chosen, {*choice.sample(others, len(chosen))}
 
 
 def _moments(run: ShortRun, trace: Path, numbers: set[int]) -> Iterator[Moment]:
