@@ -32,7 +32,7 @@ def log_to(path: Path) -> None:
 
 
 def lost_entries(log: Path, journal: Path) -> list[str]:
-    """What the journal had said was stored and is not there, in words; a later value in its place is none."""
+    """Entries that the journal had said were stored and that are not there, in words; later values may be."""
     return lost_of(log.read_bytes() if log.exists() else b"", journal)
 
 

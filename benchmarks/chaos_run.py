@@ -179,7 +179,7 @@ class ShortRun:
             outcome.unequal.append(f"{what}: {'; '.join(found[:3])}")
 
     def twice(self) -> list[str]:
-        """What was paid for twice."""
+        """The calls, files and jobs that were paid for twice."""
         more = [f"{len(self.paid.jobs)} jobs in place of {self.jobs}"] * (len(self.paid.jobs) > self.jobs)
         more += [f"{len(self.paid.files)} files in place of {self.jobs}"] * (len(self.paid.files) > self.jobs)
         return [*self.paid.doubled, *more]
