@@ -62,7 +62,7 @@ class Outcome:
     unequal: list[str] = field(default_factory=list)
     """Runs that ended well and are not as the one that nobody disturbed, each with its first differences."""
     lost: list[str] = field(default_factory=list)
-    """What was acknowledged and was not there any more."""
+    """Entries that were acknowledged and were not there any more."""
     doubled: list[str] = field(default_factory=list)
     """Calls, files and jobs that were paid twice."""
     refused: int = 0
