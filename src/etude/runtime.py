@@ -94,7 +94,7 @@ async def open_runtime(
         await exits.enter_async_context(reported_addresses(run.path, models))
         settings = config.finetuning.run_configuration
         cluster: Cluster | None = await builder.get_cluster()
-        collector = await build_collector(builder, models, run.journal, runner, ledger.episode)
+        collector = await build_collector(builder, models, run.journal, runner, ledger.admission)
         parts = Parts(run, counts, collector, runner, models, None if cluster is None else cluster.status)
         await exits.enter_async_context(published(parts, config.metrics))
         doctor = StallDoctor(parts, config.stall)

@@ -317,6 +317,46 @@ async def test_a_write_that_fails_leaves_the_journal_usable(tmp_path: Path) -> N
         assert dict(journal.scan()) == {"a": 1, "b": 2}
 
 
+async def test_of_what_is_stored_soon_the_last_value_is_stored_and_not_after_what_comes_next(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "run.db"
+    with Journal(path) as journal, sqlite3.connect(path, isolation_level=None) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for number in range(100):
+            journal.put_soon("sum", lambda number=number: {"number": number})  # type: ignore[misc]
+        storing = asyncio.ensure_future(journal.put("next", 1))
+        await asyncio.sleep(0)
+        other.execute("COMMIT")
+        await storing
+        assert dict(journal.scan()) == {"next": 1, "sum": {"number": 99}}
+        assert journal.committed <= 3, "one of the sum when the writer was free, one with what came next"
+
+
+async def test_what_is_stored_soon_needs_nothing_to_come_next(journal: Journal) -> None:
+    journal.put_soon("sum", lambda: {"number": 1})
+    async with asyncio.timeout(60):
+        while journal.waiting or not journal.committed:  # noqa: ASYNC110  counts of another thread
+            await asyncio.sleep(0.001)
+    assert journal.get("sum") == {"number": 1} and journal.committed == 1
+
+
+async def test_what_could_not_be_stored_soon_is_told_to_who_stores_next_and_tried_again(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "run.db"
+    with Journal(path) as journal, sqlite3.connect(path) as other:
+        other.execute("ALTER TABLE steps RENAME TO gone")
+        other.commit()
+        journal.put_soon("sum", lambda: {"number": 1})
+        with pytest.raises(StoreError, match=r"run\.db: no such table"):
+            await journal.flush()
+        other.execute("ALTER TABLE gone RENAME TO steps")
+        other.commit()
+        await journal.put("next", 1)
+        assert dict(journal.scan()) == {"next": 1, "sum": {"number": 1}}
+
+
 async def test_the_largest_prefix_has_no_upper_bound(journal: Journal) -> None:
     last = "\U0010ffff"
     for key in ("a", last, last + "a"):

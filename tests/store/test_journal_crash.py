@@ -24,6 +24,7 @@ async def main():
         for count in range(10**9):
             key = f"{name}/{count}"
             async def fn():
+                journal.put_soon(f"sum/{name}", lambda: {"count": count})
                 return count
             await journal.step(key, fn)
             print(key, flush=True)
@@ -74,6 +75,8 @@ def test_every_acknowledged_step_survives_kill_9(tmp_path: Path, seed: int) -> N
         kept = dict(journal.scan())
     assert len(seen) > 1
     assert all(kept[key] == int(key.split("/")[1]) for key in seen)
+    sums = {key.removeprefix("sum/"): kept.pop(key)["count"] for key in list(kept) if key.startswith("sum/")}
+    assert all(sums[key.split("/")[0]] >= count for key, count in kept.items()), "counted before it was kept"
 
 
 def test_a_full_disk_fails_every_waiter_and_keeps_what_was_committed(tmp_path: Path) -> None:

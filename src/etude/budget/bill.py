@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from etude.budget.purpose import Purpose
 from etude.core.call import Usage
-from etude.store.journal import Journal, Json
+from etude.store.journal import Journal
 from etude.store.run_folder import TIME_STEP, RunFolder
 
 _CALLS = "spent/calls/"
@@ -47,7 +46,7 @@ class Line:
     @property
     def key(self) -> str:
         """Where it is in the journal."""
-        return _key(self.model, self.role, self.phase)
+        return line_key(self.model, self.role, self.phase)
 
     def plus_call(self, usage: Usage, usd: float | None) -> Line:
         """The line with one more call."""
@@ -69,13 +68,18 @@ class Line:
         """The facts that tell it from other lines."""
         return {"model": self.model, "role": self.role, "phase": self.phase}
 
+    def stored(self) -> dict[str, str | float]:
+        """The line as the journal keeps it."""
+        return {**self.facts(), **{name: kept for name in _AMOUNTS if (kept := getattr(self, name))}}
+
     def as_json(self) -> dict[str, Any]:
         """All fields, with `tokens`."""
         return {**asdict(self), "tokens": self.tokens}
 
 
 @lru_cache(maxsize=256)
-def _key(model: str, role: str, phase: str) -> str:
+def line_key(model: str, role: str, phase: str) -> str:
+    """Where the line with these facts is in the journal."""
     if role == "training":
         return f"{_JOBS}{quote(phase, safe='')}"
     return _CALLS + "/".join(quote(part, safe="") for part in (model, role, phase))
@@ -144,18 +148,11 @@ def _stored(journal: Journal) -> Iterator[Line]:
 
 
 def store_line(journal: Journal, line: Line) -> None:
-    """Keep a line in place of the one with the same facts, before all that is stored later."""
-    # With every call: `asdict`, which copies, takes four times as long.
-    value: dict[str, Json] = {name: kept for name in _AMOUNTS if (kept := getattr(line, name))}
-    journal.put_soon(line.key, {**line.facts(), **value})
+    """Keep a line in place of the one with the same facts, not after what is stored next."""
+    journal.put_soon(line.key, line.stored)
 
 
 def store_time(journal: Journal, seconds: float, gpu_seconds: float) -> None:
     """Keep how long the run has been at work."""
     # Or a run in which nothing moves would seem to.
-    journal.put_soon(TIME_STEP, {"seconds": seconds, "gpu_seconds": gpu_seconds}, is_news=False)
-
-
-def line_of(purpose: Purpose, model: str) -> Line:
-    """The empty line of a purpose."""
-    return Line(model, purpose.role, purpose.phase)
+    journal.put_soon(TIME_STEP, lambda: {"seconds": seconds, "gpu_seconds": gpu_seconds}, is_news=False)

@@ -11,21 +11,23 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from etude.budget.bill import Bill, Line, bill_of, line_of, store_line, store_time
+from etude.budget.bill import Bill, Line, bill_of, line_key, store_line, store_time
 from etude.budget.limits import Limit, Unit, limits_of
 from etude.budget.prices import prices_of
 from etude.budget.purpose import Purpose
 from etude.config.schema import Config
-from etude.core.call import Usage
+from etude.core.call import NO_USAGE, Usage
 from etude.core.errors import BudgetReached
 from etude.store.journal import Journal
 
 _SECONDS_BETWEEN_TIMES = 5.0
 """The time at work is stored so often: a process that is killed forgets less than that."""
+
+_NOTHING = Line("", "", "")
 
 
 class Ledger:
@@ -45,6 +47,8 @@ class Ledger:
         Raises ConfigError for a file of prices that cannot be read.
         """
         self.limits = limits_of(config)
+        self.bounds_calls = any(limit.unit in ("usd", "tokens") for limit in self.limits)
+        """Whether calls have to be held room for."""
         self.prices = prices_of(config)
         self.reached: BudgetReached | None = None
         self.on_reached: Callable[[], None] = lambda: None
@@ -63,13 +67,8 @@ class Ledger:
             if limit.unit == "episodes":
                 limit.used = episodes
         for line in bill.lines:
-            self._use(line, Line("", "", ""))
+            self._use(line, _NOTHING)
         self._note_time()
-
-    @property
-    def bounds_calls(self) -> bool:
-        """Whether calls have to be held room for."""
-        return any(limit.unit in ("usd", "tokens") for limit in self.limits)
 
     @property
     def bill(self) -> Bill:
@@ -93,10 +92,10 @@ class Ledger:
 
         It is done when this is first waited for: what whoever called stores then comes later in the journal.
         """
-        if usage != Usage():
+        if usage != NO_USAGE:
             price = self.prices.get(model)
-            line = line_of(purpose, model)
-            line = self._lines.get(line.key, line)
+            known = self._lines.get(line_key(model, purpose.role, purpose.phase))
+            line = known or Line(model, purpose.role, purpose.phase)
             self._set(line.plus_call(usage, None if price is None else price.usd(usage, version)))
         self.release(number)
 
@@ -131,6 +130,11 @@ class Ledger:
         if before != line and (tokens or before is not None):
             self._set(line)
             self._wake()
+
+    @property
+    def admission(self) -> Callable[[], AbstractAsyncContextManager[None]] | None:
+        """Around each episode that is played; None where nothing bounds how many there are."""
+        return self.episode if any(limit.unit == "episodes" for limit in self.limits) else None
 
     @asynccontextmanager
     async def episode(self) -> AsyncIterator[None]:
@@ -203,16 +207,17 @@ class Ledger:
         return Line(model, "training", name, trained_tokens=tokens, usd=usd or 0.0, unpriced_tokens=unpriced)
 
     def _set(self, line: Line) -> None:
-        before = self._lines.get(line.key, Line("", "", ""))
+        before = self._lines.get(line.key, _NOTHING)
         self._lines[line.key] = line
         self._use(line, before)
         store_line(self._journal, line)
 
     def _use(self, line: Line, before: Line) -> None:
-        more: dict[Unit, float] = {"usd": line.usd - before.usd, "tokens": line.tokens - before.tokens}
         for limit in self.limits:
-            if limit.unit in more and limit.covers(line.model):
-                limit.used += more[limit.unit]
+            if limit.unit == "usd" and limit.covers(line.model):
+                limit.used += line.usd - before.usd
+            elif limit.unit == "tokens" and limit.covers(line.model):
+                limit.used += line.tokens - before.tokens
 
     def _at_work(self) -> tuple[float, float]:
         """Seconds, and those of GPUs."""

@@ -13,10 +13,11 @@ from pydantic_core import to_json
 
 from etude.budget.purpose import Purpose, current_purpose
 from etude.config.component import LlmConfig
-from etude.core.call import ChatRequest, Completion, Usage
+from etude.core.call import NO_USAGE, ChatRequest, Completion, Usage
 from etude.core.errors import RequestError
 from etude.core.interfaces import Engine
 from etude.core.threads import on_loop
+from etude.core.within import Within
 from etude.inference.opponents_config import OpponentsConfig
 from etude.wire.attempts import counting_charges
 
@@ -62,7 +63,7 @@ def metered(name: str, engine: Any, account: Account, llms: Mapping[str, LlmConf
     complete: Callable[[ChatRequest], Coroutine[Any, Any, Completion]] = engine.complete
 
     async def counted_complete(request: ChatRequest) -> Any:
-        most = Usage()
+        most = NO_USAGE
         if account.bounds_calls:
             if request.sampling.max_tokens is None and longest is not None:
                 request = replace(request, sampling=replace(request.sampling, max_tokens=longest))
@@ -126,10 +127,9 @@ async def _counted(
     if id(engine) in inside:
         return await call()
     number = await account.hold(name, most) if account.bounds_calls else None
-    token = _INSIDE.set(inside | {id(engine)})
-    usage, version = Usage(), 0
+    usage, version = NO_USAGE, 0
     try:
-        with counting_charges() as lost:
+        with Within(_INSIDE, inside | {id(engine)}), counting_charges() as lost:
             try:
                 result = await call()
                 usage, version = usage_of(result)
@@ -137,7 +137,6 @@ async def _counted(
                 usage = usage.plus(lost.usage)
         return result
     finally:
-        _INSIDE.reset(token)
         await account.settle(number, name, role_of(current_purpose()), usage, version)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, TypeAlias
+
+from etude.core.within import Within
 
 Role: TypeAlias = Literal["agent", "user", "judge", "teacher", "opponent", "other"]
 
@@ -27,23 +28,20 @@ _OTHER = Purpose()
 _PURPOSE: ContextVar[Purpose] = ContextVar("purpose", default=_OTHER)
 
 
-@contextmanager
-def asking_for(role: Role, episode_id: str) -> Iterator[None]:
+def asking_for(role: Role, episode_id: str) -> Within[Purpose]:
     """Have the calls within the block count for a role, and for the part of the run that has the episode."""
-    match = _EPOCH.match(episode_id)
-    phase = episode_id.partition("/")[0] if match is None else match[0]
-    with restored(Purpose(role, phase)):
-        yield
+    return Within(_PURPOSE, _purpose(role, episode_id))
 
 
-@contextmanager
-def restored(purpose: Purpose) -> Iterator[None]:
+def restored(purpose: Purpose) -> Within[Purpose]:
     """The same for a purpose that another process has told."""
-    token = _PURPOSE.set(purpose)
-    try:
-        yield
-    finally:
-        _PURPOSE.reset(token)
+    return Within(_PURPOSE, purpose)
+
+
+@lru_cache(maxsize=1024)
+def _purpose(role: Role, episode_id: str) -> Purpose:
+    match = _EPOCH.match(episode_id)
+    return Purpose(role, episode_id.partition("/")[0] if match is None else match[0])
 
 
 def current_purpose() -> Purpose:

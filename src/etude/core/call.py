@@ -160,11 +160,16 @@ class Usage:
 
     def plus(self, other: Usage) -> Usage:
         """The tokens of both."""
+        if other is NO_USAGE:
+            return self
         return Usage(
             self.prompt_tokens + other.prompt_tokens,
             self.completion_tokens + other.completion_tokens,
             self.cached_tokens + other.cached_tokens,
         )
+
+
+NO_USAGE = Usage()
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,13 +79,13 @@ def cut_off_share(calls: Mapping[str, int]) -> float | None:
     return calls["cut_off"] / calls["answers"] if calls.get("answers") else None
 
 
-def call_counts(record: EpisodeRecord) -> Counter[str]:
+def call_counts(record: EpisodeRecord) -> dict[str, int]:
     """The model calls of an episode: `answers`, of them `cut_off` ones, `failed` ones and `retries`.
 
     Where it called tools, also `tool_calls`, and of them, by outcome, `tool_error`, `tool_refused` and
     `tool_failed` ones, if there are any.
     """
-    counts = Counter(answers=0, cut_off=0, failed=0, retries=0)
+    counts = {"answers": 0, "cut_off": 0, "failed": 0, "retries": 0}
     for call in record.calls:
         counts["retries"] += call.retries
         if call.completion is None:
@@ -96,7 +96,8 @@ def call_counts(record: EpisodeRecord) -> Counter[str]:
     for event in record.events:
         if event.tool is not None:
             outcome = event.tool.outcome
-            counts.update(["tool_calls"] if outcome == "ok" else ["tool_calls", f"tool_{outcome}"])
+            for name in ("tool_calls",) if outcome == "ok" else ("tool_calls", f"tool_{outcome}"):
+                counts[name] = counts.get(name, 0) + 1
     return counts
 
 
@@ -104,7 +105,8 @@ def retry_counts(record: EpisodeRecord) -> tuple[Counter[str], float]:
     """Why attempts at the model calls of an episode were made again, and the seconds waited between them."""
     causes = Counter[str]()
     for call in record.calls:
-        causes.update(call.retried)
+        if call.retried:
+            causes.update(call.retried)
     return causes, sum(call.waited for call in record.calls)
 
 

@@ -14,6 +14,8 @@ from itertools import count
 from typing import Any
 
 _SEED_BITS = 63
+_COMPACT = json.JSONEncoder(separators=(",", ":"))
+"""Made once: `json.dumps` would with every call."""
 
 
 def fold(seed: int, *parts: str | int) -> int:
@@ -21,8 +23,7 @@ def fold(seed: int, *parts: str | int) -> int:
 
     Stable across processes and versions of Python, unlike `hash()`.
     """
-    text = json.dumps([seed, *parts], separators=(",", ":")).encode()
-    digest = hashlib.blake2b(text, digest_size=8).digest()
+    digest = hashlib.blake2b(_COMPACT.encode([seed, *parts]).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> (64 - _SEED_BITS)
 
 

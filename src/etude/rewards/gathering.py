@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -145,7 +145,8 @@ class Gathering:
         """Score an episode, and with it its example's others when it is the last of them."""
         if self._on_episode is not None:
             self._on_episode(record)
-        self._calls.update(call_counts(record))
+        for name, count in call_counts(record).items():
+            self._calls[name] += count
         self._add_retries(*retry_counts(record))
         if by_address := address_counts(record):
             self._addresses = added_up([self._addresses, by_address])
@@ -161,9 +162,10 @@ class Gathering:
         if len(group) == self._group_sizes[item.id]:
             await self._finish_group(self._waiting.pop(item.id))
 
-    def _add_retries(self, causes: Counter[str], waited: float) -> None:
-        self._retried.update(causes)
-        self._waited += waited
+    def _add_retries(self, causes: Mapping[str, int], waited: float) -> None:
+        if causes:
+            self._retried.update(causes)
+            self._waited += waited
 
     async def _finish_group(self, group: list[tuple[EpisodeRecord, EvalInputItem, Scores]]) -> None:
         group.sort(key=lambda scored: scored[0].generation)

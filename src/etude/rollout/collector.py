@@ -122,6 +122,7 @@ class Collector:
         self._collections = 0
         self.playing: dict[str, float] = {}
         """The episodes that are played here, and since when by the monotonic clock."""
+        self._node = socket.gethostname()
         self.paces = Paces()
         """How long those took that were played here."""
 
@@ -234,7 +235,7 @@ class Collector:
             failure=failure,
             seconds=time.perf_counter() - started,
         )
-        self.paces.note(socket.gethostname(), record.seconds)
+        self.paces.note(self._node, record.seconds)
         await self._journal.put(job.id, encode_episode(record, recorder.names))
         return record
 

@@ -59,10 +59,9 @@ class Episode:
         """The dataset row that this run is about."""
         self.generation = generation
         """Which of the example's parallel episodes this is, from 0."""
-        self.random: random.Random = generator(seed, recorder.episode_id, "random")
-        """Random numbers of this episode alone: the same ones when it is resumed."""
         self.home = Home(recorder.episode_id)
         """The event loop that the episode lives on, whatever loop its workflow runs on."""
+        self._seed = seed
         self._recorder = recorder
         self._server = server
         self._tools = tools
@@ -76,6 +75,11 @@ class Episode:
     def id(self) -> str:
         """Unique within the run."""
         return self._recorder.episode_id
+
+    @functools.cached_property
+    def random(self) -> random.Random:
+        """Random numbers of this episode alone: the same ones when it is resumed."""
+        return generator(self._seed, self.id, "random")
 
     async def chat(
         self,
@@ -310,7 +314,6 @@ class SyncEpisode:
         self.id = episode.id
         self.example: Example = episode.example
         self.generation = episode.generation
-        self.random: random.Random = episode.random
         self.function = episode.function
         self.step_reward = episode.step_reward
         self.score = episode.score
@@ -323,6 +326,11 @@ class SyncEpisode:
 
     run = _waiting_for(Episode.run)
     """Run another program to its end."""
+
+    @property
+    def random(self) -> random.Random:
+        """Random numbers of this episode alone."""
+        return self._episode.random
 
     @property
     def folder(self) -> Path:

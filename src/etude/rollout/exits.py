@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Coroutine, Generator
 from contextvars import ContextVar
+from types import TracebackType
 from typing import Any, TypeAlias
 
 from etude.core.errors import words_of
+from etude.core.within import Within
 from etude.rollout.loop_watch import BlockedLoop
 
 Work: TypeAlias = Coroutine[Any, Any, Any] | Generator[Any, None, Any]
@@ -18,13 +19,15 @@ Work: TypeAlias = Coroutine[Any, Any, Any] | Generator[Any, None, Any]
 _whose: ContextVar[str] = ContextVar("whose")
 """Whose code runs here, as errors name it; also in tasks that this code starts."""
 
+_HARMLESS = (Exception, asyncio.CancelledError, GeneratorExit, BlockedLoop)
+"""All else that is raised would end the program."""
+
 
 class ProcessExit(BaseException):
     """Raised in place of `os._exit`. No Exception, so that no retry loop catches it."""
 
 
-@contextmanager
-def no_exit(whose: str) -> Iterator[None]:
+class no_exit(Within[str]):
     """Within the block RuntimeError is raised in place of `os._exit` and of what is no Exception.
 
     Such as SystemExit and KeyboardInterrupt; cancellation goes through.
@@ -32,28 +35,26 @@ def no_exit(whose: str) -> Iterator[None]:
     It holds for tasks that are started in the block too, and `os._exit` raises in all threads meanwhile. A
     crash in native code and a signal end the process all the same.
     """
-    loop = asyncio.get_running_loop()
-    if loop.get_task_factory() is None:
-        loop.set_task_factory(_task)
-    token = _whose.set(whose)
-    _exits.begin()
-    try:
-        with _as_error(whose):
-            yield
-    finally:
+
+    __slots__ = ()
+
+    def __init__(self, whose: str) -> None:
+        super().__init__(_whose, whose)
+
+    def __enter__(self) -> str:
+        loop = asyncio.get_running_loop()
+        if loop.get_task_factory() is None:
+            loop.set_task_factory(_task)
+        _exits.begin()
+        return super().__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        super().__exit__(kind, error, trace)
         _exits.end()
-        _whose.reset(token)
-
-
-@contextmanager
-def _as_error(whose: str) -> Iterator[None]:
-    """Raise what would end the program as an error that names whose it is."""
-    try:
-        yield
-    except (Exception, asyncio.CancelledError, GeneratorExit, BlockedLoop):
-        raise
-    except BaseException as error:  # noqa: BLE001  all that is left would end the program
-        raise RuntimeError(f"{whose} raised {words_of(error)}").with_traceback(error.__traceback__) from None
+        if error is not None and not isinstance(error, _HARMLESS):
+            raise _error_of(self._value, error) from None
 
 
 def _task(loop: asyncio.AbstractEventLoop, work: Work, **options: Any) -> asyncio.Task[Any]:
@@ -64,8 +65,16 @@ def _task(loop: asyncio.AbstractEventLoop, work: Work, **options: Any) -> asynci
 
 
 async def _contained(work: Any, whose: str) -> Any:
-    with _as_error(whose):
+    try:
         return await work
+    except _HARMLESS:
+        raise
+    except BaseException as error:  # noqa: BLE001  all that is left would end the program
+        raise _error_of(whose, error) from None
+
+
+def _error_of(whose: str, error: BaseException) -> RuntimeError:
+    return RuntimeError(f"{whose} raised {words_of(error)}").with_traceback(error.__traceback__)
 
 
 class _Exits:

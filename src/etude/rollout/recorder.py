@@ -48,9 +48,14 @@ class Models:
     """Calls that wait for an answer: the model, and since when by the monotonic clock."""
     settling: set[object] = field(default_factory=set, compare=False)
     """Whoever waits for the answers to these, before the run stops: no call begins meanwhile."""
+    keeping: tuple[KeepsConversations, ...] = field(init=False, compare=False)
+    """The engines that are to be told when an episode is over."""
 
     def __post_init__(self) -> None:
         """Raises RequestError when there are no models, or the default is none of them."""
+        # Here, and not after each episode: asking whether an object has a protocol takes a while.
+        keeping = tuple(each for each in self.engines.values() if isinstance(each, KeepsConversations))
+        object.__setattr__(self, "keeping", keeping)
         if not self.engines:
             raise RequestError("there are no models for the agent to call; add an entry to `llms`")
         for name in (*self.sampling, *((self.default,) if self.default is not None else ())):
@@ -125,9 +130,8 @@ class Recorder:
     def close(self) -> None:
         """Refuse further calls, and leave the ones under way out of the record."""
         self._closed = True
-        for engine in self.models.engines.values():
-            if isinstance(engine, KeepsConversations):
-                engine.end_conversation(self.episode_id)
+        for engine in self.models.keeping:
+            engine.end_conversation(self.episode_id)
 
     async def ask(
         self,
@@ -229,7 +233,8 @@ class Recorder:
                     completion = await engine.complete(replace(request, earlier=earlier, on_delta=on_delta))
             finally:
                 del self.models.under_way[waiting]
-            return with_retries(timed(replace(asked, completion=completion)), count)
+            answered = Call(asked.index, asked.function, asked.model, asked.request, completion)
+            return with_retries(timed(answered), count)
 
         began, since = time.time(), time.monotonic()
 
@@ -297,6 +302,8 @@ def _digest(model: str, request: ChatRequest) -> str:
 
 def with_retries(call: Call, count: RetryCount) -> Call:
     """The call with what was tried again for it."""
+    if not count.causes and not count.failed_at:
+        return call
     return replace(call, retried=dict(count.causes), waited=count.waited, failed_at=tuple(count.failed_at))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -36,9 +36,9 @@ class EpisodeTools:
         self._sets = sets
         self._journal = journal
         self._open: list[contextlib.AsyncExitStack] = []
-        self.counts: Counter[str] = Counter()
+        self.counts = defaultdict[str, int](int)
         """Calls by the name of their set."""
-        self._asked: Counter[str] = Counter()
+        self._asked = defaultdict[str, int](int)
 
     def find(self, wanted: str | ToolSet | Callable[..., Any]) -> ToolSet:
         """The set of that name, or one of a Python function. Raises RequestError when there is none."""

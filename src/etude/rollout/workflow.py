@@ -74,7 +74,7 @@ class Workflow:
         """Call the function itself, as if it had not been decorated."""
         return self.fn(*args, **kwargs)
 
-    @property
+    @functools.cached_property
     def is_async(self) -> bool:
         """Whether the function is a coroutine function."""
         call = getattr(self.fn, "__call__", None)  # noqa: B004  not whether it is callable, but what is called

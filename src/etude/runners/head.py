@@ -57,8 +57,7 @@ class Head:
             # The key first: it differs unless the agent has set a seed.
             same_key = call.request.key == asked.request.key and call.model == asked.model
             if same_key and call.request == asked.request:
-                count.causes.update(call.retried)
-                count.waited, count.failed_at[:] = call.waited, call.failed_at
+                count.add(call.retried, call.waited, call.failed_at)
                 return call
         completion = await self.engines[asked.model].complete(asked.request)
         request = replace(asked.request, earlier=(), on_delta=None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import os
 import queue
 import shutil
@@ -19,6 +20,7 @@ import tempfile
 import threading
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -166,8 +168,6 @@ class Put:
 
     key: str
     text: str
-    is_news: bool = True
-    """Whether something has happened: not where it only says that time has passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +181,11 @@ class Delete:
 Operation: TypeAlias = Put | Delete | None
 """None is a barrier: it does nothing, and is over when everything queued before it has been tried."""
 
+_Item: TypeAlias = "tuple[Operation, Waiter | None]"
+
+_Soon: TypeAlias = tuple[Callable[[], object], bool]
+"""What makes a value, and whether something has happened: not where it only says that time has passed."""
+
 
 class Writer:
     """Owns the only writing connection of a journal, on a thread of its own."""
@@ -190,7 +195,8 @@ class Writer:
         self._path = path
         self._connection = open_database(path)
         self._mark = Mark(path)
-        self._queue: queue.SimpleQueue[tuple[Operation, Waiter] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._soon: dict[str, _Soon] = {}
         self._submitted = self._settled = 0
         self.committed = 0
         """Operations with news that are on the disk, since this was opened."""
@@ -201,6 +207,13 @@ class Writer:
         """Queue an operation; `waiter` is resolved when it is committed, or given a StoreError."""
         self._submitted += 1
         self._queue.put((operation, waiter))
+
+    def submit_soon(self, key: str, value: Callable[[], object], *, is_news: bool) -> None:
+        """Have the latest value of a key committed with the next batch, which begins now if none is near."""
+        self._soon[key] = value, is_news
+        if not self.waiting:
+            self._submitted += 1
+            self._queue.put((None, None))
 
     @property
     def waiting(self) -> int:
@@ -216,18 +229,31 @@ class Writer:
 
     def _run(self) -> None:
         while batch := self._take():
-            error = self._write([operation for operation, _ in batch])
-            self._settled += len(batch)
-            self.committed += 0 if error else sum(_is_news(operation) for operation, _ in batch)
-            _resolve([waiter for _, waiter in batch], error)
+            self._commit(batch)
+            if self._soon and not self.waiting:
+                self._commit([])  # What came after the batch was taken, when there was one near.
 
-    def _take(self) -> list[tuple[Operation, Waiter]]:
-        """At least one operation, and the puts that are queued behind it; none at the end."""
+    def _commit(self, batch: list[_Item]) -> None:
+        soon = []
+        while self._soon:
+            soon.append(self._soon.popitem())
+        error = self._write([operation for operation, _ in batch], [(key, value) for key, (value, _) in soon])
+        if error is None:
+            self.committed += sum(operation is not None for operation, _ in batch)
+            self.committed += sum(is_news for _, (_, is_news) in soon)
+        else:
+            for key, value in reversed(soon):  # The latest of each.
+                self._soon.setdefault(key, value)
+        self._settled += len(batch)
+        _resolve([waiter for _, waiter in batch if waiter is not None], error)
+
+    def _take(self) -> list[_Item]:
+        """At least one operation, and the others that are queued behind it; none at the end."""
         item = self._queue.get()
         batch = []
         while item is not None:
             batch.append(item)
-            if not isinstance(item[0], Put) or len(batch) == _ROWS_PER_STATEMENT:
+            if isinstance(item[0], Delete) or len(batch) == _ROWS_PER_STATEMENT:
                 return batch
             try:
                 item = self._queue.get_nowait()
@@ -237,9 +263,12 @@ class Writer:
             self._queue.put(None)  # The end comes after this batch.
         return batch
 
-    def _write(self, batch: list[Operation]) -> StoreError | None:
-        now, last = time.time(), batch[-1]
-        rows = [row_of(each.key, each.text, now) for each in batch if isinstance(each, Put)]
+    def _write(
+        self, batch: list[Operation], soon: list[tuple[str, Callable[[], object]]]
+    ) -> StoreError | None:
+        now, last = time.time(), batch[-1] if batch else None
+        rows = [row_of(key, json.dumps(value()), now) for key, value in soon]
+        rows += [row_of(each.key, each.text, now) for each in batch if isinstance(each, Put)]
         try:
             # One statement for all rows, and not executemany: SQLite's driver gives up the interpreter
             # lock at each step, and a busy main thread makes it wait for milliseconds to get it back.
@@ -263,13 +292,9 @@ class Writer:
         self._connection.execute("DELETE FROM steps WHERE key >= ? AND key < ?", span)
 
 
-@functools.lru_cache(maxsize=_ROWS_PER_STATEMENT)
+@functools.lru_cache(maxsize=2 * _ROWS_PER_STATEMENT)
 def _put_statement(rows: int) -> str:
     return PUT_ROW + ",(?,?,?,?)" * (rows - 1)
-
-
-def _is_news(operation: Operation) -> bool:
-    return not isinstance(operation, Put) or operation.is_news
 
 
 def _resolve(waiters: list[Waiter], error: StoreError | None) -> None:

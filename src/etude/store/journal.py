@@ -10,8 +10,7 @@ import asyncio
 import json
 import sqlite3
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -143,17 +142,18 @@ class Journal:
         """
         await self._commit(self._put(key, _dumps(key, value)))
 
-    def put_soon(self, key: str, value: Json, *, is_news: bool = True) -> None:
-        """Store `value` under `key` without waiting, before everything that is stored later.
+    def put_soon(
+        self, key: str, value: Callable[[], Mapping[str, str | float]], *, is_news: bool = True
+    ) -> None:
+        """Store a value under `key` without waiting: not after what is stored next, in one commit with it.
 
+        Of several values for one key the last is stored; `value` is called for that on another thread.
         Without `is_news` it does not count among the entries that are `committed`.
 
-        Where it cannot be, whoever stores something next and waits for it hears of that. Raises TypeError for
-        a value that is not JSON, StoreError when the journal is closed.
+        Where it cannot be stored, whoever stores something next and waits for it hears of that, and it is
+        tried again. Raises StoreError when the journal is closed.
         """
-        waiter: Waiter = asyncio.get_running_loop().create_future()
-        waiter.add_done_callback(_seen)
-        self._require_writer().submit(replace(self._put(key, _dumps(key, value)), is_news=is_news), waiter)
+        self._require_writer().submit_soon(key, value, is_news=is_news)
 
     def scan(self, prefix: str = "") -> Iterator[tuple[str, Json]]:
         """All keys that start with `prefix` and their values, in the order of the keys, a page at a time."""
@@ -250,12 +250,6 @@ class Journal:
                 return self._reader.execute(statement, bounds).fetchall()
         except sqlite3.Error as error:
             raise store_error(self.path, error) from error
-
-
-def _seen(waiter: Waiter) -> None:
-    """An error that nobody waits for must not be reported as lost."""
-    if not waiter.cancelled():
-        waiter.exception()
 
 
 def _dumps(key: str, value: Json) -> str:

@@ -58,38 +58,34 @@ class RunCounts(Progress):
 
     def episode_finished(self, episode: EpisodeRecord) -> None:
         self.episodes += 1
-        answers = [call.completion.usage for call in episode.calls if call.completion is not None]
-        self._count(
-            finished=1,
-            failed=int(episode.failure is not None),
-            calls=len(episode.calls),
-            prompt_tokens=sum(answer.prompt_tokens for answer in answers),
-            completion_tokens=sum(answer.completion_tokens for answer in answers),
-        )
+        totals = self._totals
+        totals["finished"] += 1
+        totals["failed"] += episode.failure is not None
+        totals["calls"] += len(episode.calls)
+        for call in episode.calls:
+            if call.completion is not None:
+                totals["prompt_tokens"] += call.completion.usage.prompt_tokens
+                totals["completion_tokens"] += call.completion.usage.completion_tokens
         self.display.episode_finished(episode)
 
     def scored(self, item: EvalOutputItem) -> None:
         if item.is_scored and item.score is not None:
-            self._count(scores=1)
+            self._totals["scores"] += 1
             self._score_sum += item.score
         self.display.scored(item)
 
     def trained(self, epoch: int, metrics: Mapping[str, Any]) -> None:
-        self._count(trained=1)
+        self._totals["trained"] += 1
         _note_reward(self.rewards, metrics)
         self.display.trained(epoch, metrics)
 
     def skipped(self, epoch: int, reason: str) -> None:
-        self._count(skipped=1)
+        self._totals["skipped"] += 1
         self.display.skipped(epoch, reason)
 
     def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
         _note_reward(self.validation, metrics)
         self.display.validated(epoch, metrics)
-
-    def _count(self, **counts: int) -> None:
-        for name, count in counts.items():
-            self._totals[name] += count
 
 
 def _note_reward(rewards: dict[str, float], metrics: Mapping[str, Any]) -> None:

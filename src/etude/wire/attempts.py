@@ -3,21 +3,21 @@ that was waited for."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import TracebackType
 
-from etude.core.call import Usage
+from etude.core.call import NO_USAGE, Usage
 from etude.core.errors import ModelOut
+from etude.core.within import Within
 
 
 @dataclass(slots=True)
 class RetryCount:
     """The attempts that were made again so far."""
 
-    causes: Counter[str] = field(default_factory=Counter)
+    causes: dict[str, int] = field(default_factory=dict)
     """Attempts after the first, by why the one before gave nothing usable: `http_429`, `timeout`, …"""
     waited: float = 0.0
     """Seconds between attempts."""
@@ -29,35 +29,34 @@ class RetryCount:
     @property
     def retries(self) -> int:
         """Attempts after the first."""
-        return self.causes.total()
+        return sum(self.causes.values())
+
+    def add(self, causes: Mapping[str, int], waited: float = 0.0, failed_at: Iterable[str] = ()) -> None:
+        """Count attempts that were made again elsewhere."""
+        for cause, number in causes.items():
+            self.causes[cause] = self.causes.get(cause, 0) + number
+        self.waited += waited
+        self.failed_at += failed_at
 
 
 _COUNT: ContextVar[RetryCount | None] = ContextVar("retry_count", default=None)
 
 
-@contextmanager
-def counting_retries() -> Iterator[RetryCount]:
+def counting_retries() -> Within[RetryCount]:
     """Count the retries that are noted within the block, in tasks that it starts too."""
-    count = RetryCount()
-    token = _COUNT.set(count)
-    try:
-        yield count
-    finally:
-        _COUNT.reset(token)
+    return Within(_COUNT, RetryCount())
 
 
 def note_retry(cause: str = "other", waited: float = 0.0) -> None:
     """To be called before each attempt after the first, with the seconds that are waited for it."""
     if count := _COUNT.get():
-        count.causes[cause] += 1
-        count.waited += waited
+        count.add({cause: 1}, waited)
 
 
-def note_retries(causes: dict[str, int], waited: float) -> None:
+def note_retries(causes: Mapping[str, int], waited: float) -> None:
     """As `note_retry`, for attempts that another process made."""
     if count := _COUNT.get():
-        count.causes.update(causes)
-        count.waited += waited
+        count.add(causes, waited)
 
 
 def note_failed_attempt(address: str) -> None:
@@ -66,27 +65,24 @@ def note_failed_attempt(address: str) -> None:
         count.failed_at.append(address)
 
 
-@contextmanager
-def ending_where_a_model_is_out() -> Iterator[None]:
+class ending_where_a_model_is_out(Within[RetryCount]):
     """Raise at the end of the block the ModelOut that an engine raised in it, where that was caught.
 
-    Retries are counted as around the block.
+    Retries are counted as around the block; with what is counted there too, it ends for that one's ModelOut.
     """
-    outside = _COUNT.get()
-    with counting_retries() as count:
-        try:
-            yield
-        except Exception as error:
-            if count.model_out is not None:
-                raise count.model_out from error
-            raise
-        finally:
-            if outside is not None:
-                outside.causes.update(count.causes)
-                outside.waited += count.waited
-                outside.failed_at += count.failed_at
-    if count.model_out is not None:
-        raise count.model_out
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(_COUNT, _COUNT.get() or RetryCount())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        model_out = self._value.model_out
+        if model_out is not None and (error is None or isinstance(error, Exception)):
+            raise model_out from error
 
 
 def note_model_out(error: ModelOut) -> ModelOut:
@@ -100,21 +96,15 @@ def note_model_out(error: ModelOut) -> ModelOut:
 class Charges:
     """The tokens of attempts that were paid for and gave no usable answer."""
 
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = NO_USAGE
 
 
 _CHARGES: ContextVar[Charges | None] = ContextVar("charges", default=None)
 
 
-@contextmanager
-def counting_charges() -> Iterator[Charges]:
+def counting_charges() -> Within[Charges]:
     """Count the tokens that engines note within the block as lost, in tasks that it starts too."""
-    charges = Charges()
-    token = _CHARGES.set(charges)
-    try:
-        yield charges
-    finally:
-        _CHARGES.reset(token)
+    return Within(_CHARGES, Charges())
 
 
 def note_charged(usage: Usage) -> None:
