@@ -184,7 +184,7 @@ Operation: TypeAlias = Put | Delete | None
 _Item: TypeAlias = "tuple[Operation, Waiter | None]"
 
 _Soon: TypeAlias = tuple[Callable[[], object], bool]
-"""What makes a value, and whether something has happened: not where it only says that time has passed."""
+"""Makes the value; and whether it says that something has happened, and not only that time has passed."""
 
 
 class Writer:
