@@ -24,9 +24,10 @@ from chaos_acknowledged import lost_entries  # noqa: E402
 from chaos_paid import Paid  # noqa: E402
 from chaos_victim import FOLDER, MODULES  # noqa: E402
 from tests.backends.openai_stand_in import BASE, KEY  # noqa: E402
-from tests.cli.killed import everything, repeatable_project, without_times  # noqa: E402
+from tests.cli.killed import everything, repeatable_project  # noqa: E402
 from tests.cli.projects import change, rows  # noqa: E402
 from tests.forked import ALSO, Forked, address  # noqa: E402
+from tests.times import without_times  # noqa: E402
 
 NAME = "run"
 
@@ -213,7 +214,7 @@ def _files_of(run: Path) -> Iterator[tuple[str, Any]]:
         if path.suffix == ".safetensors":
             content = hashlib.sha256(path.read_bytes()).hexdigest()
         elif path.name == "training_metrics.jsonl":
-            content = [without_times(json.loads(line)) for line in path.read_text().splitlines()]
+            content = [without_times(json.loads(line), "storage") for line in path.read_text().splitlines()]
         yield name, content
 
 

@@ -43,6 +43,8 @@ _TIMES = frozenset(
     {
         "timestamp",
         "seconds",
+        "began",
+        "timed",
         "collecting_seconds",
         "training_seconds",
         "tokens_per_s",

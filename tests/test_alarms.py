@@ -18,9 +18,9 @@ from etude.store.summary import summary_in
 from tests import guide_parts as guide
 from tests.several import Several, config
 from tests.support import ScriptedEngine
+from tests.times import without_times
 from tests.training import FakeAdapter, Interrupted, Run, Watcher
 
-TIMES = {"timestamp", "seconds", "collecting_seconds", "training_seconds"}
 GOING_BACK = Capabilities(versions=True, from_base=True)
 OF_AN_EPOCH = 12
 
@@ -110,12 +110,6 @@ def epochs_done(run: Run) -> list[int]:
 def everything(run: Run) -> dict[str, Any]:
     with RunFolder.read(run.path) as folder:
         return {key: without_times(value) for key, value in folder.journal.scan()}
-
-
-def without_times(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: without_times(each) for key, each in value.items() if key not in TIMES}
-    return [without_times(each) for each in value] if isinstance(value, list) else value
 
 
 async def test_a_warning_is_told_once_and_is_in_the_journal_the_files_and_the_summary(run):

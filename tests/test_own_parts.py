@@ -16,6 +16,7 @@ from etude.core.job import TrainingStatusEnum
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
 from etude.store.log import EpochLog, jobs_of
 from tests import guide_parts as guide
+from tests.times import without_times
 from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt
 
 BUILDERS = {
@@ -184,8 +185,7 @@ def stop_after(count: int) -> Any:
 
 def training_metrics(run: Run) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (run.path / "training_metrics.jsonl").read_text().splitlines()]
-    changing = ("timestamp", "collecting_seconds", "training_seconds")
-    return [{key: value for key, value in line.items() if key not in changing} for line in lines]
+    return [without_times(line) for line in lines]
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)

@@ -14,8 +14,8 @@ import yaml
 
 from etude.store.run_folder import RunFolder
 from tests.test_docs import ROOT, blocks_of, write_file
+from tests.times import without_times
 
-TIMES = {"timestamp", "seconds", "timed", "began", "collecting_seconds", "training_seconds"}
 FILES = ("training_metrics.jsonl", "validation_history.json", "reward_history.json", "summary.json")
 EPOCHS = 3
 
@@ -55,12 +55,6 @@ def killed_runs(folder: Path, seed: int, count: int) -> list[Path]:
     # The last point may lie behind the end of a run that is a little shorter than the first one.
     assert sum(outcome["trained"] == -9 for outcome in outcomes) >= count - 1, outcomes
     return [folder / f"killed-{number}" / "run" for number in range(count)]
-
-
-def without_times(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: without_times(one) for key, one in value.items() if key not in TIMES}
-    return [without_times(one) for one in value] if isinstance(value, list) else value
 
 
 def everything(run: Path) -> dict[str, Any]:

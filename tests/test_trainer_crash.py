@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.forked import Forked
+from tests.times import without_times
 
 ROOT = Path(__file__).parent.parent
-TIMES = {"timestamp", "collecting_seconds", "training_seconds"}
 
 KILLS = [
     ("request", 3),
@@ -38,12 +38,6 @@ def told(folder):
     names = ("validation_history.json", "curriculum_state.json", "summary.json")
     files = {name: json.loads((folder / "run" / name).read_text()) for name in names}
     return [without_times(json.loads(line)) for line in lines], without_times(files)
-
-
-def without_times(value):
-    if isinstance(value, dict):
-        return {key: without_times(one) for key, one in value.items() if key not in TIMES}
-    return [without_times(one) for one in value] if isinstance(value, list) else value
 
 
 def sampled(folder):

@@ -9,8 +9,7 @@ from typing import Any
 
 from etude.store.run_folder import CONFIG_STEP, RunFolder
 from tests.cli.projects import change, local_project, process
-
-TIMES = {"timestamp", "seconds", "collecting_seconds", "training_seconds", "tokens_per_s", "storage"}
+from tests.times import without_times
 
 
 def repeatable_project(folder: Path, base: Path) -> Path:
@@ -47,15 +46,8 @@ def everything(run: Path) -> dict[str, Any]:
     """
     with RunFolder.read(run) as opened:
         kept = {
-            key: without_times(value)
+            key: without_times(value, "storage")
             for key, value in opened.journal.scan()
             if not key.startswith(("storage/", "spent/")) and key not in (CONFIG_STEP, "run/key")
         }
     return dict(json.loads(json.dumps(kept).replace(str(run.parent), "RUNS")))
-
-
-def without_times(value: Any) -> Any:
-    """The value without what is different each time."""
-    if isinstance(value, dict):
-        return {key: without_times(item) for key, item in value.items() if key not in TIMES}
-    return [without_times(item) for item in value] if isinstance(value, list) else value

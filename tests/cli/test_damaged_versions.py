@@ -19,6 +19,7 @@ from etude.store.facts import histories_of
 from etude.store.sums import SUMS
 from tests.cli.projects import ROOT, change, etude, finished, local_project, train_two_models
 from tests.forked import Forked
+from tests.times import without_times
 
 EPOCHS = 3
 FILES = (SUMS, "job.json", "learner.json", "optimiser.safetensors", "trained.safetensors")
@@ -92,14 +93,7 @@ def told(run: Path) -> Any:
     """All that the run has recorded, but for times and places."""
     history = histories_of(run)[None].model_dump(mode="json", exclude={"recoveries"})
     text = json.dumps(history, default=str)
-    left_out = {"timestamp", "collecting_seconds", "training_seconds", "tokens_per_s", "location"}
-
-    def without(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: without(each) for key, each in value.items() if key not in left_out}
-        return [without(each) for each in value] if isinstance(value, list) else value
-
-    return without(json.loads(text))
+    return without_times(json.loads(text), "location")
 
 
 def require_undisturbed(run: Path, trained: Path) -> None:

@@ -18,9 +18,9 @@ from tests.learner.gradients import train
 from tests.learner.team_process import CASES, SHARDED, STEP, batch, learner_of, trained, trained_on_few
 
 SOURCE = Path(__file__).parents[2]
-TOLERANCE = 5e-4
+TOLERANCE = 1e-3
 """Of the way that the weights have gone. AdamW divides by what may be near zero, so that a gradient which
-differs in its last bit can move a single weight more than that."""
+differs in its last bit can move a single weight more than that. The furthest was 6.1e-4, on an AMD EPYC."""
 HALF_TOLERANCE = 0.15
 """In bfloat16 activations have eight bits, and come out otherwise in other company."""
 
