@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.projects import change, etude, finished, process, rows
+from tests.cli.projects import ROOT, change, etude, finished, process, rows
 from tests.cli.terminal import Terminal
 
 
@@ -135,7 +136,10 @@ before = set(sys.modules)
 import etude.cli
 print(sorted(set(sys.modules) - before))
 """
-    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=60)
+    # Without `site`, which imports much itself, and knows where Etude is installed.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    program = [sys.executable, "-S", "-c", code]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout == "['__future__', 'etude', 'etude.cli']\n", done.stderr
 
 

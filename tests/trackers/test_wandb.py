@@ -55,6 +55,7 @@ def test_a_run_and_what_follows_it_are_one_run_with_each_step_once(project):
     assert "finetuning" in str([each.run.config for each in contents(first) if each.HasField("run")])
 
 
+@pytest.mark.slow
 def test_a_server_that_is_away_ends_no_run(project, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
