@@ -76,14 +76,16 @@ def _play(folder: Path, who: str, deed: str, isolation: str) -> str | None:
         "finetuning": {"error_budget": 1.0},
     }
     (folder / "config.yml").write_text(yaml.safe_dump(config))
-    is_fatal = deed in {"none": FATAL, "thread": FATAL_IN_THREADS}.get(isolation, ())
+    fatal = {"none": FATAL, "thread": FATAL_IN_THREADS}.get(isolation, frozenset())
+    if fatal and who == "agent in a thread":
+        fatal = FATAL_IN_THREADS
     started = process("evaluate", "config.yml", "--name", "e", folder=folder)
     try:
         _, errors = started.communicate(timeout=_LIMIT_SECONDS)
     except subprocess.TimeoutExpired:
         started.kill()
-        return None if is_fatal else "it hangs"
-    return _verdict(folder, started.wait(), errors, who, deed, is_fatal)
+        return None if deed in fatal else "it hangs"
+    return _verdict(folder, started.wait(), errors, who, deed, deed in fatal)
 
 
 def _verdict(folder: Path, code: int, errors: str, who: str, deed: str, is_fatal: bool) -> str | None:

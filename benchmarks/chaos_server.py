@@ -9,10 +9,12 @@ import json
 import resource
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import chaos_run  # noqa: F401  whose folder has the tests
+from chaos_health import health_watched
 from chaos_scene import Figures, Scene
 from tests.corpus import gateway_cases, play, server_cases, some
 from tests.server.process import ServerProcess
@@ -143,11 +145,10 @@ class _Crowd:
     async def _many(self, count: int) -> dict[str, Any]:
         """Requests at once: each is answered well, or refused with the name of the limit."""
         data = json.dumps({"model": _MODEL, "prompt": "yes or no?", "max_tokens": 20}).encode()
-        senders = [
-            asyncio.ensure_future(self._request("POST", "/v1/completions", data)) for _ in range(count)
-        ]
-        health = await self._health(senders)
-        answers = await asyncio.gather(*senders)
+        with self._health() as health:
+            answers = await asyncio.gather(
+                *[self._request("POST", "/v1/completions", data) for _ in range(count)]
+            )
         refused = [answer for answer in answers if answer[0] != 200]
         for answer in refused:
             self._require_limit("one of many requests", answer, 429, f"{_CONNECTIONS} connections")
@@ -157,27 +158,23 @@ class _Crowd:
         """Normal requests and `/health`, one after another for as long as a crowd is there."""
         data = json.dumps({"model": _MODEL, "prompt": "yes", "max_tokens": 2}).encode()
         served, seconds = 0, 0.0
-        health = asyncio.ensure_future(self._health(crowd))
-        while not all(each.done() for each in crowd):
-            begun = time.monotonic()
-            status, text = await self._request("POST", "/v1/completions", data)
-            seconds = max(seconds, time.monotonic() - begun)
-            served += 1
-            if status != 200:
-                self.problems.append(f"a normal request beside others was answered {status}: {text[:200]}")
-        return {"served": served, "longest_seconds": round(seconds, 3)} | await health
+        with self._health() as health:
+            while not all(each.done() for each in crowd):
+                begun = time.monotonic()
+                status, text = await self._request("POST", "/v1/completions", data)
+                seconds = max(seconds, time.monotonic() - begun)
+                served += 1
+                if status != 200:
+                    self.problems.append(
+                        f"a normal request beside others was answered {status}: {text[:200]}"
+                    )
+        return {"served": served, "longest_seconds": round(seconds, 3)} | health
 
-    async def _health(self, crowd: Sequence[asyncio.Future[Any]]) -> dict[str, Any]:
-        asked, seconds = 0, 0.0
-        while not all(each.done() for each in crowd):
-            begun = time.monotonic()
-            status, _ = await self._request("GET", "/health", b"")
-            seconds = max(seconds, time.monotonic() - begun)
-            asked += 1
-            if status != 200:
-                self.problems.append(f"/health answered {status}")
-            await asyncio.sleep(0.05)
-        return {"health_asked": asked, "health_longest_seconds": round(seconds, 3)}
+    @contextmanager
+    def _health(self) -> Iterator[dict[str, Any]]:
+        with health_watched(self._host, self._port) as figures:
+            yield figures
+        self.problems += figures.pop("problems")
 
     async def _request(self, method: str, path: str, body: bytes) -> tuple[int, str]:
         reader, writer = await asyncio.open_connection(self._host, self._port)

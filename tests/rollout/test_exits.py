@@ -83,3 +83,22 @@ async def test_a_forked_process_ends_as_it_wants():
             subprocess.run, [sys.executable, "-c", "import os; os._exit(8)"], check=False
         )
         assert done.returncode == 8
+
+
+def test_a_block_that_stays_open_in_a_thread_does_not_keep_the_program_from_ending():
+    program = """
+import asyncio, os, threading
+from etude.rollout.exits import no_exit
+
+entered = threading.Event()
+
+async def hang():
+    with no_exit("the workflow"):
+        entered.set()
+        await asyncio.Event().wait()
+
+threading.Thread(target=asyncio.run, args=[hang()], daemon=True).start()
+entered.wait()
+os._exit(5)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 5

@@ -29,6 +29,7 @@ class App:
         self.told = asyncio.Event()
         self.left = asyncio.Event()
         self.entered = asyncio.Semaphore(0)
+        self.begun = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
@@ -38,6 +39,7 @@ class App:
             await self._send_on(receive, send)
             return
         if path == "/wait":
+            self.begun += 1
             self.entered.release()
             await self.told.wait()
         body = await Request(scope, receive).body()
@@ -125,6 +127,36 @@ async def test_a_new_connection_takes_the_place_of_the_one_that_has_waited_longe
         assert "there are 2 connections: this one made room" in body["error"]["message"]
         others[0][1].write(GET % b"")
         assert await answer_of(others[0][0]) == (200, {"bytes": 0})
+
+
+async def test_health_does_not_wait_behind_a_crowd() -> None:
+    """What came with it in the same turn of the event loop is begun after it, a few requests in each turn."""
+    async with served(connections=1000) as (app, port):
+        crowd = [await connected(port) for _ in range(100)]
+        beside, writer = await connected(port)
+        for _, each in crowd:
+            each.write(GET % b"wait")
+        writer.write(GET % b"health")
+        assert await answer_of(beside) == (200, {"bytes": 0})
+        assert app.begun < len(crowd)
+        writer.close()
+        app.told.set()
+        assert {(await answer_of(reader))[0] for reader, _ in crowd} == {200}
+
+
+async def test_a_request_in_many_pieces_keeps_their_order_behind_a_crowd() -> None:
+    async with served(connections=1000) as (app, port):
+        crowd = [await connected(port, GET % b"wait") for _ in range(40)]
+        reader, writer = await connected(port)
+        head = POST % (b"", 3)
+        for piece in (head[:9], head[9:], b"a", b"b", b"c"):
+            writer.write(piece)
+            await writer.drain()
+        for _, gone in crowd[20:]:
+            gone.close()
+        assert await answer_of(reader) == (200, {"bytes": 3})
+        app.told.set()
+        assert {(await answer_of(each))[0] for each, _ in crowd[:20]} == {200}
 
 
 async def test_many_at_once_do_not_drive_one_another_out() -> None:

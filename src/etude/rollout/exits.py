@@ -32,8 +32,9 @@ class no_exit(Within[str]):
 
     Such as SystemExit and KeyboardInterrupt; cancellation goes through.
 
-    It holds for tasks that are started in the block too, and `os._exit` raises in all threads meanwhile. A
-    crash in native code and a signal end the process all the same.
+    It holds for tasks that are started in the block too, and `os._exit` raises in all threads meanwhile, but
+    for what the main thread does outside of any block. A crash in native code and a signal end the process
+    all the same.
     """
 
     __slots__ = ()
@@ -100,8 +101,10 @@ class _Exits:
                 os._exit = self._exit
 
     def _refuse(self, status: int) -> None:
-        if os.getpid() != self._process:
-            self._exit(status)  # A fork of it has to end so.
+        is_fork = os.getpid() != self._process
+        is_programs_own = threading.current_thread() is threading.main_thread() and _whose.get(None) is None
+        if is_fork or is_programs_own:  # A thread that hangs leaves its block open until the end.
+            self._exit(status)
         raise ProcessExit(f"os._exit({status})")
 
 

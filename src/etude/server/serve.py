@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import threading
@@ -93,6 +94,7 @@ def _run(
                 self.error, self.should_exit = error, True
                 await backend.close()
                 return
+            gc.freeze()  # To look through what stays, models and modules, took 0.2 s now and then.
             await super().startup(sockets)
             if self.started:
                 on_ready(f"http://{host}:{port}")

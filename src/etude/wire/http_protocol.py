@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, ClassVar
@@ -19,6 +20,10 @@ from etude.wire.http_limits import HttpLimits
 
 _LINGER_SECONDS = 5.0
 """For a client to read a refusal while it is still sending."""
+_AT_ONCE = 4
+"""Pieces of requests that are looked at before the event loop looks for new ones."""
+_HEALTH = b"GET /health "
+"""The begin of a request that waits for no other."""
 
 
 class LingeringTransport(asyncio.Transport):
@@ -60,6 +65,10 @@ class LingeringTransport(asyncio.Transport):
         if not self.lingers:
             self._transport.write(data)
 
+    def forget(self) -> None:
+        """Hold the protocol no longer, whose connection has ended."""
+        self._is_sending = bool
+
     def abort(self) -> None:
         """End the connection now."""
         self._transport.abort()
@@ -77,6 +86,47 @@ class LingeringTransport(asyncio.Transport):
         return self._transport.get_extra_info(name, default)
 
 
+class Line:
+    """What has come over connections and has not been looked at: a few pieces in each turn of the event loop.
+
+    Of a crowd that comes at once, the event loop would otherwise read and begin all requests before it sees
+    the next one.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: deque[tuple[LimitedProtocol, bytes]] = deque()
+        self._left = _AT_ONCE
+        """In this turn."""
+        self._is_turning = False
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def may_pass(self) -> bool:
+        """Whether a piece is looked at now; if not, it has to be appended."""
+        if not self._is_turning:
+            self._is_turning = True
+            asyncio.get_running_loop().call_soon(self._turn)
+        if self._pieces or not self._left:
+            return False
+        self._left -= 1
+        return True
+
+    def append(self, connection: LimitedProtocol, data: bytes) -> None:
+        """The last of the line."""
+        self._pieces.append((connection, data))
+
+    def _turn(self) -> None:
+        self._left = _AT_ONCE
+        self._is_turning = bool(self._pieces)
+        if self._is_turning:
+            asyncio.get_running_loop().call_soon(self._turn)
+        while self._pieces and self._left:
+            self._left -= 1
+            connection, data = self._pieces.popleft()
+            connection.look_at(data)
+
+
 class LimitedProtocol(H11Protocol):
     """One connection. It is given up when its client sends no request in time, or takes no answer."""
 
@@ -85,10 +135,14 @@ class LimitedProtocol(H11Protocol):
     """The server's connections without a request, the one that has waited longest first."""
     busy: ClassVar[set[LimitedProtocol]]
     """Those with one."""
+    line: ClassVar[Line]
+    """Those with a piece that was not looked at are in neither of the two, unless they are busy."""
 
     _head: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
     _is_refused = False
+    _pieces = 0
+    """Of this connection, in the line."""
     _apps: tuple[Any, Any]
     """The application as far as it is there for everybody, and all of it."""
 
@@ -104,6 +158,23 @@ class LimitedProtocol(H11Protocol):
         """As any protocol, until the answer is that there is none."""
         if self._lingering.lingers:
             return
+        if self._pieces or not (data.startswith(_HEALTH) or self.line.may_pass()):
+            self._pieces += 1
+            self.waiting.pop(self, None)
+            self.line.append(self, data)
+        else:
+            self._parse(data)
+
+    def look_at(self, data: bytes) -> None:
+        """Go on with a piece that has stood in line."""
+        self._pieces -= 1
+        if self.transport.is_closing():
+            return
+        self._parse(data)
+        if not self._pieces and not self._is_under_way() and not self.transport.is_closing():
+            self.waiting[self] = None
+
+    def _parse(self, data: bytes) -> None:
         if self not in self.busy:
             self.app = self._apps[len(self.busy) < self.limits.connections]
         super().data_received(data)
@@ -133,6 +204,9 @@ class LimitedProtocol(H11Protocol):
         self.busy.discard(self)
         self._cancel(self._stuck)
         super().connection_lost(exc)
+        # Else it waits for the garbage collector, which then stops everything for 0.2 s.
+        self.cycle = None  # type: ignore[assignment]
+        self._lingering.forget()
 
     def shutdown(self) -> None:
         """End the connection once its request is answered."""
@@ -182,7 +256,7 @@ class LimitedProtocol(H11Protocol):
 
     def _finds_room(self) -> bool:
         """Have a connection without a request make room; whether this one may stay."""
-        if len(self.busy) + len(self.waiting) < self._most:
+        if len(self.busy) + len(self.waiting) + len(self.line) < self._most:
             return True
         if not self.waiting:
             self._refuse(HTTPStatus.TOO_MANY_REQUESTS, _crowded(self.limits), "too_many_connections")
@@ -208,7 +282,11 @@ class LimitedProtocol(H11Protocol):
 
 def limited_protocol(limits: HttpLimits) -> type[LimitedProtocol]:
     """The protocol of one server's connections."""
-    return type("LimitedProtocol", (LimitedProtocol,), {"limits": limits, "waiting": {}, "busy": set()})
+    return type(
+        "LimitedProtocol",
+        (LimitedProtocol,),
+        {"limits": limits, "waiting": {}, "busy": set(), "line": Line()},
+    )
 
 
 def _crowded(limits: HttpLimits) -> str:
