@@ -87,7 +87,7 @@ class LingeringTransport(asyncio.Transport):
 
 
 class Line:
-    """What has come over connections and has not been looked at: a few pieces in each turn of the event loop.
+    """Pieces of requests that have come and were not looked at: a few are in each turn of the event loop.
 
     Of a crowd that comes at once, the event loop would otherwise read and begin all requests before it sees
     the next one.
