@@ -130,7 +130,7 @@ async def test_a_new_connection_takes_the_place_of_the_one_that_has_waited_longe
 
 
 async def test_health_does_not_wait_behind_a_crowd() -> None:
-    """Requests that came with it in the same turn of the event loop are begun after it, a few in each turn."""
+    """Requests that came with it in the same turn of the event loop are begun after it, a few at a time."""
     async with served(connections=1000) as (app, port):
         crowd = [await connected(port) for _ in range(100)]
         beside, writer = await connected(port)
