@@ -195,7 +195,7 @@ class VirtualWriter(Writer):
 
     def _begin(self) -> None:
         batch = self._take()
-        error = self._write([operation for operation, _ in batch], [])
+        error = self._tried([operation for operation, _ in batch], [])
         seconds = self._cluster.costs.step * sum(isinstance(operation, Put) for operation, _ in batch)
         done = self._cluster.disk.done_at(self._cluster.loop.time(), seconds)
         self._is_busy = True

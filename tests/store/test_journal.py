@@ -357,6 +357,16 @@ async def test_what_could_not_be_stored_soon_is_told_to_who_stores_next_and_trie
         assert dict(journal.scan()) == {"next": 1, "sum": {"number": 1}}
 
 
+async def test_whatever_fails_while_it_is_stored_nobody_waits_for_ever(journal: Journal) -> None:
+    """An error that nobody foresaw is told to all who wait, and the thread goes on."""
+    journal.put_soon("sum", lambda: {"number": {1}})  # type: ignore[dict-item]
+    with pytest.raises(StoreError, match=r"run\.db cannot be written: TypeError: Object of type set"):
+        await asyncio.wait_for(journal.flush(), 60)
+    journal.put_soon("sum", lambda: {"number": 1})
+    await asyncio.wait_for(journal.put("next", 1), 60)
+    assert dict(journal.scan()) == {"next": 1, "sum": {"number": 1}} and not journal.waiting_seconds
+
+
 async def test_the_largest_prefix_has_no_upper_bound(journal: Journal) -> None:
     last = "\U0010ffff"
     for key in ("a", last, last + "a"):

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import logging
 import os
 import queue
 import shutil
@@ -26,9 +27,11 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
-from etude.core.errors import StoreError
+from etude.core.errors import StoreError, words_of
 from etude.store.files import open_private
 from etude.store.mark import Mark
+
+_LOG = logging.getLogger("etude.journal")
 
 SCHEMA_VERSION = 2
 """Written to every run.db. A database of another version is refused, never guessed at."""
@@ -198,6 +201,7 @@ class Writer:
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._soon: dict[str, _Soon] = {}
         self._submitted = self._settled = 0
+        self._moved = time.monotonic()
         self.committed = 0
         """Operations with news that are on the disk, since this was opened."""
         self._thread = threading.Thread(target=self._run, name=f"etude-journal {path}", daemon=True)
@@ -205,20 +209,30 @@ class Writer:
 
     def submit(self, operation: Operation, waiter: Waiter) -> None:
         """Queue an operation; `waiter` is resolved when it is committed, or given a StoreError."""
-        self._submitted += 1
+        self._count()
         self._queue.put((operation, waiter))
 
     def submit_soon(self, key: str, value: Callable[[], object], *, is_news: bool) -> None:
         """Have the latest value of a key committed with the next batch, which begins now if none is near."""
         self._soon[key] = value, is_news
         if not self.waiting:
-            self._submitted += 1
+            self._count()
             self._queue.put((None, None))
+
+    def _count(self) -> None:
+        if not self.waiting:
+            self._moved = time.monotonic()
+        self._submitted += 1
 
     @property
     def waiting(self) -> int:
         """Operations that are not on the disk yet."""
         return self._submitted - self._settled
+
+    @property
+    def waiting_seconds(self) -> float:
+        """For how long operations have waited and none has come to the disk."""
+        return time.monotonic() - self._moved if self.waiting else 0.0
 
     def close(self) -> None:
         """Write out what is queued and end the thread."""
@@ -237,7 +251,7 @@ class Writer:
         soon = []
         while self._soon:
             soon.append(self._soon.popitem())
-        error = self._write([operation for operation, _ in batch], [(key, value) for key, (value, _) in soon])
+        error = self._tried([operation for operation, _ in batch], [(key, value) for key, (value, _) in soon])
         if error is None:
             self.committed += sum(operation is not None for operation, _ in batch)
             self.committed += sum(is_news for _, (_, is_news) in soon)
@@ -245,6 +259,7 @@ class Writer:
             for key, value in reversed(soon):  # The latest of each.
                 self._soon.setdefault(key, value)
         self._settled += len(batch)
+        self._moved = time.monotonic()
         _resolve([waiter for _, waiter in batch if waiter is not None], error)
 
     def _take(self) -> list[_Item]:
@@ -263,25 +278,32 @@ class Writer:
             self._queue.put(None)  # The end comes after this batch.
         return batch
 
-    def _write(
+    def _tried(
         self, batch: list[Operation], soon: list[tuple[str, Callable[[], object]]]
     ) -> StoreError | None:
+        """Write; why it failed. Whatever that is: with this thread ended, everybody would wait for ever."""
+        try:
+            self._write(batch, soon)
+        except StoreError as error:
+            return error
+        except sqlite3.Error as error:
+            return store_error(self._path, error)
+        except Exception as error:  # noqa: BLE001  the waiters are told
+            _LOG.exception("%s cannot be written", self._path)
+            return StoreError(f"{self._path} cannot be written: {words_of(error)}")
+        return None
+
+    def _write(self, batch: list[Operation], soon: list[tuple[str, Callable[[], object]]]) -> None:
         now, last = time.time(), batch[-1] if batch else None
         rows = [row_of(key, json.dumps(value()), now) for key, value in soon]
         rows += [row_of(each.key, each.text, now) for each in batch if isinstance(each, Put)]
-        try:
-            # One statement for all rows, and not executemany: SQLite's driver gives up the interpreter
-            # lock at each step, and a busy main thread makes it wait for milliseconds to get it back.
-            if rows:
-                cursor = self._connection.execute(_put_statement(len(rows)), [*chain.from_iterable(rows)])
-                self._mark.write(cursor.lastrowid or 0)
-            if isinstance(last, Delete):
-                self._delete(last)
-        except sqlite3.Error as error:
-            return store_error(self._path, error)
-        except StoreError as error:
-            return error
-        return None
+        # One statement for all rows, and not executemany: SQLite's driver gives up the interpreter
+        # lock at each step, and a busy main thread makes it wait for milliseconds to get it back.
+        if rows:
+            cursor = self._connection.execute(_put_statement(len(rows)), [*chain.from_iterable(rows)])
+            self._mark.write(cursor.lastrowid or 0)
+        if isinstance(last, Delete):
+            self._delete(last)
 
     def _delete(self, keys: Delete) -> None:
         span = (keys.first, keys.end)

@@ -201,6 +201,11 @@ class Journal:
         """Entries that are not on the disk yet."""
         return 0 if self._writer is None else self._writer.waiting
 
+    @property
+    def waiting_seconds(self) -> float:
+        """For how long entries have waited and none has come to the disk."""
+        return 0.0 if self._writer is None else self._writer.waiting_seconds
+
     def close(self) -> None:
         """Write out what is queued and close the file. Calling it twice is fine."""
         if self._closed:

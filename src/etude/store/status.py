@@ -75,6 +75,8 @@ class JournalStatus(_Value):
     """Entries since the head began."""
     waiting: int
     """Entries that are not on the disk yet."""
+    waiting_seconds: float = 0.0
+    """For how long entries have waited and none has come to the disk."""
 
 
 class ClusterNode(_Value):

@@ -54,7 +54,10 @@ def snapshot(
     unfinished = None if counts.expected is None else max(0, counts.expected - counts.episodes)
     runners = [] if pool is None else [_runner(place) for place in pool.places]
     models, learners = _models(parts), teams_of(parts.run.path)
-    journal = JournalStatus(committed=parts.run.journal.committed, waiting=parts.run.journal.waiting)
+    stored = parts.run.journal
+    journal = JournalStatus(
+        committed=stored.committed, waiting=stored.waiting, waiting_seconds=stored.waiting_seconds
+    )
     return RunStatus(
         run=parts.run.name,
         pid=os.getpid(),
@@ -164,7 +167,8 @@ def _waits(
     if not begun and not waits and counts.phase_name not in _COLLECTING:
         waits.append(Wait(what=counts.phase_name, seconds=now - counts.phase_since))
     if journal.waiting:
-        waits.append(Wait(what=f"the disk, for {_number(journal.waiting, 'entry', 'entries')}", seconds=0.0))
+        what = f"the disk, for {_number(journal.waiting, 'entry', 'entries')}"
+        waits.append(Wait(what=what, seconds=journal.waiting_seconds))
     return sorted(waits, key=lambda wait: -wait.seconds)
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import threading
 import traceback
 from collections import Counter
 from collections.abc import Iterable
+from types import AsyncGeneratorType, FrameType
 from typing import Any
+
+_GOING_ON = "async_generator_asend", "async_generator_athrow"
+"""Awaitables of an async generator, which they do not name but to the garbage collector."""
 
 
 def all_stacks(tasks: Iterable[asyncio.Task[Any]]) -> str:
@@ -25,12 +30,16 @@ def all_stacks(tasks: Iterable[asyncio.Task[Any]]) -> str:
 
 def _stack(task: asyncio.Task[Any]) -> str:
     """Where the task is, through all that it awaits; without its name, for thousands may be at one place."""
-    frames, awaited = [], task.get_coro()
+    frames: list[tuple[FrameType, int]] = []
+    awaited: Any = task.get_coro()
     while awaited is not None:
         frame = _attribute(awaited, "cr_frame", "gi_frame", "ag_frame")
         if frame is not None:
             frames.append((frame, frame.f_lineno))
         awaited = _attribute(awaited, "cr_await", "gi_yieldfrom", "ag_await")
+        if type(awaited).__name__ in _GOING_ON:
+            held = gc.get_referents(awaited)
+            awaited = next((each for each in held if isinstance(each, AsyncGeneratorType)), None)
     return "".join(traceback.StackSummary.extract(iter(frames)).format()) or f"  {task.get_coro()!r}\n"
 
 
