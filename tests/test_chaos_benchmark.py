@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import random
+import sqlite3
 import zlib
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from etude.store.database import Writer
 from etude.store.journal import Journal
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -123,3 +125,20 @@ async def test_what_was_acknowledged_and_is_not_there_is_lost(acknowledged: Modu
     assert sorted(lost) == ["b is not there", "c is another"]
     later = log + noted({"c": 3}, [["b", "c"]], False)
     assert acknowledged.lost_of(later.encode(), tmp_path / "run.db") == []
+
+
+async def test_the_log_of_a_journal_has_all_that_it_stores(
+    acknowledged: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Writer, "_write", Writer._write)  # To have it back after this test.
+    log, path = tmp_path / "log", tmp_path / "run.db"
+    acknowledged.log_to(log)
+    with Journal(path) as journal:
+        journal.put_soon("sum", lambda: {"number": 1})
+        await journal.put("a", [1])
+        await journal.delete("a")
+        await journal.put("b", 2)
+    assert acknowledged.lost_entries(log, path) == []
+    with sqlite3.connect(path) as database:
+        database.execute("DELETE FROM steps WHERE key = 'b'")
+    assert acknowledged.lost_entries(log, path) == ["b is not there"]
