@@ -18,6 +18,9 @@ from etude.config.finetuning import FinetuneConfig
 from etude.core.job import TrainingJobRef, TrainingStatusEnum
 from etude.inference.openai_config import OpenAiLlmConfig
 from etude.models.tiny import build_policy, build_tokenizer
+from etude.store.outline import outlines
+from etude.store.run_folder import RunFolder
+from etude.store.sequences import trained_samples
 from tests.backends.test_openai_jobs import dpo, supervised
 from tests.cli.projects import change, etude, local_project, process
 
@@ -105,9 +108,8 @@ BUILDERS = {
     [method if method == "grpo" else pytest.param(method, marks=pytest.mark.slow) for method in BUILDERS],
 )
 def test_a_run_of_each_method(project, method):
-    change(
-        project, trajectory_builders={"made": BUILDERS[method]}, trainer_adapters__server__free_engine=True
-    )
+    asked = {"trainer_adapters__server__free_engine": True, "trainer_adapters__server__record_ratios": True}
+    change(project, trajectory_builders={"made": BUILDERS[method]}, **asked)
     # The server is shared, and a job's name is taken there once and for all.
     shown = etude("train", "config.yml", "--name", method)
     assert shown.exit_code == 0, shown.stderr
@@ -116,6 +118,19 @@ def test_a_run_of_each_method(project, method):
     (job,) = json.loads(etude("jobs", method, "--json").stdout)
     assert (job["status"], job["backend"]) == ("completed", "lm_server")
     assert job["metrics"]["trained_tokens"] > 0
+    with RunFolder.read(Path(f"runs/{method}")) as run:
+        episodes = [each.id for each in outlines(run.journal, "train/1/", None)]
+        samples = [
+            sample for id in episodes for sample in trained_samples(run.path, run.journal, id, "train/1")
+        ]
+    assert samples
+    if method == "grpo":
+        # The server's learner has sent back what it saw; before the first step that is what was sampled.
+        assert {sample.source.version for sample in samples} == {1}
+        ratios = [ratio for sample in samples for ratio in sample.ratios.values()]
+        assert ratios and max(map(abs, ratios)) < 1e-3
+    else:
+        assert {sample.source.backend for sample in samples} == {"lm_server"}
 
 
 async def test_the_client_and_the_server_agree(server):

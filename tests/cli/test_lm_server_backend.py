@@ -9,9 +9,23 @@ from pathlib import Path
 
 import pytest
 
+from etude.store.learned import LearnedSample
+from etude.store.outline import outlines
+from etude.store.run_folder import RunFolder
+from etude.store.sequences import trained_samples
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.openai_stand_in import BASE, KEY
 from tests.cli.projects import change, etude, scripted_project
+
+
+def submitted(path: str) -> list[LearnedSample]:
+    """What the run says that the first job was given."""
+    with RunFolder.read(Path(path)) as run:
+        return [
+            sample
+            for outline in outlines(run.journal, "train/1/", None)
+            for sample in trained_samples(run.path, run.journal, outline.id, "train/1")
+        ]
 
 
 @pytest.fixture
@@ -54,6 +68,13 @@ def test_grpo_goes_through_the_server_and_back(served, server):
     assert summary["last_version"]["location"] == job["fine_tuned_model"]
     assert server.sampled[-1] == job["fine_tuned_model"], "validation is by what was trained"
     assert server.engine == []
+    samples = submitted("runs/r")
+    assert sorted({sample.reward for sample in samples}) == [0.0, 1.0]
+    assert all(sample.source.makes_advantages and not sample.source.takes_text for sample in samples)
+    for sample in samples:
+        (turn,) = sample.turns
+        assert sample.weights[turn.start : turn.stop] == (1.0,) * (turn.stop - turn.start)
+        assert (sample.advantages[turn.start] > 0) == (sample.reward == 1)
 
 
 def test_the_engine_makes_room_for_the_job(served, server):

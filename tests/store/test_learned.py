@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from etude.core.errors import StoreError
 from etude.core.sample import Pair, Sample, Turn
-from etude.store.learned import Seen, ids_digest, read_learned, write_learned
+from etude.store.learned import (
+    Seen,
+    Source,
+    ids_digest,
+    learned_lines,
+    read_learned,
+    write_learned,
+    write_submitted,
+)
 
 
 @st.composite
@@ -35,9 +43,9 @@ def samples(draw):
 @given(sample=samples())
 def test_what_was_given_is_read_back(tmp_path_factory, sample):
     run = tmp_path_factory.mktemp("run")
-    write_learned(run / "checkpoints", 3, "job", [(sample,)], {})
+    write_learned(run / "checkpoints", 3, learned_lines(Source("job", version=3), [(sample,)]))
     (back,) = read_learned(run, sample.episode)
-    assert (back.version, back.length, back.digest) == (3, len(sample.ids), ids_digest(sample.ids))
+    assert (back.source.version, back.length, back.digest) == (3, len(sample.ids), ids_digest(sample.ids))
     assert back.weights == tuple(map(float, sample.loss_weights))
     assert back.advantages == sample.advantages
     assert [(turn.start, turn.stop, turn.version) for turn in back.turns] == [
@@ -48,9 +56,8 @@ def test_what_was_given_is_read_back(tmp_path_factory, sample):
 def test_the_learners_own_numbers_stand_at_their_tokens(tmp_path):
     sample = Sample((7, 8, 9, 10), (False, True, False, True), (0.0, -1.0, 0.0, -2.0), episode="e/0")
     sample = Sample(sample.ids, sample.mask, sample.logprobs, turns=(Turn(1, 2), Turn(3, 4)), episode="e/0")
-    write_learned(
-        tmp_path / "checkpoints", 1, "j", [(sample,)], {id(sample): Seen([-1.5, -1.75], [0.5, 0.25])}
-    )
+    seen = {id(sample): Seen([-1.5, -1.75], [0.5, 0.25])}
+    write_learned(tmp_path / "checkpoints", 1, learned_lines(Source("j", version=1), [(sample,)], seen))
     (back,) = read_learned(tmp_path, "e/0")
     assert back.ratios == {1: -0.5, 3: 0.25} and back.entropies == {1: 0.5, 3: 0.25}
 
@@ -58,7 +65,8 @@ def test_the_learners_own_numbers_stand_at_their_tokens(tmp_path):
 def test_both_sides_of_a_pair_are_told_apart(tmp_path):
     one = Sample((1, 2), (False, True), (0.0, -1.0), turns=(Turn(1, 2),), episode="e/0")
     other = Sample((1, 3), (False, True), (0.0, -1.0), turns=(Turn(1, 2),), episode="e/1")
-    write_learned(tmp_path / "checkpoints" / "policy", 1, "j", [Pair(one, other, 1).samples], {})
+    lines = learned_lines(Source("j", version=1), [Pair(one, other, 1).samples])
+    write_learned(tmp_path / "checkpoints" / "policy", 1, lines)
     assert [each.side for id in ("e/0", "e/1") for each in read_learned(tmp_path, id)] == [
         "chosen",
         "rejected",
@@ -72,3 +80,17 @@ def test_a_damaged_file_is_named(tmp_path):
     (folder / "v1.jsonl").write_text("no json\n")
     with pytest.raises(StoreError, match=r"v1\.jsonl"):
         read_learned(tmp_path, "e/0")
+
+
+def test_what_was_submitted_is_read_where_no_learner_wrote_of_it(tmp_path):
+    """The latest job of an epoch counts; a row without token ids has its messages."""
+    said = ({"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4", "weight": 0})
+    row = Sample(messages=said, episode="train/1/a/0", reward=0.5)
+    source = Source("r-epoch-2", backend="openai", takes_text=True)
+    write_submitted(tmp_path, 2, source.job, learned_lines(source, [(row,)]))
+    (back,) = read_learned(tmp_path, "train/1/a/0", version=None, epoch=2)
+    assert (back.source, back.messages, back.reward, back.length) == (source, said, 0.5, 0)
+    sample = Sample((7, 8), (False, True), (0.0, -1.0), turns=(Turn(1, 2),), episode="train/1/a/0")
+    write_learned(tmp_path / "checkpoints", 2, learned_lines(Source("r-epoch-2", version=2), [(sample,)]))
+    (learned,) = read_learned(tmp_path, "train/1/a/0", version=2, epoch=2)
+    assert learned.source == Source("r-epoch-2", version=2) and learned.digest == ids_digest((7, 8))

@@ -49,6 +49,7 @@ class Told:
     version: int = 0
     finish_reason: str = "stop"
     drifted: bool = False
+    has_ids: bool = True
     function: str = "<workflow>"
     events: tuple[Event, ...] = ()
     output: Any = None
@@ -69,9 +70,9 @@ def calls_of(told: Told) -> list[Call]:
         completion = Completion(
             message=answer,
             finish_reason=told.finish_reason,
-            prompt_ids=ids,
-            completion_ids=sampled,
-            logprobs=(-0.1, -0.7, -0.01, -2.5),
+            prompt_ids=ids if told.has_ids else None,
+            completion_ids=sampled if told.has_ids else None,
+            logprobs=(-0.1, -0.7, -0.01, -2.5) if told.has_ids else None,
             usage=Usage(len(ids), len(sampled)),
             model_version=told.version,
             drifted=told.drifted and index > 0,

@@ -93,6 +93,8 @@ class Capabilities:
     """Earlier versions can be sampled from beside the last one: `_type: opponents`."""
     transcripts: bool = True
     """Imitates conversations that are given as text: `finetuning.warm_up`."""
+    records_samples: bool = False
+    """Its learner writes what it was given into the run, which else keeps what it has submitted."""
 
 
 def check_from_base(backend: str, capabilities: Capabilities) -> None:

@@ -11,7 +11,9 @@ from etude.config.component import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
 from etude.core.sample import Kind
 
-LOCAL_CAPABILITIES = Capabilities(token_ids_for=EVERY_KIND, versions=True, from_base=True)
+LOCAL_CAPABILITIES = Capabilities(
+    token_ids_for=EVERY_KIND, versions=True, from_base=True, records_samples=True
+)
 """All algorithms, a user's too, on token ids."""
 
 

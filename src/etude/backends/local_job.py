@@ -23,7 +23,7 @@ from etude.jobs.training import JobData, JobListener, JobTraining
 from etude.learner.learner import Learner, LearnerOptions, is_trained
 from etude.learner.plan import Schedule, Step
 from etude.learner.witness import Witness
-from etude.store.learned import write_learned
+from etude.store.learned import Source, learned_lines, write_learned
 
 _LOG = logging.getLogger("etude.versions")
 
@@ -154,7 +154,8 @@ class Work:
         version = versions.write(self.number, written, learner, state)
         seen = {} if self.witness is None else self.witness.seen
         try:
-            write_learned(versions.root, self.number, self.name, self.learned, seen)
+            lines = learned_lines(Source(self.name, version=self.number), self.learned, seen)
+            write_learned(versions.root, self.number, lines)
         except StoreError as error:  # It is for people to look at: training goes on without.
             _LOG.warning("what version %d was made of is not recorded: %s", self.number, error)
         return FinishedJob(version, metrics, self.content)

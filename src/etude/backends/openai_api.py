@@ -134,16 +134,18 @@ def again(error: Exception) -> Again | None:
 
 
 def problem_of(answer: httpx.Response) -> str | None:
-    """Why a good answer cannot be the API's: an object with an id, or a list of such.
+    """Why a good answer cannot be the API's: an object with an id, a list of such, or the content of a file.
 
     The SDK takes whatever comes for what it asked for: a list that is none would have no jobs in it, and a
     job be made a second time.
     """
+    request = answer.request
+    if request.method == "GET" and request.url.path.endswith("/content"):
+        return None
     try:
         body = json.loads(answer.content)
     except (ValueError, RecursionError):
         return f"malformed JSON, of {len(answer.content)} bytes"
-    request = answer.request
     resources: Any = [body]
     if request.method == "GET" and request.url.path.rsplit("/", 1)[-1] in _LISTS:
         resources = body.get("data") if isinstance(body, dict) else None

@@ -224,6 +224,8 @@ def _preference(pair: Pair) -> DPOItem:
         **replies,
         sampling=pair.chosen.turns[0].sampling,
         turns=len(pair.chosen.turns),
+        chosen_episode=pair.chosen.episode,
+        rejected_episode=pair.rejected.episode,
         **tokens,
     )
 
@@ -287,6 +289,7 @@ def _pair_of(item: DPOItem, encoder: Encoder | None, needs_logprobs: bool) -> Pa
             mask=sampled,
             logprobs=(0.0,) * len(prompt) + (logprobs or (0.0,) * len(ids)),
             turns=tuple(Turn(start, stop, sampling=item.sampling) for start, stop in spans),
+            episode=getattr(item, f"{name}_episode"),
         )
     return Pair(sides["chosen"], sides["rejected"], len(prompt))
 

@@ -99,6 +99,9 @@ class DPOItem(DataModel):
     """How both were sampled, as far as the distributions of their tokens depend on it."""
     turns: int = 1
     """Answers of the model in the chosen response."""
+    chosen_episode: str | None = None
+    rejected_episode: str | None = None
+    """The episodes that they were said in, for people."""
 
 
 class Trajectory(DataModel):

@@ -27,6 +27,7 @@ from etude.jobs.content import JobNameTakenError
 from etude.loop.checks import Provenance, TargetWatch
 from etude.loop.metrics import collection_metrics, selection_metrics, shaped_rewards
 from etude.loop.record import Record
+from etude.loop.submitted import JobRecord
 from etude.rewards.agreement import agreements, judges_and_checks
 from etude.rewards.collections import Collections, within, worked_on
 from etude.runtime import Runtime
@@ -80,6 +81,7 @@ class Bookkeeper:
         self._progress = runtime.progress
         self._provenance = Provenance(runtime.target_model)
         self._targeted = TargetWatch(config.target_functions, runtime.target_model, runtime.progress)
+        self._samples = JobRecord(runtime.run.path, runtime.target, adapter)
         self._curriculum_state = curriculum_state
         self._facts = facts
         self.opponents = [
@@ -165,6 +167,7 @@ class Bookkeeper:
             await log.forget_submission(epoch, job)
             ref = await self._start(collection, epoch, job)
         if isinstance(ref, TrainingJobRef):
+            await self._samples.submitted(epoch + 1, collection, ref)
             submission = Submission(
                 ref=ref,
                 metrics=finite({**await self.metrics(epoch), **selection_metrics(collection)}),
@@ -255,8 +258,7 @@ class Bookkeeper:
 
     def _agreement(self, output: EvaluationRunOutput) -> dict[str, Any]:
         """How far judges agree with checks; nothing where there are none."""
-        figures = agreements(output, self._judged)
-        return {"agreement": figures} if figures else {}
+        return {"agreement": figures} if (figures := agreements(output, self._judged)) else {}
 
     def _addresses(self, output: EvaluationRunOutput) -> dict[str, Any]:
         """The attempts at calls by address, and how each address is now; nothing where models have one."""
@@ -285,6 +287,7 @@ class Bookkeeper:
         """
         submission = self.submission_of(ref.run_id)
         version = await self.line.adopt(ref, status)
+        await self._samples.learned(epoch + 1, ref, version)
         if version is not None and any(past.differs(version) for past in self.record.history.recoveries):
             self._progress.message(
                 f"version {version.number} was made again, and is not to the bit what it was: a validation "

@@ -1,9 +1,12 @@
-"""The record of what a learner was given: the samples of each job, as far as the journal does not have them.
+"""The record of what learners were given: the samples of each job, as far as the journal does not have them.
 
-checkpoints/**/learned/v3.jsonl   the samples that version 3 was made of, a line for each
+checkpoints/**/learned/v3.jsonl   the samples that version 3 was made of, as its learner took them
+submitted/4/run-epoch-4.jsonl     the data of a job of the fourth epoch, as they were handed to its backend,
+                                  or as its learner took them where the backend says so
 
-Token ids, texts and sampled logprobs are in the journal; a line has the calls that they are of, and a digest
-of the ids. Numbers of whole answers are written once for each.
+A file has a line for each sample after one about the job. Token ids, texts and sampled logprobs are in the
+journal; a line has the episode that they are of, and a digest of the ids. Numbers of whole answers are
+written once for each. Where no token ids are known, a line has the messages.
 """
 
 from __future__ import annotations
@@ -13,18 +16,37 @@ import json
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
 from etude.core.errors import StoreError
+from etude.core.message import Message
 from etude.core.sample import Sample
-from etude.store.files import private_folder, write_atomically
+from etude.store.files import write_atomically
 
 FOLDER = "learned"
+SUBMITTED = "submitted"
 _DIGITS = 4
 """Significant ones of numbers that a learner computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Who wrote down what was trained on."""
+
+    job: str = ""
+    target: str | None = None
+    """The target whose job it was, in a run of several."""
+    version: int | None = None
+    """The version that was made of it; None in the record of what was handed to a backend."""
+    backend: str = ""
+    """The backend that was handed it; empty in the record of a learner."""
+    takes_text: bool = False
+    """Whether that backend is given messages, and makes the tokens itself."""
+    makes_advantages: bool = False
+    """Whether that backend is given rewards. The advantages are then those that the run's algorithm has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +61,7 @@ class LearnedTurn:
 
 @dataclass(frozen=True, slots=True)
 class LearnedSample:
-    """One token sequence of T tokens that was trained on."""
+    """One token sequence of T tokens that was trained on, or messages where no token ids are known."""
 
     episode: str
     digest: str
@@ -59,8 +81,9 @@ class LearnedSample:
     """By position: log π - log π_sampled when the sample was first learned from, where that was recorded."""
     entropies: Mapping[int, float] = field(default_factory=dict)
     """By position: in nats, where the loss wanted them and they were recorded."""
-    version: int = 0
-    """The version that was made of it."""
+    messages: tuple[Message, ...] = ()
+    """Where no token ids are known. Those of the assistant are trained on, but for those of the weight 0."""
+    source: Source = Source()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,51 +102,89 @@ def ids_digest(ids: Iterable[int]) -> str:
     return hashlib.blake2b(packed.tobytes(), digest_size=8).hexdigest()
 
 
-def write_learned(
-    versions: Path, number: int, job: str, units: Sequence[Sequence[Sample]], seen: Mapping[int, Seen]
-) -> None:
-    """Write the samples that a version was made of, in the folder of a model's versions. Raises StoreError.
-
-    `seen` has what the learner computed, by `id` of a sample.
-    """
-    lines: list[Any] = [{"job": job, "version": number}]
+def learned_lines(
+    source: Source, units: Sequence[Sequence[Sample]], seen: Mapping[int, Seen] | None = None
+) -> str:
+    """The record of a job's samples as lines of JSON; `seen` is what a learner computed, by their `id`."""
+    lines: list[Any] = [asdict(source)]
     for unit in units:
         sides = ("chosen", "rejected") if len(unit) == 2 else ("",)
         lines += [
-            _encoded(sample, side, seen.get(id(sample), Seen()))
+            _encoded(sample, side, (seen or {}).get(id(sample), Seen()))
             for sample, side in zip(unit, sides, strict=False)
-            if sample.ids
+            if sample.ids or sample.messages
         ]
-    folder = versions / FOLDER
-    try:
-        private_folder(folder)
-    except OSError as error:
-        raise StoreError(f"{folder}: {error.strerror}") from error
-    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-    write_atomically(folder / f"v{number}.jsonl", text, exact=True)
+    return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
 
 
-def read_learned(run: Path, episode: str, first: int | None = None) -> list[LearnedSample]:
-    """The samples of an episode that any version was made of; `first` is the version to look at first.
+def with_source(lines: str, source: Source) -> str:
+    """A record that came from elsewhere, with what is known here of its job."""
+    return json.dumps(asdict(source), separators=(",", ":")) + "\n" + lines.partition("\n")[2]
 
-    Raises StoreError for a file that cannot be read.
+
+def write_learned(versions: Path, number: int, lines: str) -> None:
+    """Write the record of the samples that a version was made of, in the folder of a model's versions.
+
+    Raises StoreError.
+    """
+    write_atomically(versions / FOLDER / f"v{number}.jsonl", lines, exact=True)
+
+
+def write_submitted(run: Path, epoch: int, job: str, lines: str) -> None:
+    """Write the record of a job of an epoch (from 1) that another backend trains. Raises StoreError."""
+    write_atomically(run / SUBMITTED / str(epoch) / f"{job}.jsonl", lines, exact=True)
+
+
+def read_learned(
+    run: Path, episode: str, *, version: int | None = None, epoch: int | None = None
+) -> list[LearnedSample]:
+    """The samples of an episode that were trained on, as the learner took them where it has said so.
+
+    They are looked for first where that `version` was made, or that `epoch` (from 1) submitted its job; of a
+    run with several targets, for each of them. Raises StoreError for a file that cannot be read.
     """
     wanted = f'{{"episode":{json.dumps(episode)},'
-    found: list[LearnedSample] = []
-    files = sorted(run.glob(f"checkpoints/**/{FOLDER}/v*.jsonl"), key=lambda file: file.stem != f"v{first}")
-    for file in files:
+    learned = sorted(
+        run.glob(f"checkpoints/**/{FOLDER}/v*.jsonl"), key=lambda file: file.stem != f"v{version}"
+    )
+    submitted = sorted(
+        run.glob(f"{SUBMITTED}/*/*.jsonl"),
+        key=lambda file: (file.parent.name != str(epoch), -file.stat().st_mtime_ns),
+    )
+    samples: dict[Path | str | None, list[LearnedSample]] = {}
+    for file in (*learned, *submitted):
+        own_folder = file.parent if file.parent.parent != run / "checkpoints" else None
         try:
             with file.open(encoding="utf-8") as lines:
-                facts = json.loads(next(lines))
-                found += [_decoded(line, facts["version"]) for line in lines if line.startswith(wanted)]
-        except (OSError, ValueError, KeyError, StopIteration) as error:
+                source = Source(**json.loads(next(lines)))
+                target = own_folder if file in learned else source.target
+                if target not in samples:
+                    own = [_decoded(line, source) for line in lines if line.startswith(wanted)]
+                    samples |= {target: own} if own else {}
+        except (OSError, ValueError, TypeError, KeyError, StopIteration) as error:
             raise StoreError(f"{file} cannot be read ({error}); the run does without it") from error
-        if found:
-            break
-    return found
+    return [sample for own in samples.values() for sample in own]
+
+
+def records_state(run: Path) -> float:
+    """A number that grows when a record is added to the run."""
+    folders = [
+        run / "checkpoints" / FOLDER,
+        *run.glob(f"checkpoints/*/{FOLDER}"),
+        *run.glob(f"{SUBMITTED}/*"),
+    ]
+    return max((folder.stat().st_mtime for folder in folders if folder.exists()), default=0.0)
 
 
 def _encoded(sample: Sample, side: str, seen: Seen) -> dict[str, Any]:
+    if not sample.ids:
+        return {
+            "episode": sample.episode or "",
+            "reward": sample.reward,
+            "side": side,
+            "agent": sample.agent,
+            "messages": sample.messages,
+        }
     places = [at for at, weight in enumerate(sample.loss_weights) if weight]
     data = {
         "episode": sample.episode or "",
@@ -146,8 +207,22 @@ def _encoded(sample: Sample, side: str, seen: Seen) -> dict[str, Any]:
     return {name: value for name, value in data.items() if value is not None}
 
 
-def _decoded(line: str, version: int) -> LearnedSample:
+def _decoded(line: str, source: Source) -> LearnedSample:
     data = json.loads(line)
+    if "messages" in data:
+        return LearnedSample(
+            episode=data["episode"],
+            digest="",
+            length=0,
+            reward=data["reward"],
+            turns=(),
+            advantages=None,
+            weights=(),
+            side=data["side"],
+            agent=data["agent"],
+            messages=tuple(data["messages"]),
+            source=source,
+        )
     turns, length = tuple(LearnedTurn(*turn) for turn in data["turns"]), data["length"]
     weights = _spread(data.get("weights", [1.0] * len(turns)), turns, length)
     places = [at for at, weight in enumerate(weights) if weight and at]
@@ -163,7 +238,7 @@ def _decoded(line: str, version: int) -> LearnedSample:
         agent=data.get("agent"),
         ratios=dict(zip(places, data.get("ratios", ()), strict=False)),
         entropies=dict(zip(places, data.get("entropies", ()), strict=False)),
-        version=version,
+        source=source,
     )
 
 

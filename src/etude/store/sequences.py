@@ -111,21 +111,30 @@ def trained_sequences(run: Path, journal: Journal, record: EpisodeRecord, phase:
     Raises StoreError where what was recorded of these cannot be read.
     """
     sequences = sequences_of(record)
-    epoch = epoch_of(phase)
-    if epoch is None:
-        return sequences
-    learned = read_learned(run, record.id, _version_after(journal, run.name, epoch + 1))
+    samples = trained_samples(run, journal, record.id, phase)
     by_digest: dict[str, list[LearnedSample]] = {}
-    for sample in learned:
+    for sample in samples:
         by_digest.setdefault(sample.digest, []).append(sample)
-    lengths = {sample.length for sample in learned}
-    found = []
+    lengths = sorted({sample.length for sample in samples if sample.length})
+    trained = []
     for sequence in sequences:
         # A sample may end before the last answer, as where that one is another agent's.
         digests = [ids_digest(sequence.ids[:length]) for length in lengths if length <= len(sequence.ids)]
         own = tuple(sample for digest in digests for sample in by_digest.get(digest, ()))
-        found.append(replace(sequence, learned=own))
-    return found
+        trained.append(replace(sequence, learned=own))
+    return trained
+
+
+def trained_samples(run: Path, journal: Journal, episode: str, phase: str) -> list[LearnedSample]:
+    """The samples of an episode that were trained on, also those whose token ids are not known.
+
+    Raises StoreError where what was recorded of these cannot be read.
+    """
+    epoch = epoch_of(phase)
+    if epoch is None:
+        return []
+    version = _version_after(journal, run.name, epoch + 1)
+    return read_learned(run, episode, version=version, epoch=epoch + 1)
 
 
 def _version_after(journal: Journal, run: str, epoch: int) -> int | None:

@@ -14,8 +14,15 @@ from starlette.responses import JSONResponse, Response
 from etude.core.data_model import finite
 from etude.core.errors import RequestError
 from etude.report.token_texts import TokenTexts
+from etude.store.learned import LearnedSample, records_state
 from etude.store.run_folder import RunFolder
-from etude.store.sequences import Span, TokenSequence, chosen_sequence, trained_sequences
+from etude.store.sequences import (
+    Span,
+    TokenSequence,
+    chosen_sequence,
+    trained_samples,
+    trained_sequences,
+)
 from etude.view.episode import read_record, siblings_of
 from etude.view.episodes import split_id
 from etude.view.library import Library
@@ -39,12 +46,14 @@ _DIGITS = 5
 class Opened:
     """Sequences that were asked for of late: their chunks come one by one."""
 
-    _sequences: OrderedDict[tuple[Path, str, float], list[TokenSequence]] = field(default_factory=OrderedDict)
+    _sequences: OrderedDict[tuple[Path, str, float, float], list[TokenSequence]] = field(
+        default_factory=OrderedDict
+    )
 
     def of(self, run: RunFolder, id: str) -> list[TokenSequence]:
         """The sequences of an episode. Raises RequestError where there is no such episode."""
         created = run.journal.select("SELECT created FROM steps WHERE key = ?", (id,))
-        key = (run.path, id, created[0][0] if created else 0.0)
+        key = (run.path, id, created[0][0] if created else 0.0, records_state(run.path))
         if key not in self._sequences:
             phase, _ = split_id(run.journal, id)
             self._sequences[key] = trained_sequences(run.path, run.journal, read_record(run, id), phase)
@@ -61,11 +70,14 @@ def tokens_page(request: Request) -> Response:
     number = _whole(request, "sequence")
     with RunFolder.read(path) as run:
         sequences = request.app.state.opened.of(run, id)
-        sequence = chosen_sequence(sequences, number)
         phase, rest = split_id(run.journal, id)
         siblings = siblings_of(run.journal, phase, rest.rpartition("/")[0], library.reward(path))
-    context: dict[str, Any] = {
-        **sequence_context(sequence, TokenTexts(path, library.settings(path), sequence.model)),
+        rows = [] if sequences else trained_samples(path, run.journal, id, phase)
+    context: dict[str, Any] = {"rows": rows, "notes": source_notes(rows)}
+    if not rows:
+        sequence = chosen_sequence(sequences, number)
+        context |= sequence_context(sequence, TokenTexts(path, library.settings(path), sequence.model))
+    context |= {
         "id": id,
         "phase": phase,
         "example": rest.rpartition("/")[0],
@@ -97,7 +109,29 @@ def sequence_context(sequence: TokenSequence, texts: TokenTexts) -> dict[str, An
         "unknown": [label for name, label in COLOURS.items() if name not in known],
         "sampled": sum(span.stop - span.start for span in sequence.spans),
         "has_texts": texts.is_known,
+        "notes": source_notes(sequence.learned),
     }
+
+
+def source_notes(samples: Sequence[LearnedSample]) -> list[str]:
+    """Whose word it is what was trained on, and what that does not tell, in sentences."""
+    sources = list(dict.fromkeys(sample.source for sample in samples if sample.source.backend))
+    notes = [
+        f"As the backend '{source.backend}' was handed it for the job {source.job}; it does not tell what "
+        "its learner computed, such as the ratio and the entropy."
+        for source in sources
+    ]
+    if any(source.makes_advantages for source in sources):
+        notes.append(
+            "It was handed rewards, and makes advantages of them itself: those shown are the ones that the "
+            "run's algorithm has."
+        )
+    if any(source.takes_text for source in sources) and any(sample.length for sample in samples):
+        notes.append(
+            "It does not ask for token ids, and where it takes messages it makes the tokens anew: ids and "
+            "mask are of the tokens that were sampled."
+        )
+    return notes
 
 
 def chunk_of(
@@ -144,13 +178,13 @@ def _logprobs(spans: Sequence[Span], start: int, stop: int) -> list[float | None
 
 def _top(spans: Sequence[Span], texts: TokenTexts, start: int, stop: int) -> dict[int, list[list[Any]]]:
     """By position: the likeliest tokens with their logprobs."""
-    found: dict[int, list[list[Any]]] = {}
+    likeliest: dict[int, list[list[Any]]] = {}
     for span in spans:
         for at in range(max(start, span.start), min(stop, span.stop, span.start + len(span.top))):
             tokens = span.top[at - span.start]
             names = [texts.of([token])[0] if isinstance(token, int) else token for token, _ in tokens]
-            found[at] = [[name, _short(value)] for name, (_, value) in zip(names, tokens, strict=True)]
-    return found
+            likeliest[at] = [[name, _short(value)] for name, (_, value) in zip(names, tokens, strict=True)]
+    return likeliest
 
 
 def _short(value: float | None) -> float | None:

@@ -1,0 +1,109 @@
+"""What backends were handed, kept in the run whoever wrote them."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from etude.backends.capabilities import Capabilities
+from etude.core.job import ModelVersion, TrainingJobRef
+from etude.core.sample import Sample, Turn
+from etude.core.trajectory import (
+    DPOItem,
+    EpisodeItem,
+    EpisodeItemRole,
+    Trajectory,
+    TrajectoryCollection,
+)
+from etude.loop.submitted import JobRecord
+from etude.store.learned import Seen, Source, learned_lines, read_learned
+from tests.training import FakeAdapter
+
+JOB = TrainingJobRef(run_id="r-epoch-1", backend="fake")
+
+
+class Telling(FakeAdapter):
+    """A user's backend that knows what its learner saw."""
+
+    async def learned(self, ref):
+        sample = Sample((7, 8), (False, True), (0.0, -1.0), turns=(Turn(1, 2),), episode="train/1/a/0")
+        return learned_lines(Source(), [(sample,)], {id(sample): Seen([-0.5])})
+
+
+class Failing(FakeAdapter):
+    """Its backend was asked for nothing like that before."""
+
+    async def learned(self, ref):
+        from etude.core.errors import BackendError
+
+        raise BackendError("away")
+
+
+def said(text, ids):
+    return EpisodeItem(
+        role=EpisodeItemRole.ASSISTANT,
+        content=text,
+        token_ids=ids,
+        context_ids=None if ids is None else (1, 2),
+        logprobs=() if ids is None else (-1.0,) * len(ids),
+    )
+
+
+def collection(method, *rows, **fields):
+    return TrajectoryCollection(trajectories=[list(rows)], run_id="r-epoch-1", method=method, **fields)
+
+
+def episode(number, reward, ids=(3, 4)):
+    items = [EpisodeItem(role=EpisodeItemRole.USER, content="two?"), said("four", ids)]
+    return Trajectory(episode=items, reward=reward, episode_id=f"train/1/a/{number}")
+
+
+async def test_rewards_are_shown_with_the_advantages_that_the_runs_algorithm_has(tmp_path):
+    given = collection("grpo", episode(0, 1.0), episode(1, 0.0))
+    record = JobRecord(tmp_path, None, FakeAdapter(tmp_path / "jobs"))
+    await record.submitted(1, given, JOB)
+    (best,) = read_learned(tmp_path, "train/1/a/0", epoch=1)
+    (worst,) = read_learned(tmp_path, "train/1/a/1", epoch=1)
+    assert best.source == Source("r-epoch-1", backend="fake", takes_text=True, makes_advantages=True)
+    assert best.weights == (0, 0, 1, 1) and best.advantages[2] > 0 > worst.advantages[2]
+
+
+async def test_without_token_ids_the_messages_are_kept(tmp_path):
+    pair = DPOItem(
+        prompt="two?",
+        chosen_response="four",
+        rejected_response="five",
+        chosen_episode="train/1/a/0",
+        rejected_episode="train/1/a/1",
+    )
+    record = JobRecord(tmp_path, "policy", FakeAdapter(tmp_path / "jobs"))
+    await record.submitted(1, collection("dpo", Trajectory(episode=[pair], reward=1.0)), JOB)
+    (worse,) = read_learned(tmp_path, "train/1/a/1")
+    assert (worse.side, worse.messages[-1]["content"], worse.source.target) == ("rejected", "five", "policy")
+    await record.submitted(1, collection("grpo", episode(0, 1.0, ids=None)), JOB)
+    (row,) = read_learned(tmp_path, "train/1/a/0")
+    assert [message["role"] for message in row.messages] == ["user", "assistant"]
+
+
+async def test_what_a_learner_says_takes_the_place_of_what_was_handed_over(tmp_path):
+    record = JobRecord(tmp_path, None, Telling(tmp_path / "jobs"))
+    await record.submitted(1, collection("supervised", episode(0, 1.0)), JOB)
+    await record.learned(1, JOB, ModelVersion(number=3, location="w", digest="d"))
+    (sample,) = read_learned(tmp_path, "train/1/a/0")
+    assert sample.source == Source("r-epoch-1", version=3) and sample.ratios == {1: 0.5}
+
+
+async def test_training_goes_on_without_a_record(tmp_path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / "submitted").write_text("in the way")
+    record = JobRecord(tmp_path, None, Failing(tmp_path / "jobs"))
+    with caplog.at_level(logging.WARNING):
+        await record.submitted(1, collection("grpo", episode(0, 1.0)), JOB)
+        await record.learned(1, JOB, None)
+    assert "is not recorded" in caplog.text and "did not come back: away" in caplog.text
+
+
+async def test_a_backend_that_keeps_a_record_itself_gets_no_second_one(tmp_path):
+    adapter = FakeAdapter(tmp_path / "jobs", capabilities=Capabilities(records_samples=True))
+    await JobRecord(tmp_path, None, adapter).submitted(1, collection("grpo", episode(0, 1.0)), JOB)
+    assert not (tmp_path / "submitted").exists()
