@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
+from etude.core.call import ChatRequest
 from etude.core.episode import Event, Failure
+from etude.protocols import nip
+from etude.store.run_folder import RunFolder
 from etude.view.app import create_view
-from tests.view.stored import Told, epoch_entry, store_run
+from tests.protocols.games import agent_of, play_record, turn_of
+from tests.support import ScriptedEngine
+from tests.view.stored import CONFIG_YAML, Told, epoch_entry, store_run
 
 KEY = "the-key-of-a-test"
+HINT = "look at <line> 3"
 
 JUDGED = {"score": 1.0, "reasoning": "it is <b>right</b>", "error": None}
 UNJUDGED = {"score": None, "reasoning": None, "error": "judge 3 failed"}
@@ -47,7 +54,26 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     store_run(root, "first", EPISODES, [epoch_entry(1, evaluators=evaluators), epoch_entry(2, 0.9)])
     store_run(root, "second", EPISODES[:2], [epoch_entry(1, 0.1, failures={"timeout": 3})])
+    store_run(root, "played", config=CONFIG_YAML.replace("{name: correct}", "{name: earned_by_prover}"))
+    asyncio.run(play(root / "played"))
     return root
+
+
+async def play(path: Path) -> None:
+    """A play of the protocol `nip` in a run, in which each answers twice, so that it goes eight ways."""
+
+    def answer(request: ChatRequest) -> str:
+        if agent_of(request) == "prover":
+            return HINT
+        return "Decision: " + ("accept" if request.key % 2 else "reject") if turn_of(request) else "why?"
+
+    with RunFolder.open(path) as run:
+        engine = ScriptedEngine(answer)
+        record = await play_record(nip(max_message_rounds=3), engine, run.journal, widths=2)
+        assert record.failure is None, record.failure
+        for agent in ("prover", "verifier"):
+            score = {"score": 0.5, "reasoning": None, "error": None}
+            await run.journal.put(f"{record.id}/score/earned_by_{agent}", score)
 
 
 @pytest.fixture(scope="session")

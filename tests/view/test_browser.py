@@ -30,6 +30,7 @@ PAGES = {
     "example": "/runs/first/examples/a?from=train/1/a/0&to=train/2/a/0",
     "episode": "/runs/first/episodes/train/2/a/0",
     "tokens": "/runs/first/tokens/train/1/a/1",
+    "play": "/runs/played/episodes/train/1/e/0",
     "failures": "/runs/first/failures",
     "now": "/runs/first/now",
     "config": "/runs/first/config",
@@ -94,8 +95,8 @@ def test_a_page_is_for_everybody(browser, address, name):
         browser.get(address + PAGES[name])
         browser.execute_script(AXE.read_text(encoding="utf-8"))
         result = browser.execute_async_script("axe.run().then(arguments[0])")
-        found = [(each["id"], each["nodes"][0]["html"], each["help"]) for each in result["violations"]]
-        assert not found, found
+        violations = [(each["id"], each["nodes"][0]["html"], each["help"]) for each in result["violations"]]
+        assert not violations, violations
     look(browser, width=360)
     browser.get(address + PAGES[name])
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
@@ -148,3 +149,30 @@ def test_the_theme_that_was_chosen_stays(browser, address):
     browser.get(f"{address}/runs/first")
     assert browser.execute_script(ground) == dark != light
     browser.execute_script("localStorage.clear()")
+
+
+def test_the_tree_of_a_play_shows_who_heard_what_and_what_it_was_worth(browser, address):
+    look(browser)
+    browser.get(f"{address}/runs/played/episodes/train/1/e/0")
+    root, *branches = browser.find_elements("css selector", ".play details.branches")
+    assert root.find_element("css selector", "summary").text.startswith("2 answers of verifier, worth")
+    answers = browser.find_elements("css selector", ".play article")
+    assert len(answers) == 2 + 4 + 8 and len(branches) == 2 + 4
+    first, hint, decision = (" ".join(each.text.split()) for each in answers[:3])
+    assert "verifier answer 1 of 2 round 0" in first and "main → prover why?" in first
+    assert "main → verifier look at <line> 3" in hint
+    assert "decided: the play ends" in decision and "→" not in decision
+    # Of the last answers those that differ from their siblings say by how much.
+    worth = [
+        each.text for each in browser.find_elements("css selector", ".play .worth .good, .play .worth .bad")
+    ]
+    assert worth and all(text.startswith(("(+", "(−")) for text in worth)
+    # A branch can be folded; from an answer one comes to its call, which is folded too, and to its tokens.
+    branches[0].find_element("css selector", "summary").click()
+    assert not answers[2].is_displayed() and answers[0].is_displayed()
+    call = browser.find_element("css selector", "#call-0")
+    assert not call.is_displayed()
+    answers[0].find_element("css selector", "a[href='#call-0']").click()
+    until(call.is_displayed)
+    answers[0].find_element("link text", "tokens").click()
+    until(lambda: browser.current_url.endswith("/runs/played/tokens/train/1/e/0?call=0"))

@@ -62,7 +62,7 @@ def _list(name: str, words: str, phase: str | None, limit: int, output_dir: Path
     from etude.store.outline import phases_in
     from etude.store.query import find_episodes, parse_query
     from etude.store.run_folder import RunFolder
-    from etude.store.stored_config import reward_name, stored_data
+    from etude.store.stored_config import reward_names, stored_data
 
     query, path = parse_query(words), find_run(name, output_dir)
     with RunFolder.read(path) as folder:
@@ -71,7 +71,7 @@ def _list(name: str, words: str, phase: str | None, limit: int, output_dir: Path
             known = ", ".join(phases[:10]) or "none yet"
             raise RequestError(f"there are no episodes of the phase '{phase}'; there are: {known}")
         chosen = phases if phase == "all" else [phase or phases[0]] if phases else []
-        reward = reward_name(stored_data(path, required=False))
+        reward = next(iter(reward_names(stored_data(path, required=False)).values()), None)
         selection = find_episodes(folder.journal, chosen, reward, query, limit=limit)
     if as_json:
         emit([_as_json(episode) for episode in selection.episodes])

@@ -98,6 +98,9 @@ def facts_of(path: Path) -> RunFacts:
         return RunFacts(path.name, path, "train", "unreadable", changed, problem=str(error))
     finetuning = settings.get("finetuning") or {}
     parts = trained_parts(settings)
+    for key in ("method", "backend") if finetuning.get("targets") else ():
+        own = (trained_parts(settings, target)[key] for target in finetuning["targets"])
+        parts[key] = ", ".join(filter(None, dict.fromkeys(own))) or None
     in_use_by = locked_by(path / LOCK)
     state: State = "running" if in_use_by is not None else "finished" if is_over else "unfinished"
     return RunFacts(

@@ -152,7 +152,7 @@ def _says(episode: EpisodeOutline, text: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Selection:
     """Episodes that were found, and where to look on."""
 
     episodes: list[EpisodeOutline]
@@ -172,21 +172,21 @@ def find_episodes(
     after: str = "",
     limit: int | None = None,
     seconds: float | None = None,
-) -> Found:
+) -> Selection:
     """The episodes of phases that a query fits, phase by phase in the order of their ids.
 
     Begins in the first of the `phases`, `after` an id. Stops when there are `limit` of them, or when it has
     looked for so many `seconds`.
     """
-    found: list[EpisodeOutline] = []
+    episodes: list[EpisodeOutline] = []
     begun, looked = time.monotonic(), 0
     for phase in phases:
         for episode in outlines(journal, f"{phase}/", reward, after=after, with_text=bool(query.texts)):
             looked += 1
             if query.fits(episode):
-                found.append(episode)
+                episodes.append(episode)
             is_late = seconds is not None and time.monotonic() - begun > seconds
-            if is_late or (limit is not None and len(found) >= limit):
-                return Found(found, looked, phase, episode.id)
+            if is_late or (limit is not None and len(episodes) >= limit):
+                return Selection(episodes, looked, phase, episode.id)
         after = ""
-    return Found(found, looked)
+    return Selection(episodes, looked)

@@ -89,6 +89,16 @@ def reward_name(data: Mapping[str, Any]) -> str | None:
     return ((data.get("finetuning") or {}).get("reward_function") or {}).get("name")
 
 
+def reward_names(data: Mapping[str, Any]) -> dict[str | None, str]:
+    """By target the evaluator whose score is the reward; by None in a run that trains one model."""
+    finetuning = data.get("finetuning") or {}
+    blocks: Mapping[str | None, Any] = finetuning.get("targets") or {None: finetuning}
+    names = {
+        target: ((block or {}).get("reward_function") or {}).get("name") for target, block in blocks.items()
+    }
+    return {target: name for target, name in names.items() if name is not None}
+
+
 def target_names(data: Mapping[str, Any]) -> list[str | None]:
     """The targets of a run that trains several models; None alone where it trains one."""
     return [*((data.get("finetuning") or {}).get("targets") or {})] or [None]

@@ -46,7 +46,7 @@ def create_view(
         routes=[
             Route("/health", lambda request: PlainTextResponse("ok\n")),
             Mount("/static", StaticFiles(directory=STATIC)),
-            *(Route(path, _told(answer)) for path, answer in _PAGES.items()),
+            *(Route(path, _explained(answer)) for path, answer in _PAGES.items()),
         ],
         exception_handlers={HTTPException: _not_there},
     )
@@ -55,11 +55,11 @@ def create_view(
     return Gate(app, key, host, port, shared=shared)
 
 
-def _told(answer: Page) -> Page:
+def _explained(answer: Page) -> Page:
     """The page, or another that says why it cannot be shown."""
 
     @functools.wraps(answer)
-    def told(request: Request) -> Response:
+    def explained(request: Request) -> Response:
         try:
             return answer(request)
         except RequestError as error:
@@ -67,7 +67,7 @@ def _told(answer: Page) -> Page:
         except EtudeError as error:
             return page(request, "problem.html", 500, title="This cannot be read", text=str(error))
 
-    return told
+    return explained
 
 
 def _not_there(request: Request, error: Exception) -> Response:

@@ -38,7 +38,7 @@ class Chart:
     note: str = ""
 
     @property
-    def told(self) -> str:
+    def in_words(self) -> str:
         """The chart in words, for whoever does not see it."""
         ends = [
             f"{line.label}: {known[0]:.4g} to {known[-1]:.4g}"
@@ -84,11 +84,11 @@ def _of(name: str) -> Callable[[EpochEntry], Value]:
     return _number(lambda entry: entry.metrics.get(name))
 
 
-def _number(found: Callable[[EpochEntry], Any]) -> Callable[[EpochEntry], Value]:
+def _number(metric: Callable[[EpochEntry], Any]) -> Callable[[EpochEntry], Value]:
     """Metrics may be whatever a user's adapter gives; numbers are drawn."""
 
     def number(entry: EpochEntry) -> Value:
-        value = found(entry)
+        value = metric(entry)
         return float(value) if isinstance(value, int | float) else None
 
     return number

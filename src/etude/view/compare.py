@@ -54,13 +54,13 @@ def _verdicts(paths: Sequence[Path]) -> Iterator[tuple[str, str, str]]:
     """Run, evaluator, and by how much its scores are higher than those of the first, example by example."""
     first, *others = paths
     for path in others:
-        difference = paired_difference(first, path)
-        if difference is None:
-            yield path.name, "reward", f"measured on no examples that {first.name} was measured on"
-            continue
-        yield path.name, "reward", _shown(difference)
-        for name, estimate in paired_differences(first, path).items():
+        reward, scores = paired_difference(first, path), paired_differences(first, path)
+        if reward is not None:
+            yield path.name, "reward", _shown(reward)
+        for name, estimate in scores.items():
             yield path.name, name, _shown(estimate)
+        if reward is None and not scores:
+            yield path.name, "reward", f"measured on no examples that {first.name} was measured on"
 
 
 def _shown(difference: Estimate) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,8 @@ class Score:
     score: float | None
     reasoning: Any
     error: str | None
-    is_reward: bool
+    reward_of: str | None
+    """None where it is no reward; else whose it is, of several targets: ` of prover`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +55,14 @@ def episode_page(request: Request) -> Response:
     path = library.find(request.path_params["run"])
     start = max(0, int(request.query_params.get("turn", "0") or 0))
     with RunFolder.read(path) as run:
-        context = episode_context(run, request.path_params["id"], library.reward(path), start)
+        context = episode_context(run, request.path_params["id"], library.rewards(path), start)
     template = "turns.html" if start else "episode.html"
     return page(request, template, run=path.name, tab="Episodes", **context)
 
 
-def episode_context(run: RunFolder, id: str, reward: str | None, start: int = 0) -> dict[str, Any]:
+def episode_context(
+    run: RunFolder, id: str, rewards: Mapping[str | None, str], start: int = 0
+) -> dict[str, Any]:
     """All that the page of an episode shows; of its turns a page from `start` on. Raises RequestError."""
     record = read_record(run, id)
     phase, _ = split_id(run.journal, id)
@@ -69,9 +73,9 @@ def episode_context(run: RunFolder, id: str, reward: str | None, start: int = 0)
         "turns": turns[start : start + _TURNS],
         "more": start + _TURNS if len(turns) > start + _TURNS else 0,
         "play": shown_play(record) if is_play(record) and record.failure is None else None,
-        "scores": [*_scores(run.journal, id, reward)],
+        "scores": _scores(run.journal, id, rewards),
         "calls": _timed(run.journal, record),
-        "siblings": siblings_of(run.journal, phase, record.example.id, reward),
+        "siblings": siblings_of(run.journal, phase, record.example.id, next(iter(rewards.values()), None)),
     }
 
 
@@ -125,14 +129,19 @@ def read_record(run: RunFolder, id: str) -> EpisodeRecord:
 
 def siblings_of(journal: Journal, phase: str, example: str, reward: str | None) -> list[EpisodeOutline]:
     """The episodes of an example in a phase, in outline."""
-    found = outlines(journal, f"{phase}/{example}/", reward)
-    return sorted((each for each in found if each.example == example), key=lambda each: each.generation)
+    episodes = outlines(journal, f"{phase}/{example}/", reward)
+    return sorted((each for each in episodes if each.example == example), key=lambda each: each.generation)
 
 
-def _scores(journal: Journal, id: str, reward: str | None) -> list[Score]:
+def _scores(journal: Journal, id: str, rewards: Mapping[str | None, str]) -> list[Score]:
     prefix = f"{id}/score/"
+
+    def reward_of(name: str) -> str | None:
+        targets = [target for target, reward in rewards.items() if reward == name]
+        return f" of {', '.join(filter(None, targets))}" if any(targets) else "" if targets else None
+
     return [
-        Score(name, stored.get("score"), stored.get("reasoning"), stored.get("error"), name == reward)
+        Score(name, stored.get("score"), stored.get("reasoning"), stored.get("error"), reward_of(name))
         for key, stored in journal.scan(prefix)
         if (name := key.removeprefix(prefix))
     ]

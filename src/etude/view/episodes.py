@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from etude.core.errors import RequestError
 from etude.core.history import Entry, EpochEntry
+from etude.store.episodes import epoch_of
 from etude.store.figures import shown_reward
 from etude.store.journal import Journal
 from etude.store.log import histories
@@ -53,9 +54,9 @@ def phases_page(request: Request) -> Response:
     with RunFolder.read(path) as run:
         phases = phases_in(run.journal)
         if query:
-            return _found_page(request, run.journal, path.name, phases, library.reward(path), None)
+            return _filtered_page(request, run.journal, path.name, phases, library.reward(path), None)
         entries = _entries(run.journal, run.name)
-    rows = [(phase, entries.get(phase)) for phase in phases]
+    rows = [(phase, entries.get(_kin_of(phase))) for phase in phases]
     return page(
         request, "phases.html", run=path.name, tab="Episodes", up=True, rows=rows, query="", words=WORDS,
         reward=shown_reward,
@@ -72,8 +73,8 @@ def phase_page(request: Request) -> Response:
         if phase not in phases:
             raise RequestError(f"run {run.name} has no episodes of the phase '{phase}'")
         if request.query_params.get("q", "").strip():
-            return _found_page(request, run.journal, path.name, [phase], library.reward(path), phase)
-        entry = _entries(run.journal, run.name).get(phase)
+            return _filtered_page(request, run.journal, path.name, [phase], library.reward(path), phase)
+        entry = _entries(run.journal, run.name).get(_kin_of(phase))
         groups = [*islice(groups_of(run.journal, phase, library.reward(path), after), GROUPS + 1)]
     rewards = [reward for group in groups for reward in group.rewards]
     more = groups[GROUPS - 1].episodes[-1].id if len(groups) > GROUPS else ""
@@ -84,7 +85,8 @@ def phase_page(request: Request) -> Response:
         "phase": phase,
         "entry": entry,
         "groups": groups[:GROUPS],
-        "level": _level(rewards),
+        "rewards": rewards,
+        "rewarded": library.reward(path) if len(library.rewards(path)) > 1 else None,
         "more": more,
         "query": "",
         "words": WORDS,
@@ -109,17 +111,18 @@ def split_id(journal: Journal, id: str) -> tuple[str, str]:
     return phase, id.removeprefix(f"{phase}/")
 
 
-def _found_page(
+def _filtered_page(
     request: Request, journal: Journal, run: str, phases: list[str], reward: str | None, phase: str | None
 ) -> Response:
     """The episodes that a filter finds, a page at a time."""
     query = parse_query(request.query_params["q"])
     after, start = request.query_params.get("after", ""), request.query_params.get("from")
     left = phases[phases.index(start) :] if start in phases else phases
-    found = find_episodes(journal, left, reward, query, after=after, limit=EPISODES, seconds=_SECONDS)
-    context: dict[str, Any] = {"run": run, "tab": "Episodes", "phase": phase, "found": found, "words": WORDS}
+    selection = find_episodes(journal, left, reward, query, after=after, limit=EPISODES, seconds=_SECONDS)
+    context: dict[str, Any] = {"run": run, "tab": "Episodes", "phase": phase, "selection": selection}
+    context |= {"words": WORDS}
     context |= {"query": query.words, **_around(phases, phase)}
-    return page(request, "found_rows.html" if after else "found.html", **context)
+    return page(request, "filtered_rows.html" if after else "filtered.html", **context)
 
 
 def _around(phases: Sequence[str], phase: str | None) -> dict[str, str | None]:
@@ -130,6 +133,12 @@ def _around(phases: Sequence[str], phase: str | None) -> dict[str, str | None]:
     return {"before": before, "following": kin[at - 1] if at > 0 else None}
 
 
+def _kin_of(phase: str) -> str:
+    """The phase without the label that tells some of an epoch's episodes from its others."""
+    epoch = epoch_of(phase)
+    return phase if epoch is None else f"train/{epoch + 1}"
+
+
 def _entries(journal: Journal, run: str) -> dict[str, Entry]:
     """By phase: the epoch or the validation that it was collected for."""
     entries: dict[str, Entry] = {}
@@ -138,9 +147,3 @@ def _entries(journal: Journal, run: str) -> dict[str, Entry]:
             kind = "train" if isinstance(entry, EpochEntry) else "validation"
             entries.setdefault(f"{kind}/{entry.epoch}", entry)
     return entries
-
-
-def _level(rewards: Sequence[float]) -> Any:
-    """Of a reward: how full its box is, from 0 to 8; the bounds are 0 and 1, or those of what is shown."""
-    low, high = min([0.0, *rewards]), max([1.0, *rewards])
-    return lambda reward: 0 if reward is None else round(8 * (reward - low) / (high - low))

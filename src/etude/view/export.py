@@ -63,18 +63,18 @@ def _chosen(run: RunFolder, reward: str | None, count: int) -> list[EpisodeOutli
     if not phases:
         raise RequestError(f"run {run.name} has no episodes yet, and so nothing to send")
     ends = list(dict.fromkeys([*phases[: _PHASES // 2], *phases[-(_PHASES // 2) :]]))
-    found: list[EpisodeOutline] = []
+    episodes: list[EpisodeOutline] = []
     for number, phase in enumerate(ends):
         share = (count + len(ends) - 1 - number) // len(ends)
         own = [*outlines(run.journal, f"{phase}/", reward)]
         own = generator(0, "export", phase).sample(own, min(share, len(own)))
-        found += sorted(own, key=lambda each: each.id)
-    return found
+        episodes += sorted(own, key=lambda each: each.id)
+    return episodes
 
 
 def _section(run: RunFolder, library: Library, path: Path, chosen: EpisodeOutline) -> dict[str, Any]:
     """An episode, and the first of its sequences."""
-    context = episode_context(run, chosen.id, library.reward(path))
+    context = episode_context(run, chosen.id, library.rewards(path))
     context["more"] = 0
     sequences = trained_sequences(path, run.journal, context["record"], chosen.phase)
     if sequences:

@@ -57,8 +57,8 @@ def failures_page(request: Request) -> Response:
         entries: list[Entry] = [
             entry for history in histories(run.journal, run.name).values() for entry in history.entries
         ]
-        found = [*causes_in(entries), *(result.get("causes") or [])]
-        causes = [_cause(run.journal, cause) for cause in found]
+        counted = [*causes_in(entries), *(result.get("causes") or [])]
+        causes = [_cause(run.journal, each) for each in counted]
     return page(
         request,
         "failures.html",

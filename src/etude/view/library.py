@@ -13,7 +13,7 @@ from etude.store.facts import RunFacts, facts_of, histories_of, is_run, list_run
 from etude.store.figures import with_rewards
 from etude.store.lock import locked_by
 from etude.store.run_folder import DATABASE, LOCK
-from etude.store.stored_config import CONFIG, reward_name, stored_data
+from etude.store.stored_config import CONFIG, reward_names, stored_data
 
 _State = tuple[tuple[int, int], ...]
 
@@ -69,21 +69,25 @@ class Library:
         return known[1]
 
     def reward(self, path: Path) -> str | None:
-        """The evaluator whose score is the reward in a run."""
-        return reward_name(self.settings(path))
+        """The evaluator whose score is the reward in a run; of several targets, that of the first."""
+        return next(iter(reward_names(self.settings(path)).values()), None)
+
+    def rewards(self, path: Path) -> dict[str | None, str]:
+        """The evaluators whose scores are rewards, by target."""
+        return reward_names(self.settings(path))
 
 
 def _state(path: Path, *names: str) -> _State:
     """When files were last written, and how large they are."""
-    found = []
+    stamps = []
     for name in names:
         try:
             stat = (path / name).stat()
         except OSError:
-            found.append((0, 0))
+            stamps.append((0, 0))
         else:
-            found.append((stat.st_mtime_ns, stat.st_size))
-    return tuple(found)
+            stamps.append((stat.st_mtime_ns, stat.st_size))
+    return tuple(stamps)
 
 
 def _read(path: Path) -> ListedRun:

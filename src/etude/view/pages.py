@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,19 @@ def in_one_line(value: Any, most: int = 160) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
+def asked(inputs: Mapping[str, Any], most: int = 160) -> str:
+    """What an example asks, in one line: its text, or all of its inputs where it begins with none."""
+    first = next(iter(inputs.values()), "")
+    return in_one_line(first if isinstance(first, str) else dict(inputs), most)
+
+
+def level(reward: float | None, rewards: Sequence[float | None]) -> int:
+    """How full the box of a reward is, from 0 to 8; the bounds are those of all `rewards`, and of 0 and 1."""
+    known = [each for each in rewards if each is not None]
+    low, high = min([0.0, *known]), max([1.0, *known])
+    return 0 if reward is None else max(0, min(8, round(8 * (reward - low) / (high - low))))
+
+
 _TEMPLATES = Environment(
     loader=FileSystemLoader(HERE / "templates"),
     autoescape=True,
@@ -94,6 +108,7 @@ _TEMPLATES = Environment(
 )
 _TEMPLATES.filters |= {
     "ago": ago,
+    "asked": asked,
     "data": data,
     "in_one_line": in_one_line,
     "number": number,
@@ -102,7 +117,7 @@ _TEMPLATES.filters |= {
     "shown": shown,
     "stamp": stamp,
 }
-_TEMPLATES.globals |= {"mean": mean, "url": url}
+_TEMPLATES.globals |= {"level": level, "mean": mean, "url": url}
 
 
 def render(template: str, **context: Any) -> str:

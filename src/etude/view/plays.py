@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from etude.core.episode import EpisodeRecord
 from etude.core.message import text_of
 from etude.protocols.decision import WORDS, code_of
 from etude.protocols.tree import EpisodeTree, Node
+
+_COLOURS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,7 @@ class Said:
     channel: str
     text: str
     heard_by: tuple[str, ...]
-    """The other agents in whose prompts it stands."""
+    """The other agents in whose later prompts it stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class Answer:
     said: tuple[Said, ...]
     values: Mapping[str, float]
     """By agent: what it earned from here on, on average over the branches."""
+    gain: float | None
+    """By how much it was worth more to its agent than its siblings, on average; None without siblings."""
     decision: str
     thinking: str
     following: tuple[Answer, ...]
@@ -43,6 +47,12 @@ class Shown:
     stance: str
     values: Mapping[str, float]
     """By agent: its earnings in the whole play."""
+    agents: Mapping[str, int]
+    """The number of each agent's colour, from 1."""
+    ways: int
+    """In how many ways the play went."""
+    size: int
+    """Answers in the tree."""
     answers: tuple[Answer, ...]
 
 
@@ -50,15 +60,16 @@ def shown_play(record: EpisodeRecord) -> Shown:
     """The play of an episode. Raises RequestError when its output is no tree."""
     tree = EpisodeTree.from_json(record.output)
     calls = {call.index: call for call in record.calls}
-    prompts: dict[str, str] = {}
-    for node in tree.nodes:
-        if (call := calls.get(node.call)) is not None:
-            read = "\n".join(text_of(message) for message in call.request.messages)
-            prompts[node.agent] = prompts.get(node.agent, "") + read
+    prompts = {
+        index: "\n".join(text_of(message) for message in call.request.messages)
+        for index, call in calls.items()
+    }
 
     def heard(node: Node, text: str) -> tuple[str, ...]:
-        others = ((agent, read) for agent, read in prompts.items() if agent != node.agent)
-        return tuple(agent for agent, read in others if text.strip() in read)
+        heard_by = {
+            after.agent for after in _below(tree, node) if text.strip() in prompts.get(after.call, "")
+        }
+        return tuple(agent for agent in tree.agents if agent in heard_by - {node.agent})
 
     def answer(node: Node) -> Answer:
         call = calls.get(node.call)
@@ -67,6 +78,7 @@ def shown_play(record: EpisodeRecord) -> Shown:
             node,
             said,
             {agent: tree.value(node, agent) for agent in tree.agents},
+            _gain(tree, node),
             "" if node.decision is None else f"{WORDS[code_of(node.decision)]} ({node.decision:g})",
             "" if call is None or call.completion is None else call.completion.thinking,
             tuple(map(answer, tree.children(node))),
@@ -77,5 +89,21 @@ def shown_play(record: EpisodeRecord) -> Shown:
         WORDS[tree.truth],
         WORDS[tree.stance],
         {agent: tree.value(None, agent) for agent in tree.agents},
+        {agent: at % _COLOURS + 1 for at, agent in enumerate(tree.agents)},
+        sum(1 for _ in tree.leaves()),
+        len(tree.nodes),
         tuple(map(answer, tree.children())),
     )
+
+
+def _below(tree: EpisodeTree, node: Node) -> Iterator[Node]:
+    """All answers that came after one."""
+    for child in tree.children(node):
+        yield child
+        yield from _below(tree, child)
+
+
+def _gain(tree: EpisodeTree, node: Node) -> float | None:
+    parent = None if node.parent is None else tree.nodes[node.parent]
+    others = [tree.value(each, node.agent) for each in tree.children(parent) if each.id != node.id]
+    return tree.value(node, node.agent) - sum(others) / len(others) if others else None

@@ -86,6 +86,9 @@ def overview(library: Library, path: Path) -> dict[str, Any]:
         "models": [
             {
                 "name": name,
+                "lines": figure_lines(summary)
+                if name and (summary := by_target(facts.summary).get(name))
+                else (),
                 "charts": charts_of([Charted("", history, bill)]),
                 "rows": [*_rows(history, by_epoch)],
             }
@@ -108,10 +111,8 @@ def _facts(facts: RunFacts) -> list[tuple[str, str]]:
     known = [(label, text) for label, text in lines if text]
     if facts.kind == "evaluate":
         return [*known, ("reward", shown_ends(facts)[1] or "none yet")]
-    for target, summary in by_target(facts.summary).items():
-        of = "" if target is None else f"{target}: "
-        known += [(f"{of}{label}", text) for label, text in figure_lines(summary)] if summary else []
-    return known
+    summary = by_target(facts.summary).get(None)
+    return [*known, *figure_lines(summary)] if summary else known
 
 
 @dataclass(frozen=True, slots=True)

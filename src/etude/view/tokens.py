@@ -67,14 +67,15 @@ def tokens_page(request: Request) -> Response:
     """The sequences of an episode: which there are, and the frame that their tokens are put in."""
     library: Library = request.app.state.library
     path, id = library.find(request.path_params["run"]), request.path_params["id"]
-    number = _whole(request, "sequence")
+    number, call = _whole(request, "sequence"), request.query_params.get("call")
     with RunFolder.read(path) as run:
-        sequences = request.app.state.opened.of(run, id)
+        sequences: list[TokenSequence] = request.app.state.opened.of(run, id)
         phase, rest = split_id(run.journal, id)
         siblings = siblings_of(run.journal, phase, rest.rpartition("/")[0], library.reward(path))
         rows = [] if sequences else trained_samples(path, run.journal, id, phase)
     context: dict[str, Any] = {"rows": rows, "notes": source_notes(rows)}
     if not rows:
+        number = number if call is None else _with_call(sequences, _whole(request, "call"))
         sequence = chosen_sequence(sequences, number)
         context |= sequence_context(sequence, TokenTexts(path, library.settings(path), sequence.model))
     context |= {
@@ -106,16 +107,26 @@ def sequence_context(sequence: TokenSequence, texts: TokenTexts) -> dict[str, An
     return {
         "sequence": sequence,
         "known": {name: COLOURS[name] for name in known},
-        "unknown": [label for name, label in COLOURS.items() if name not in known],
+        "unknown": [label for name, label in COLOURS.items() if name not in {*known, *_not_wanted(sequence)}],
         "sampled": sum(span.stop - span.start for span in sequence.spans),
         "has_texts": texts.is_known,
         "notes": source_notes(sequence.learned),
     }
 
 
+def _not_wanted(sequence: TokenSequence) -> set[str]:
+    """What is not there because the loss takes none of it."""
+    has_samples = bool(sequence.learned) and not any(sample.source.backend for sample in sequence.learned)
+    is_without = all(sample.advantages is None for sample in sequence.learned)
+    return {"advantages"} if has_samples and is_without else set()
+
+
 def source_notes(samples: Sequence[LearnedSample]) -> list[str]:
     """Whose word it is what was trained on, and what that does not tell, in sentences."""
     sources = list(dict.fromkeys(sample.source for sample in samples if sample.source.backend))
+    if samples and not sources:
+        is_without = all(sample.advantages is None for sample in samples)
+        return ["Its loss takes no advantages."] if is_without else []
     notes = [
         f"As the backend '{source.backend}' was handed it for the job {source.job}; it does not tell what "
         "its learner computed, such as the ratio and the entropy."
@@ -185,6 +196,14 @@ def _top(spans: Sequence[Span], texts: TokenTexts, start: int, stop: int) -> dic
             names = [texts.of([token])[0] if isinstance(token, int) else token for token, _ in tokens]
             likeliest[at] = [[name, _short(value)] for name, (_, value) in zip(names, tokens, strict=True)]
     return likeliest
+
+
+def _with_call(sequences: Sequence[TokenSequence], call: int) -> int:
+    """The number of the first sequence with the answer of a call. Raises RequestError without one."""
+    for number, sequence in enumerate(sequences):
+        if any(span.call == call for span in sequence.spans):
+            return number
+    raise RequestError(f"no token ids were recorded of an answer to call {call}")
 
 
 def _short(value: float | None) -> float | None:

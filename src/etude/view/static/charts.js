@@ -38,7 +38,7 @@
         return [low >= 0 ? Math.max(0, low - room) : low - room, high + room];
       } } },
       axes: [{ ...axis, size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] },
-             { ...axis, size: 52, values: (_, values) => values.map(shown) }],
+             { ...axis, size: (_, values) => Math.max(52, 14 + 7 * Math.max(0, ...(values || []).map((each) => each.length))), values: (_, values) => values.map(shown) }],
       cursor: { sync: { key: "epochs" }, points: { size: 5 } },
       legend: { markers: { width: 2 } },
     }, columns, plot);

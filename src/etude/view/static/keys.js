@@ -50,6 +50,16 @@
     }
     event.preventDefault();
   });
+  // An address within a folded part opens it.
+  function unfold() {
+    const place = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (!place) return;
+    for (let part = place.closest("details"); part; part = part.parentElement.closest("details")) part.open = true;
+    place.scrollIntoView({ block: "nearest" });
+  }
+  addEventListener("hashchange", unfold);
+  document.addEventListener("DOMContentLoaded", unfold);
+
   document.addEventListener("click", (event) => {
     if (event.target.closest("[data-theme]") && event.target.closest("button")) toggleTheme();
     if (event.target.closest("[data-help]")) find("#keys").showModal();
