@@ -19,7 +19,7 @@ from tests.cli.projects import change, etude, scripted_project
 
 
 def submitted(path: str) -> list[LearnedSample]:
-    """What the run says that the first job was given."""
+    """The samples of the first job, by the run's own record."""
     with RunFolder.read(Path(path)) as run:
         return [
             sample

@@ -1,4 +1,4 @@
-"""What backends were handed, kept in the run whoever wrote them."""
+"""The run keeps a record of the data that backends were handed, whoever wrote them."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ class TrainerAdapter(ABC):
         return []
 
     async def learned(self, ref: TrainingJobRef) -> str | None:
-        """What the learner of a completed job says of each of its samples, as `etude.store.learned` writes
+        """The word of a completed job's learner on each of its samples, as `etude.store.learned` writes
         it: advantages, shares in the loss, ratios to the sampler, entropies. None where it says nothing.
 
         Called once when the job's version is adopted. The run keeps it for people to look at.

@@ -87,7 +87,7 @@ def in_one_line(value: Any, most: int = 160) -> str:
 
 
 def asked(inputs: Mapping[str, Any], most: int = 160) -> str:
-    """What an example asks, in one line: its text, or all of its inputs where it begins with none."""
+    """The question of an example in one line: its text, or all of its inputs where it begins with none."""
     first = next(iter(inputs.values()), "")
     return in_one_line(first if isinstance(first, str) else dict(inputs), most)
 

@@ -115,7 +115,7 @@ def sequence_context(sequence: TokenSequence, texts: TokenTexts) -> dict[str, An
 
 
 def _not_wanted(sequence: TokenSequence) -> set[str]:
-    """What is not there because the loss takes none of it."""
+    """The numbers that are not there because the loss takes none of them."""
     has_samples = bool(sequence.learned) and not any(sample.source.backend for sample in sequence.learned)
     is_without = all(sample.advantages is None for sample in sequence.learned)
     return {"advantages"} if has_samples and is_without else set()
