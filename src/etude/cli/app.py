@@ -24,6 +24,7 @@ from etude.cli import (
     runs,
     serve,
     train,
+    transcripts,
     view,
 )
 from etude.cli.command import DEBUG, LOG_LEVEL, option, reported
@@ -121,7 +122,7 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     episodes.episodes,
     runs.jobs,
     report.report,
-    export.transcripts,
+    transcripts.transcripts,
     export.export,
     serve.serve,
     view.view,

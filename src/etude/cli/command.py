@@ -219,7 +219,7 @@ def refuse(reason: str, **options: object) -> None:
     """Raise RequestError for the first of these options that is given."""
     for name, value in options.items():
         if value is not None and value is not False:
-            raise RequestError(f"--{name} has no meaning with {reason}")
+            raise RequestError(f"--{name.replace('_', '-')} has no meaning with {reason}")
 
 
 def on_cluster(address: str | None) -> list[str]:

@@ -1,21 +1,24 @@
-"""`etude export RUN` and `etude transcripts RUN`: models, trajectories and conversations as files."""
+"""`etude export RUN`: a model as a folder, as a GGUF file or on the hub; or the trajectories of a run."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from etude.cli import hints
 from etude.cli.command import RUNS, AsJson, OutputDir, Run, option, refuse, run_async
 from etude.cli.console import emit, next_step, path_shown, say
 
 if TYPE_CHECKING:
+    from etude.export.hub import Repository
     from etude.export.rows import Written
+    from etude.store.versions import RunVersion
 
 
-Format = Literal["rows", "openai"]
+Format = Literal["safetensors", "gguf", "rows", "openai"]
 Method = Literal["grpo", "dpo", "supervised"]
+OutType = Literal["auto", "f32", "f16", "bf16", "q8_0"]
 
 
 def export(
@@ -29,54 +32,163 @@ def export(
     ] = "",
     lora: Annotated[bool, option("LoRA weights alone, or the whole model.", "--lora/--merged")] = False,
     out: Annotated[Path | None, option("The folder to write; by default in the run.")] = None,
+    format: Annotated[
+        Format | None,
+        option(
+            "Of a model: safetensors, or gguf for llama.cpp and Ollama. Of trajectories: rows with all "
+            "fields, or OpenAI fine-tuning rows."
+        ),
+    ] = None,
+    outtype: Annotated[
+        OutType | None, option("How a GGUF file has its weights; by default 16 bits, as the model.")
+    ] = None,
+    llama_cpp: Annotated[
+        Path | None,
+        option("The folder of llama.cpp, whose converter writes GGUF; by default LLAMA_CPP, or installed."),
+    ] = None,
+    push: Annotated[
+        str | None, option("Send it to this repository of the Hugging Face hub.", metavar="USER/NAME")
+    ] = None,
+    public: Annotated[bool, option("Whether everybody may see it there.", "--public/--private")] = False,
+    branch: Annotated[str | None, option("Of the repository; by default main.")] = None,
+    message: Annotated[str | None, option("Of the commit; by default run and version.")] = None,
+    license: Annotated[str | None, option("For the model card: apache-2.0.", metavar="ID")] = None,
+    dry_run: Annotated[bool, option("Show what --push would send, and send nothing.", "--dry-run")] = False,
     trajectories: Annotated[
         Path | None, option("Write trajectories: FILE.jsonl or FILE.parquet.", metavar="FILE")
     ] = None,
-    format: Annotated[Format, option("Of trajectories: all fields, or OpenAI fine-tuning rows.")] = "rows",
     method: Annotated[
         Method | None, option("Build trajectories for this method; by default the run's own.")
     ] = None,
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Export the trained model with a model card, or the trajectories of a run."""
+    """Export the trained model with a model card, here or to the hub, or the trajectories of a run."""
     from etude.core.errors import RequestError
     from etude.store.facts import find_run
 
     path = find_run(run, output_dir)
+    to_hub: dict[str, Any] = {"public": public, "branch": branch, "message": message, "dry_run": dry_run}
     if trajectories is not None:
-        _export_trajectories(path, trajectories, format, method, as_json)
+        refuse("--trajectories", push=push, lora=lora, outtype=outtype, llama_cpp=llama_cpp, **to_hub)
+        _export_trajectories(path, trajectories, format or "rows", method, as_json)
         return
-    if format != "rows" or method is not None:
-        raise RequestError("--format and --method go with --trajectories FILE")
-    _export_model(path, version, out, lora, as_json)
+    if format in ("rows", "openai") or method is not None:
+        raise RequestError(f"--{'method' if method else 'format'} goes with --trajectories FILE")
+    if push is None:
+        refuse("a folder of this machine: add --push USER/NAME", **to_hub)
+    if format == "gguf":
+        refuse("--format gguf, which is of the whole model", lora=lora)
+    else:
+        refuse("safetensors: add --format gguf", outtype=outtype, llama_cpp=llama_cpp)
+    wish = _Wish(lora, out, format == "gguf", outtype or "auto", llama_cpp, license)
+    hub = None if push is None else _Push(push, public, branch or "main", message, dry_run)
+    _export_model(path, version, wish, hub, as_json)
 
 
-def _export_model(run: Path, version: str, out: Path | None, lora: bool, as_json: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """How a model is to be written."""
+
+    lora: bool
+    out: Path | None
+    gguf: bool
+    outtype: OutType
+    llama_cpp: Path | None
+    license: str | None
+
+    @property
+    def suffix(self) -> str:
+        return "-gguf" if self.gguf else "-lora" if self.lora else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Push:
+    """Where on the hub it is to go."""
+
+    name: str
+    public: bool
+    branch: str
+    message: str | None
+    dry_run: bool
+
+
+def _export_model(run: Path, version: str, wish: _Wish, push: _Push | None, as_json: bool) -> None:
     from etude.store.facts import histories_of
     from etude.store.summary import collapse_in
     from etude.store.versions import choose_version
 
     wanted = choose_version(run, version)
-    from etude.export.model import export_model
-
-    folder = (out or run / "export" / f"v{wanted.number}{'-lora' if lora else ''}").absolute()
-    files = export_model(wanted, folder, lora_only=lora)
+    repository = None if push is None else _repository(push)
+    folder = (wish.out or run / "export" / f"v{wanted.number}{wish.suffix}").absolute()
+    files = _written(wanted, folder, wish, push)
     warning = collapse_in(histories_of(run)[wanted.target])
+    facts: dict[str, Any] = {"folder": str(folder), "version": wanted.number, "choice": wanted.choice or None}
+    facts |= {"lora_only": wish.lora, "files": files, "warning": warning}
+    if not as_json:
+        say(f"exported        {wanted}" + (f"  ({wanted.choice})" if wanted.choice else ""))
+        if warning is not None:
+            say(f"warning         {warning}")
+        say(f"to              {path_shown(folder)}")
+        say(f"files           {', '.join(files)}")
+    if push is not None and repository is not None:
+        facts["hub"] = _sent(wanted, folder, push, repository, as_json)
     if as_json:
-        facts = {"folder": str(folder), "version": wanted.number, "choice": wanted.choice or None}
-        emit({**facts, "lora_only": lora, "files": files, "warning": warning})
-        return
-    say(f"exported        {wanted}" + (f"  ({wanted.choice})" if wanted.choice else ""))
-    if warning is not None:
-        say(f"warning         {warning}")
-    say(f"to              {path_shown(folder)}")
-    say(f"files           {', '.join(files)}")
-    if lora or wanted.target is not None:
+        emit(facts)
+    elif push is not None and push.dry_run:
+        next_step(hints.without("--dry-run"))
+    elif wish.suffix or wanted.target is not None:
         # What stands alone there is no model that the config could name in place of its own.
         next_step(hints.evaluate_version(run, str(wanted).removeprefix(f"{run.name}:")))
     else:
         next_step(hints.evaluate_exported(run, folder))
+
+
+def _repository(push: _Push) -> Repository:
+    """Where it is to go, looked at before the work begins."""
+    from etude.export.hub import Repository
+
+    repository = Repository(push.name, push.public, push.branch)
+    if not push.dry_run:
+        repository.require()
+    return repository
+
+
+def _written(wanted: RunVersion, folder: Path, wish: _Wish, push: _Push | None) -> list[str]:
+    from etude.export.gguf import Conversion, find_converter
+    from etude.export.model import export_model
+
+    return export_model(
+        wanted,
+        folder,
+        lora_only=wish.lora,
+        gguf=Conversion(find_converter(wish.llama_cpp), wish.outtype) if wish.gguf else None,
+        repository=None if push is None else push.name,
+        license=wish.license,
+    )
+
+
+def _sent(
+    wanted: RunVersion, folder: Path, push: _Push, repository: Repository, as_json: bool
+) -> dict[str, Any]:
+    """Send the folder, or show what would go; the facts for `--json`."""
+    from etude.preflight.machine import shown_bytes
+
+    sizes = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
+    seen_by = repository.visibility
+    facts = {"repository": push.name, "visibility": seen_by, "branch": push.branch, "bytes": sizes}
+    if push.dry_run:
+        card = (folder / "README.md").read_text(encoding="utf-8")
+        if not as_json:
+            say(f"would send      to {push.name} ({seen_by}), branch {push.branch}; nothing was sent")
+            for name, size in sizes.items():
+                say(f"                {shown_bytes(size):>8}  {name}")
+            say(f"the card        README.md\n\n{card.rstrip()}")
+        return {**facts, "address": None, "card": card}
+    address = repository.send(folder, push.message or str(wanted))
+    if not as_json:
+        say(f"sent            {shown_bytes(sum(sizes.values()))} to {address} ({seen_by})")
+    return {**facts, "address": address}
 
 
 def _export_trajectories(run: Path, file: Path, format: Format, method: Method | None, as_json: bool) -> None:
@@ -108,45 +220,3 @@ async def _write(run: Path, file: Path, format: Format, method: Method | None) -
         elif file.suffix.lower() == ".parquet":
             return await write_parquet(file, folder, phases)
         return await write_jsonl(file, folder, phases, openai=format == "openai")
-
-
-def transcripts(
-    run: Run,
-    phase: Annotated[
-        str | None, option("The episodes: eval, validation/5, train/1; by default the latest.")
-    ] = None,
-    out: Annotated[Path | None, option("The folder to write; by default in the run.")] = None,
-    format: Annotated[Literal["yaml", "json"], option("Of the files.")] = "yaml",
-    limit: Annotated[int | None, option("Write the first episodes only.", min=1)] = None,
-    episode: Annotated[
-        str | None, option("Print this episode, such as train/1/EXAMPLE/3, and write nothing.", metavar="ID")
-    ] = None,
-    raw: Annotated[bool, option("Show answers as the models wrote them.", "--raw")] = False,
-    output_dir: OutputDir = RUNS,
-    as_json: AsJson = False,
-) -> None:
-    """Write what was said in the episodes of a run, a file for each; or print one of them."""
-    from etude.export.transcripts import episode_transcript, write_transcripts
-    from etude.store.facts import find_run
-    from etude.store.run_folder import RunFolder
-
-    path = find_run(run, output_dir)
-    if episode is not None:
-        refuse("--episode, which prints one episode", phase=phase, out=out, limit=limit)
-        with RunFolder.read(path) as folder:
-            shown = episode_transcript(folder, episode, format="json" if as_json else format, raw=raw)
-        print(shown, end="")
-        return
-    with RunFolder.read(path) as folder:
-        written = write_transcripts(folder, phase, folder=out, format=format, limit=limit, raw=raw)
-    if as_json:
-        emit(asdict(written))
-        return
-    say(f"wrote           {len(written.files)} transcripts of {written.phase}")
-    if written.failed:
-        say(f"failed          {written.failed} of these episodes")
-    if written.cut_off:
-        say(f"cut off         {written.cut_off} answers, at the limit of tokens (`truncated`)")
-    say(f"to              {path_shown(written.folder)}")
-    say(f"the first       {path_shown(written.folder / written.files[0])}")
-    next_step(hints.show(path))
