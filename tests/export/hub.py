@@ -15,10 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import pytest
 import yaml
+from huggingface_hub import constants
 
 WRITER, READER = "hf_" + "w" * 30, "hf_" + "r" * 30
 """Tokens: of somebody who may write to `me/…`, and of one who may write nothing."""
@@ -65,7 +68,7 @@ def running_hub() -> Iterator[Hub]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Bound)
     server.daemon_threads = True
     hub.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield hub
@@ -73,6 +76,22 @@ def running_hub() -> Iterator[Hub]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def log_in(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this process ask the stand-in, as somebody who may write to `me/…`; its cache is in `folder`.
+
+    `huggingface_hub` reads HF_ENDPOINT when it is imported.
+    """
+    monkeypatch.setenv("HF_TOKEN", WRITER)
+    for name, value in {
+        "ENDPOINT": hub.url,
+        "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_TOKEN_PATH": str(folder / "no token"),
+        "HF_HUB_CACHE": str(folder / "cache"),
+        "HF_HUB_OFFLINE": False,
+    }.items():
+        monkeypatch.setattr(constants, name, value)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -167,6 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(status, {"error": "Repository not found"}, ("Repository not found", "RepoNotFound"))
             return
         what, branch = ([*rest, ""])[0], rest[1] if len(rest) > 1 else "main"
+        branch = "main" if branch == _sha(stored) else branch
         writes = what in ("preupload", "commit", "branch", "xet-write-token")
         if writes and (token != WRITER or not name.startswith("me/")):
             self._send(403, {"error": "you must use a write token"})

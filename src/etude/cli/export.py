@@ -70,6 +70,8 @@ def export(
     path = find_run(run, output_dir)
     to_hub: dict[str, Any] = {"public": public, "branch": branch, "message": message, "dry_run": dry_run}
     if trajectories is not None:
+        if format in ("safetensors", "gguf"):
+            raise RequestError(f"--format {format} is of a model, and --trajectories has rows or openai")
         refuse("--trajectories", push=push, lora=lora, outtype=outtype, llama_cpp=llama_cpp, **to_hub)
         _export_trajectories(path, trajectories, format or "rows", method, as_json)
         return
