@@ -66,10 +66,12 @@ def test_the_model_that_transformers_loads_from_the_hub_is_the_one_that_was_trai
     assert told["hub"]["address"] == f"{hub.url}/me/sums"
     assert told["hub"]["visibility"] == "private"
     assert told["hub"]["bytes"].keys() == {*told["files"]}
-    back = AutoModelForCausalLM.from_pretrained("me/sums").state_dict()
+    cache = "cache"
+    back = AutoModelForCausalLM.from_pretrained("me/sums", cache_dir=cache).state_dict()
     kept = AutoModelForCausalLM.from_pretrained(told["folder"]).state_dict()
     assert all(torch.equal(back[name], kept[name]) for name in kept)
-    tokenizers = [AutoTokenizer.from_pretrained(place) for place in ("me/sums", told["folder"])]
+    places = ("me/sums", told["folder"])
+    tokenizers = [AutoTokenizer.from_pretrained(place, cache_dir=cache) for place in places]
     assert tokenizers[0].chat_template == tokenizers[1].chat_template
 
 
