@@ -22,6 +22,7 @@ from tests.cli.projects import ROOT, TWO_MODELS, change, etude, local_project, r
 from tests.cli.test_dataset import apps, buggify, endpoint  # noqa: F401
 from tests.cli.test_demo import small_example  # noqa: F401
 from tests.endpoint_process import EndpointProcess
+from tests.export.hub import log_in, running_hub
 from tests.forked import program
 
 EQUAL = """
@@ -188,6 +189,18 @@ def after_an_export(local, printed):
     assert "export/v" in works(etude("export", "r"))
 
 
+def after_a_look_at_what_would_go_to_the_hub(local, printed, monkeypatch):
+    assert etude("train", "config.yml", "--name", "r").exit_code == 0
+    with running_hub() as hub:
+        log_in(hub, local, monkeypatch)
+        line = last_line(etude("export", "r", "--push", "me/sums", "--dry-run"))
+        assert not hub.requests
+        # In this process: one that is forked has looked at its environment before.
+        sent = etude(*shlex.split(line)[1:])
+        assert sent.exit_code == 0, sent.stderr
+        assert hub.repositories["me/sums"].branches["main"]
+
+
 def after_a_look_at_a_chat_template(local, printed):
     model = json.loads((local / "base.json").read_text())
     shown = etude("doctor", "--drift", model)
@@ -319,6 +332,7 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     "rescore": after_an_evaluation,
     "show_episode": after_a_list_of_episodes,
     "evaluate_exported": after_an_export,
+    "without": after_a_look_at_what_would_go_to_the_hub,
     "repair": after_a_check_of_a_damaged_run,
     "new_project": after_a_look_at_a_chat_template,
     "check_project": after_a_new_project,

@@ -42,7 +42,7 @@ class Stored:
 
 @dataclass
 class Hub:
-    """What the stand-in has, and what it was asked."""
+    """The repositories of the stand-in, and the requests that it had."""
 
     url: str = ""
     repositories: dict[str, Stored] = field(default_factory=dict)

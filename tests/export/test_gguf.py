@@ -58,7 +58,7 @@ def test_the_converter_of_a_folder_is_run_by_this_python(nowhere: Path, monkeypa
 
 
 def refusal(tmp_path: Path, program: str) -> str:
-    """What is said where the converter is this program."""
+    """The error where the converter is this program."""
     script = tmp_path / "convert_hf_to_gguf.py"
     script.write_text(program)
     with pytest.raises(EtudeError) as failed:

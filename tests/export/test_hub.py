@@ -36,7 +36,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """What an export of a whole model looks like, with weights that fill several chunks."""
+    """As an export of a whole model is, with weights that fill several chunks."""
     made = tmp_path / "v2"
     made.mkdir()
     (made / "README.md").write_text("---\nlicense: mit\n---\n\n# Sums\n")

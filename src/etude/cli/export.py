@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from etude.cli import hints
 from etude.cli.command import RUNS, AsJson, OutputDir, Run, option, refuse, run_async
@@ -20,32 +20,36 @@ Format = Literal["safetensors", "gguf", "rows", "openai"]
 Method = Literal["grpo", "dpo", "supervised"]
 OutType = Literal["auto", "f32", "f16", "bf16", "q8_0"]
 
+Version: TypeAlias = Annotated[
+    str,
+    option(
+        "best, last, base, or a number such as v3; by default the best one where validations "
+        "measured any, else the last."
+    ),
+]
+FormatOf: TypeAlias = Annotated[
+    Format | None,
+    option(
+        "Of a model: safetensors, or gguf for llama.cpp and Ollama. Of trajectories: rows with all "
+        "fields, or OpenAI fine-tuning rows."
+    ),
+]
+LlamaCpp: TypeAlias = Annotated[
+    Path | None,
+    option("The folder of llama.cpp, whose converter writes GGUF; by default LLAMA_CPP, or installed."),
+]
+
 
 def export(
     run: Run,
-    version: Annotated[
-        str,
-        option(
-            "best, last, base, or a number such as v3; by default the best one where validations "
-            "measured any, else the last."
-        ),
-    ] = "",
+    version: Version = "",
     lora: Annotated[bool, option("LoRA weights alone, or the whole model.", "--lora/--merged")] = False,
     out: Annotated[Path | None, option("The folder to write; by default in the run.")] = None,
-    format: Annotated[
-        Format | None,
-        option(
-            "Of a model: safetensors, or gguf for llama.cpp and Ollama. Of trajectories: rows with all "
-            "fields, or OpenAI fine-tuning rows."
-        ),
-    ] = None,
+    format: FormatOf = None,
     outtype: Annotated[
         OutType | None, option("How a GGUF file has its weights; by default 16 bits, as the model.")
     ] = None,
-    llama_cpp: Annotated[
-        Path | None,
-        option("The folder of llama.cpp, whose converter writes GGUF; by default LLAMA_CPP, or installed."),
-    ] = None,
+    llama_cpp: LlamaCpp = None,
     push: Annotated[
         str | None, option("Send it to this repository of the Hugging Face hub.", metavar="USER/NAME")
     ] = None,

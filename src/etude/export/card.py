@@ -57,7 +57,7 @@ _LIBRARIES: dict[Kind, str] = {"merged": "transformers", "lora": "peft"}
 
 @dataclass(frozen=True, slots=True)
 class CardFacts:
-    """What a card says besides the facts of the run."""
+    """Facts for a card that are not those of the run."""
 
     kind: Kind = "merged"
     repository: str | None = None
