@@ -11,11 +11,12 @@ from starlette.testclient import TestClient
 from etude.core.call import ChatRequest
 from etude.core.episode import Event, Failure
 from etude.protocols import nip
+from etude.store.learned import Source, learned_lines, write_learned
 from etude.store.run_folder import RunFolder
 from etude.view.app import create_view
 from tests.protocols.games import agent_of, play_record, turn_of
 from tests.support import ScriptedEngine
-from tests.view.stored import CONFIG_YAML, Told, epoch_entry, store_run
+from tests.view.stored import CONFIG_YAML, Told, epoch_entry, sample_of, store_run
 
 KEY = "the-key-of-a-test"
 HINT = "look at <line> 3"
@@ -53,6 +54,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "style": {"mean": 0.4, "low": None, "high": None, "n": 8},
     }
     store_run(root, "first", EPISODES, [epoch_entry(1, evaluators=evaluators), epoch_entry(2, 0.9)])
+    learned = sample_of(EPISODES[4])
+    write_learned(
+        root / "first" / "checkpoints", 2, learned_lines(Source("job", version=2), [(learned,), (learned,)])
+    )
     store_run(root, "second", EPISODES[:2], [epoch_entry(1, 0.1, failures={"timeout": 3})])
     store_run(root, "played", config=CONFIG_YAML.replace("{name: correct}", "{name: earned_by_prover}"))
     asyncio.run(play(root / "played"))

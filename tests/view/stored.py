@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from etude.core.example import Example
 from etude.core.history import EpochEntry, ValidationEntry
 from etude.core.job import ModelVersion, TrainingJobStatus, TrainingStatusEnum
 from etude.core.message import Message
+from etude.core.sample import Sample, Turn
 from etude.store.encode import encode_call, encode_episode
 from etude.store.episodes import call_key
 from etude.store.log import EpochLog
@@ -83,6 +84,18 @@ def calls_of(told: Told) -> list[Call]:
         messages = (*messages, answer, {"role": "user", "content": "go on"})
         ids = (*ids, *sampled, 4, 5)
     return calls
+
+
+def sample_of(told: Told) -> Sample:
+    """The whole of an episode's tokens as the learner is given them."""
+    answers = [call.completion for call in calls_of(told) if call.completion is not None]
+    starts = [len(answer.prompt_ids or ()) for answer in answers]
+    turns = tuple(Turn(start, start + 4, model_version=told.version) for start in starts)
+    ids = (answers[-1].prompt_ids or ()) + (answers[-1].completion_ids or ())
+    mask = tuple(any(turn.start <= at < turn.stop for turn in turns) for at in range(len(ids)))
+    logprobs = tuple(-0.5 if each else 0.0 for each in mask)
+    sample = Sample(ids, mask, logprobs, turns=turns, episode=told.id, reward=0.75)
+    return replace(sample, advantages=sample.by_token([1.5, -0.5][: len(turns)]))
 
 
 def record_of(told: Told) -> EpisodeRecord:

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from starlette.testclient import TestClient
 
-from etude.core.sample import Sample, Turn
+from etude.core.sample import Sample
 from etude.store.learned import Seen, Source, learned_lines, write_learned, write_submitted
 from etude.view.app import create_view
 from etude.view.tokens import CHUNK
 from tests.view.conftest import KEY
-from tests.view.stored import Told, calls_of, epoch_entry, store_run
+from tests.view.stored import Told, epoch_entry, sample_of, store_run
 from tests.view.test_pages import shown, words
 
 SAYS = ({"role": "assistant", "content": "hm"}, {"role": "assistant", "content": "four"})
-
-
-def sample_of(told):
-    """The whole of an episode's tokens as the learner is given them."""
-    *_, last = calls_of(told)
-    ids = last.completion.prompt_ids + last.completion.completion_ids
-    turns = (Turn(3, 7, model_version=0), Turn(9, 13, model_version=0))
-    mask = tuple(any(turn.start <= at < turn.stop for turn in turns) for at in range(len(ids)))
-    logprobs = tuple(-0.5 if each else 0.0 for each in mask)
-    sample = Sample(ids, mask, logprobs, turns=turns, episode=told.id, reward=0.75)
-    return replace(sample, advantages=sample.by_token([1.5, -0.5]))
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +42,7 @@ def test_the_page_says_what_was_trained_on_and_what_is_not_recorded(opened):
     assert "shown by their ids" in text
     other = words(shown(opened, "/runs/r/tokens/train/1/a/1"))
     assert (
-        "Nothing of it was recorded as trained on" in other
-        and "Not recorded: advantage, mask, ratio" in other
+        "Nothing of it is recorded as trained on" in other and "Not recorded: advantage, mask, ratio" in other
     )
 
 
@@ -101,3 +87,10 @@ def test_what_another_backend_was_handed_is_shown_with_what_it_does_not_tell(ope
     rows = words(shown(client, "/runs/r/tokens/train/1/b/0"))
     assert "No token ids were recorded" in rows and "As the backend 'mine'" in rows
     assert "user context two?" in rows and "assistant weight 1 trained on four" in rows
+
+
+def test_of_several_samples_of_the_same_tokens_each_can_be_seen(client):
+    text = shown(client, "/runs/first/tokens/train/2/a/0?sample=1")
+    assert "Also, with reward 0.750, for version 2 (shown)" in words(text)
+    assert "/runs/first/tokens/train/2/a/0?sequence=0&amp;sample=0" in text
+    assert "is not trained on" in words(shown(client, "/runs/first/tokens/validation/0/a/0"))

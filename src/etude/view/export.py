@@ -11,6 +11,7 @@ from typing import Any
 from etude.core.errors import RequestError
 from etude.core.keys import generator
 from etude.report.token_texts import TokenTexts
+from etude.store.episodes import epoch_of
 from etude.store.files import write_atomically
 from etude.store.outline import EpisodeOutline, outlines, phases_in
 from etude.store.run_folder import RunFolder
@@ -85,7 +86,7 @@ def _section(run: RunFolder, library: Library, path: Path, chosen: EpisodeOutlin
         context["inline"] = [
             chunk_of(sequences[0], texts, start, min(start + CHUNK, length)) for start in starts
         ]
-        context["length"] = length
+        context |= {"length": length, "is_training": epoch_of(chosen.phase) is not None}
     return {**context, "outline": chosen, "has_tokens": bool(sequences)}
 
 

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from etude.core.data_model import finite
 from etude.core.errors import RequestError
 from etude.report.token_texts import TokenTexts
+from etude.store.episodes import epoch_of
 from etude.store.learned import LearnedSample, records_state
 from etude.store.run_folder import RunFolder
 from etude.store.sequences import (
@@ -68,6 +69,7 @@ def tokens_page(request: Request) -> Response:
     library: Library = request.app.state.library
     path, id = library.find(request.path_params["run"]), request.path_params["id"]
     number, call = _whole(request, "sequence"), request.query_params.get("call")
+    chosen, colour = _whole(request, "sample"), request.query_params.get("colour", "")
     with RunFolder.read(path) as run:
         sequences: list[TokenSequence] = request.app.state.opened.of(run, id)
         phase, rest = split_id(run.journal, id)
@@ -79,6 +81,9 @@ def tokens_page(request: Request) -> Response:
         sequence = chosen_sequence(sequences, number)
         context |= sequence_context(sequence, TokenTexts(path, library.settings(path), sequence.model))
     context |= {
+        "chosen": chosen,
+        "colour": colour,
+        "is_training": epoch_of(phase) is not None,
         "id": id,
         "phase": phase,
         "example": rest.rpartition("/")[0],

@@ -98,6 +98,19 @@
       if (!inline) history.replaceState(null, "", `#t${place}`);
     }
 
+    // The colour is a part of the address, also of the siblings' and the other sequences'.
+    const keep = (name) => {
+      if (inline) return;
+      const here = new URL(location.href);
+      here.searchParams.set("colour", name);
+      history.replaceState(null, "", here);
+      for (const link of scope.querySelectorAll(".dots a, .sequences a")) {
+        const to = new URL(link.href);
+        to.searchParams.set("colour", name);
+        link.href = to;
+      }
+    };
+
     const observer = new IntersectionObserver((entries) => {
       for (const entry of entries) (entry.isIntersecting ? load : drop)(chunks[+entry.target.dataset.number]);
     }, { rootMargin: "1200px" });
@@ -131,6 +144,7 @@
       if (!event.target.name?.startsWith("colour")) return;
       colour = event.target.value;
       legend();
+      keep(colour);
       chunks.filter((chunk) => chunk.element.firstChild && chunk.data).forEach(draw);
     });
     box.addEventListener("mouseover", (event) => { if (event.target.dataset.at) tell(+event.target.dataset.at); });
@@ -142,6 +156,7 @@
       event.preventDefault();
     });
     legend();
+    if (new URL(location.href).searchParams.has("colour") && colour) keep(colour);
     const wanted = /^#t(\d+)$/.exec(location.hash);
     if (wanted && !inline) select(+wanted[1]);
   }
