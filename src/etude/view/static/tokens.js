@@ -113,7 +113,7 @@
 
     const observer = new IntersectionObserver((entries) => {
       for (const entry of entries) (entry.isIntersecting ? load : drop)(chunks[+entry.target.dataset.number]);
-    }, { rootMargin: "1200px" });
+    }, { rootMargin: "500px" });
     const perLine = Math.max(20, box.clientWidth / 7.6), height = Math.ceil(size * 4 / perLine) * 24;
     for (let number = 0; number * size < length; number++) {
       const element = document.createElement("div");
