@@ -6,6 +6,7 @@ Its weights begin at random, and with the same seeds they end the same, bit for 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,11 @@ from typing import Any
 import yaml
 
 from etude.store.run_folder import RunFolder
+
+# The names of times in journals are the tests'.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.times import without_times
 
 NAME = "run"
 """Of the run."""
@@ -39,19 +45,6 @@ def varied(example: etude.Example, output: str) -> float:
     return len(set(output)) / 8
 '''
 
-_TIMES = frozenset(
-    {
-        "timestamp",
-        "seconds",
-        "began",
-        "timed",
-        "collecting_seconds",
-        "training_seconds",
-        "tokens_per_s",
-        "started_at",
-        "ended_at",
-    }
-)
 _ATTEMPTS = frozenset({"address", "addresses", "retries", "retried", "waited", "remote", "failed_at"})
 """Which of the endpoints answered, and after how many attempts."""
 
@@ -111,18 +104,11 @@ def contents(folder: Path) -> dict[str, Any]:
         # A call that was under way at a kill is made twice, and is on the bill twice; the config ends with a
         # digest of itself, paths included.
         steps = {
-            key: _compared(value)
+            key: without_times(value, *_ATTEMPTS)
             for key, value in run.journal.scan()
             if key != "config" and not key.startswith("spent/")
         }
     return dict(json.loads(json.dumps(steps).replace(str(folder), "PROJECT")))
-
-
-def _compared(value: Any) -> Any:
-    if isinstance(value, dict):
-        left_out = _TIMES | _ATTEMPTS
-        return {key: _compared(item) for key, item in value.items() if key not in left_out}
-    return [_compared(item) for item in value] if isinstance(value, list) else value
 
 
 def differences(expected: dict[str, Any], actual: dict[str, Any]) -> list[str]:

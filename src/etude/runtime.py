@@ -18,6 +18,8 @@ from etude.core.example import Example
 from etude.core.history import History
 from etude.core.interfaces import Engine, Evaluator, Progress
 from etude.inference.address_report import reported_addresses
+from etude.inference.local import LocalLlmConfig
+from etude.models.base_files import keep_base
 from etude.rewards.evaluation import Evaluation
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.rollout.collector import Collector
@@ -104,6 +106,7 @@ async def open_runtime(
         held_out = settings.validation_dataset
         validation = (await builder.get_dataset(held_out)).examples() if held_out is not None else []
         await keep_config(run)
+        await _keep_bases(run, config, given)
         await exits.enter_async_context(within_budget(ledger, progress))
         yield Runtime(
             config=config,
@@ -120,6 +123,13 @@ async def open_runtime(
             doctor=doctor,
             ledger=ledger,
         )
+
+
+async def _keep_bases(run: RunFolder, config: Config, given: Mapping[str, Engine]) -> None:
+    """Record which files the models of this process were loaded from. Raises RequestError for other ones."""
+    for name, llm in config.llms.items():
+        if isinstance(llm, LocalLlmConfig) and llm.model is not None and name not in given:
+            await keep_base(run.journal, name, str(llm.model))
 
 
 def _evaluation(

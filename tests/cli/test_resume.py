@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import yaml
 
 from etude.core.errors import StoreError
 from etude.loop.record import Record
-from tests.cli.projects import change, etude, rows
+from tests.cli.projects import change, etude, local_project, rows
 
 
 @pytest.fixture
@@ -215,3 +216,22 @@ def test_weights_that_were_made_and_not_recorded_are_kept_and_taken(local, monke
     assert (local / "runs/r/checkpoints/v2/job.json").stat().st_mtime_ns == made
     epochs = json.loads(etude("runs", "show", "r", "--json").stdout)["history"]["epochs"]
     assert [epoch["version"]["number"] for epoch in epochs] == [1, 2]
+
+
+def test_a_run_does_not_go_on_from_another_base_model(tmp_path, base, monkeypatch):
+    folder = tmp_path / "project"
+    local_project(folder, shutil.copytree(base, tmp_path / "base"))
+    change(folder / "config.yml", trainer_adapters__local__lora={"r": 2}, finetuning__num_epochs=1)
+    monkeypatch.chdir(folder)
+    shown = etude("train", "config.yml", "--name", "r")
+    assert shown.exit_code == 0, shown.stderr
+    weights = tmp_path / "base" / "model.safetensors"
+    others = bytearray(weights.read_bytes())
+    others[-1] ^= 1
+    weights.write_bytes(others)
+    for arguments in (("resume", "r", "-o", "finetuning.num_epochs", "2"), ("export", "r")):
+        shown = etude(*arguments)
+        assert shown.exit_code == 2
+        assert "is not what this run began from: model.safetensors is changed" in " ".join(
+            shown.stderr.split()
+        )

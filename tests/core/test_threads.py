@@ -135,33 +135,22 @@ async def test_a_thread_that_does_not_end_is_counted_and_interrupted(
     await none_left()
 
 
-async def test_a_thread_that_waits_in_native_code_is_counted_until_it_ends(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("is_async", [True, False], ids=["on a loop", "left to itself"])
+async def test_a_thread_that_waits_in_native_code_is_counted_until_it_ends(
+    is_async: bool, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(threads, "GRACE_SECONDS", 0.05)
     release, begun = threading.Event(), asyncio.Event()
     home = asyncio.get_running_loop()
 
+    def wait() -> None:
+        home.call_soon_threadsafe(begun.set)
+        release.wait()
+
     async def work() -> None:
-        home.call_soon_threadsafe(begun.set)
-        release.wait()
+        wait()
 
-    waiting = asyncio.ensure_future(on_own_loop(work))
-    await begun.wait()
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-    assert threads_left() == 1
-    release.set()
-    await none_left()
-
-
-async def test_a_call_that_was_left_to_itself_is_counted_too():
-    release, begun = threading.Event(), asyncio.Event()
-    home = asyncio.get_running_loop()
-
-    def work() -> None:
-        home.call_soon_threadsafe(begun.set)
-        release.wait()
-
-    waiting = asyncio.ensure_future(call_in_thread(work))
+    waiting = asyncio.ensure_future(on_own_loop(work) if is_async else call_in_thread(wait))
     await begun.wait()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)

@@ -11,9 +11,12 @@ import pytest
 
 from etude.algorithms.grpo import Grpo
 from etude.core.errors import TrainingError
+from etude.jobs import memory as job_memory
 from etude.jobs.folders import StateFolders
+from etude.jobs.memory import TooLittleMemory
 from etude.jobs.training import Interrupted, JobData, JobTraining
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
+from etude.learner.memory import ModelNumbers
 from etude.learner.plan import Schedule
 from etude.learner.team import Team
 from tests.learner.gradients import batch_of, sequences
@@ -180,3 +183,32 @@ def test_the_weights_that_processes_compare_are_those_of_now(tmp_path):
 
     training(tmp_path, Listener(), team=Compared())[1].run(threading.Event())
     assert len(set(seen)) == len(seen) == 6
+
+
+class PretendedTeam(Team):
+    """Two processes of one machine, which need the same."""
+
+    def sum(self, values):
+        return {name: 2 * value for name, value in values.items()}
+
+
+@pytest.mark.parametrize("team", [Team(), PretendedTeam()])
+def test_a_job_whose_steps_do_not_fit_into_memory_is_refused_before_the_first(tmp_path, team, monkeypatch):
+    free = []
+    monkeypatch.setattr(job_memory, "available_memory", lambda device: free[-1])
+    listener = Listener()
+    learner, job = training(tmp_path, listener, team)
+    needed = ModelNumbers.of(learner.policy).training(
+        *learner.largest_pass(job._data.largest(job.steps)), on_gpu=False
+    )
+    processes = int(team.sum({"": 1})[""])
+    free.append(int(0.7 * processes * needed.to_come(has_moments=False)))
+    with pytest.raises(TooLittleMemory, match=r"\d tokens at a time takes about .*, and .* are free on cpu"):
+        job.run(threading.Event())
+    assert not listener.starts and not learner.step
+    free.append(int(0.9 * processes * needed.to_come(has_moments=False)))
+    job.run(threading.Event())
+    assert len(listener.steps) == 6
+    free.append(0)  # What has been allowed is not asked about again.
+    learner.reset()
+    JobTraining(learner, data(), listener).run(threading.Event())

@@ -89,20 +89,17 @@ def test_a_job_that_does_not_fit_into_memory_is_refused_by_both_numbers(
     settings = server_settings(model=str(model), name="tiny", data_dir=tmp_path, device="cpu")
     full = resolved("supervised", hyperparameters_for("supervised", lora_rank=0), 8, None, fine_tuned=False)
     lora = full | {"lora_rank": 4}
-    needed = job_size.memory_of_job(settings, full, 10_000)
-    less = job_size.memory_of_job(settings, lora, 10_000)
+    needed = job_size.memory_of_job(settings, full)
+    less = job_size.memory_of_job(settings, lora)
     # float32: the gradient and AdamW's two moments are three times the weights.
-    assert needed.training == 3 * needed.weights
-    assert less.weights == needed.weights and less.training < needed.training
-    assert less.activations < needed.activations
-    assert (
-        job_size.memory_of_job(settings, full, 10_000_000).activations == needed.activations * 16384 // 10_000
-    )
-    monkeypatch.setattr(job_size, "total_memory", lambda: (needed.total + less.total) // 2)
-    job_size.require_doable(settings, lora, rows=8, file_bytes=10_000, place="here")
-    with pytest.raises(ApiError, match=r"takes at least .* of memory, and this machine's cpu has ") as caught:
-        job_size.require_doable(settings, full, rows=8, file_bytes=10_000, place="here")
+    assert needed.gradients + needed.moments == 3 * needed.weights and not needed.copies
+    assert less.weights == needed.weights and less.moments < needed.moments
+    monkeypatch.setattr(job_size, "total_memory", lambda: less.total)
+    job_size.require_doable(settings, lora, rows=8, place="here")
+    monkeypatch.setattr(job_size, "total_memory", lambda: needed.total // 2)
+    with pytest.raises(ApiError, match=r"takes about .* of memory .* and this machine's cpu has ") as caught:
+        job_size.require_doable(settings, full, rows=8, place="here")
     assert caught.value.code == "insufficient_memory" and caught.value.status_code == 400
     monkeypatch.setattr(job_size, "available_memory", lambda device: 1000)
     with pytest.raises(ApiError, match=r"and 1\.0 kB are free on cpu"):
-        job_size.require_room(settings, lora, 10_000)
+        job_size.require_room(settings, lora)

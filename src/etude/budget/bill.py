@@ -154,5 +154,4 @@ def store_line(journal: Journal, line: Line) -> None:
 
 def store_time(journal: Journal, seconds: float, gpu_seconds: float) -> None:
     """Keep how long the run has been at work."""
-    # Or a run in which nothing moves would seem to.
-    journal.put_soon(TIME_STEP, lambda: {"seconds": seconds, "gpu_seconds": gpu_seconds}, is_news=False)
+    journal.put_soon(TIME_STEP, lambda: {"seconds": seconds, "gpu_seconds": gpu_seconds})

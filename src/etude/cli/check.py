@@ -73,7 +73,7 @@ def _show_next(trains: bool, settings: Config, config: Path, overrides: Sequence
 
 
 def _show_estimate(estimate: Estimate) -> None:
-    from etude.preflight.machine import shown_bytes
+    from etude.models.memory import shown_bytes
 
     for warning in estimate.warnings:
         say_wrapped(f"{MARKS['warning']} {warning}")

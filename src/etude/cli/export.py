@@ -178,7 +178,7 @@ def _sent(
     wanted: RunVersion, folder: Path, push: _Push, repository: Repository, as_json: bool
 ) -> dict[str, Any]:
     """Send the folder, or show what would go; the facts for `--json`."""
-    from etude.preflight.machine import shown_bytes
+    from etude.models.memory import shown_bytes
 
     sizes = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
     seen_by = repository.visibility

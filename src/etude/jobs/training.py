@@ -21,6 +21,7 @@ from etude.core.sample import Pair, Sample
 from etude.core.training_rows import DpoRow, GrpoRow, RowMessage, SupervisedRow
 from etude.core.trajectory import TrajectoryCollection
 from etude.jobs.folders import StateFolders
+from etude.jobs.memory import require_room
 from etude.learner.learner import (
     Learner,
     TrainingCanceled,
@@ -92,6 +93,10 @@ class JobData:
         """The units of a step, without those in which no token is trained."""
         return [unit for unit in flat(self.rows[row] for row in step.rows) if is_trained(unit)]
 
+    def largest(self, steps: Sequence[Step]) -> list[Unit]:
+        """The units of the step with the most tokens."""
+        return max(map(self.units, steps), key=_tokens, default=[])
+
     def measure(self, step: Step, learner: Learner) -> dict[str, float]:
         """Further metrics, once the step is taken: at the end of an epoch `valid_loss`."""
         if not (self.validation and step.ends_epoch):
@@ -115,6 +120,9 @@ class StepData(Protocol):
 
     def units(self, step: Step) -> list[Unit]:
         """The units of a step; without any, the step changes nothing."""
+
+    def largest(self, steps: Sequence[Step]) -> list[Unit]:
+        """The units of the largest of steps, as far as they are known before."""
 
     def measure(self, step: Step, learner: Learner) -> dict[str, float]:
         """Further metrics, once the step is taken."""
@@ -171,8 +179,10 @@ class JobTraining:
         """Take the steps that are left; the mean of all steps' metrics.
 
         The weights in memory change as it goes: after an error they are between two versions. Raises
-        TrainingCanceled when `canceled` is set, Interrupted when `stopping` is, after a checkpoint.
+        TrainingCanceled when `canceled` is set, Interrupted when `stopping` is, after a checkpoint, and
+        TooLittleMemory before a step that does not fit.
         """
+        self._require_room(self._data.largest(self.steps[len(self.history) :]))
         if self._team.leads:
             self._listener.started(len(self.history))
         for step in self.steps[len(self.history) :]:
@@ -188,6 +198,10 @@ class JobTraining:
         self._learner.end_training()
         return mean_metrics(self.history)
 
+    def _require_room(self, units: Sequence[Unit]) -> None:
+        computed = filter(has_gradient, units) if self._data.objective.skips_idle else units
+        require_room(self._learner, [*computed])
+
     def _is_checkpoint(self, step: Step) -> bool:
         if step.ends_epoch and self._keeps_epochs:
             return True
@@ -197,6 +211,7 @@ class JobTraining:
         try:
             units, metrics = self._data.units(step), dict[str, float]()
             if units:
+                self._require_room(units)
                 metrics = self._learner.take_step(units, self._data.objective, step.part, canceled)
             return metrics | self._data.measure(step, self._learner)
         except TrainingCanceled as error:
@@ -217,6 +232,10 @@ class JobTraining:
             kept = self._listener.checkpointed(step, version, metrics)
             # The one before too, to be gone on from where this one is damaged.
             self._checkpoints.prune({*kept, *self._checkpoints.numbers()[-2:]})
+
+
+def _tokens(units: Sequence[Unit]) -> int:
+    return sum(len(sample.ids) for unit in units for sample in unit)
 
 
 def flat(rows: Iterable[Row]) -> Iterable[Unit]:

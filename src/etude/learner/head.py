@@ -80,8 +80,7 @@ def selective_logprobs(
     are of. There are only as many logits at a time as may be held: what does not fit into one chunk is
     computed again for the gradient, chunk by chunk.
     """
-    held = _LOGITS_ON_GPU if hidden_ED.is_cuda else _LOGITS
-    size = max(1, held // vocabulary)
+    size = logits_at_once(vocabulary, on_gpu=hidden_ED.is_cuda)
     starts = range(0, len(shapes_E), size)
     if len(starts) <= 1:
         return _chosen(head, hidden_ED, targets_E, shapes_E, entropies)
@@ -92,6 +91,11 @@ def selective_logprobs(
         for part in parts
     ]
     return torch.cat(made, dim=-1)
+
+
+def logits_at_once(vocabulary: int, on_gpu: bool) -> int:
+    """After how many tokens there are logits at a time."""
+    return max(1, (_LOGITS_ON_GPU if on_gpu else _LOGITS) // vocabulary)
 
 
 def _chosen(head: Head, hidden_ED: Tensor, targets_E: Tensor, shapes_E: Shapes, entropies: bool) -> Tensor:

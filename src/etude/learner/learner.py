@@ -85,6 +85,8 @@ class Learner:
         self.step = 0
         self.trained = 0
         """Trainings that are over, since the base model."""
+        self.allowed_tokens = 0
+        """Tokens of the largest pass that memory was known to be enough for."""
         if options.gradient_checkpointing:
             layers_of(policy.model)
         self._run = self.team.hold(policy)
@@ -137,6 +139,20 @@ class Learner:
                 self.optimiser.drop_gradient()
             seconds = max(time.perf_counter() - start, 1e-9)
         return metrics | {"grad_norm": norm, "learning_rate": rate, "tokens_per_s": tokens / seconds}
+
+    def largest_pass(self, units: Sequence[Unit]) -> tuple[int, int]:
+        """Tokens that a step on `units` runs through the model at a time at most, and how many are trained.
+
+        Of padding only that within units is counted. All processes must ask together.
+        """
+        sizes = [len(unit) * max(len(sample.ids) for sample in unit) for unit in units]
+        size, budget = sum(sizes), self.options.token_budget
+        if self.options.packing == "tree" and size > self.allowed_tokens:
+            tree = PackedStep(units)
+            if tree.pays and self._takes_trees:
+                size, sizes = tree.size, [0]
+        tokens = max(min(budget, size // self.team.size), *sizes, 0)
+        return tokens, min(tokens, trained_tokens(units))
 
     def end_training(self) -> None:
         """Note that all steps of a training have been taken: the next one begins at its start."""

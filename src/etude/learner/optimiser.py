@@ -50,6 +50,11 @@ class Optimiser:
         """The masters, in which a step's gradient is gathered."""
         return list(self.masters.values())
 
+    @property
+    def has_moments(self) -> bool:
+        """Whether AdamW's moments are in memory, as they are since the first step."""
+        return bool(self.adam.state)
+
     def drop_gradient(self) -> None:
         """Forget what backward passes have added up."""
         self.adam.zero_grad(set_to_none=True)

@@ -11,7 +11,9 @@ from etude.config.schema import Config
 from etude.core.errors import RequestError
 from etude.inference.local import LocalLlmConfig, require_local_extra
 from etude.inference.tiny import base_folder
+from etude.models.base_files import require_base
 from etude.models.source import folder_of
+from etude.store.run_folder import RunFolder
 from etude.store.stored_config import model_config
 from etude.store.sums import damage_in, require_whole
 from etude.store.versions import RunVersion, stored_at
@@ -29,17 +31,20 @@ def load_version(wanted: RunVersion, *, quantized: bool = True) -> Policy:
     Its base is as the config has it, or, unless `quantized`, with all its bits.
 
     Raises RequestError when the run's model is not local, MissingExtraError without torch, EngineError
-    when the weights are not those that the run recorded.
+    when the weights are not those that the run recorded, RequestError when those of its base are not.
     """
     config = model_config(wanted.run, wanted.target)
     llm = _local_model(config, wanted)
     require_local_extra()
     from etude.models.policy import LoraOptions, Policy
 
-    base = str(llm.model)
+    base, name = str(llm.model), str(config.finetuning.target_model)
     if llm.tiny:
-        require_whole(folder := base_folder(wanted.run, str(config.finetuning.target_model)))
+        require_whole(folder := base_folder(wanted.run, name))
         base = str(folder)
+    else:
+        with RunFolder.read(wanted.run) as run:
+            require_base(run.journal, name, base)
     policy = Policy.load(base, **llm.loading | ({} if quantized else {"quantization": None}))
     adapter = next(iter(config.trainer_adapters.values()), None)
     if wanted.version is None:

@@ -28,7 +28,7 @@ def locate(source: str | Path) -> str:
     why = _why_unreachable()
     if why is None:
         return name
-    cached = _in_cache(name)
+    cached = cached_folder(name)
     if cached is None:
         raise RequestError(
             f"there is no folder '{name}' and no such model in the cache of the Hugging Face hub, "
@@ -73,7 +73,7 @@ def _require_folder(source: str | Path) -> None:
     if isinstance(source, Path) or not _HUB_NAME.fullmatch(name) or (slash and _is_folder(Path(first))):
         instead = f"; did you mean '{close}'?" if is_whole else _models_in(close)
         raise RequestError(f"there is no model at '{name}': the folder does not exist{instead}")
-    if is_whole and _holds_model(close) and _in_cache(name) is None:
+    if is_whole and _holds_model(close) and cached_folder(name) is None:
         raise RequestError(
             f"there is no folder '{name}'; did you mean './{close}'? If it is a model on the Hugging Face "
             f"hub, download it first: hf download {name}"
@@ -127,8 +127,8 @@ def _models_in(parent: Path) -> str:
     return f"; there is {', '.join(models[:_SHOWN])}{more}" if models else ""
 
 
-def _in_cache(name: str) -> Path | None:
-    """The folder of a model in the hub's cache."""
+def cached_folder(name: str) -> Path | None:
+    """The folder of a model in the hub's cache; None where it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
     config = try_to_load_from_cache(name, _CONFIGS[0])

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 from etude.core.errors import EtudeError
+from etude.models.memory import shown_bytes
 from etude.preflight import machine
 from etude.preflight.finding import Findings
-from etude.preflight.machine import shown_bytes
 from etude.store.database import open_database
 from etude.store.files import open_private
 from etude.store.lock import RunLock

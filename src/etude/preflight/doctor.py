@@ -15,10 +15,10 @@ from packaging.version import Version
 
 from etude.core.errors import MissingExtraError
 from etude.inference.local import require_local_extra
+from etude.models.memory import available_memory, shown_bytes, total_memory
 from etude.preflight import machine
 from etude.preflight.disk import examine_disk
 from etude.preflight.finding import Findings
-from etude.preflight.machine import shown_bytes
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -182,7 +182,7 @@ def _torch(findings: Findings) -> None:
 
 
 def _memory(findings: Findings) -> None:
-    total, free = machine.total_memory(), machine.available_memory()
+    total, free = total_memory(), available_memory()
     if free is not None and free < _LITTLE_MEMORY:
         findings.warn(
             "memory", f"only {shown_bytes(free)} free; end other programs, or take a larger machine"

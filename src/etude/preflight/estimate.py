@@ -14,7 +14,8 @@ from etude.config.schema import Config
 from etude.core.errors import EtudeError
 from etude.core.example import Example
 from etude.inference.local import LocalLlmConfig
-from etude.preflight.machine import ModelSize, free_disk, seconds_for, shown_bytes
+from etude.models.memory import shown_bytes
+from etude.preflight.machine import ModelSize, free_disk, seconds_for
 from etude.preflight.spending import PerEpisode, Range, measured, over_budget
 from etude.store.facts import list_runs
 from etude.store.log import EpochLog

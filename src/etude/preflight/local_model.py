@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,14 +15,16 @@ from etude.core.call import ChatRequest
 from etude.core.errors import EtudeError, RequestError
 from etude.core.example import Example
 from etude.inference.local import LocalLlmConfig
+from etude.learner.memory import ModelNumbers, fits
 from etude.models.architecture import model_class
 from etude.models.device import choose_device, choose_dtype, limit_threads
+from etude.models.memory import available_memory, shown_bytes
 from etude.models.policy import LoraOptions, Policy
 from etude.models.quantized import require_four_bits
 from etude.models.source import locate, not_loaded
 from etude.preflight.drift import TOOL
 from etude.preflight.finding import Findings
-from etude.preflight.machine import ModelSize, available_memory, shown_bytes
+from etude.preflight.machine import ModelSize
 
 _SAMPLE = 64
 _LARGE_FOR_CPU = 1_000_000_000
@@ -74,7 +77,8 @@ def check_local_model(
         f"{str(dtype).removeprefix('torch.')}, context {policy.max_context}",
     )
     _check_template(what, policy, llm.chat_template_kwargs, findings)
-    _check_room(what, llm, policy, size, prompts, findings)
+    _check_context(what, llm, policy, prompts, findings)
+    _check_memory(what, llm, policy, size, max(prompts, default=0), adapter, findings)
     return size
 
 
@@ -141,13 +145,8 @@ def _texts(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-def _check_room(
-    what: str,
-    llm: LocalLlmConfig,
-    policy: Policy,
-    size: ModelSize,
-    prompts: Sequence[int],
-    findings: Findings,
+def _check_context(
+    what: str, llm: LocalLlmConfig, policy: Policy, prompts: Sequence[int], findings: Findings
 ) -> None:
     longest = max(prompts, default=0)
     if longest >= policy.max_context:
@@ -160,12 +159,37 @@ def _check_room(
             f"max_tokens {llm.max_tokens} and the longest example ({longest} tokens) are more than the "
             f"context of {policy.max_context}: answers may be cut",
         )
-    free = available_memory(size.device)
-    if free is not None and size.memory > free:
+
+
+def _check_memory(
+    what: str,
+    llm: LocalLlmConfig,
+    policy: Policy,
+    size: ModelSize,
+    longest: int,
+    adapter: LocalAdapterConfig | None,
+    findings: Findings,
+) -> None:
+    """Whether the weights fit, and a training on one sequence, or as many as `token_budget` has if less."""
+    free, needed = available_memory(size.device), int(size.parameters * size.bytes_per_parameter)
+    use = "needs"
+    if adapter is not None:
+        number = max(1, int(size.bytes_per_parameter), 2 * (llm.quantization is not None))
+        tokens = min(adapter.token_budget, longest + llm.max_tokens, policy.max_context)
+        numbers = replace(ModelNumbers.of(policy), weights=needed, size=number)
+        training = numbers.training(
+            tokens,
+            tokens,
+            on_gpu=size.device == "cuda",
+            checkpointed=adapter.gradient_checkpointing,
+            reference=True,
+        )
+        use, needed = f"training it on {tokens} tokens at a time takes", training.total
+    if free is not None and not fits(needed, free):
         findings.warn(
             what,
-            f"needs about {shown_bytes(size.memory)} of memory without activations, and "
-            f"{shown_bytes(free)} are free; train with `lora`, or choose a smaller model",
+            f"{use} about {shown_bytes(needed)} of memory, and {shown_bytes(free)} are free; train with "
+            "`lora` or `gradient_checkpointing`, lower token_budget, or choose a smaller model",
         )
     if size.device == "cpu" and size.parameters > _LARGE_FOR_CPU:
         findings.warn(what, "more than a billion parameters on a CPU: expect hours for each epoch")

@@ -1,4 +1,4 @@
-"""The machine's memory and disk, the size of models, and how fast they run: rough numbers, for estimates."""
+"""The machine's disk and cores, the size of models, and how fast they run: rough numbers, for estimates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ _EFFICIENCY = 0.35
 """Share of a large matrix product's speed that a whole model reaches."""
 
 _PROBE_SECONDS = 0.1
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +34,6 @@ class ModelSize:
     """`cpu`, `cuda` or `mps`."""
     prompt_tokens: float
     """Of an example's text as one user message, in the median; 0 when there is no text."""
-
-    @property
-    def memory(self) -> int:
-        """Bytes that sampling and training take: the weights, and for what is trained the gradient, AdamW's
-        two moments, a float32 master where weights are halves, and two copies to go back to. Activations are
-        not counted."""
-        half = self.bytes_per_parameter < 4
-        extra = self.trainable * (2 * self.bytes_per_parameter + (16 if half else 12))
-        return int(self.parameters * self.bytes_per_parameter + extra)
 
     @property
     def version(self) -> int:
@@ -64,15 +54,6 @@ def together(sizes: Sequence[ModelSize]) -> ModelSize | None:
         device=sizes[0].device,
         prompt_tokens=max(size.prompt_tokens for size in sizes),
     )
-
-
-def shown_bytes(count: float) -> str:
-    """`1.5 GB`, in powers of 1000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 def seconds_for(size: ModelSize, *, prompt: float, sampled: float, trained: float, batch: int) -> float:
@@ -105,25 +86,6 @@ def _operations_per_second(device: str) -> float:
     return 2 * side**3 / seconds
 
 
-def available_memory(device: str = "cpu") -> int | None:
-    """Free memory of a kind of device in bytes; None where nobody says."""
-    if device == "cuda":
-        import torch
-
-        return int(torch.cuda.mem_get_info()[0])
-    limits = [limit for limit in (_unused_memory(), _cgroup_room()) if limit is not None]
-    return min(limits, default=None)
-
-
-def total_memory() -> int | None:
-    """Memory of the machine, or of the container that this is, in bytes; None where nobody says."""
-    try:
-        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return _cgroup_limit()
-    return min(pages, _cgroup_limit() or pages)
-
-
 def existing_folder(path: Path) -> Path:
     """`path`, or the nearest of the folders around it that exists."""
     return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
@@ -139,31 +101,3 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _unused_memory() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    line = next((line for line in lines if line.startswith("MemAvailable:")), None)
-    return None if line is None else int(line.split()[1]) * 1024
-
-
-def _cgroup_room() -> int | None:
-    """Bytes that a container may still take; None outside of one."""
-    limit = _cgroup_limit()
-    try:
-        used = int((_CGROUP / "memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
-    return None if limit is None else max(0, limit - used)
-
-
-def _cgroup_limit() -> int | None:
-    """Bytes that a container may take in all; None outside of one."""
-    try:
-        limit = (_CGROUP / "memory.max").read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-    return int(limit) if limit.isdigit() else None

@@ -36,7 +36,7 @@ def _by_tag(schema: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     tags: dict[str, list[dict[str, Any]]] = {}
     for path, methods in schema["paths"].items():
         for method, route in methods.items():
-            told = {
+            entry = {
                 "id": route["operationId"],
                 "method": method.upper(),
                 "path": path,
@@ -44,7 +44,7 @@ def _by_tag(schema: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
                 "about": route.get("description", ""),
                 "fields": [*_fields(route, schema)],
             }
-            tags.setdefault((route.get("tags") or ["other"])[0], []).append(told)
+            tags.setdefault((route.get("tags") or ["other"])[0], []).append(entry)
     return tags
 
 
@@ -74,5 +74,5 @@ def _kind(schema: Mapping[str, Any]) -> str:
 def _resolved(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> Mapping[str, Any]:
     if "$ref" not in schema:
         return schema
-    found: Mapping[str, Any] = whole["components"]["schemas"][str(schema["$ref"]).rpartition("/")[2]]
-    return found
+    resolved: Mapping[str, Any] = whole["components"]["schemas"][str(schema["$ref"]).rpartition("/")[2]]
+    return resolved

@@ -343,13 +343,7 @@ def _values(settings: ServerSettings, body: JobBody, files: FileStore, models: M
         raise ApiError(400, str(error), param=param, code="invalid_value") from error
     if method == REINFORCEMENT:
         _check_reinforcement(body, values, models)
-    require_doable(
-        settings,
-        values,
-        rows=training["rows"],
-        file_bytes=training["bytes"],
-        place=f"method.{method}.hyperparameters",
-    )
+    require_doable(settings, values, rows=training["rows"], place=f"method.{method}.hyperparameters")
     return {
         **body.model_dump(include={"model", "training_file", "validation_file", "suffix"}),
         "method": method,

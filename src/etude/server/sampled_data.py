@@ -165,6 +165,10 @@ class SampledData:
         }
         return units
 
+    def largest(self, steps: Sequence[Step]) -> list[Unit]:
+        """None: what a step learns from is sampled in it."""
+        return []
+
     def measure(self, step: Step, learner: Learner) -> dict[str, float]:
         """The rewards of the step and, where it is time for that, those of the validation file after it."""
         self._policy.mark_changed(step.number)

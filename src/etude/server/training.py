@@ -59,7 +59,7 @@ def train_job(
     TrainingCanceled when `canceled` is set, and Interrupted, after a checkpoint, when `stopping` is.
     """
     values: Mapping[str, Any] = job["hyperparameters"]
-    require_room(settings, values, stores.files.get(job["training_file"])["bytes"])
+    require_room(settings, values)
     algorithm = job_algorithm(loss_of_method(job["method"]), values)
     policy = _load_policy(settings, job, stores.models, keep_base="reference" in algorithm.needs())
     before = policy.digest()

@@ -20,6 +20,7 @@ from etude.cluster.seat import HeadLost, Seat, own_seat
 from etude.core.errors import EtudeError, StoreError
 from etude.core.garbage import collect_rarely
 from etude.core.streams import mask_streams
+from etude.jobs.memory import TooLittleMemory
 from etude.jobs.part import PEER_SECONDS, asked_to_end, loading_of, locked_seat
 from etude.jobs.training import Interrupted
 from etude.learner.learner import TrainingCanceled
@@ -74,6 +75,8 @@ def run_order(order: WorkerOrder, team: Team, seat: Seat | None = None) -> bool:
             raise
         except ApiError as error:
             jobs.fail(order.job, str(error.detail), "invalid_request", error.param)
+        except TooLittleMemory as error:
+            jobs.fail(order.job, str(error), "insufficient_memory")
         except EtudeError as error:
             jobs.fail(order.job, str(error), "training_failed")
         except Exception as error:  # noqa: BLE001  trying again would end the same way, whatever it was

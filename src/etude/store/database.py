@@ -186,9 +186,6 @@ Operation: TypeAlias = Put | Delete | None
 
 _Item: TypeAlias = "tuple[Operation, Waiter | None]"
 
-_Soon: TypeAlias = tuple[Callable[[], object], bool]
-"""Makes the value; and whether it says that something has happened, and not only that time has passed."""
-
 
 class Writer:
     """Owns the only writing connection of a journal, on a thread of its own."""
@@ -199,11 +196,11 @@ class Writer:
         self._connection = open_database(path)
         self._mark = Mark(path)
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
-        self._soon: dict[str, _Soon] = {}
+        self._soon: dict[str, Callable[[], object]] = {}
         self._submitted = self._settled = 0
         self._moved = time.monotonic()
         self.committed = 0
-        """Operations with news that are on the disk, since this was opened."""
+        """Operations that are on the disk, since this was opened."""
         self._thread = threading.Thread(target=self._run, name=f"etude-journal {path}", daemon=True)
         self._thread.start()
 
@@ -212,9 +209,9 @@ class Writer:
         self._count()
         self._queue.put((operation, waiter))
 
-    def submit_soon(self, key: str, value: Callable[[], object], *, is_news: bool) -> None:
+    def submit_soon(self, key: str, value: Callable[[], object]) -> None:
         """Have the latest value of a key committed with the next batch, which begins now if none is near."""
-        self._soon[key] = value, is_news
+        self._soon[key] = value
         if not self.waiting:
             self._count()
             self._queue.put((None, None))
@@ -251,10 +248,9 @@ class Writer:
         soon = []
         while self._soon:
             soon.append(self._soon.popitem())
-        error = self._tried([operation for operation, _ in batch], [(key, value) for key, (value, _) in soon])
+        error = self._tried([operation for operation, _ in batch], soon)
         if error is None:
             self.committed += sum(operation is not None for operation, _ in batch)
-            self.committed += sum(is_news for _, (_, is_news) in soon)
         else:
             for key, value in reversed(soon):  # The latest of each.
                 self._soon.setdefault(key, value)

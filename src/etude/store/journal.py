@@ -142,18 +142,16 @@ class Journal:
         """
         await self._commit(self._put(key, _dumps(key, value)))
 
-    def put_soon(
-        self, key: str, value: Callable[[], Mapping[str, str | float]], *, is_news: bool = True
-    ) -> None:
+    def put_soon(self, key: str, value: Callable[[], Mapping[str, str | float]]) -> None:
         """Store a value under `key` without waiting: not after what is stored next, in one commit with it.
 
         Of several values for one key the last is stored; `value` is called for that on another thread.
-        Without `is_news` it does not count among the entries that are `committed`.
+        Such sums do not count among the entries that are `committed`: what they are of does.
 
         Where it cannot be stored, whoever stores something next and waits for it hears of that, and it is
         tried again. Raises StoreError when the journal is closed.
         """
-        self._require_writer().submit_soon(key, value, is_news=is_news)
+        self._require_writer().submit_soon(key, value)
 
     def scan(self, prefix: str = "") -> Iterator[tuple[str, Json]]:
         """All keys that start with `prefix` and their values, in the order of the keys, a page at a time."""

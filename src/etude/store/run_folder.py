@@ -18,7 +18,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
-from itertools import chain, count, islice
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ TIME_STEP = "spent/time"
 """The journal's step with how long the run was at work."""
 CONFIG_STEP = "config"
 """The step of the journal that has the text of `config.yml`, to put it back from."""
+BASE_STEPS = "base/"
+"""Before the names of models in the keys of the steps that have which files they were loaded from."""
 DATABASE = "run.db"
 LOCK = "lock"
 
@@ -121,8 +123,10 @@ class RunFolder:
 
     @property
     def is_blank(self) -> bool:
-        """Whether nothing was journalled yet but its config, and that time passed."""
-        return all(key in (CONFIG_STEP, TIME_STEP) for key, _ in islice(self.journal.scan(), 3))
+        """Whether nothing was journalled yet but its config and its base models, and that time passed."""
+        return all(
+            key in (CONFIG_STEP, TIME_STEP) or key.startswith(BASE_STEPS) for key, _ in self.journal.scan()
+        )
 
     @property
     def checkpoints(self) -> Path:

@@ -203,7 +203,7 @@ class ArtTrainings:
             values = resolved("grpo", asked, rows, start.lora, fine_tuned=start.folder is not None)
         except ValueError as error:
             raise ApiError(400, f"peft_args.r: {error}", param="peft_args.r") from error
-        require_doable(self._server.settings, values, rows=rows, file_bytes=0, place="peft_args")
+        require_doable(self._server.settings, values, rows=rows, place="peft_args")
         return {
             "model": start.name,
             "method": "grpo",

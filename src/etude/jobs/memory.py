@@ -1,0 +1,50 @@
+"""Whether the steps of a job fit into the memory that is free where it is trained, before they are taken."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+
+from etude.core.errors import TrainingError
+from etude.learner.learner import Learner
+from etude.learner.memory import ModelNumbers, fits
+from etude.learner.objective import Unit
+from etude.models.memory import available_memory, shown_bytes
+
+
+class TooLittleMemory(TrainingError):
+    """A step would take more memory than is free."""
+
+
+def require_room(learner: Learner, units: Sequence[Unit]) -> None:
+    """Raise TooLittleMemory where a step on `units` takes more memory than is free.
+
+    It is asked by the processes of a team together; those on one machine or GPU need it together. What is no
+    larger than a step that was allowed before is not looked at.
+    """
+    tokens, choices = learner.largest_pass(units)
+    if tokens <= learner.allowed_tokens:
+        return
+    policy, team = learner.policy, learner.team
+    device = next(policy.model.parameters()).device
+    needed = ModelNumbers.of(policy).training(
+        tokens,
+        choices,
+        on_gpu=device.type == "cuda",
+        checkpointed=learner.options.gradient_checkpointing,
+        parts=team.size if team.shards else 1,
+    )
+    own, free = needed.to_come(has_moments=learner.optimiser.has_moments), available_memory(str(device))
+    place = f"{platform.node()}/{device}"
+    together = int(team.sum({place: own})[place])
+    short = free is not None and not fits(together, free)
+    if team.any(short):
+        if free is None or not short:
+            raise TooLittleMemory("another process of the job has too little memory")
+        raise TooLittleMemory(
+            f"training on {tokens} tokens at a time takes about {shown_bytes(together)} of memory beside the "
+            f"weights ({needed.shown('gradients', 'moments', 'activations', 'overhead')}), and "
+            f"{shown_bytes(free)} are free on {device} of {platform.node()}; lower token_budget or "
+            "batch_size, set gradient_checkpointing, train LoRA weights, or free some memory"
+        )
+    learner.allowed_tokens = tokens

@@ -1,0 +1,152 @@
+"""The memory that training takes, from a model's numbers: estimated before anything is allocated.
+
+`benchmarks/job_memory.py` compares it with the peaks of real jobs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from etude.learner.head import logits_at_once
+from etude.models.architecture import text_config
+from etude.models.memory import shown_bytes
+from etude.models.policy import Policy
+
+_MOMENTS, _FLOAT32 = 8, 4
+"""Bytes of AdamW's two moments, and of a number in float32."""
+_OF_LOGITS = 3
+"""Logits, their logprobs and the gradient of either, in float32."""
+_HOLES = 1.8
+"""By how much more a CPU's heap grows with LoRA weights, between whose small tensors holes stay free."""
+_OVERHEAD = 60_000_000
+"""Bytes on a CPU that do not depend on the model."""
+_CERTAIN = 0.8
+"""The share of an estimate that is taken in any case: none of 54 was a fifth above the peak."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingMemory:
+    """Bytes of one process."""
+
+    weights: int
+    copies: int
+    """The reference model's, and float32 copies of trained weights in 16 bits."""
+    moments: int
+    """AdamW's."""
+    gradients: int
+    activations: int
+    overhead: int
+
+    @property
+    def total(self) -> int:
+        """The peak."""
+        return self.weights + self.copies + self.to_come(has_moments=False)
+
+    def to_come(self, *, has_moments: bool) -> int:
+        """The rise from before the first step: to the gradients', or to that of moments being written."""
+        step = max(self.gradients + self.activations, self.moments)
+        return step + self.overhead + (0 if has_moments else self.moments)
+
+    def shown(self, *names: str) -> str:
+        """Some of the fields, for people."""
+        counts = {name: getattr(self, name) for name in names}
+        return ", ".join(f"{shown_bytes(count)} of {name}" for name, count in counts.items() if count)
+
+    def __str__(self) -> str:
+        parts = self.shown("weights", "copies", "moments", "gradients", "activations", "overhead")
+        return f"about {shown_bytes(self.total)} ({parts})"
+
+
+def fits(needed: int, free: int) -> bool:
+    """Whether an estimate may fit into so many bytes: it is refused only where it surely does not."""
+    return needed * _CERTAIN <= free
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNumbers:
+    """The properties of a model that decide how much memory its training takes."""
+
+    weights: int
+    """Bytes."""
+    trained: int
+    """Numbers that training changes."""
+    size: int
+    """Bytes of a number in a layer."""
+    is_lora: bool
+    layers: int
+    width: int
+    queries: int
+    """Width of all heads' queries."""
+    keys: int
+    """Width of all heads' keys, which is that of their values."""
+    inner: int
+    """Width within an MLP, over all experts that a token goes to."""
+    vocabulary: int
+
+    @classmethod
+    def of(cls, policy: Policy) -> ModelNumbers:
+        """Those of a policy, which may be an outline."""
+        config = text_config(policy.model)
+        width, heads = int(config.hidden_size), int(config.num_attention_heads)
+        head = int(getattr(config, "head_dim", None) or width // heads)
+        return cls(
+            weights=sum(value.numel() * value.element_size() for value in policy.model.parameters()),
+            trained=sum(value.numel() for value in policy.trainable().values()),
+            size=policy.model.get_input_embeddings().weight.element_size(),
+            is_lora=policy.is_lora,
+            layers=int(config.num_hidden_layers),
+            width=width,
+            queries=heads * head,
+            keys=int(getattr(config, "num_key_value_heads", None) or heads) * head,
+            inner=_inner_width(config, width),
+            vocabulary=int(config.vocab_size),
+        )
+
+    def kept_by_a_layer(self) -> int:
+        """Bytes of activations that a layer keeps for the gradient, for each token."""
+        half = self.size < _FLOAT32
+        # A norm computes in float32: what it has divided is kept too where its weight is trained.
+        norm = self.width * (_FLOAT32 + (0 if self.is_lora else self.size) + self.size)
+        linear = self.size * (2 * self.queries + 2 * self.keys + 4 * self.inner)
+        # LoRA weights are float32, and each has its own copy of what it multiplies.
+        copies = _FLOAT32 * (5 * self.width + self.queries + self.inner) if half and self.is_lora else 0
+        return 2 * norm + linear + copies
+
+    def training(
+        self,
+        tokens: int = 0,
+        choices: int = 0,
+        *,
+        on_gpu: bool,
+        checkpointed: bool = False,
+        reference: bool = False,
+        parts: int = 1,
+    ) -> TrainingMemory:
+        """The memory of a process whose largest pass has so many tokens, of which `choices` are trained.
+
+        `checkpointed` is with gradient checkpointing, `reference` with a copy of the trained weights as they
+        were; with `parts`, so many processes share out the weights.
+        """
+        kept = self.kept_by_a_layer() * tokens
+        body = kept + self.layers * self.width * self.size * tokens if checkpointed else self.layers * kept
+        logits = min(choices, logits_at_once(self.vocabulary, on_gpu)) * self.vocabulary
+        activations = body + _OF_LOGITS * _FLOAT32 * logits
+        half = self.size < _FLOAT32 and not self.is_lora
+        copies = self.trained * ((_FLOAT32 if half else 0) + (self.size if reference else 0))
+        return TrainingMemory(
+            weights=self.weights // parts,
+            copies=copies // parts,
+            moments=self.trained * _MOMENTS // parts,
+            gradients=self.trained * _FLOAT32 // parts,
+            activations=int(activations * (_HOLES if self.is_lora and not on_gpu else 1)),
+            overhead=0 if on_gpu else _OVERHEAD,
+        )
+
+
+def _inner_width(config: Any, width: int) -> int:
+    """Of an MLP; of experts, those that a token goes to together."""
+    experts = getattr(config, "num_experts_per_tok", None)
+    own = getattr(config, "moe_intermediate_size", None)
+    inner = own * experts if experts and own else getattr(config, "intermediate_size", None)
+    return int(inner or 4 * width)

@@ -1,0 +1,68 @@
+"""How much memory there is, and how much is free: of the machine, a container or a GPU."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_memory(device: str = "cpu") -> int | None:
+    """Free memory of a device, as `cuda:1`, in bytes; None where nobody says.
+
+    What torch holds of a GPU and does not use counts as free.
+    """
+    if device.startswith("cuda"):
+        import torch
+
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + held
+    limits = [limit for limit in (_unused_memory(), _cgroup_room()) if limit is not None]
+    return min(limits, default=None)
+
+
+def total_memory() -> int | None:
+    """Memory of the machine, or of the container that this is, in bytes; None where nobody says."""
+    try:
+        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return _cgroup_limit()
+    return min(pages, _cgroup_limit() or pages)
+
+
+def shown_bytes(count: float) -> str:
+    """`1.5 GB`, in powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def _unused_memory() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    line = next((line for line in lines if line.startswith("MemAvailable:")), None)
+    return None if line is None else int(line.split()[1]) * 1024
+
+
+def _cgroup_room() -> int | None:
+    """Bytes that a container may still take; None outside of one."""
+    limit = _cgroup_limit()
+    try:
+        used = int((_CGROUP / "memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return None if limit is None else max(0, limit - used)
+
+
+def _cgroup_limit() -> int | None:
+    """Bytes that a container may take in all; None outside of one."""
+    try:
+        limit = (_CGROUP / "memory.max").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(limit) if limit.isdigit() else None

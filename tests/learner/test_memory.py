@@ -1,0 +1,78 @@
+"""The memory of training by a model's numbers, against what PyTorch keeps for the gradient."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from etude.learner.head import last_hidden
+from etude.learner.memory import ModelNumbers, fits
+from etude.models import memory
+from etude.models.policy import LoraOptions
+from tests.models.tiny_models import fresh_policy
+
+TOKENS = 32
+
+
+def kept(policy) -> float:
+    """Bytes that a layer keeps for each token."""
+    own = {value.untyped_storage().data_ptr() for value in policy.model.parameters()}
+    storages = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            storages[storage.data_ptr()] = storage
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        last_hidden(policy.model, torch.zeros(1, TOKENS, dtype=torch.long))
+    return sum(map(len, storages.values())) / TOKENS / policy.model.config.num_hidden_layers
+
+
+@pytest.mark.parametrize("is_lora", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_activations_are_those_that_a_layer_keeps(is_lora: bool, dtype: torch.dtype):
+    policy = fresh_policy()
+    policy.model.to(dtype)
+    if is_lora:
+        policy.use_lora(LoraOptions(1), seed=0)
+    assert ModelNumbers.of(policy).kept_by_a_layer() == pytest.approx(kept(policy), rel=0.15)
+
+
+def test_weights_gradients_moments_and_copies_are_counted_by_their_bytes():
+    numbers = ModelNumbers.of(fresh_policy())
+    count = numbers.trained
+    whole = numbers.training(on_gpu=True, reference=True)
+    assert (whole.weights, whole.gradients, whole.moments, whole.copies) == (
+        4 * count,
+        4 * count,
+        8 * count,
+        4 * count,
+    )
+    # The moments are copied when they are written, after the gradients are gone.
+    assert whole.total == (4 + 4 + 8 + 8) * count
+    half = replace(numbers, size=2).training(on_gpu=True)
+    assert half.copies == 4 * count, "masters in float32"
+    assert numbers.training(on_gpu=True, parts=4).moments == 2 * count
+
+
+def test_activations_grow_with_the_tokens_and_less_so_with_checkpointing():
+    numbers = ModelNumbers.of(fresh_policy())
+    few, many = (numbers.training(tokens, tokens, on_gpu=True).activations for tokens in (100, 200))
+    assert many == 2 * few
+    assert numbers.training(200, 200, on_gpu=True, checkpointed=True).activations < many
+
+
+def test_only_what_surely_does_not_fit_is_refused():
+    assert fits(120, 100) and not fits(130, 100)
+
+
+def test_the_free_memory_of_a_gpu_counts_what_torch_holds_and_does_not_use(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: {"cuda:1": (1000, 5000)}[device])
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 200)
+    assert memory.available_memory("cuda:1") == 1100
