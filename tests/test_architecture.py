@@ -27,6 +27,7 @@ ROOMS = [
     "inference",
     "learner",
     "budget",
+    "traces",
     "rollout",
     "rewards",
     "protocols",

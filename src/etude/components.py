@@ -33,6 +33,7 @@ import etude.rollout.workflow
 import etude.scenarios.datasets
 import etude.scenarios.measures
 import etude.scenarios.scenario
+import etude.traces.dataset
 import etude.trackers.callback
 import etude.trackers.mlflow
 import etude.trackers.otel

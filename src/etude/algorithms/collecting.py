@@ -36,6 +36,7 @@ from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
 from etude.core.example import Example
 from etude.core.keys import content_hash, generator
+from etude.core.logged import LoggedExample
 from etude.core.sample import Kind, SampleOrPair
 from etude.core.secrets import masked as without_secrets
 from etude.core.trajectory import Method, TrajectoryCollection
@@ -113,6 +114,19 @@ class Collecting(TrajectoryBuilderConfig):
     async def check_protocol(self, builder: Builder) -> None:
         """The same, of what the config's workflow plays."""
 
+    def check_logged(self, examples: Sequence[Example]) -> None:
+        """The same, where chats from a log are to be learned from: they have no tokens of the model's own."""
+        logged = next((example for example in examples if isinstance(example, LoggedExample)), None)
+        if logged is None or not (self.kind == "samples" or "logprobs" in self.needs()):
+            return
+        remedy = "set `reference: base`"
+        if self.kind == "samples":
+            remedy = "take `expert_iteration`, `supervised`, or `dpo` with `reference: base`"
+        raise RequestError(
+            f"{self.type_name} learns from the probabilities that answers were sampled with, and the chats "
+            f"of {logged.origin} were logged without token ids and logprobs; {remedy}"
+        )
+
     def widths(self, epoch: int) -> Any:
         """How many answers an epoch's plays have for each turn; None leaves it to the workflow."""
         return None
@@ -175,6 +189,7 @@ class CollectingBuilder(TrajectoryBuilder):
         await super().initialize(run_config)
         self._reward_name()
         self.algorithm.check()
+        self.algorithm.check_logged(() if self._runtime is None else self._runtime.examples)
 
     async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
         """Start the episodes of the epoch `meta["epoch"]`."""

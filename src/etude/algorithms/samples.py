@@ -157,11 +157,12 @@ def sample_of(
                 stop=len(ids),
                 message=len(messages),
                 sampling=drawn_by(call),
-                model_version=completion.model_version,
+                model_version=None if call.logged else completion.model_version,
                 value=value,
                 call=call.index,
                 function=call.function,
                 finish_reason=completion.finish_reason,
+                replaced=call.logged,
                 token_ids=None if known else completion.completion_ids,
                 logprobs=None if known else completion.logprobs,
             )
@@ -276,6 +277,8 @@ def _keys(messages: Sequence[Message]) -> list[str]:
 def require_tokens(episode: EpisodeRecord, branch: Branch, logprobs: bool) -> None:
     """Raise TrainingError unless every call of the branch has its token ids (and logprobs)."""
     for call in branch.calls:
+        if call.logged:
+            continue  # A backend makes its tokens of the text.
         has_ids = _has_tokens(call)
         has_logprobs = call.completion is not None and call.completion.logprobs is not None
         if not has_ids or (logprobs and not has_logprobs):

@@ -19,6 +19,7 @@ from etude.cli import (
     episodes,
     evaluate,
     export,
+    import_traces,
     init,
     report,
     runs,
@@ -124,6 +125,7 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     report.report,
     transcripts.transcripts,
     export.export,
+    import_traces.import_traces,
     serve.serve,
     view.view,
 )

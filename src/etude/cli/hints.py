@@ -68,6 +68,11 @@ def show(run: Path) -> str:
     return _etude("runs", "show", run)
 
 
+def list_episodes(run: Path) -> str:
+    """A log was imported."""
+    return _etude("episodes", run)
+
+
 def show_episode(run: Path, episode: str) -> str:
     """Episodes were listed."""
     return _etude("episodes", "show", episode, "--run", run)
@@ -149,6 +154,8 @@ def after_run(run: Path) -> str:
         return repair(run)
     if facts.state == "unfinished":
         return resume(run)
+    if facts.kind == "import":
+        return list_episodes(run)
     return rescore(run) if facts.kind == "evaluate" else after_training(run)
 
 

@@ -238,6 +238,9 @@ class Call:
     """When it was asked, in Unix seconds; 0 where that is not known."""
     seconds: float = field(default=0.0, compare=False)
     """That it took, with all attempts."""
+    logged: bool = False
+    """Whether it was made elsewhere and is known from a log: its answer has no tokens of this run's model
+    until a backend makes them of the text."""
 
     @property
     def retries(self) -> int:

@@ -71,7 +71,7 @@ def units_of(
     for item in trajectory.episode:
         if not isinstance(item, DPOItem):
             raise TrainingError("DPO trains on preferences (DPOItem), and found an episode; use builder dpo")
-        pairs.append(_pair_of(item, encoder, needs_logprobs))
+        pairs.append(_pair_of(item, trajectory.tools or (), encoder, needs_logprobs))
     return pairs
 
 
@@ -214,9 +214,12 @@ def _preference(pair: Pair) -> DPOItem:
             tokens[f"{name}_mask"] = sample.mask[start:]
             if sample.logprobs is not None:
                 tokens[f"{name}_logprobs"] = sample.logprobs[start:]
-    replies: dict[str, OpenAIMessage] = {}
+    replies: dict[str, Any] = {}
     if len(chosen) == len(rejected) == 1:
         replies = {"chosen_message": _flat(chosen[0]), "rejected_message": _flat(rejected[0])}
+    elif not tokens:
+        sides = {"chosen_messages": chosen, "rejected_messages": rejected}
+        replies = {name: [*map(_flat, messages)] for name, messages in sides.items()}
     return DPOItem(
         prompt=[_flat(message) for message in prompt],
         chosen_response=_response(chosen),
@@ -262,12 +265,14 @@ def _written(message: Message) -> str:
     return text_of(message) or (json.dumps(calls) if calls else "")
 
 
-def _pair_of(item: DPOItem, encoder: Encoder | None, needs_logprobs: bool) -> Pair:
+def _pair_of(item: DPOItem, tools: Sequence[Tool], encoder: Encoder | None, needs_logprobs: bool) -> Pair:
     prompt = item.prompt_ids
     known = prompt is not None and item.chosen_ids is not None and item.rejected_ids is not None
     if not known:
         if encoder is None:
             raise TrainingError("a preference has no token ids, and there is no tokenizer for its texts")
+        if not needs_logprobs and (written := _written_pair(item, tools, encoder)) is not None:
+            return written
         prompt = encoder.prompt(item.prompt)
     assert prompt is not None
     sides: dict[str, Sample] = {}
@@ -292,6 +297,27 @@ def _pair_of(item: DPOItem, encoder: Encoder | None, needs_logprobs: bool) -> Pa
             episode=getattr(item, f"{name}_episode"),
         )
     return Pair(sides["chosen"], sides["rejected"], len(prompt))
+
+
+def _written_pair(item: DPOItem, tools: Sequence[Tool], encoder: Encoder) -> Pair | None:
+    """The pair of two conversations that nobody sampled; None where their messages are not all known."""
+    chosen, rejected = (
+        messages or ([message] if message is not None else None)
+        for messages, message in (
+            (item.chosen_messages, item.chosen_message),
+            (item.rejected_messages, item.rejected_message),
+        )
+    )
+    if encoder.transcript is None or chosen is None or rejected is None or isinstance(item.prompt, str):
+        return None
+    context = [message.to_wire() for message in item.prompt]
+    context = [message | {"weight": 0} if message["role"] == "assistant" else message for message in context]
+    sides: list[Sample] = []
+    for answer in (chosen, rejected):
+        ids, mask = encoder.transcript([*context, *(message.to_wire() for message in answer)], tools)
+        turns = tuple(Turn(start, stop, sampling=item.sampling) for start, stop in _runs(mask))
+        sides.append(Sample(ids, tuple(map(bool, mask)), (0.0,) * len(ids), turns=turns))
+    return Pair(sides[0], sides[1])
 
 
 def _runs(mask: Sequence[bool]) -> list[tuple[int, int]]:

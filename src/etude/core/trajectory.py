@@ -83,6 +83,9 @@ class DPOItem(DataModel):
     rejected_message: OpenAIMessage | None = None
     """The answers with their thinking and tool calls, for training files; None where one has several
     messages."""
+    chosen_messages: list[OpenAIMessage] | None = None
+    rejected_messages: list[OpenAIMessage] | None = None
+    """The answers with all that came between them, of several messages whose tokens nobody has told."""
     prompt_ids: tuple[int, ...] | None = None
     chosen_ids: tuple[int, ...] | None = None
     rejected_ids: tuple[int, ...] | None = None

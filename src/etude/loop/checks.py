@@ -32,7 +32,7 @@ class Provenance:
     def saw(self, epoch: int, episode: EpisodeRecord) -> None:
         """Remember the answers of an episode, which is of an epoch."""
         for call in episode.calls:
-            if call.completion is None or call.model != self._model:
+            if call.completion is None or call.model != self._model or call.logged:
                 continue
             version = call.completion.model_version
             self._latest = max((epoch, version), self._latest or (epoch, version))

@@ -32,7 +32,7 @@ def shown_state(facts: RunFacts) -> str:
 
 def shown_epochs(facts: RunFacts) -> str | None:
     """`3/10`; None of an evaluation, which has none."""
-    if facts.kind == "evaluate" or facts.state == "unreadable":
+    if facts.kind != "train" or facts.state == "unreadable":
         return None
     return f"{facts.epochs_done}/{facts.num_epochs or '?'}"
 

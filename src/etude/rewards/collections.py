@@ -37,7 +37,7 @@ class Collected:
         self.episodes += 1
         self.sampled.saw(episode, model)
         for call in episode.calls:
-            if call.completion is not None:
+            if call.completion is not None and not call.logged:
                 self.completion_tokens += call.completion.usage.completion_tokens
                 if call.model == model:
                     self.model_versions[call.completion.model_version] += 1

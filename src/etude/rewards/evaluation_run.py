@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from etude.core.errors import ErrorBudgetExceeded, ModelOut, RequestError
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.example import Example
 from etude.core.interfaces import Engine, Evaluator
+from etude.core.logged import LoggedExample
 from etude.core.stats import Estimate, estimate
 from etude.rewards.evaluation import Evaluation, EvaluationRequest, OnScore
 from etude.rewards.gathering import Gathering
@@ -68,16 +69,7 @@ class EvaluationRun(Evaluation):
         else is kept.
         """
         _require_unique(request.examples)
-        jobs = [
-            EpisodeJob(
-                id=f"{request.phase or 'eval'}/{example.id}/{generation}",
-                example=example,
-                generation=generation,
-                sampling=request.sampling or {},
-            )
-            for example in request.examples
-            for generation in range(request.generations)
-        ]
+        jobs = [job for example in request.examples for job in _jobs(example, request)]
         gathering = Gathering(
             [(job.example.id, job.generation) for job in jobs],
             self._scorer,
@@ -210,6 +202,15 @@ async def measure(
         run = EvaluationRun(collector, {"reward": evaluator}, journal, max_concurrency=max_concurrency)
         output = await run.run(examples, phase="measure", keep_episodes=False)
     return estimate(output.scores()["reward"])
+
+
+def _jobs(example: Example, request: EvaluationRequest) -> Iterator[EpisodeJob]:
+    """The episodes on an example; those that were played before are all of them there are."""
+    logged = example if isinstance(example, LoggedExample) else None
+    plain = example if logged is None else Example(example.id, example.inputs, example.expected)
+    for generation in range(request.generations if logged is None else logged.episodes):
+        name = f"{request.phase or 'eval'}/{example.id}/{generation}"
+        yield EpisodeJob(name, plain, generation, request.sampling or {}, logged)
 
 
 def _require_unique(examples: Sequence[Example]) -> None:

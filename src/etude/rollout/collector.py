@@ -16,6 +16,7 @@ from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.core.interfaces import Engine
+from etude.core.logged import LoggedExample
 from etude.core.tools import ToolSet
 from etude.rollout.episode import Episode
 from etude.rollout.paces import Paces
@@ -24,7 +25,7 @@ from etude.rollout.run_workflow import run_workflow, watch_workflows
 from etude.rollout.tools import EpisodeTools
 from etude.rollout.workflow import Workflow
 from etude.store.encode import encode_episode
-from etude.store.episodes import read_episode
+from etude.store.episodes import read_episode, write_episode
 from etude.store.journal import Steps
 from etude.wire.endpoint import EndpointServer
 from etude.wire.sampling import change_sampling
@@ -62,6 +63,8 @@ class EpisodeJob:
     generation: int = 0
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `Sampling` that all calls have, whatever the agent asks for: `{"temperature": 0}`."""
+    logged: LoggedExample | None = None
+    """Where the episode was played before, and is only to be read."""
 
     def __post_init__(self) -> None:
         """Raises RequestError for an unknown field or an impossible value."""
@@ -248,6 +251,9 @@ class Collector:
         play = self.run if self._runner is None else self._runner.play
         try:
             for job in waiting:
+                if job.logged is not None and self._journal.get(job.id) is None:
+                    model = self._models.choose(None)
+                    await write_episode(self._journal, job.logged.played(job.id, job.generation, model))
                 admission = self._admission
                 is_known = admission is None or self._journal.get(job.id) is not None
                 async with nullcontext() if admission is None or is_known else admission():

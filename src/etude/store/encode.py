@@ -56,6 +56,7 @@ def encode_call(call: Call, parent: tuple[str, Call] | None) -> Json:
         "waited": round(call.waited, 3) or None,
         "failed_at": call.failed_at or None,
         "timed": [round(call.began, 6), round(call.seconds, 6)] if call.began else None,
+        "logged": call.logged or None,
         "completion": None if call.completion is None else _encode_completion(call.completion, before),
     }
     return _without_none(data)
@@ -94,6 +95,7 @@ def decode_call(data: Json, conversation: str, parent: Call | None) -> Call:
         failed_at=tuple(data.get("failed_at", ())),
         began=timed[0],
         seconds=timed[1],
+        logged=data.get("logged", False),
     )
 
 

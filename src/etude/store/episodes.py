@@ -13,7 +13,7 @@ from etude.core.call import Call
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError, StoreError
 from etude.core.example import Example
-from etude.store.encode import decode_call, decode_episode, parent_name
+from etude.store.encode import decode_call, decode_episode, encode_call, encode_episode, parent_name
 from etude.store.journal import Journal, Json, Steps
 
 EVALUATION = "eval"
@@ -77,6 +77,21 @@ def read_episode(journal: Steps, episode_id: str, example: Example | None = None
     """
     data = journal.get(episode_id)
     return _decoded(journal, data, example) if _is_episode(data) else None
+
+
+async def write_episode(journal: Steps, record: EpisodeRecord) -> None:
+    """Store an episode that was not played here, each call as the difference to the one before.
+
+    Raises StoreError.
+    """
+    names: dict[int, str] = {}
+    before: tuple[str, Call] | None = None
+    for call in record.calls:
+        if call.completion is not None:
+            names[call.index] = name = f"logged/{call.index}"
+            await journal.put(call_key(record.id, name), encode_call(call, before))
+            before = name, call
+    await journal.put(record.id, encode_episode(record, names))
 
 
 def _is_episode(data: Json) -> bool:

@@ -28,6 +28,8 @@ State = Literal["running", "finished", "unfinished", "unreadable"]
 
 SUMMARY = "summary.json"
 """Written when a training run is over."""
+IMPORT = "import"
+"""The step of the journal, and the JSON file, that say which chats of a log a run has."""
 STORAGE = "storage.json"
 """How the backup of a run stands; of a run without a storage there is none."""
 
@@ -38,7 +40,7 @@ class RunFacts:
 
     name: str
     path: Path
-    kind: Literal["train", "evaluate"]
+    kind: Literal["train", "evaluate", "import"]
     state: State
     changed: float
     """When the run's journal was last written; Unix seconds."""
@@ -92,7 +94,8 @@ def facts_of(path: Path) -> RunFacts:
             summary = summary_in(run.journal, run.name)
             result = run.read_json(RESULT)
             storage = run.read_json(STORAGE)
-            is_over = (result if request is not None else run.read_json(SUMMARY)) is not None
+            is_import = run.journal.get(IMPORT) is not None
+            is_over = is_import or (result if request is not None else run.read_json(SUMMARY)) is not None
         settings = stored_data(path, required=False)
     except EtudeError as error:
         return RunFacts(path.name, path, "train", "unreadable", changed, problem=str(error))
@@ -106,7 +109,7 @@ def facts_of(path: Path) -> RunFacts:
     return RunFacts(
         name=path.name,
         path=path,
-        kind="train" if request is None else "evaluate",
+        kind="import" if is_import else "train" if request is None else "evaluate",
         state=state,
         changed=changed,
         in_use_by=in_use_by,

@@ -19,7 +19,7 @@ _IS_EPISODE = "substr(value, 1, 12) = '{\"episode\": '"
 _NEXT = f"SELECT key, value FROM steps WHERE key >= ? AND {_IS_EPISODE} ORDER BY key LIMIT 1"
 _PARTS = (
     *("episode", "example", "generation", "calls", "output", "failure", "seconds", "score", "error"),
-    *("function", "retried", "completion.finish_reason", "completion.drifted"),
+    *("function", "retried", "logged", "completion.finish_reason", "completion.drifted"),
     *("completion.model_version", "completion.usage"),
 )
 _COLUMNS = ", ".join(f"'$.{part}'" for part in _PARTS)
@@ -165,7 +165,8 @@ def _add_call(outline: EpisodeOutline, stored: Mapping[str, Json]) -> None:
     outline.agents.add(stored["function"])
     outline.retries += sum((stored["retried"] or {}).values())
     if stored["completion.model_version"] is not None:
-        outline.versions.add(stored["completion.model_version"])
+        if not stored["logged"]:
+            outline.versions.add(stored["completion.model_version"])
         outline.cut_off += stored["completion.finish_reason"] == "length"
         outline.drifted += bool(stored["completion.drifted"])
         outline.tokens += stored["completion.usage"][1]

@@ -1,0 +1,71 @@
+"""`etude import-traces LOG...`: chats that were logged in production become stored episodes."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from etude.cli import hints
+from etude.cli.command import RUNS, AsJson, OutputDir, argument, option, run_async
+from etude.cli.console import emit, next_step, path_shown, say, table
+
+if TYPE_CHECKING:
+    from etude.traces.importing import Imported
+
+
+class Format(StrEnum):
+    """The formats of logs."""
+
+    OPENAI = "openai"
+    OTLP = "otlp"
+    LANGFUSE = "langfuse"
+    PHOENIX = "phoenix"
+
+
+def import_traces(
+    files: Annotated[
+        list[Path], argument("The log: JSON Lines, JSON (both also .gz) or Parquet; several files are one.")
+    ],
+    format: Annotated[
+        Format | None, option("The format of the rows; by default each row tells it.", show_default=False)
+    ] = None,
+    hold_out: Annotated[
+        float, option("Share of the prompts that are held out, to validate on.", min=0, max=0.9)
+    ] = 0.2,
+    skip_broken: Annotated[
+        bool, option("Leave out rows that are broken, and count them.", "--skip-broken")
+    ] = False,
+    name: Annotated[str | None, option("Name of the run; made up by default.")] = None,
+    output_dir: OutputDir = RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """Store the chats of a log as episodes: to look at, to score, and to learn from.
+
+    Reads chats of OpenAI's API, OTLP spans of the GenAI conventions, Langfuse's and Phoenix's exports.
+    """
+    from etude.store.run_folder import RunFolder
+    from etude.traces.importing import read_log, write_run
+
+    kind = None if format is None else format.value
+    episodes, imported = read_log(files, format=kind, skip_broken=skip_broken, hold_out=hold_out)
+    with RunFolder.create(output_dir, name) as run:
+        run_async(write_run(run, episodes, imported))
+    if as_json:
+        emit({"run": str(run.path), **imported.as_json()})
+        return
+    _show(imported)
+    say(f"run             {path_shown(run.path)}")
+    next_step(hints.list_episodes(run.path))
+
+
+def _show(imported: Imported) -> None:
+    if imported.left_out:
+        rows = [(reason, count, first) for reason, (count, first) in imported.left_out.items()]
+        table(("left out", "count", "first at"), rows, sentences=("left out",))
+    failed = f", {imported.failed} of them ended in an error" if imported.failed else ""
+    say(f"chats           {imported.chats} with {imported.calls} calls{failed}")
+    several = f"{imported.compared} with several chats"
+    say(f"prompts         {imported.prompts}, {several}, {imported.held_out} held out")
+    if imported.scores:
+        say("feedback        " + ", ".join(f"{name} ({count})" for name, count in imported.scores.items()))

@@ -1,0 +1,171 @@
+"""The rows of a log, whatever kind of file it is in, and which format each of them is of."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any
+
+from etude.core.errors import DatasetError, MissingExtraError
+from etude.core.evaluation import without_numbers
+from etude.core.json_text import read_json
+from etude.traces import langfuse, openai, otlp, phoenix
+from etude.traces.record import LeftOut, Record, RowError, shown
+
+FORMATS: Mapping[str, ModuleType] = {"otlp": otlp, "langfuse": langfuse, "phoenix": phoenix, "openai": openai}
+"""In the order in which they are asked whether a row is theirs."""
+
+_BROKEN = 120
+"""Characters of what is wrong with rows that are left out."""
+_MOST_VALUES = 100_000_000
+"""Of one text: an export may be a single list."""
+_MARK = b"\xef\xbb\xbf"
+_BLANK = _MARK + b" \t\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of a file, and where it stands: `file:line`, or `file: row 3`."""
+
+    where: str
+    read: Callable[[], Any]
+    """Raises RowError."""
+
+
+def read_records(path: Path, format: str | None = None, *, skip_broken: bool = False) -> Iterator[Record]:
+    """The entries of a log. Each row says itself which format it is of, unless `format` is given.
+
+    Raises DatasetError for a file that cannot be read, and RowError for a row that is not as its format has
+    it; with `skip_broken` such rows are left out, with what is wrong with them.
+    """
+    for row in rows_of(path):
+        try:
+            content = row.read()
+            if not isinstance(content, Mapping):
+                raise RowError(row.where, f"a row must be an object, found {shown(content)}")
+            yield from list(_format_of(content, format, row.where).read(content, row.where))
+        except RowError as error:
+            if not skip_broken:
+                remedy = "mend it, or leave such rows out: --skip-broken"
+                raise RowError(error.where, f"{error.problem}; {remedy}") from error
+            yield LeftOut(error.where, f"broken: {without_numbers(error.problem)[:_BROKEN]}")
+
+
+def _format_of(row: Mapping[str, Any], format: str | None, where: str) -> ModuleType:
+    if format is not None:
+        return FORMATS[format]
+    for module in FORMATS.values():
+        if module.fits(row):
+            return module
+    raise RowError(where, f"a row of no known format ({', '.join(FORMATS)}): {shown(row)}")
+
+
+def rows_of(path: Path) -> Iterator[Row]:
+    """The rows of a JSON Lines file, a JSON file or a Parquet file, the first two also with gzip.
+
+    Raises DatasetError when it cannot be read.
+    """
+    if not path.is_file():
+        raise DatasetError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
+    try:
+        yield from _parquet(path) if path.suffix == ".parquet" else _json(path)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DatasetError(f"{path} cannot be read: {error}") from error
+
+
+def _json(path: Path) -> Iterator[Row]:
+    """A line for each row, or one value over many lines: a list of rows, or a row."""
+    with _opened(path) as file:
+        lines = ((number, line) for number, line in enumerate(file, start=1) if line.strip(_BLANK))
+        first, second = next(lines, None), next(lines, None)
+        if first is None:
+            return
+        number, line = first[0], first[1].removeprefix(_MARK)
+        value = _value_of(line)
+        if value is None and (line.strip() in (b"[", b"{") or second is None or not _value_of(second[1])):
+            yield from _whole(path)
+            return
+        if value is None:
+            yield _line(path, number, line)
+        else:
+            yield from _items(f"{path}:{number}", value)
+        yield from (_line(path, *each) for each in chain(() if second is None else (second,), lines))
+
+
+def _opened(path: Path) -> IO[bytes]:
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+
+
+def _value_of(line: bytes) -> Any:
+    """The value of a line; None where it is no JSON."""
+    try:
+        return read_json(line, most_values=_MOST_VALUES)
+    except ValueError:
+        return None
+
+
+def _line(path: Path, number: int, line: bytes) -> Row:
+    def read() -> Any:
+        try:
+            return read_json(line, most_values=_MOST_VALUES)
+        except ValueError as error:
+            raise RowError(f"{path}:{number}", f"broken JSON: {error}") from error
+
+    return Row(f"{path}:{number}", read)
+
+
+def _whole(path: Path) -> Iterator[Row]:
+    with _opened(path) as file:
+        text = file.read().removeprefix(_MARK)
+    try:
+        value = json.loads(text)
+        read_json(text, most_values=_MOST_VALUES)
+    except UnicodeDecodeError as error:
+        raise DatasetError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from error
+    except json.JSONDecodeError as error:
+        where = f"{path}:{error.lineno}:{error.colno}"
+        raise DatasetError(f"{where}: broken JSON: {error.msg}; mend it, or write a row a line") from error
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(f"{path}:1: broken JSON: {error}; mend it, or write a row a line") from error
+    yield from _items(str(path), value)
+
+
+def _items(where: str, value: Any) -> Iterator[Row]:
+    """The rows of a value: those of a list, those of a data frame that has its columns first, or itself."""
+    rows = _transposed(value) if isinstance(value, dict) else value
+    if not isinstance(rows, list):
+        yield Row(where, lambda: rows)
+        return
+    for index, item in enumerate(rows, start=1):
+        yield Row(f"{where}: row {index}", lambda item=item: item)  # type: ignore[misc]
+
+
+def _transposed(value: dict[str, Any]) -> Any:
+    """`{"column": {"0": …, "1": …}, …}` as rows, where it is that: a data frame as pandas writes it."""
+    columns = list(value.values())
+    if "context.span_id" not in value or not all(isinstance(column, dict) for column in columns):
+        return value
+    return [{name: column.get(key) for name, column in value.items()} for key in columns[0]]
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtraError("reading Parquet", "data") from error
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                for content in batch.to_pylist():
+                    number += 1
+                    yield Row(f"{path}: row {number}", lambda content=content: content)  # type: ignore[misc]
+    except pyarrow.ArrowException as error:
+        raise DatasetError(f"{path} cannot be read as Parquet: {error}") from error

@@ -1,0 +1,184 @@
+"""Chats as OpenAI's API has them: rows of the fine-tuning format, and requests logged with their responses.
+
+{"messages": [...], "tools": [...]}
+{"request": {"model": ..., "messages": [...]}, "response": {"object": "chat.completion", "choices": [...]}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from etude.core.message import Message
+from etude.traces.record import (
+    LeftOut,
+    LoggedCall,
+    Record,
+    RowError,
+    choices_of,
+    list_of,
+    mapping_of,
+    message_of,
+    messages_of,
+    parsed,
+    sampling_of,
+    score_of,
+    shown,
+    text_in,
+    time_of,
+    tools_of,
+    usage_of,
+)
+
+_FEEDBACK = ("score", "reward", "feedback")
+
+
+def fits(row: Mapping[str, Any]) -> bool:
+    """Whether a row is of this format."""
+    return ("request" in row and "response" in row) or "messages" in row
+
+
+def read(row: Mapping[str, Any], where: str) -> Iterator[Record]:
+    """The calls of a row, and its feedback. Raises RowError."""
+    trace = text_in(row, "trace_id") or (where if "messages" in row else "")
+    name = text_in(row, "id", "request_id") or where
+    calls = _conversation if "messages" in row else _exchange
+    yield from calls(row, where, trace, name)
+    for field in _FEEDBACK:
+        if row.get(field) is not None:
+            yield from _feedback(row[field], field, where, name)
+    for field, value in mapping_of(row.get("scores"), where, "scores").items():
+        yield from _feedback(value, field, where, name)
+
+
+def _feedback(value: Any, name: str, where: str, call: str) -> Iterator[Record]:
+    """A number, or an object with `score` or `value`, and a `comment` or `reason`."""
+    if isinstance(value, Mapping):
+        found = value.get("score", value.get("value"))
+        yield score_of(where, name, found, text_in(value, "comment", "reason"), call=call)
+    else:
+        yield score_of(where, name, value, call=call)
+
+
+def _conversation(row: Mapping[str, Any], where: str, trace: str, name: str) -> Iterator[Record]:
+    """A finished conversation: a call for each answer, but for those of weight 0."""
+    messages = messages_of(row["messages"], where, "messages")
+    tools = tools_of(row.get("tools"), where, "tools")
+    answers = [
+        index
+        for index, message in enumerate(messages)
+        if message["role"] == "assistant" and message.get("weight") != 0 and index
+    ]
+    if not answers:
+        yield LeftOut(where, "conversation without an answer of the assistant")
+        return
+    if answers[-1] + 1 < len(messages):
+        yield LeftOut(where, "messages after the last answer of a conversation")
+    for index in answers:
+        answer = {key: value for key, value in messages[index].items() if key != "weight"}
+        yield LoggedCall(
+            where,
+            messages[:index],
+            answer,
+            tools,
+            model=text_in(row, "model"),
+            finish_reason="tool_calls" if answer.get("tool_calls") else "stop",
+            # Feedback is on the whole: the last answer has the row's own name.
+            id=name if index == answers[-1] else f"{name}@{index}",
+            trace=trace,
+            session=text_in(row, "session_id", "conversation_id", "thread_id"),
+            is_whole=True,
+            expected=row.get("expected", row.get("answer")),
+        )
+
+
+def _exchange(row: Mapping[str, Any], where: str, trace: str, name: str) -> Iterator[Record]:
+    """A request and its response."""
+    request = mapping_of(parsed(row["request"], where, "request"), where, "request")
+    response = parsed(row["response"], where, "response")
+    if "messages" not in request:
+        yield LeftOut(where, "request without messages: no chat completion")
+        return
+    if isinstance(response, list):
+        response = _joined(response, where)
+    answered = mapping_of(response, where, "response")
+    usage = mapping_of(answered.get("usage"), where, "response.usage")
+    call = LoggedCall(
+        where,
+        messages_of(request["messages"], where, "request.messages"),
+        None,
+        tools_of(request.get("tools"), where, "request.tools"),
+        model=text_in(answered, "model") or text_in(request, "model"),
+        sampling=sampling_of(request, where, "request"),
+        usage=usage_of(usage.get("prompt_tokens"), usage.get("completion_tokens")),
+        began=time_of(
+            _first(row, "timestamp", "created_at", "time") or answered.get("created"), where, "timestamp"
+        ),
+        id=name,
+        trace=trace,
+        session=text_in(row, "session_id", "conversation_id", "thread_id"),
+        expected=row.get("expected", row.get("answer")),
+    )
+    error = answered.get("error") or row.get("error")
+    if error:
+        reason = text_in(error, "message", "type", "code") if isinstance(error, Mapping) else str(error)
+        yield replace(call, error=reason or "an error without a message")
+        return
+    choices = list_of(answered.get("choices"), where, "response.choices")
+    if not choices:
+        yield LeftOut(where, "response without choices: no chat completion, or one that was cut off")
+        return
+    yield from choices_of(call, [_choice(choice, where, index) for index, choice in enumerate(choices)])
+
+
+def _first(row: Mapping[str, Any], *names: str) -> Any:
+    return next((row[name] for name in names if row.get(name) is not None), None)
+
+
+def _choice(value: Any, where: str, index: int) -> tuple[Message, str]:
+    what = f"response.choices[{index}]"
+    choice = mapping_of(value, where, what)
+    # Some loggers keep what was streamed as one `delta`.
+    message = mapping_of(choice.get("message", choice.get("delta")), where, f"{what}.message")
+    if not message:
+        raise RowError(where, f"{what} must have a message, found {shown(choice)}")
+    answer = message_of({"role": "assistant", **message}, where, f"{what}.message")
+    return answer, text_in(choice, "finish_reason")
+
+
+def _joined(chunks: Sequence[Any], where: str) -> dict[str, Any]:
+    """The completion that chunks of a stream make. Raises RowError."""
+    whole: dict[str, Any] = {}
+    choices: dict[int, dict[str, Any]] = {}
+    for number, value in enumerate(chunks):
+        chunk = mapping_of(value, where, f"response[{number}]")
+        whole |= {
+            key: chunk[key] for key in ("model", "created", "usage", "error") if chunk.get(key) is not None
+        }
+        for piece in list_of(chunk.get("choices"), where, f"response[{number}].choices"):
+            part = mapping_of(piece, where, f"response[{number}].choices")
+            told = part.get("index")
+            index: int = told if isinstance(told, int) else 0
+            choice = choices.setdefault(index, {"message": {"role": "assistant", "content": None}})
+            choice["finish_reason"] = part.get("finish_reason") or choice.get("finish_reason")
+            _add(choice["message"], mapping_of(part.get("delta"), where, f"response[{number}].delta"), where)
+    return whole | {"choices": [choices[index] for index in sorted(choices)]}
+
+
+def _add(message: dict[str, Any], delta: Mapping[str, Any], where: str) -> None:
+    for key in ("content", "reasoning_content", "refusal"):
+        if isinstance(delta.get(key), str):
+            message[key] = (message.get(key) or "") + delta[key]
+    for piece in list_of(delta.get("tool_calls"), where, "response: tool_calls"):
+        part = mapping_of(piece, where, "response: tool_calls")
+        calls = message.setdefault("tool_calls", [])
+        index = part.get("index")
+        index = index if isinstance(index, int) and 0 <= index <= len(calls) else len(calls)
+        if index == len(calls):
+            calls.append({"id": "", "function": {"name": "", "arguments": ""}})
+        calls[index]["id"] = part.get("id") or calls[index]["id"]
+        function = mapping_of(part.get("function"), where, "response: tool_calls.function")
+        for key in ("name", "arguments"):
+            if isinstance(function.get(key), str):
+                calls[index]["function"][key] += function[key]
