@@ -94,14 +94,13 @@ def _row(episode: EpisodeOutline) -> tuple[Any, ...]:
     failure = None if episode.failure is None else f"failed: {episode.failure.kind}"
     counts = {"cut off": episode.cut_off, "drifted": episode.drifted, "retried": episode.retries}
     marks = [failure, *(name for name, count in counts.items() if count)]
-    asked = next(iter(episode.inputs.values()), "")
     return (
         episode.id,
         episode.reward,
         ", ".join(filter(None, marks)),
         ", ".join(f"v{number}" for number in sorted(episode.versions)),
         episode.tokens,
-        _in_short(asked),
+        _in_short(episode.asked),
         _in_short(episode.output if episode.failure is None else episode.failure.reason),
     )
 

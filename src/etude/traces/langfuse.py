@@ -29,20 +29,10 @@ from etude.traces.record import (
     usage_of,
 )
 
-_TYPES = {
-    *(
-        "SPAN",
-        "GENERATION",
-        "EVENT",
-        "AGENT",
-        "TOOL",
-        "CHAIN",
-        "RETRIEVER",
-        "EVALUATOR",
-        "EMBEDDING",
-        "GUARDRAIL",
-    )
-}
+_TYPES = (
+    *("SPAN", "GENERATION", "EVENT", "AGENT", "TOOL", "CHAIN"),
+    *("RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL"),
+)
 _NUMBERS = ("NUMERIC", "BOOLEAN")
 _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
@@ -65,8 +55,9 @@ def _is_bare_trace(names: set[str]) -> bool:
 def read(row: Mapping[str, Any], where: str) -> Iterator[Record]:
     """The calls and scores of a row. Raises RowError."""
     if isinstance(row.get("data"), list) and "meta" in row:
-        for value in row["data"]:
-            yield from read(mapping_of(value, where, "data"), where)
+        for index, value in enumerate(row["data"]):
+            place = f"{where}: data[{index}]"
+            yield from read(mapping_of(value, place, "the row"), place)
     elif isinstance(row.get("observations"), list):
         yield from _trace(row, where)
     else:
@@ -82,11 +73,12 @@ def _trace(row: Mapping[str, Any], where: str) -> Iterator[Record]:
     about = mapping_of(row.get("trace", row), where, "trace")
     own = {"traceId": text_in(about, "id"), "sessionId": text_in(about, "sessionId", "session_id")}
     observations = list_of(row["observations"], where, "observations")
-    for value in observations:
+    for index, value in enumerate(observations):
+        place = f"{where}: observations[{index}]"
         if not isinstance(value, Mapping):
-            yield LeftOut(where, "trace whose observations are named and not there: export those too")
+            yield LeftOut(place, "trace whose observations are named and not there: export those too")
             continue
-        yield from _row({_snake(key): inner for key, inner in {**own, **value}.items()}, where)
+        yield from _row({_snake(key): inner for key, inner in {**own, **value}.items()}, place)
     for value in list_of(row.get("scores", about.get("scores")), where, "scores"):
         score = {**own, **mapping_of(value, where, "scores")}
         yield _score({_snake(key): inner for key, inner in score.items()}, where)

@@ -77,9 +77,7 @@ def _of_span(span: Mapping[str, Any], where: str) -> Iterator[Record]:
     elif _OUTPUT in attributes or (_INPUT in attributes and _error_of(span, attributes)):
         yield from _calls(attributes, span, where)
     elif operation in _CHATS or _INPUT in attributes:
-        yield LeftOut(
-            where, "span of a chat without its messages: their content was not captured, or is in events"
-        )
+        yield LeftOut(where, "span of a chat without its messages: not captured, or in events")
     else:
         yield LeftOut(where, f"span that is no chat: {operation or 'of no GenAI operation'}")
     for event in _items(span, where, "events"):

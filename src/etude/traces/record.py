@@ -125,7 +125,7 @@ def list_of(value: Any, where: str, what: str) -> Sequence[Any]:
     """A list, which may be missing."""
     if value is None:
         return ()
-    if not isinstance(value, list):
+    if not isinstance(value, list | tuple):
         raise RowError(where, f"{what} must be a list, found {shown(value)}")
     return value
 

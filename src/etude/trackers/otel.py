@@ -230,7 +230,8 @@ class _Spans:
             about["gen_ai.response.finish_reasons"] = [answer.finish_reason]
             about["gen_ai.usage.input_tokens"] = answer.usage.prompt_tokens
             about["gen_ai.usage.output_tokens"] = answer.usage.completion_tokens
-            about["etude.model_version"] = answer.model_version
+            if not call.logged:
+                about["etude.model_version"] = answer.model_version
         else:
             about["error.type"] = "call_failed"
         if self._content:

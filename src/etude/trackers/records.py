@@ -203,7 +203,7 @@ def _row(journal: Journal, record: EpisodeRecord, reward: str | None) -> Episode
         scores=scores,
         failure="" if record.failure is None else f"{record.failure.kind}: {record.failure.reason}",
         tokens=sum(answer.usage.completion_tokens for answer in answers),
-        version=answers[-1].model_version if answers else None,
+        version=None if not answers or record.calls[-1].logged else answers[-1].model_version,
     )
 
 

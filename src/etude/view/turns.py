@@ -89,7 +89,8 @@ def _call(call: Call, before: Sequence[Call]) -> Iterator[Turn]:
         marks.append(f"drifted: {answer.fault or 'the template wrote the prompt anew'}")
     if call.retries:
         marks.append(f"asked {call.retries + 1} times")
-    yield _said(answer.message, who, call.index, (f"v{answer.model_version}", *marks))
+    version = "from a log" if call.logged else f"v{answer.model_version}"
+    yield _said(answer.message, who, call.index, (version, *marks))
 
 
 def _said(message: Message, who: str, call: int | None = None, marks: Sequence[str] = ()) -> Turn:
