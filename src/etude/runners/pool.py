@@ -131,7 +131,7 @@ class RunnerPool:
                     if runner is None:
                         continue  # Another place may have room before this one has a runner.
                     self.playing[job.id] = time.monotonic()
-                    await runner.play(job, dict(self._head.journal.scan(f"{job.id}/")))
+                    await runner.play(job, self._steps_of(job))
                     node = runner.process.node
                     continue
                 except RunnerDied as error:
@@ -145,6 +145,12 @@ class RunnerPool:
             deaths += was_alone
             if was_alone and (deaths == _DEATHS or death.is_certain):
                 await self._give_up(job, death)
+
+    def _steps_of(self, job: EpisodeJob) -> dict[str, Any]:
+        """What is stored of an episode: its calls and scores, and itself where it only lacks a score."""
+        stored = self._head.journal.get(job.id)
+        own = {} if stored is None else {job.id: stored}
+        return own | dict(self._head.journal.scan(f"{job.id}/"))
 
     async def _runner_at(self, place: Place, *, alone: bool, fresh: bool) -> RemoteRunner | None:
         """The runner of a place; with `fresh` one that has played nothing.
