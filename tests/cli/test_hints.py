@@ -184,6 +184,13 @@ def after_a_list_of_episodes(project, printed):
     assert "reward" in works(etude("episodes", "e"))
 
 
+def after_a_log_was_imported(project, printed):
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    Path("log.jsonl").write_text(json.dumps({"messages": messages}), encoding="utf-8")
+    shown = etude("import-traces", "log.jsonl", "--name", "chats")
+    assert "Hello" in works(shown) and "Hello" in works(etude("runs", "show", "chats"))
+
+
 def after_an_export(local, printed):
     assert etude("train", "config.yml", "--name", "r").exit_code == 0
     assert "export/v" in works(etude("export", "r"))
@@ -331,6 +338,7 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     "evaluate": after_a_check_of_a_config_that_trains_nothing,
     "rescore": after_an_evaluation,
     "show_episode": after_a_list_of_episodes,
+    "list_episodes": after_a_log_was_imported,
     "evaluate_exported": after_an_export,
     "without": after_a_look_at_what_would_go_to_the_hub,
     "repair": after_a_check_of_a_damaged_run,
