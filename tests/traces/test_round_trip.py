@@ -1,4 +1,4 @@
-"""The spans that a run sends with `report: otel`, as the JSON that collectors write, are imported as its chats."""
+"""The spans that a run sends with `report: otel`, as collectors write them, are imported as its chats."""
 
 from __future__ import annotations
 
