@@ -147,7 +147,7 @@ class RunnerPool:
                 await self._give_up(job, death)
 
     def _steps_of(self, job: EpisodeJob) -> dict[str, Any]:
-        """What is stored of an episode: its calls and scores, and itself where it only lacks a score."""
+        """The stored steps of an episode: its calls and scores, and itself where it only lacks a score."""
         stored = self._head.journal.get(job.id)
         own = {} if stored is None else {job.id: stored}
         return own | dict(self._head.journal.scan(f"{job.id}/"))

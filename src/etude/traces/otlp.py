@@ -89,7 +89,7 @@ def _of_span(span: Mapping[str, Any], where: str) -> Iterator[Record]:
 def _of_event(
     name: str, attributes: Mapping[str, Any], place: Mapping[str, Any], where: str
 ) -> Iterator[Record]:
-    """What an event says, which happened in a span or names it."""
+    """The calls or the score of an event, which happened in a span or names it."""
     if name == _DETAILS:
         yield from _calls(attributes, place, where)
     elif name == _RESULT:
@@ -112,7 +112,7 @@ def _of_event(
 
 
 def _about(span: Mapping[str, Any]) -> dict[str, Any]:
-    """What a span of another convention is said to be in Phoenix's words."""
+    """The facts of a span of another convention, by the names that Phoenix has for them."""
     status = span.get("status") if isinstance(span.get("status"), Mapping) else {}
     assert isinstance(status, Mapping)
     return {

@@ -72,7 +72,7 @@ class LoggedCall:
 
 @dataclass(frozen=True, slots=True)
 class LoggedScore:
-    """What somebody thought of a call, or of a whole trace."""
+    """A number that somebody gave a call, or a whole trace."""
 
     where: str
     name: str
