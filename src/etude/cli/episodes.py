@@ -91,6 +91,8 @@ def _list(name: str, words: str, phase: str | None, limit: int, output_dir: Path
 
 
 def _row(episode: EpisodeOutline) -> tuple[Any, ...]:
+    from etude.store.outline import question_of
+
     failure = None if episode.failure is None else f"failed: {episode.failure.kind}"
     counts = {"cut off": episode.cut_off, "drifted": episode.drifted, "retried": episode.retries}
     marks = [failure, *(name for name, count in counts.items() if count)]
@@ -100,7 +102,7 @@ def _row(episode: EpisodeOutline) -> tuple[Any, ...]:
         ", ".join(filter(None, marks)),
         ", ".join(f"v{number}" for number in sorted(episode.versions)),
         episode.tokens,
-        _in_short(episode.asked),
+        _in_short(question_of(episode.inputs)),
         _in_short(episode.output if episode.failure is None else episode.failure.reason),
     )
 

@@ -62,13 +62,13 @@ class EpisodeOutline:
     text: list[str] = field(default_factory=list)
     """All that was stored of it, where it was asked for, as JSON."""
 
-    @property
-    def asked(self) -> Any:
-        """The first input of its example; of a conversation the last message."""
-        first = next(iter(self.inputs.values()), "")
-        if isinstance(first, list) and first and isinstance(first[-1], dict):
-            return first[-1].get("content") or first
-        return first
+
+def question_of(inputs: Mapping[str, Any]) -> Any:
+    """The first input of an example; of a conversation its last message."""
+    first = next(iter(inputs.values()), "")
+    if isinstance(first, list) and first and isinstance(first[-1], dict):
+        return first[-1].get("content") or first
+    return first
 
 
 def phases_in(journal: Journal) -> list[str]:

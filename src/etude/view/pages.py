@@ -18,6 +18,7 @@ from starlette.responses import HTMLResponse
 from etude.core.data_model import finite
 from etude.core.durations import shown_seconds
 from etude.core.stats import shown_mean
+from etude.store.outline import question_of
 from etude.store.plain import jsonable
 
 HERE = Path(__file__).parent
@@ -88,7 +89,7 @@ def in_one_line(value: Any, most: int = 160) -> str:
 
 def asked(inputs: Mapping[str, Any], most: int = 160) -> str:
     """The question of an example in one line: its text, or all of its inputs where it begins with none."""
-    first = next(iter(inputs.values()), "")
+    first = question_of(inputs)
     return in_one_line(first if isinstance(first, str) else dict(inputs), most)
 
 
