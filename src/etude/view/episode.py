@@ -20,7 +20,7 @@ from etude.store.run_folder import RunFolder
 from etude.view.episodes import split_id
 from etude.view.library import Library
 from etude.view.pages import page
-from etude.view.plays import shown_play
+from etude.view.plays import Play, shown_play
 from etude.view.turns import differences, turns_of
 
 _TURNS = 200
@@ -72,7 +72,7 @@ def episode_context(
         "phase": phase,
         "turns": turns[start : start + _TURNS],
         "more": start + _TURNS if len(turns) > start + _TURNS else 0,
-        "play": shown_play(record) if is_play(record) and record.failure is None else None,
+        "play": _play_of(record),
         "scores": _scores(run.journal, id, rewards),
         "calls": _timed(run.journal, record),
         "siblings": siblings_of(run.journal, phase, record.example.id, next(iter(rewards.values()), None)),
@@ -89,7 +89,10 @@ def group_page(request: Request) -> Response:
         if not siblings:
             raise RequestError(f"run {run.name} has no episodes of the example '{example}' in {phase}")
         records = [read_record(run, sibling.id) for sibling in siblings[:_SIBLINGS]]
-    shown = [(each, record, turns_of(record)) for each, record in zip(siblings, records, strict=False)]
+    shown = [
+        (each, record, turns_of(record), _play_of(record))
+        for each, record in zip(siblings, records, strict=False)
+    ]
     context: dict[str, Any] = {
         "phase": phase,
         "example": records[0].example,
@@ -131,6 +134,11 @@ def siblings_of(journal: Journal, phase: str, example: str, reward: str | None) 
     """The episodes of an example in a phase, in outline."""
     episodes = outlines(journal, f"{phase}/{example}/", reward)
     return sorted((each for each in episodes if each.example == example), key=lambda each: each.generation)
+
+
+def _play_of(record: EpisodeRecord) -> Play | None:
+    """The play of a protocol's episode."""
+    return shown_play(record) if is_play(record) and record.failure is None else None
 
 
 def _scores(journal: Journal, id: str, rewards: Mapping[str | None, str]) -> list[Score]:

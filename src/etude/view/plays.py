@@ -39,7 +39,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class Play:
     """A play as a page shows it."""
 
     protocol: str
@@ -56,7 +56,7 @@ class Shown:
     answers: tuple[Answer, ...]
 
 
-def shown_play(record: EpisodeRecord) -> Shown:
+def shown_play(record: EpisodeRecord) -> Play:
     """The play of an episode. Raises RequestError when its output is no tree."""
     tree = EpisodeTree.from_json(record.output)
     calls = {call.index: call for call in record.calls}
@@ -84,7 +84,7 @@ def shown_play(record: EpisodeRecord) -> Shown:
             tuple(map(answer, tree.children(node))),
         )
 
-    return Shown(
+    return Play(
         tree.protocol,
         WORDS[tree.truth],
         WORDS[tree.stance],
