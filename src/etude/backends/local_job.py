@@ -150,15 +150,19 @@ class Work:
         state = learner.snapshot()
         if not learner.team.leads:
             return None
+        # First the record: a version that is there is not made again, and its record would be missing.
+        self._record(versions)
         written: dict[str, Any] = {"job": self.name, "metrics": metrics, "content": asdict(self.content)}
         version = versions.write(self.number, written, learner, state)
+        return FinishedJob(version, metrics, self.content)
+
+    def _record(self, versions: StateFolders) -> None:
         seen = {} if self.witness is None else self.witness.seen
         try:
             lines = learned_lines(Source(self.name, version=self.number), self.learned, seen)
             write_learned(versions.root, self.number, lines)
         except StoreError as error:  # It is for people to look at: training goes on without.
             _LOG.warning("what version %d was made of is not recorded: %s", self.number, error)
-        return FinishedJob(version, metrics, self.content)
 
 
 def failure(error: RuntimeError) -> TrainingError:
