@@ -19,6 +19,7 @@ from etude.core.errors import EngineError, RequestError, StoreError, TrainingErr
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingStatusEnum
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
 from etude.inference.embedded import EmbeddedEngine
+from etude.jobs.folders import StateFolders
 from etude.store.learned import ids_digest, read_learned
 from tests.learner.gradients import sequences
 from tests.learner.trees import forest
@@ -511,3 +512,16 @@ async def test_without_being_asked_no_number_of_each_token_is_kept(tmp_path):
     await done(adapter, group)
     (sample,) = read_learned(tmp_path, "train/1/e/3")
     assert sample.advantages and not sample.ratios
+
+
+async def test_the_record_is_there_before_the_version(tmp_path, monkeypatch):
+    """A version that is there is not made again after a kill: its record would be missing for ever."""
+    write, before = StateFolders.write, []
+
+    def looks_first(versions, *arguments):
+        before.append((versions.root / "learned" / "v1.jsonl").exists())
+        return write(versions, *arguments)
+
+    monkeypatch.setattr(StateFolders, "write", looks_first)
+    await done(await adapter_on(tmp_path / "checkpoints"), collection("job"))
+    assert before == [True]
