@@ -17,6 +17,7 @@ from starlette.responses import HTMLResponse
 
 from etude.core.data_model import finite
 from etude.core.durations import shown_seconds
+from etude.core.episode import WORKFLOW
 from etude.core.stats import shown_mean
 from etude.store.outline import question_of
 from etude.store.plain import jsonable
@@ -80,6 +81,11 @@ def shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(jsonable(value), indent=1, ensure_ascii=False)
 
 
+def agent(function: str) -> str:
+    """The name of an agent, by the function that called the model."""
+    return "the workflow" if function == WORKFLOW else function
+
+
 def in_one_line(value: Any, most: int = 160) -> str:
     """The beginning of it, for a list."""
     text = value if isinstance(value, str) else json.dumps(jsonable(value), ensure_ascii=False)
@@ -108,6 +114,7 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters |= {
+    "agent": agent,
     "ago": ago,
     "asked": asked,
     "data": data,
