@@ -87,6 +87,7 @@ def stored(folder: Path) -> tuple[dict[str, Any], list[EpisodeRecord]]:
     for data in steps.values():
         if "seconds" in data:
             data["seconds"] = 0
+        data.pop("began", None)
         failed = (
             [call for call in data.get("calls", ()) if isinstance(call, dict)] if "episode" in data else []
         )

@@ -44,13 +44,17 @@ def test_the_spans_of_a_run_are_imported_as_its_episodes(project: Path, receiver
     imported, facts = read_log([log], hold_out=0)
     with RunFolder.read(Path("runs/one")) as run:
         played = [*iter_episodes(run.journal, "train/"), *iter_episodes(run.journal, "validation/")]
-    assert facts.chats == len(played) and len(facts.left_out) == 3
+    assert facts.chats == len(played) and len(facts.left_out) == 4
     assert facts.scores == {"correct": sum(episode.failure is None for episode in played)}
 
     def said(episodes):
         calls = [call for episode in episodes for call in episode.calls]
         return sorted(
-            (*map(message_key, [*call.request.messages, call.completion.message]), call.completion.usage)
+            (
+                *map(message_key, [*call.request.messages, call.completion.message]),
+                call.completion.usage,
+                call.completion.finish_reason,
+            )
             for call in calls
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.projects import change, etude
+from tests.cli.projects import change, etude, finished, process
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
@@ -39,6 +40,33 @@ async def play(example: etude.Example, episode: etude.Episode) -> str:
 def correct(example: etude.Example, output: str) -> float:
     return float(output == example.expected)
 '''
+
+
+HELD = """
+import asyncio
+from pathlib import Path
+
+import etude
+
+
+@etude.workflow
+async def play(example: etude.Example, episode: etude.Episode) -> str:
+    reply = await episode.chat([{"role": "user", "content": example.inputs["question"]}])
+    while example.id == "t7" and not Path("go").exists():
+        await asyncio.sleep(0.05)
+    return reply.text
+
+
+@etude.evaluator
+def correct(example: etude.Example, output: str) -> float:
+    return float(output == example.expected)
+
+
+@etude.evaluator
+def brief(example: etude.Example, output: str) -> float:
+    return 1 / len(output)
+"""
+"""An agent of which one example's episodes end only when there is a file `go`."""
 
 
 class Receiver:
@@ -77,6 +105,18 @@ class Receiver:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def wait_for(self, prefix: str) -> None:
+        """Until there is the span of an episode whose id starts so."""
+        until = time.monotonic() + 60
+        while not any(
+            attributes(span)["gen_ai.conversation.id"].startswith(prefix) for span in self.episodes()
+        ):
+            assert time.monotonic() < until, f"no span of an episode {prefix}…"
+            time.sleep(0.05)
+
+    def episodes(self) -> list[Any]:
+        return self.named("invoke_agent")
 
     def named(self, word: str) -> list[Any]:
         return [span for span in self.spans if span.name.startswith(word)]
@@ -120,8 +160,47 @@ def test_spans_have_their_times_and_parents_and_no_content(project, receiver):
     ]
     assert score.name == "gen_ai.evaluation.result"
     assert score.time_unix_nano >= episodes[0].end_time_unix_nano
+    runs = [span for span in receiver.named("evaluation correct") if span.trace_id == episodes[0].trace_id]
+    assert [span.parent_span_id for span in runs] == [episodes[0].span_id]
+    assert attributes(runs[0]).items() >= {"gen_ai.operation.name": "evaluation", **attributes(score)}.items()
+    assert runs[0].start_time_unix_nano <= runs[0].end_time_unix_nano <= score.time_unix_nano
+    assert len(receiver.named("evaluation ")) == 2 * len(episodes)
     assert all(headers["x-key"] == "abcd" for headers in receiver.headers)
     assert "abcd" not in Path("runs/one/config.yml").read_text()
+
+
+def test_an_episode_is_sent_when_it_is_scored_and_not_when_its_epoch_is_over(project, receiver):
+    (project / "agent.py").write_text(HELD)
+    change(
+        project / "config.yml", report={"_type": "otel", "endpoint": receiver.url}, finetuning__num_epochs=1
+    )
+    training = process("train", "config.yml", "--name", "one", folder=project)
+    receiver.wait_for("train/1/")
+    assert not any("/t7/" in attributes(span)["gen_ai.conversation.id"] for span in receiver.episodes())
+    (project / "go").touch()
+    output, errors = training.communicate(timeout=120)
+    assert training.wait() == 0, output + errors
+    assert len({span.trace_id for span in receiver.episodes()}) == len(receiver.episodes()) == 32 + 2 * 6
+
+
+def test_what_is_sent_again_after_a_kill_is_the_same_span(project, receiver):
+    (project / "agent.py").write_text(HELD)
+    change(
+        project / "config.yml", report={"_type": "otel", "endpoint": receiver.url}, finetuning__num_epochs=1
+    )
+    training = process("train", "config.yml", "--name", "one", folder=project)
+    receiver.wait_for("train/1/")
+    training.kill()
+    training.wait()
+    (project / "go").touch()
+    resumed = finished("resume", "one", folder=project)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    by_id: dict[bytes, set[bytes]] = {}
+    for span in receiver.spans:
+        by_id.setdefault(span.span_id, set()).add(span.SerializeToString(deterministic=True))
+    assert all(len(contents) == 1 for contents in by_id.values())
+    assert len({span.span_id for span in receiver.episodes()}) == 32 + 2 * 6
+    assert len({attributes(span)["gen_ai.conversation.id"] for span in receiver.episodes()}) == 32 + 2 * 6
 
 
 def test_tools_failures_and_content_where_it_is_asked_for(project, receiver):
@@ -144,8 +223,8 @@ def test_tools_failures_and_content_where_it_is_asked_for(project, receiver):
     call = attributes(receiver.named("chat")[0])
     (asked,) = json.loads(call["gen_ai.input.messages"])
     assert asked["role"] == "user" and asked["parts"][0]["type"] == "text"
-    (said,) = json.loads(call["gen_ai.output.messages"])
-    assert said["parts"][0]["content"] in ("yes", "no") and said["finish_reason"] == "stop"
+    (answered,) = json.loads(call["gen_ai.output.messages"])
+    assert answered["parts"][0]["content"] in ("yes", "no")
 
 
 def test_a_collector_that_is_away_gets_the_spans_later(project, receiver):

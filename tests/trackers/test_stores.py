@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +72,33 @@ def test_trackio_has_one_run_with_each_record_once(project, monkeypatch):
     pytest.importorskip("trackio")
     from trackio.sqlite_storage import SQLiteStorage
 
-    change(project / "config.yml", report={"_type": "trackio", "project": f"etude-{project.name}"})
+    name_of_project = f"etude-{secrets.token_hex(4)}"
+    change(project / "config.yml", report={"_type": "trackio", "project": name_of_project})
     trained = etude("train", "config.yml", "--name", "one", "--json")
     assert trained.exit_code == 0
     assert all(line.startswith("{") for line in trained.stdout.splitlines())
     assert etude("resume", "one", "-o", "finetuning.num_epochs=3").exit_code == 0
-    (name,) = SQLiteStorage.get_runs(f"etude-{project.name}")
-    logs = SQLiteStorage.get_logs(f"etude-{project.name}", name)
+    (name,) = SQLiteStorage.get_runs(name_of_project)
+    logs = SQLiteStorage.get_logs(name_of_project, name)
     assert [log["record"].partition("/")[0] for log in logs] == [
         *("validation", "epoch", "epoch", "validation", "finished"),
         *("epoch", "validation", "finished"),
     ]
     assert [log["step"] for log in logs if "train/avg_reward" in log] == [1, 2, 3]
     assert all("episodes/epoch" in log for log in logs if "train/avg_reward" in log)
+
+
+def test_trackio_has_the_weights_as_versions_of_one_artefact(local, base):
+    pytest.importorskip("trackio")
+    from trackio.sqlite_storage import SQLiteStorage
+
+    report = {"_type": "trackio", "project": f"etude-{secrets.token_hex(4)}", "checkpoints": True}
+    change(local / "config.yml", report=report, finetuning__num_epochs=1)
+    assert etude("train", "config.yml", "--name", "one").exit_code == 0
+    assert etude("resume", "one", "-o", "finetuning.num_epochs=2").exit_code == 0
+    (artefact,) = SQLiteStorage.list_artifacts(report["project"])
+    (name,) = SQLiteStorage.get_runs(report["project"])
+    assert (artefact["name"], artefact["type"], artefact["num_versions"]) == (name, "model", 2)
+    aliases = {version["version"]: version["aliases"] for version in artefact["versions"]}
+    assert "latest" in aliases[1] and "latest" not in aliases[0]
+    assert sum("best" in each for each in aliases.values()) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -55,13 +56,28 @@ def test_a_run_and_what_follows_it_are_one_run_with_each_step_once(project):
     assert "finetuning" in str([each.run.config for each in contents(first) if each.HasField("run")])
 
 
-@pytest.mark.slow
 def test_a_server_that_is_away_ends_no_run(project, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     change(project / "config.yml", report={"_type": "wandb", "patience": 0.1})
     trained = finished("train", "config.yml", "--name", "one", folder=project, environment=dict(os.environ))
     assert trained.returncode == 0, trained.stdout + trained.stderr
+    assert "nobody answers at http://127.0.0.1:9" in trained.stdout
     assert "0 of 5 records" in trained.stdout and "etude report runs/one" in trained.stdout.replace(
         f"{project}/", ""
     )
+
+
+def test_weights_are_a_version_of_one_artefact_of_the_run(local, base):
+    change(local / "config.yml", report=OFFLINE | {"checkpoints": True}, finetuning__num_epochs=1)
+    trained = finished("train", "config.yml", "--name", "one", folder=local)
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    (file,) = files("one")
+    artifacts = [record.artifact for record in contents(file) if record.HasField("artifact")]
+    (weights,) = [artifact for artifact in artifacts if artifact.type == "model"]
+    assert weights.name == f"one-{file.stem.removeprefix('run-')[:6]}"
+    assert "latest" in weights.aliases and set(weights.aliases) <= {"best", "latest"}
+    assert json.loads(weights.metadata) == {"epoch": 1, "version": 1}
+    folder = Path("runs/one/checkpoints/v1")
+    sizes = {each.path: each.size for each in weights.manifest.contents}
+    assert sizes == {path.name: path.stat().st_size for path in folder.iterdir()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -28,6 +29,9 @@ T = TypeVar("T")
 
 Scores = dict[str, EvalOutputItem]
 """The scores of one episode, by evaluator."""
+
+_TIMES = ("began", "seconds")
+_NO_TIMES: Mapping[str, float] = {}
 
 
 class Scorer:
@@ -140,13 +144,21 @@ class Scorer:
         if len(complete) == len(items):
             return complete
         async with self._slots:
+            began, clock = time.time(), time.perf_counter()
             with asking_for("judge", _episode(items[0]).id):
                 outputs = await evaluate(evaluator, items, self._timeout, own_loop=self._own_loops)
-        await _together([self._keep(item, name, out) for item, out in zip(items, outputs, strict=True)])
+            times = {"began": began, "seconds": time.perf_counter() - clock}
+        await _together(
+            [self._keep(item, name, out, times) for item, out in zip(items, outputs, strict=True)]
+        )
         return outputs
 
-    async def _keep(self, item: EvalInputItem, name: str, output: EvalOutputItem) -> None:
+    async def _keep(
+        self, item: EvalInputItem, name: str, output: EvalOutputItem, times: Mapping[str, float] = _NO_TIMES
+    ) -> None:
+        """`times` are those of the evaluator's run, where it ran: when it `began`, and its `seconds`."""
         data: dict[str, Any] = {"score": output.score, "reasoning": output.reasoning, "error": output.error}
+        data |= times
         await self._journal.put(_score_key(_episode(item).id, self._label, name), data)
 
 
@@ -162,7 +174,8 @@ def read_score(
     data = journal.get(_score_key(episode.id, label, evaluator))
     if data is None:
         return None
-    return EvalOutputItem(id=episode.example.id, generation=episode.generation, **data)
+    result = {key: value for key, value in data.items() if key not in _TIMES}
+    return EvalOutputItem(id=episode.example.id, generation=episode.generation, **result)
 
 
 def stored_score(journal: Steps, episode_id: str, evaluator: str) -> float | None:

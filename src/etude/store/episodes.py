@@ -76,7 +76,7 @@ def read_episode(journal: Steps, episode_id: str, example: Example | None = None
     hold has only their description. Raises StoreError when the journal cannot be read.
     """
     data = journal.get(episode_id)
-    return _decoded(journal, data, example) if _is_episode(data) else None
+    return _decoded(journal, data, example) if is_episode(data) else None
 
 
 async def write_episode(journal: Steps, record: EpisodeRecord) -> None:
@@ -94,7 +94,8 @@ async def write_episode(journal: Steps, record: EpisodeRecord) -> None:
     await journal.put(record.id, encode_episode(record, names))
 
 
-def _is_episode(data: Json) -> bool:
+def is_episode(data: Json) -> bool:
+    """Whether an entry of the journal is a finished episode."""
     return isinstance(data, dict) and "episode" in data and "calls" in data
 
 
@@ -110,7 +111,7 @@ def _decoded(journal: Steps, data: Json, example: Example | None = None) -> Epis
 def stored_episodes(journal: Journal, prefix: str = "") -> Iterator[tuple[str, Json]]:
     """Ids and JSON of the finished episodes whose id starts with `prefix`, in the order of their ids."""
     for key, data in journal.scan(prefix):
-        if _is_episode(data) and data["episode"] == key:
+        if is_episode(data) and data["episode"] == key:
             yield key, data
 
 

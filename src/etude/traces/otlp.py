@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, repeat
 from typing import Any
 
 from etude.core.call import Sampling
@@ -172,7 +173,13 @@ def _calls(attributes: Mapping[str, Any], place: Mapping[str, Any], where: str) 
     if error is not None:
         yield call
         return
-    yield from choices_of(call, [(message, _REASONS.get(reason, reason)) for message, reason in said])
+    # Since v0.1.0 the conventions have the reasons beside the messages, and not in them.
+    others = chain(_list(attributes, "gen_ai.response.finish_reasons", where), repeat(""))
+    reasons = [own or str(other) for (_, own), other in zip(said, others, strict=False)]
+    yield from choices_of(
+        call,
+        [(message, _REASONS.get(each, each)) for (message, _), each in zip(said, reasons, strict=True)],
+    )
 
 
 def _messages(attributes: Mapping[str, Any], name: str, where: str) -> list[tuple[Message, str]]:

@@ -45,7 +45,7 @@ class TrackerOutcome:
 class Reporting:
     """The trackers of an open run, as a context manager around the work.
 
-    Nothing is sent, and no thread begins, before `wake`.
+    Nothing of a tracker that shows no episodes is sent, and no thread of it begins, before `wake`.
     """
 
     def __init__(
@@ -81,7 +81,10 @@ class Reporting:
                 loop.call_soon_threadsafe(lambda: self._progress.message(text, warning=warning))
 
         for tracker, config in zip(await builder.get_trackers(), self._config.report, strict=True):
-            self._readers.append(TrackerReader(tracker, config, self._run.path, put, tell))
+            reader = TrackerReader(tracker, config, self._run.path, put, tell)
+            self._readers.append(reader)
+            if reader.is_live:
+                reader.wake()
         return self
 
     async def __aexit__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from etude.config.component import TrackerConfig
 from etude.config.registry import register_tracker
 from etude.trackers.extras import require_package
 from etude.trackers.record import COLUMNS, RunRecord, State, TrackedRun, code_version, flattened
+from etude.trackers.servers import require_server
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -56,10 +58,18 @@ class MlflowTracker:
         """The next record is the first since `open`: a part of it may be there."""
 
     def open(self, run: TrackedRun) -> str:
-        """Find the run by its tag, or create it; its parameters are logged once."""
+        """Find the run by its tag, or create it; its parameters are logged once.
+
+        Raises EtudeError where there is no server.
+        """
         from mlflow import MlflowClient
 
-        client = self._client = MlflowClient(tracking_uri=self._config.tracking_uri)
+        # Else it prints the address, also into the JSON of a command.
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+        client = MlflowClient(tracking_uri=self._config.tracking_uri)
+        uri = str(client.tracking_uri)
+        if uri.startswith("http"):
+            require_server(uri)
         experiment = client.get_experiment_by_name(self._config.experiment)
         number = experiment.experiment_id if experiment else client.create_experiment(self._config.experiment)
         known = client.search_runs([number], f"tags.`{_TOKEN}` = '{run.token}'", max_results=1)
@@ -71,9 +81,8 @@ class MlflowTracker:
             self._id = client.create_run(number, tags=tags, run_name=run.name).info.run_id
             has_params = False
         if not has_params:
-            self._log_params(run)
-        self._is_first = True
-        uri = str(self._config.tracking_uri or "")
+            self._log_params(client, run)
+        self._client, self._is_first = client, True
         return f"{uri}/#/experiments/{number}/runs/{self._id}" if uri.startswith("http") else ""
 
     def has(self, record: RunRecord) -> bool | None:
@@ -97,8 +106,13 @@ class MlflowTracker:
             client.log_text(self._id, "\n".join(record.alarms), f"alarms/{place}.txt")
         for path in record.images.values():
             client.log_artifact(self._id, str(path), "plots")
-        for name, folder in record.checkpoints.items():
-            client.log_artifacts(self._id, str(folder), f"checkpoints/{name}")
+        for each in record.checkpoints:
+            # What is there is never mixed with another version's files: only the tags move.
+            name = f"v{each.version}" if each.target is None else f"{each.target}-v{each.version}"
+            client.log_artifacts(self._id, str(each.folder), f"checkpoints/{name}")
+            for alias in each.aliases:
+                tag = f"checkpoint.{alias}" if each.target is None else f"checkpoint.{each.target}.{alias}"
+                client.set_tag(self._id, tag, f"checkpoints/{name}")
         for begin in range(0, len(metrics), _METRICS_AT_ONCE):
             client.log_batch(self._id, metrics=metrics[begin : begin + _METRICS_AT_ONCE])
         self._is_first = False
@@ -109,12 +123,12 @@ class MlflowTracker:
             client, self._client = self._client, None
             client.set_terminated(self._id, _STATUS[state])
 
-    def _log_params(self, run: TrackedRun) -> None:
+    def _log_params(self, client: Any, run: TrackedRun) -> None:
         from mlflow.entities import Param
 
         params = [Param(_name(name), text[:_LONGEST]) for name, text in flattened(run.config).items()]
         for begin in range(0, len(params), _AT_ONCE):
-            self._client.log_batch(self._id, params=params[begin : begin + _AT_ONCE])
+            client.log_batch(self._id, params=params[begin : begin + _AT_ONCE])
 
     def _steps(self, name: str) -> set[int]:
         return {metric.step for metric in self._client.get_metric_history(self._id, name)}

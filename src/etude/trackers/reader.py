@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,15 @@ from etude.core.errors import EtudeError, RequestError, first_line
 from etude.core.keys import content_hash
 from etude.store.journal import Json
 from etude.store.run_folder import RunFolder
-from etude.store.stored_config import stored_data
-from etude.trackers.record import RunRecord, State, TrackedRun, Tracker
+from etude.store.stored_config import evaluators_of, stored_data
+from etude.trackers.live import EpisodeFeed
+from etude.trackers.record import LiveTracker, RunRecord, State, TrackedRun, Tracker
 from etude.trackers.records import Outline, outlines
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
+_LIVE_PAUSE = 2.0
+"""Seconds between looks for episodes that are over."""
+_EPISODES_AT_ONCE = 64
 _PREFIX = "report/"
 
 
@@ -64,9 +69,17 @@ class TrackerReader:
         self._wake = threading.Event()
         self._state: State | None = None
         self._is_open = self._is_abandoned = False
-        self._said: set[str] = set()
+        self._sentences: set[str] = set()
         self._tries = 0
         self._thread: threading.Thread | None = None
+        self._live = tracker if isinstance(tracker, LiveTracker) else None
+        evaluators = evaluators_of(stored_data(run, required=False)) if self._live else ()
+        self._feed = EpisodeFeed(evaluators)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it is to begin with the run: it shows episodes too."""
+        return self._live is not None
 
     @property
     def is_started(self) -> bool:
@@ -99,12 +112,16 @@ class TrackerReader:
 
     def _work(self) -> None:
         pause: float | None = None
+        idle = _LIVE_PAUSE if self.is_live else _LONGEST_PAUSE
         while not self._is_abandoned:
-            self._wake.wait(timeout=pause or _LONGEST_PAUSE)
+            is_news = self._wake.wait(timeout=pause or idle)
             self._wake.clear()
             state = self._state
             try:
-                self._serve()
+                if is_news or pause or not (self.is_live and self._is_open):
+                    self._serve()
+                else:
+                    self._serve_episodes()
                 if state is not None:
                     if self._is_open:
                         self._tracker.close(state)
@@ -121,7 +138,11 @@ class TrackerReader:
         with RunFolder.read(self._run) as run:
             sent, records = self._sent(run), outlines(run)
             if not self._is_open:
-                if all(sent.get(each.key, {}).get("sent") for each in records):
+                there = [each for each in records if sent.get(each.key, {}).get("sent")]
+                for outline in there:
+                    self._feed.end(outline.part)
+                is_news = self.is_live and bool(self._feed.ready(run.journal))
+                if len(there) == len(records) and not is_news:
                     return
                 self._open(run, records, sent)
             for outline in records:
@@ -131,10 +152,26 @@ class TrackerReader:
                 number = (
                     row["number"] if row else 1 + max((each["number"] for each in sent.values()), default=-1)
                 )
+                if outline.part:
+                    self._send_episodes(self._feed.rest(run.journal, outline.part))
                 self._send(outline, number)
+                self._feed.end(outline.part)
                 sent[outline.key] = {"number": number, "sent": True}
                 if self._is_abandoned:
                     return
+            self._send_episodes(self._feed.ready(run.journal))
+
+    def _serve_episodes(self) -> None:
+        with RunFolder.read(self._run) as run:
+            self._send_episodes(self._feed.ready(run.journal))
+
+    def _send_episodes(self, episodes: Iterable[str]) -> None:
+        if self._live is None:
+            return
+        episodes = iter(episodes)
+        while not self._is_abandoned and (batch := [*islice(episodes, _EPISODES_AT_ONCE)]):
+            self._live.send_episodes(batch)
+            self._feed.shown(batch)
 
     def _send(self, outline: Outline, number: int) -> None:
         self._note(outline.key, number, sent=False)
@@ -197,6 +234,6 @@ class TrackerReader:
         return float(min(_FIRST_PAUSE * 2 ** min(self._tries, 10), _LONGEST_PAUSE))
 
     def _say_once(self, text: str, *, warning: bool = False) -> None:
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._sentences:
+            self._sentences.add(text)
             self._tell(text, warning)

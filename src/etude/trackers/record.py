@@ -6,10 +6,11 @@ it is away, and a tracker of one's own has the same guarantees as those that shi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 State: TypeAlias = Literal["finished", "failed", "stopped"]
 """How a process ended its part of a run. `stopped`: it may be resumed."""
@@ -49,6 +50,19 @@ class EpisodeRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Weights that a run has made, which a tracker may keep."""
+
+    folder: Path
+    version: int
+    """Its number: `etude evaluate … RUN:v3`."""
+    aliases: tuple[str, ...]
+    """`best`, `latest`, or both."""
+    target: str | None = None
+    """Of several models the one that they are of."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecord:
     """One thing that has happened in a run, once and for all."""
 
@@ -68,8 +82,8 @@ class RunRecord:
     episodes: tuple[EpisodeRow, ...] = ()
     images: Mapping[str, Path] = field(default_factory=dict)
     """PNG files of the run folder, by name."""
-    checkpoints: Mapping[str, Path] = field(default_factory=dict)
-    """Folders of weights, by name; of the last record alone, where the config asks for them."""
+    checkpoints: tuple[Checkpoint, ...] = ()
+    """The best weights and the last ones; of the last record alone, where the config asks for them."""
     number: int = 0
     """How many records the tracker was given before."""
 
@@ -87,6 +101,11 @@ class TrackedRun:
     """The config as the run folder has it, without secrets."""
     environment: Mapping[str, Any]
     """Versions of Python, Etude and all packages, the machine, and the `git` commit."""
+
+    @property
+    def unique_name(self) -> str:
+        """A name of letters, digits, `.`, `_` and `-` that no other run has, as `one-4f2c1a`."""
+        return re.sub(r"[^\w.-]", "-", f"{self.name}-{self.token[:6]}", flags=re.ASCII)
 
 
 class Tracker(Protocol):
@@ -113,6 +132,18 @@ class Tracker(Protocol):
 
     def close(self, state: State) -> None:
         """The process that shows the run ends; it may be opened again by another one."""
+
+
+@runtime_checkable
+class LiveTracker(Tracker, Protocol):
+    """A tracker that shows episodes too, each a few seconds after it was scored."""
+
+    def send_episodes(self, episodes: Sequence[str]) -> None:
+        """Show episodes, by their ids, which the run folder has.
+
+        They failed, or have all their scores; the others come before the record of their epoch. A run that
+        goes on gives those of the epoch that was under way again.
+        """
 
 
 def flattened(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -6,12 +6,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from etude.budget.bill import Bill, Line, bill_of, total
 from etude.core.episode import EpisodeRecord
 from etude.core.history import Entry, EpochEntry, History, ValidationEntry
+from etude.core.job import ModelVersion
 from etude.core.secrets import masked
 from etude.report.files import PLOT
 from etude.store.episodes import EVALUATION, iter_episodes
@@ -22,7 +24,7 @@ from etude.store.log import histories
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import RESULT, reward_name, stored_data
 from etude.store.versions import stored_at
-from etude.trackers.record import EpisodeRow, RunRecord
+from etude.trackers.record import Checkpoint, EpisodeRow, RunRecord
 
 _LEFT_OUT = {"target", "training", "opponents", "addresses", "model_versions", "failure_causes", "storage"}
 """Metrics that are no figures of an epoch, or have names without end."""
@@ -37,29 +39,32 @@ class Outline:
     key: str
     read: Callable[[int, bool], RunRecord]
     """With how many episodes it is to come, and whether with weights."""
+    part: str = ""
+    """The part of the run whose episodes it is about: `train/3`, `validation/5`, `warm-up`, `eval`."""
 
 
 def outlines(run: RunFolder) -> list[Outline]:
     """All records that there are by now, in the order in which they are shown. Raises StoreError."""
     reader = _Reader(run)
-    found = [
+    by_place = [
         ((entry.epoch, isinstance(entry, ValidationEntry), index), _outline(reader, target, entry))
         for index, (target, history) in enumerate(reader.histories.items())
         for entry in history.entries
     ]
-    made = [outline for _, outline in sorted(found, key=lambda pair: pair[0])]
-    return [*reader.warm_ups(), *made, *reader.endings()]
+    entries = [outline for _, outline in sorted(by_place, key=lambda pair: pair[0])]
+    return [*reader.warm_ups(), *entries, *reader.endings()]
 
 
 def _outline(reader: _Reader, target: str | None, entry: Entry) -> Outline:
     kind: Literal["validation", "epoch"] = "validation" if isinstance(entry, ValidationEntry) else "epoch"
+    part = f"{'train' if kind == 'epoch' else kind}/{entry.epoch}"
 
     def read(episodes: int, weights: bool) -> RunRecord:
         prefix = "" if target is None else f"{target}/"
         if isinstance(entry, EpochEntry):
-            metrics, phase = reader.of_epoch(entry, prefix, target), f"train/{entry.epoch}"
+            metrics = reader.of_epoch(entry, prefix, target)
         else:
-            metrics, phase = figures(entry.metrics, f"{prefix}validation/"), f"validation/{entry.epoch}"
+            metrics = figures(entry.metrics, f"{prefix}validation/")
         return RunRecord(
             key=_key(kind, entry.epoch, target),
             kind=kind,
@@ -68,10 +73,10 @@ def _outline(reader: _Reader, target: str | None, entry: Entry) -> Outline:
             metrics=metrics,
             target=target,
             alarms=tuple(event.text for event in entry.alarms if event.is_new),
-            episodes=tuple(reader.rows(phase, episodes)),
+            episodes=tuple(reader.rows(part, episodes)),
         )
 
-    return Outline(_key(kind, entry.epoch, target), read)
+    return Outline(_key(kind, entry.epoch, target), read, part)
 
 
 def _key(kind: str, epoch: int, target: str | None) -> str:
@@ -100,7 +105,7 @@ class _Reader:
                     figures(figures_of, f"{prefix}warm_up/"),
                     target,
                 )
-                yield Outline(record.key, lambda episodes, weights, record=record: record)  # type: ignore[misc]
+                yield Outline(record.key, partial(_as_it_is, record), "warm-up")
 
     def endings(self) -> Iterator[Outline]:
         """That of a run, or an evaluation, that is over."""
@@ -113,14 +118,15 @@ class _Reader:
                 rows = tuple(self.rows(EVALUATION, episodes))
                 return RunRecord("evaluation", "evaluation", 0, at, metrics, episodes=rows)
 
-            yield Outline("evaluation", evaluation)
+            yield Outline("evaluation", evaluation, EVALUATION)
         if self._run.read_json(SUMMARY) is not None:
             done = max((len(history.epochs) for history in self.histories.values()), default=0)
             key = _key("finished", done, None)
             yield Outline(key, lambda episodes, weights: self._finished(key, done, weights))
 
     def _finished(self, key: str, step: int, weights: bool) -> RunRecord:
-        bill, images, kept = self.bill, dict[str, Path](), dict[str, Path]()
+        bill, images = self.bill, dict[str, Path]()
+        checkpoints: list[Checkpoint] = []
         metrics = {f"total/{name}": value for name, value in _spent(bill.total).items()}
         metrics |= {"total/hours": bill.seconds / 3600, "total/gpu_hours": bill.gpu_seconds / 3600}
         for target, history in self.histories.items():
@@ -128,13 +134,23 @@ class _Reader:
             name = "rewards" if target is None else f"{target}/rewards"
             if (folder / PLOT).is_file():
                 images[name] = folder / PLOT
-            versions = {"best": best_version(history), "last": last_version(history)}
-            for word, version in versions.items():
-                place = None if version is None or not version.number else stored_at(self._run.path, version)
-                if weights and place is not None and place.is_dir():
-                    kept[word if target is None else f"{target}-{word}"] = place
+            if weights:
+                checkpoints += self._checkpoints(history, target)
         at = (self._run.path / SUMMARY).stat().st_mtime
-        return RunRecord(key, "finished", step, at, metrics, images=images, checkpoints=kept)
+        return RunRecord(key, "finished", step, at, metrics, images=images, checkpoints=tuple(checkpoints))
+
+    def _checkpoints(self, history: History, target: str | None) -> Iterator[Checkpoint]:
+        """The best weights and the last ones, once where they are the same, where the run folder has them."""
+        aliases: dict[int, list[str]] = {}
+        versions: dict[int, ModelVersion] = {}
+        for alias, version in (("best", best_version(history)), ("latest", last_version(history))):
+            if version is not None and version.number:
+                aliases.setdefault(version.number, []).append(alias)
+                versions[version.number] = version
+        for number, version in versions.items():
+            place = stored_at(self._run.path, version)
+            if place is not None and place.is_dir():
+                yield Checkpoint(place, number, tuple(aliases[number]), target)
 
     @property
     def bill(self) -> Bill:
@@ -145,20 +161,20 @@ class _Reader:
 
     def of_epoch(self, entry: EpochEntry, prefix: str, target: str | None) -> dict[str, float]:
         """The figures of an epoch's episodes, of its job, and of what both took."""
-        found = figures(entry.metrics, f"{prefix}train/")
-        found |= figures(entry.metrics.get("training") or {}, f"{prefix}learner/")
+        metrics = figures(entry.metrics, f"{prefix}train/")
+        metrics |= figures(entry.metrics.get("training") or {}, f"{prefix}learner/")
         tokens, seconds = (entry.metrics.get(key) for key in ("completion_tokens", "collecting_seconds"))
         if tokens and seconds:
-            found[f"{prefix}train/tokens_per_second"] = tokens / seconds
+            metrics[f"{prefix}train/tokens_per_second"] = tokens / seconds
         phase = re.compile(rf"train/{entry.epoch}(?!\d)")
         # What the episodes of several models' epochs took is theirs together.
         if target is None or target == next(iter(self.histories)):
             lines = [line for line in self.bill.lines if phase.match(line.phase)]
-            found |= {f"cost/{name}": value for name, value in _spent(total(lines)).items()}
+            metrics |= {f"cost/{name}": value for name, value in _spent(total(lines)).items()}
         if entry.status is not None:
             job = [line for line in self.bill.lines if line.phase == entry.status.run_id]
-            found |= {f"{prefix}learner/cost_{name}": value for name, value in _spent(total(job)).items()}
-        return found
+            metrics |= {f"{prefix}learner/cost_{name}": value for name, value in _spent(total(job)).items()}
+        return metrics
 
     def rows(self, phase: str, count: int) -> Iterator[EpisodeRow]:
         """The first episodes of a phase by their ids: of the same examples each time."""
@@ -171,17 +187,21 @@ class _Reader:
                 return
 
 
+def _as_it_is(record: RunRecord, episodes: int, weights: bool) -> RunRecord:
+    return record
+
+
 def figures(metrics: Mapping[str, Any], prefix: str) -> dict[str, float]:
     """All numbers in metrics, by their path; what is no number has no place in a plot."""
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for name, value in metrics.items():
         if isinstance(value, bool) or name in _LEFT_OUT:
             continue
         if isinstance(value, int | float):
-            found[f"{prefix}{name}"] = float(value)
+            numbers[f"{prefix}{name}"] = float(value)
         elif isinstance(value, Mapping):
-            found |= figures(value, f"{prefix}{name}/")
-    return found
+            numbers |= figures(value, f"{prefix}{name}/")
+    return numbers
 
 
 def _spent(line: Line) -> dict[str, float]:
@@ -197,7 +217,7 @@ def _row(journal: Journal, record: EpisodeRecord, reward: str | None) -> Episode
     return EpisodeRow(
         episode=record.id,
         example=record.example.id,
-        input=_shown("\n".join(_said(message) for message in asked)),
+        input=_shown("\n".join(_spoken(message) for message in asked)),
         output=_shown("" if record.output is None else str(record.output)),
         reward=scores.get(reward or only or ""),
         scores=scores,
@@ -207,7 +227,7 @@ def _row(journal: Journal, record: EpisodeRecord, reward: str | None) -> Episode
     )
 
 
-def _said(message: Mapping[str, Any]) -> str:
+def _spoken(message: Mapping[str, Any]) -> str:
     content = message.get("content")
     return f"{message.get('role')}: {content if isinstance(content, str) else content or ''}"
 

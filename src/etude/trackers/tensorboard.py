@@ -57,7 +57,7 @@ class TensorBoardTracker:
         self.close("stopped")
         place = run.folder / "tensorboard"
         if self._folder is not None:
-            place = self._folder / f"{run.name}-{run.token[:6]}"
+            place = self._folder / run.unique_name
         private_folder(place)
         self._known = {key for file in sorted(place.glob("events.out.tfevents.*")) for key in _keys_in(file)}
         # TensorBoard reads the files by their names, and each up to its end.

@@ -52,7 +52,7 @@ class TrackioTracker:
             vars(importlib.import_module(name))["print"] = _silent
         self._run = trackio.init(
             project=self._config.project,
-            name=f"{run.name}-{run.token[:6]}",
+            name=run.unique_name,
             space_id=self._config.space_id,
             config={**flattened(run.config), **code_version(run.environment)},
             resume="allow",
@@ -78,8 +78,9 @@ class TrackioTracker:
             data["alarms"] = trackio.Markdown("\n\n".join(record.alarms))
         for name, path in record.images.items():
             data[f"plots/{name}"] = trackio.Image(str(path))
-        for name, folder in record.checkpoints.items():
-            self._run.log_artifact(str(folder), name=name, type="model")
+        for each in record.checkpoints:
+            name = self._run.name if each.target is None else f"{self._run.name}-{each.target}"
+            self._run.log_artifact(str(each.folder), name=name, type="model", aliases=[*each.aliases])
         self._run.log(data, step=record.step)
         until = time.monotonic() + _SECONDS_TO_STORE
         while self._config.space_id is None and record.key not in self._stored():

@@ -6,7 +6,6 @@ it has come. Offline there is nobody to ask but the files, so these are read.
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -18,11 +17,11 @@ from etude.config.component import TrackerConfig
 from etude.config.registry import register_tracker
 from etude.trackers.extras import require_package
 from etude.trackers.record import COLUMNS, RunRecord, State, TrackedRun, code_version
+from etude.trackers.servers import SECONDS_TO_ANSWER, require_server
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
 
-_INIT_SECONDS = 60.0
 _HEADER, _BLOCK = 7, 32768
 """Of a `.wandb` file, which is a log of LevelDB's format: bytes before the first block, and of a block."""
 _LAST_KINDS = (1, 4)
@@ -54,18 +53,22 @@ class WandbTracker:
     def __init__(self, config: WandbConfig) -> None:
         self._config = config
         self._run: Any = None
-        self._folder = Path()
+        self._name = ""
+        """Of the artefact of weights, whose versions are the run's."""
         self._steps: set[int] | None = None
         """Of an offline run: the steps that its files have."""
         self._next_step = 0
         """Of an online run: the first one that W&B does not have."""
 
     def open(self, run: TrackedRun) -> str:
-        """Begin the run, or go on with it."""
+        """Begin the run, or go on with it. Raises EtudeError where there is no server."""
         import wandb
 
         self.close("stopped")
-        config = self._config
+        config, settings = self._config, wandb.setup().settings
+        if (config.mode or settings.mode) == "online":
+            # It tries for a minute itself, and no program ends meanwhile.
+            require_server(settings.base_url)
         self._run = wandb.init(
             project=config.project,
             entity=config.entity,
@@ -81,12 +84,15 @@ class WandbTracker:
             # A run of the user's own, in the same process, is left as it is.
             reinit="create_new",
             settings=wandb.Settings(
-                console="off", silent=True, init_timeout=_INIT_SECONDS, finish_timeout=config.patience or 1.0
+                console="off",
+                silent=True,
+                init_timeout=max(config.patience, SECONDS_TO_ANSWER),
+                finish_timeout=config.patience or 1.0,
             ),
         )
         self._run.define_metric("epoch")
         self._run.define_metric("*", step_metric="epoch")
-        self._next_step, self._steps = self._run.starting_step, None
+        self._next_step, self._steps, self._name = self._run.starting_step, None, run.unique_name
         if self._run.offline:
             files = (run.folder / "wandb").glob(f"offline-run-*-{run.token}/*.wandb")
             self._steps = {step for file in files for step in steps_in(file)}
@@ -111,11 +117,12 @@ class WandbTracker:
             data["alarms"] = wandb.Table(columns=["alarm"], data=[[text] for text in record.alarms])
         for name, path in record.images.items():
             data[f"plots/{name}"] = wandb.Image(str(path))
-        for word, folder in record.checkpoints.items():
-            name = re.sub(r"[^\w.-]", "-", f"{self._run.name}-{word}")
-            artifact = wandb.Artifact(name=name, type="model", metadata={"epoch": record.step})
-            artifact.add_dir(str(folder))
-            self._run.log_artifact(artifact)
+        for each in record.checkpoints:
+            name = self._name if each.target is None else f"{self._name}-{each.target}"
+            about = {"epoch": record.step, "version": each.version}
+            artifact = wandb.Artifact(name=name, type="model", metadata=about)
+            artifact.add_dir(str(each.folder))
+            self._run.log_artifact(artifact, aliases=[*each.aliases])
         self._run.log(data, step=record.number, commit=True)
 
     def close(self, state: State) -> None:
