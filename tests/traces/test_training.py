@@ -70,7 +70,9 @@ def test_an_imported_log_is_looked_at_and_scored(logged: Path):
     facts = facts_of(Path("runs/chats"))
     assert (facts.kind, facts.state) == ("import", "finished")
     assert "import" in etude("runs", "list").stdout
-    assert etude("runs", "show", "chats").stdout.rstrip().endswith("next: etude episodes runs/chats")
+    shown = etude("runs", "show", "chats").stdout
+    assert "prompts         12, 12 with several chats, 3 held out" in shown
+    assert shown.rstrip().endswith("next: etude episodes runs/chats")
     listed = etude("episodes", "chats", "feedback>5", "--phase", "all")
     assert listed.exit_code == 0 and "10 episodes of all phases" in listed.stdout and "t0?" in listed.stdout
     shown = etude("episodes", "show", episodes_in("chats", "chats")[0].id, "--run", "chats")
@@ -78,6 +80,7 @@ def test_an_imported_log_is_looked_at_and_scored(logged: Path):
     scored = etude("evaluate", "config.yml", "--rescore", "chats", "--json")
     scores = json.loads(scored.stdout)["scores"]["varied"]
     assert scores["n"] == 9 and scores["unscored"] == 0
+    assert "name one whose evaluators are to score it" in etude("evaluate", "--rescore", "chats").stderr
     again = etude("import-traces", "log.jsonl", "--name", "chats")
     assert again.exit_code == 2 and "exists already" in again.stderr
 

@@ -68,13 +68,12 @@ def evaluate(
     from etude.core.errors import RequestError
     from etude.loop.lifecycle import new_run
     from etude.store.facts import find_run
-    from etude.store.stored_config import CONFIG
     from etude.verbs import request_of
 
     if rescore is not None:
         refuse("--rescore, which runs no agent", model=model, dataset=dataset, name=name, greedy=greedy)
         run = find_run(rescore, output_dir)
-        settings = load_config(config or run / CONFIG, override or ())
+        settings = load_config(config or _config_of(run), override or ())
         _rescore(run, settings, phase, as_json=as_json, per_example=per_example)
         return
     if config is None:
@@ -106,6 +105,19 @@ def evaluate_in(
     if not as_json:
         say(f"run             {path_shown(run.path)}")
         next_step(hints.rescore(run.path))
+
+
+def _config_of(run: Path) -> Path:
+    """The config of a run. Raises RequestError for one that has none, such as a log that was imported."""
+    from etude.core.errors import RequestError
+    from etude.store.stored_config import CONFIG
+
+    if not (run / CONFIG).is_file():
+        raise RequestError(
+            f"run {run.name} has no config of its own; name one whose evaluators are to score it: etude "
+            f"evaluate config.yml --rescore {run.name}"
+        )
+    return run / CONFIG
 
 
 def _rescore(run: Path, settings: Config, phase: str | None, *, as_json: bool, per_example: bool) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from etude.cli import hints
 from etude.cli.command import RUNS, AsJson, OutputDir, argument, option, run_async
 from etude.cli.console import emit, next_step, path_shown, say, table
+from etude.report.run_lines import imported_lines
 
 if TYPE_CHECKING:
     from etude.traces.importing import Imported
@@ -63,9 +64,5 @@ def _show(imported: Imported) -> None:
     if imported.left_out:
         rows = [(reason, count, first) for reason, (count, first) in imported.left_out.items()]
         table(("left out", "count", "first at"), rows, sentences=("left out",))
-    failed = f", {imported.failed} of them ended in an error" if imported.failed else ""
-    say(f"chats           {imported.chats} with {imported.calls} calls{failed}")
-    several = f"{imported.compared} with several chats"
-    say(f"prompts         {imported.prompts}, {several}, {imported.held_out} held out")
-    if imported.scores:
-        say("feedback        " + ", ".join(f"{name} ({count})" for name, count in imported.scores.items()))
+    for label, text in imported_lines(imported.as_json()):
+        say(f"{label:<15} {text}")

@@ -22,7 +22,7 @@ from etude.cli.figures import (
     show_troubles,
 )
 from etude.core.stats import Estimate, shown_mean
-from etude.report.run_lines import shown_ends, shown_epochs, shown_state, side_by_side
+from etude.report.run_lines import imported_lines, shown_ends, shown_epochs, shown_state, side_by_side
 
 if TYPE_CHECKING:
     from etude.core.history import Entry, History
@@ -214,6 +214,10 @@ def _show_facts(facts: RunFacts) -> None:
         show_outcome(facts.summary, str(shown_epochs(facts)), facts.path)
         return
     result = facts.result or {}
+    if facts.kind == "import":
+        for label, text in imported_lines(result):
+            say(f"{label:<15} {text}")
+        return
     for name, scores in (result.get("scores") or {}).items():
         examples = "" if scores["n"] == scores["scored"] else f" examples, {scores['scored']} scores"
         say(f"{name:<15} {shown_score(scores)}{examples}")

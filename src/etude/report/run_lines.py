@@ -68,6 +68,18 @@ def _interval(mean: float | None, low: float | None, high: float | None) -> str 
     return None if mean is None else shown_mean(mean, low, high)
 
 
+def imported_lines(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The counts of an imported log, as labels and texts."""
+    failed = f", {found['failed']} of them ended in an error" if found["failed"] else ""
+    scores = ", ".join(f"{name} ({count})" for name, count in found["scores"].items())
+    several = f"{found['compared']} with several chats"
+    return [
+        ("chats", f"{found['chats']} with {found['calls']} calls{failed}"),
+        ("prompts", f"{found['prompts']}, {several}, {found['held_out']} held out"),
+        *([("feedback", scores)] if scores else []),
+    ]
+
+
 def side_by_side(facts: list[RunFacts]) -> list[tuple[Any, ...]]:
     """Rows of what was measured in the runs: before and after training, the reward and each evaluator."""
     columns = [_columns(run) for run in facts]

@@ -29,7 +29,7 @@ State = Literal["running", "finished", "unfinished", "unreadable"]
 SUMMARY = "summary.json"
 """Written when a training run is over."""
 IMPORT = "import"
-"""The step of the journal, and the JSON file, that say which chats of a log a run has."""
+"""The step of the journal with the counts of the log that a run was made of."""
 STORAGE = "storage.json"
 """How the backup of a run stands; of a run without a storage there is none."""
 
@@ -61,7 +61,7 @@ class RunFacts:
     summary: Mapping[str, Any] = field(default_factory=dict)
     """Of a training run: see `etude.store.summary.summary_in`."""
     result: Mapping[str, Any] | None = None
-    """Of a finished evaluation: see `etude.loop.evaluation.Evaluation`."""
+    """Of a finished evaluation (`etude.loop.evaluation.Evaluation`), or of an import (`Imported`)."""
     storage: Mapping[str, Any] | None = None
     """Of a run that is backed up: `address`, `backup`, `acknowledged_at`, `entries_behind`, `failures` …"""
 
@@ -94,8 +94,9 @@ def facts_of(path: Path) -> RunFacts:
             summary = summary_in(run.journal, run.name)
             result = run.read_json(RESULT)
             storage = run.read_json(STORAGE)
-            is_import = run.journal.get(IMPORT) is not None
-            is_over = is_import or (result if request is not None else run.read_json(SUMMARY)) is not None
+            imported = run.journal.get(IMPORT)
+            result = imported or result
+            is_over = (run.read_json(SUMMARY) if request is None and not imported else result) is not None
         settings = stored_data(path, required=False)
     except EtudeError as error:
         return RunFacts(path.name, path, "train", "unreadable", changed, problem=str(error))
@@ -109,7 +110,7 @@ def facts_of(path: Path) -> RunFacts:
     return RunFacts(
         name=path.name,
         path=path,
-        kind="import" if is_import else "train" if request is None else "evaluate",
+        kind="import" if imported else "train" if request is None else "evaluate",
         state=state,
         changed=changed,
         in_use_by=in_use_by,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -84,7 +83,6 @@ async def write_run(run: RunFolder, episodes: Iterable[EpisodeRecord], imported:
     while some := list(islice(rest, _AT_ONCE)):
         await asyncio.gather(*(_write(run.journal, episode) for episode in some))
     await run.journal.put(IMPORT, imported.as_json())
-    run.write_text(f"{IMPORT}.json", json.dumps(imported.as_json(), indent=2, ensure_ascii=False) + "\n")
 
 
 async def _write(journal: Journal, episode: EpisodeRecord) -> None:

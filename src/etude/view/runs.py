@@ -13,7 +13,7 @@ from starlette.responses import Response
 from etude.budget.bill import bill_of
 from etude.core.history import History
 from etude.report.figure_lines import figure_lines
-from etude.report.run_lines import by_target, shown_ends, shown_epochs, shown_state
+from etude.report.run_lines import by_target, imported_lines, shown_ends, shown_epochs, shown_state
 from etude.store.episodes import epoch_of
 from etude.store.facts import RunFacts
 from etude.store.figures import failed_counts, shown_reward
@@ -109,6 +109,8 @@ def _facts(facts: RunFacts) -> list[tuple[str, str]]:
     lines = [("epochs", shown_epochs(facts)), ("model", facts.model or facts.base), ("method", facts.method)]
     lines += [("backend", facts.backend)]
     known = [(label, text) for label, text in lines if text]
+    if facts.kind == "import":
+        return imported_lines(facts.result or {})
     if facts.kind == "evaluate":
         return [*known, ("reward", shown_ends(facts)[1] or "none yet")]
     summary = by_target(facts.summary).get(None)
