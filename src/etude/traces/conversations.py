@@ -109,8 +109,8 @@ class _Threads:
         if chat is None:
             # The last one is that of the call itself.
             earlier = digests[:-1] if call.answer is not None else digests
-            found = (self._open.pop(digest, None) for digest in reversed(earlier))
-            chat = next((each for each in found if each is not None), None) or Chat()
+            chats = (self._open.pop(digest, None) for digest in reversed(earlier))
+            chat = next((each for each in chats if each is not None), None) or Chat()
         if call.trace:
             self.by_trace[call.trace] = chat
         if call.answer is not None and digests:
@@ -125,12 +125,12 @@ def _spoken(call: LoggedCall) -> Sequence[Message]:
 
 def _digests(session: str, messages: Sequence[Message]) -> list[bytes]:
     """A digest of the conversation up to each answer of the assistant."""
-    digest, found = hashlib.blake2b(session.encode("utf-8", "replace"), digest_size=16), []
+    digest, digests = hashlib.blake2b(session.encode("utf-8", "replace"), digest_size=16), []
     for message in messages:
         digest.update(message_key(message).encode("utf-8", "replace") + b"\0")
         if message["role"] == "assistant":
-            found.append(digest.copy().digest())
-    return found
+            digests.append(digest.copy().digest())
+    return digests
 
 
 def held_out_of(examples: Iterable[str], share: float) -> set[str]:

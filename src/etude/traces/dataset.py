@@ -50,18 +50,18 @@ class LoggedDataset:
         """An example for each prompt, by their ids, without the chats that ended in an error."""
         part, journal = self._config.part, self._run.journal
         phase = HELD_OUT if part == "held_out" else CHATS
-        found: defaultdict[str, list[str]] = defaultdict(list)
+        names: defaultdict[str, list[str]] = defaultdict(list)
         examples: dict[str, Example] = {}
         for name, data in stored_episodes(journal, f"{phase}/"):
             if data["failure"] is None:
                 example = Example(**data["example"])
-                found[example.id].append(name)
+                names[example.id].append(name)
                 examples[example.id] = example
-        if not found:
+        if not names:
             hint = "; import the log with --hold-out 0.2" if part == "held_out" else ""
             raise DatasetError(f"{self._path} has no chats of the part '{part}'{hint}")
         chosen = [*examples.values()][: self._config.limit]
-        return chosen if part == "held_out" else [self._logged(each, found[each.id]) for each in chosen]
+        return chosen if part == "held_out" else [self._logged(each, names[each.id]) for each in chosen]
 
     def _logged(self, example: Example, names: list[str]) -> LoggedExample:
         return LoggedExample(

@@ -167,18 +167,18 @@ def _number(value: Any) -> Any:
 
 def _answer(value: Any, where: str) -> Message | None:
     """The assistant's message of an output: a message, a completion with choices, or text."""
-    said = parsed(value, where, "output")
-    if isinstance(said, list):
-        said = said[-1] if said else None
-    if isinstance(said, Mapping) and isinstance(said.get("choices"), list) and said["choices"]:
-        said = mapping_of(said["choices"][0], where, "output.choices[0]").get("message")
-    if isinstance(said, str):
-        return {"role": "assistant", "content": said} if said else None
-    if not isinstance(said, Mapping):
+    answer = parsed(value, where, "output")
+    if isinstance(answer, list):
+        answer = answer[-1] if answer else None
+    if isinstance(answer, Mapping) and isinstance(answer.get("choices"), list) and answer["choices"]:
+        answer = mapping_of(answer["choices"][0], where, "output.choices[0]").get("message")
+    if isinstance(answer, str):
+        return {"role": "assistant", "content": answer} if answer else None
+    if not isinstance(answer, Mapping):
         return None
-    if "content" not in said and "tool_calls" not in said:
+    if "content" not in answer and "tool_calls" not in answer:
         # A form that the client has read out of the answer.
         import json
 
-        return {"role": "assistant", "content": json.dumps(dict(said), ensure_ascii=False, default=str)}
-    return message_of({"role": "assistant", **said}, where, "output")
+        return {"role": "assistant", "content": json.dumps(dict(answer), ensure_ascii=False, default=str)}
+    return message_of({"role": "assistant", **answer}, where, "output")

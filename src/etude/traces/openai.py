@@ -55,8 +55,8 @@ def read(row: Mapping[str, Any], where: str) -> Iterator[Record]:
 def _feedback(value: Any, name: str, where: str, call: str) -> Iterator[Record]:
     """A number, or an object with `score` or `value`, and a `comment` or `reason`."""
     if isinstance(value, Mapping):
-        found = value.get("score", value.get("value"))
-        yield score_of(where, name, found, text_in(value, "comment", "reason"), call=call)
+        score = value.get("score", value.get("value"))
+        yield score_of(where, name, score, text_in(value, "comment", "reason"), call=call)
     else:
         yield score_of(where, name, value, call=call)
 
@@ -158,8 +158,8 @@ def _joined(chunks: Sequence[Any], where: str) -> dict[str, Any]:
         }
         for piece in list_of(chunk.get("choices"), where, f"response[{number}].choices"):
             part = mapping_of(piece, where, f"response[{number}].choices")
-            told = part.get("index")
-            index: int = told if isinstance(told, int) else 0
+            place = part.get("index")
+            index: int = place if isinstance(place, int) else 0
             choice = choices.setdefault(index, {"message": {"role": "assistant", "content": None}})
             choice["finish_reason"] = part.get("finish_reason") or choice.get("finish_reason")
             _add(choice["message"], mapping_of(part.get("delta"), where, f"response[{number}].delta"), where)

@@ -136,9 +136,9 @@ def _error_of(span: Mapping[str, Any], attributes: Mapping[str, Any]) -> str | N
 
 
 def _calls(attributes: Mapping[str, Any], place: Mapping[str, Any], where: str) -> Iterator[Record]:
-    said = _messages(attributes, _OUTPUT, where)
-    error = None if said else _error_of(place, attributes)
-    if not said and error is None:
+    answers = _messages(attributes, _OUTPUT, where)
+    error = None if answers else _error_of(place, attributes)
+    if not answers and error is None:
         yield LeftOut(where, f"chat without {_OUTPUT}")
         return
     began, ended = (
@@ -175,10 +175,10 @@ def _calls(attributes: Mapping[str, Any], place: Mapping[str, Any], where: str) 
         return
     # Since v0.1.0 the conventions have the reasons beside the messages, and not in them.
     others = chain(_list(attributes, "gen_ai.response.finish_reasons", where), repeat(""))
-    reasons = [own or str(other) for (_, own), other in zip(said, others, strict=False)]
+    reasons = [own or str(other) for (_, own), other in zip(answers, others, strict=False)]
     yield from choices_of(
         call,
-        [(message, _REASONS.get(each, each)) for (message, _), each in zip(said, reasons, strict=True)],
+        [(message, _REASONS.get(each, each)) for (message, _), each in zip(answers, reasons, strict=True)],
     )
 
 
@@ -225,8 +225,8 @@ def _message_of_parts(role: str, parts: Sequence[Any], where: str, what: str) ->
         elif kind == "tool_call":
             calls.append(tool_call(part.get("id"), part.get("name"), part.get("arguments"), where, what))
         elif kind == "tool_call_response":
-            said = part.get("response", part.get("result"))
-            text = said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
+            result = part.get("response", part.get("result"))
+            text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
             results.append({"role": "tool", "tool_call_id": str(part.get("id") or ""), "content": text})
         else:
             contents.append(dict(part))

@@ -96,11 +96,11 @@ def _calls(
     own: Mapping[str, Any], about: Mapping[str, Any], call: str, trace: str, where: str
 ) -> Iterator[Record]:
     llm = mapping_of(own.get("llm"), where, "llm")
-    asked, said = (
+    asked, answered = (
         _messages(llm.get(name), where, f"llm.{name}") for name in ("input_messages", "output_messages")
     )
     failed = text_in(about, "status_code").upper().endswith("ERROR")
-    if not asked or not (said or failed):
+    if not asked or not (answered or failed):
         yield LeftOut(where, "span of a model without llm.input_messages or llm.output_messages")
         return
     began, ended = (time_of(about.get(name), where, name) for name in ("start_time", "end_time"))
@@ -119,18 +119,18 @@ def _calls(
         model=text_in(llm, "model_name"),
         sampling=sampling_of(given, where, "llm.invocation_parameters"),
         usage=usage_of(tokens.get("prompt"), tokens.get("completion")),
-        error=None if said else text_in(about, "status_message") or "an error without a message",
+        error=None if answered else text_in(about, "status_message") or "an error without a message",
         began=began,
         seconds=max(0.0, ended - began) if began and ended else 0.0,
         id=call,
         trace=trace,
         session=text_in(session, "id"),
     )
-    if not said:
+    if not answered:
         yield logged
         return
-    reasons = ["tool_calls" if message.get("tool_calls") else "stop" for message in said]
-    yield from choices_of(logged, [*zip(said, reasons, strict=True)])
+    reasons = ["tool_calls" if message.get("tool_calls") else "stop" for message in answered]
+    yield from choices_of(logged, [*zip(answered, reasons, strict=True)])
 
 
 def _messages(value: Any, where: str, what: str) -> list[Message]:
