@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from etude.core import secrets
+from etude.core import secrets, threads
 
 # A busy machine is no failure, of a test or of its inputs.
 settings.register_profile("etude", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -31,3 +31,9 @@ def own_secrets() -> Iterator[None]:
     for table, before in ((secrets._kept, kept), (secrets._seen, seen)):
         table.clear()
         table.update(before)
+
+
+@pytest.fixture(autouse=True)
+def own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that one test has left to themselves do not count in the next."""
+    monkeypatch.setattr(threads, "_left", set())

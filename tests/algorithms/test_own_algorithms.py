@@ -192,4 +192,4 @@ async def test_an_algorithm_without_a_loss_is_refused_before_anything_is_sampled
     with pytest.raises(RequestError, match="bare:Bare has no loss: override `loss`"):
         await trained(project, "bare", "bare:Bare")
     with RunFolder.open(project / "runs" / "bare") as run:
-        assert not list(run.journal.scan(""))
+        assert not list(run.journal.scan("train/"))
