@@ -80,9 +80,14 @@ class OtherRows:
 
     def with_own(self, url: str, own: AddressRow) -> AddressRow:
         """All processes together: what they count is added up, and the worst state counts."""
-        worst = min((own, *self._trouble[url].values()), key=lambda row: _BY_TROUBLE.index(row.state))
-        counts = map(sum, zip(own.counts, self._counts[url], strict=True))
-        return AddressRow(worst.state, worst.reason, *counts)
+        others = self._trouble[url].values()
+        worst = min((own, *others), key=lambda row: _BY_TROUBLE.index(row.state))
+        state, counts = worst.state, map(sum, zip(own.counts, self._counts[url], strict=True))
+        if state == "drained":
+            everywhere = sum(url in rows for rows in self._rows.values())
+            if own.state == "up" or len(others) < everywhere:
+                state = "draining"  # Some have not seen the order yet, and may begin calls there.
+        return AddressRow(state, worst.reason, *counts)
 
 
 def write_report(run: Path, models: Mapping[str, Rows]) -> None:
