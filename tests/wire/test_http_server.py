@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from etude.wire.door import Door
 from etude.wire.http_limits import HttpLimits
+from etude.wire.http_protocol import LimitedProtocol, Line
 from etude.wire.http_server import BackgroundServer, ThreadServer, listen
 
 GET = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -157,6 +158,28 @@ async def test_a_request_in_many_pieces_keeps_their_order_behind_a_crowd() -> No
         assert await answer_of(reader) == (200, {"bytes": 3})
         app.told.set()
         assert {(await answer_of(each))[0] for each, _ in crowd[:20]} == {200}
+
+
+async def test_a_crowd_that_sends_much_is_read_no_faster_than_it_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each connection has one piece in memory at most; the rest stays with the client."""
+    held: list[int] = []
+    append = Line.append
+
+    def counted(line: Line, connection: LimitedProtocol, data: bytes) -> None:
+        append(line, connection, data)
+        held.append(sum(each is connection for each, _ in line._pieces))
+
+    monkeypatch.setattr(Line, "append", counted)
+    size = 2 * 2**20
+    async with served(connections=1000) as (_, port):
+        crowd = [await connected(port, POST % (b"", size)) for _ in range(20)]
+        for _, writer in crowd:
+            writer.write(b" " * size)
+        for reader, _ in crowd:
+            assert await answer_of(reader) == (200, {"bytes": size})
+    assert max(held) == 1
 
 
 async def test_many_at_once_do_not_drive_one_another_out() -> None:

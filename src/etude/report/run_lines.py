@@ -68,14 +68,14 @@ def _interval(mean: float | None, low: float | None, high: float | None) -> str 
     return None if mean is None else shown_mean(mean, low, high)
 
 
-def imported_lines(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+def imported_lines(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The counts of an imported log, as labels and texts."""
-    failed = f", {found['failed']} of them ended in an error" if found["failed"] else ""
-    scores = ", ".join(f"{name} ({count})" for name, count in found["scores"].items())
-    several = f"{found['compared']} with several chats"
+    failed = f", {counts['failed']} of them ended in an error" if counts["failed"] else ""
+    scores = ", ".join(f"{name} ({count})" for name, count in counts["scores"].items())
+    several = f"{counts['compared']} with several chats"
     return [
-        ("chats", f"{found['chats']} with {found['calls']} calls{failed}"),
-        ("prompts", f"{found['prompts']}, {several}, {found['held_out']} held out"),
+        ("chats", f"{counts['chats']} with {counts['calls']} calls{failed}"),
+        ("prompts", f"{counts['prompts']}, {several}, {counts['held_out']} held out"),
         *([("feedback", scores)] if scores else []),
     ]
 

@@ -90,7 +90,7 @@ class Line:
     """Pieces of requests that have come and were not looked at: a few are in each turn of the event loop.
 
     Of a crowd that comes at once, the event loop would otherwise read and begin all requests before it sees
-    the next one.
+    the next one. Each connection has one piece here at most, and nothing more is read of it meanwhile.
     """
 
     def __init__(self) -> None:
@@ -98,9 +98,6 @@ class Line:
         self._left = _AT_ONCE
         """In this turn."""
         self._is_turning = False
-
-    def __len__(self) -> int:
-        return len(self._pieces)
 
     def may_pass(self) -> bool:
         """Whether a piece is looked at now; if not, it has to be appended."""
@@ -136,13 +133,11 @@ class LimitedProtocol(H11Protocol):
     busy: ClassVar[set[LimitedProtocol]]
     """Those with one."""
     line: ClassVar[Line]
-    """Those with a piece that was not looked at are in neither of the two, unless they are busy."""
 
     _head: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
     _is_refused = False
-    _pieces = 0
-    """Of this connection, in the line."""
+    _is_in_line = False
     _apps: tuple[Any, Any]
     """The application as far as it is there for everybody, and all of it."""
 
@@ -158,21 +153,19 @@ class LimitedProtocol(H11Protocol):
         """As any protocol, until the answer is that there is none."""
         if self._lingering.lingers:
             return
-        if self._pieces or not (data.startswith(_HEALTH) or self.line.may_pass()):
-            self._pieces += 1
-            self.waiting.pop(self, None)
-            self.line.append(self, data)
-        else:
+        if data.startswith(_HEALTH) or self.line.may_pass():
             self._parse(data)
+            return
+        self._is_in_line = True
+        self.transport.pause_reading()
+        self.line.append(self, data)
 
     def look_at(self, data: bytes) -> None:
         """Go on with a piece that has stood in line."""
-        self._pieces -= 1
-        if self.transport.is_closing():
-            return
-        self._parse(data)
-        if not self._pieces and not self._is_under_way() and not self.transport.is_closing():
-            self.waiting[self] = None
+        self._is_in_line = False
+        if not self.transport.is_closing():
+            self.transport.resume_reading()  # Before the rest: a body that nobody takes yet pauses it again.
+            self._parse(data)
 
     def _parse(self, data: bytes) -> None:
         if self not in self.busy:
@@ -256,12 +249,12 @@ class LimitedProtocol(H11Protocol):
 
     def _finds_room(self) -> bool:
         """Have a connection without a request make room; whether this one may stay."""
-        if len(self.busy) + len(self.waiting) + len(self.line) < self._most:
+        if len(self.busy) + len(self.waiting) < self._most:
             return True
-        if not self.waiting:
+        oldest = next((each for each in self.waiting if not each._is_in_line), None)
+        if oldest is None:
             self._refuse(HTTPStatus.TOO_MANY_REQUESTS, _crowded(self.limits), "too_many_connections")
             return False
-        oldest = next(iter(self.waiting))
         oldest.give_up(makes_room=True)
         self.waiting.pop(oldest, None)
         return True
