@@ -100,7 +100,7 @@ def test_other_models_are_asked_themselves():
     assert not can_fuse(family("Gemma2Config", head_dim=8, query_pre_attn_scalar=8).model)
     assert not can_fuse(family("LlamaConfig", hidden_act="gelu").model)
     assert not can_fuse(family("LlamaConfig", rope_parameters=LLAMA3 | {"rope_type": "dynamic"}).model)
-    assert not can_fuse(family("LlamaConfig").model.to(torch.bfloat16))
+    assert not can_fuse(family("LlamaConfig").model.to(torch.float16))
     replaced = family("LlamaConfig").model
     replaced.model.layers[0].mlp.up_proj = torch.nn.Sequential(replaced.model.layers[0].mlp.up_proj)
     assert not can_fuse(replaced)

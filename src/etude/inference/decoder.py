@@ -236,7 +236,8 @@ Decoder: TypeAlias = SlotDecoder | RecomputeDecoder
 def _fused(policy: Policy) -> FusedLlama | None:
     """A copy of the model that is faster; none of a large one that several policies share."""
     parameters = sum(value.numel() for value in policy.model.parameters()) if policy.shares_base else 0
-    return FusedLlama(policy.model) if parameters <= _COPIED and can_fuse(policy.model) else None
+    is_known = parameters <= _COPIED and policy.model.dtype == torch.float32 and can_fuse(policy.model)
+    return FusedLlama(policy.model) if is_known else None
 
 
 def _within_budget(rows: list[Row]) -> list[Row]:

@@ -74,10 +74,11 @@ def can_fuse(model: Any) -> bool:
     known = type(inner).__name__ in _CLASSES and type(inner).__module__.startswith("transformers.models.")
     if not known or "forward" in vars(inner) or "forward" in vars(model):
         return False  # Where someone stands before the forward pass, it is to be asked.
-    plain = all(value.device.type == "cpu" and value.dtype == torch.float32 for value in model.parameters())
+    dtypes = {value.dtype for value in inner.parameters()}
     body = inner.model
     return (
-        plain
+        all(value.device.type == "cpu" for value in model.parameters())
+        and dtypes in ({torch.float32}, {torch.bfloat16})
         and body.rotary_emb.rope_type in _FIXED_ROPE
         and inner.config.hidden_act == "silu"
         and isinstance(body.embed_tokens, nn.Embedding)

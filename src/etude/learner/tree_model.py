@@ -74,8 +74,10 @@ def _try(model: Any, kernel: Kernel | None) -> tuple[list[int | None], str | Non
 
 def is_lean(model: Any) -> bool:
     """Whether `lean_hidden` knows all that the model does. `model` has no LoRA weights around it."""
-    return can_fuse(model) and not any(
-        "forward" in vars(layer) or layer._forward_pre_hooks for layer in model.model.layers
+    return (
+        model.dtype == torch.float32
+        and can_fuse(model)
+        and not any("forward" in vars(layer) or layer._forward_pre_hooks for layer in model.model.layers)
     )
 
 
