@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import pytest
@@ -75,6 +76,24 @@ def test_the_logprobs_are_the_models_own_with_weights_large_enough_to_be_packed(
     monkeypatch.setattr(fused_weights, "_LEAST", 1)
     of = shaken(FUSED[name]())
     assert_right(of, sampled(of))
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_in_bfloat16_the_logprobs_are_those_of_the_same_weights_up_to_its_rounding(name, deterministic):
+    """And nearer to them than the model's own forward pass in bfloat16 is."""
+    of = shaken(FUSED[name]())
+    of.model.to(torch.bfloat16)
+    rows, exact = sampled(of, deterministic=deterministic), copy.deepcopy(of)
+    exact.model.to(torch.float32)
+    own, models = [], []
+    for row in rows:
+        prompt, answer = row.ids[: -len(row.logprobs)], row.ids[-len(row.logprobs) :]
+        expected = true_logprobs(exact, prompt, answer)
+        own += [abs(one - other) for one, other in zip(row.logprobs, expected, strict=True)]
+        models += [abs(a - b) for a, b in zip(true_logprobs(of, prompt, answer), expected, strict=True)]
+    assert sum(own) / len(own) < 0.02
+    assert sum(own) < sum(models)
 
 
 def test_lora_weights_count_as_they_are_now():

@@ -123,3 +123,30 @@ def test_a_plain_rows_draws_are_the_same_bits_whatever_others_want():
         return rows[0].ids, rows[0].logprobs
 
     assert sampled() == sampled(Sampling(temperature=0.0), Sampling(temperature=0.7, top_p=0.5))
+
+
+@pytest.mark.parametrize("words", [2**12, 2**12 + 7, 50_000])
+def test_a_draw_among_many_words_is_where_the_running_sum_of_their_masses_is(words):
+    generator = torch.Generator().manual_seed(words)
+    logits_BV = torch.randn(64, words, generator=generator) * 3
+    logits_BV[:, torch.randperm(words, generator=generator)[: words // 2]] = -torch.inf
+    uniform = torch.rand(64, generator=generator).tolist()
+    uniform[:3] = [0.0, 0.5, 1 - 2**-24]
+    ids, logprobs = sample(logits_BV, [Sampling()] * 64, uniform)
+    cdf_BV = torch.softmax(logits_BV.double(), dim=-1).cumsum(dim=-1)
+    above, below = cdf_BV.gather(1, ids[:, None])[:, 0], (cdf_BV - torch.softmax(logits_BV.double(), -1))
+    below = below.gather(1, ids[:, None])[:, 0]
+    drawn_at = torch.tensor(uniform, dtype=torch.float64)
+    assert ((below - 1e-5 < drawn_at) & (drawn_at < above + 1e-5)).all()
+    assert torch.isfinite(logprobs).all()
+    expected = torch.log_softmax(logits_BV.double(), dim=-1).gather(1, ids[:, None])[:, 0]
+    torch.testing.assert_close(logprobs.double(), expected, atol=1e-5, rtol=0)
+
+
+@given(st.floats(0, 1, exclude_max=True, width=32), st.integers(0, 4999))
+@settings(max_examples=60, deadline=None)
+def test_of_many_words_the_only_possible_one_is_drawn(uniform, word):
+    logits_BV = torch.full((1, 5000), -torch.inf)
+    logits_BV[0, word] = 3.0
+    ids, logprobs = sample(logits_BV, [Sampling()], [uniform])
+    assert (ids.item(), logprobs.item()) == (word, 0.0)

@@ -11,7 +11,7 @@ import torch
 
 from etude.inference.fused_llama import FusedLlama, SingleTokens
 from etude.inference.fused_weights import can_fuse
-from etude.inference.kv_slots import InputMaker, KvSlots, StepInputs, span_for
+from etude.inference.kv_slots import InputMaker, KvSlots, StepInputs, span_for, tensor
 from etude.inference.sampler import Row, append_samples
 from etude.inference.slot_table import SlotTable
 from etude.models.architecture import layer_kinds, logits_after, takes_key_value_slots
@@ -114,10 +114,8 @@ class SlotDecoder:
         for batch in self._batches(rows):
             speaking = batch[0].pending == 1 and not self._deterministic
             logits_BV = self._one_more(batch) if speaking else self._forward(batch)
-            ready = [index for index, row in enumerate(batch) if row.pending == 0]
-            if ready:
-                read = [batch[index] for index in ready]
-                append_samples(read, logits_BV if len(ready) == len(batch) else logits_BV[ready])
+            if read := [row for row in batch if row.pending == 0]:
+                append_samples(read, logits_BV)
                 grown += read
         return grown
 
@@ -191,7 +189,7 @@ class SlotDecoder:
         return logits_BV
 
     def _forward(self, rows: list[Row]) -> torch.Tensor:
-        """Logits [B, V] after each row's last token read; marks those tokens as cached."""
+        """Logits after each of the rows that are read whole then, [., V]; marks the tokens read as cached."""
         counts = [min(row.pending, _CHUNK) for row in rows]
         if self._deterministic:
             width, span = _fixed_shape(rows[0])
@@ -208,10 +206,13 @@ class SlotDecoder:
         # In deterministic mode slots are always copied, so that memory looks the same wherever they are.
         leading = not self._deterministic and slots == list(range(len(slots)))
         inputs = self._inputs.padded(rows, slots, (width, span), self._kv, leading=leading)
-        logits_BV = self._logits(inputs)
         for row, count in zip(rows, counts, strict=True):
             row.cached += count
-        return logits_BV[: len(rows)]
+        read = tensor([index for index, row in enumerate(rows) if row.pending == 0], self._policy.device)
+        if self._fused is not None and not self._deterministic:
+            return self._fused(inputs, self._kv, read if len(read) < len(slots) else None)
+        logits_BV = self._logits(inputs)
+        return logits_BV if len(read) == len(slots) else logits_BV[read]
 
     def _logits(self, inputs: StepInputs) -> torch.Tensor:
         """After each row's last token, [B, V]."""
@@ -236,8 +237,7 @@ Decoder: TypeAlias = SlotDecoder | RecomputeDecoder
 def _fused(policy: Policy) -> FusedLlama | None:
     """A copy of the model that is faster; none of a large one that several policies share."""
     parameters = sum(value.numel() for value in policy.model.parameters()) if policy.shares_base else 0
-    is_known = parameters <= _COPIED and policy.model.dtype == torch.float32 and can_fuse(policy.model)
-    return FusedLlama(policy.model) if is_known else None
+    return FusedLlama(policy.model) if parameters <= _COPIED and can_fuse(policy.model) else None
 
 
 def _within_budget(rows: list[Row]) -> list[Row]:

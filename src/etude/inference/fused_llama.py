@@ -1,9 +1,11 @@
-"""Llama's forward pass with a quarter of the operations, for float32 on a CPU.
+"""Llama's forward pass with a quarter of the operations, for float32 and bfloat16 on a CPU.
 
 A step of a small model costs as many microseconds as it has operations. Here projections of the same
 input are one matrix product, queries and keys turn as complex numbers, a layer's keys and values are stored
 in one go, attention of single tokens is two plain products, and all is written into memory that is there
 already, through views that are there already. Weights are copied.
+
+In bfloat16 the states between layers, norms and rotary embeddings are in float32, as the learner has them.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import numpy
 import torch
 from torch.nn import functional
 
-from etude.inference.fused_weights import FusedLayer, affine, after_norm, fused_layer
+from etude.inference.fused_weights import AfterNorm, FusedLayer, affine, fused_layer
 from etude.inference.kv_slots import KvSlots, SlotLayer, StepInputs, tensor
 from etude.models.architecture import layer_kinds, without_lora
 
@@ -25,14 +27,16 @@ class Room:
 
     def __init__(self, memory: Sequence[torch.Tensor], groups: int, size: int) -> None:
         """`memory` as `FusedLlama` allocates it; `groups` of heads share keys, and a head has `size` D."""
-        self.x, self.length, self.normed, self.heads, self.mixed, self.gate_up = memory
-        """[N, E], [N, 1], [N, E], [N, G * (R + 2) * D] in the order of FusedLayer.qkv, [N, G * R * D] and
+        self.x, self.length, self.scaled, self.turning = memory[:4]
+        """In float32: [N, E], [N, 1], [N, E] and [N, G * (R + 2) * D] in the order of `FusedLayer.qkv`."""
+        self.normed, self.heads, self.mixed, self.gate_up = memory[4:]
+        """In the dtype of the weights: the last two of those, in float32 the same memory, [N, G * R * D] and
         [N, 2 * I]."""
         by_group = self.heads.view(len(self.x), groups, -1, size)
         as_batch = by_group.flatten(0, 1)
         self.query, self.new = as_batch[:, :-2], as_batch[:, -2:]
         """[N * G, R, D]; keys and values [N * G, 2, D]."""
-        self.turned = by_group[:, :, :-1]
+        self.turned = self.turning.view(by_group.shape)[:, :, :-1]
         """Queries and keys [N, G, R + 1, D]."""
         self.turned_complex = torch.view_as_complex(self.turned.view(*self.turned.shape[:-1], -1, 2))
         """The same as complex numbers [N, G, R + 1, D / 2]."""
@@ -48,66 +52,79 @@ class FusedLlama:
         """`model` must be one that `can_fuse` takes; to be made anew whenever its weights have changed."""
         inner = without_lora(model)
         config, body = inner.config, inner.model
-        self.groups = config.num_key_value_heads
-        self.size = body.layers[0].self_attn.head_dim
+        attention = body.layers[0].self_attn
+        self.dtype: torch.dtype = body.embed_tokens.weight.dtype
+        self.groups: int = config.num_key_value_heads
+        self.size: int = attention.head_dim
+        self.scale: float = attention.scaling
         self.layers = [fused_layer(layer, config) for layer in body.layers]
         self._kinds = layer_kinds(inner)
         self._grouped = config.num_attention_heads > self.groups
         self._eps = config.rms_norm_eps
         self._least = torch.tensor((self._eps * config.hidden_size) ** 0.5)
         self._embedding = body.embed_tokens.weight.detach()
-        self._head = after_norm(body.norm, affine(inner.lm_head), config)
-        heads = config.num_attention_heads * self.size
-        self._widths = (
-            *(config.hidden_size, 1, config.hidden_size),
-            *(heads + 2 * self.groups * self.size, heads, 2 * config.intermediate_size),
-        )
+        self._head = AfterNorm(body.norm, affine(inner.lm_head))
+        queries = config.num_attention_heads * self.size
+        heads = queries + 2 * self.groups * self.size
+        self._widths = config.hidden_size, 1, config.hidden_size, heads
+        self._narrow_widths = config.hidden_size, heads, queries, 2 * config.intermediate_size
         self._rotary = body.rotary_emb
         self._turns = torch.zeros(0)
         self._memory = self._allocated(0)
         self._rooms: dict[int, Room] = {}
 
-    def __call__(self, inputs: StepInputs, kv: KvSlots) -> torch.Tensor:
-        """Logits [B, V] after each row's last token; keys and values go where `kv.plan` says."""
-        rows, width = inputs.ids_BT.shape
+    def __call__(self, inputs: StepInputs, kv: KvSlots, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits [B, V] after each row's last token, or only those of `rows`; keys and values go where
+        `kv.plan` says.
+        """
+        count, width = inputs.ids_BT.shape
         self.reach(kv.columns)
-        room = Room(self._allocated(rows * width), self.groups, self.size)
+        room = Room(self._allocated(count * width), self.groups, self.size)
         turn, places = self.turn(inputs.position_BT.flatten()), kv.places(self.groups)
         self.embed(inputs.ids_BT.flatten(), room)
         for kind, layer, held in zip(self._kinds, self.layers, kv.layers, strict=True):
             self.project(layer, room, turn)
-            held.by_token(self.groups, self.size).index_copy_(0, places, room.new)
+            held.by_token(self.groups, self.size, self.dtype).index_copy_(0, places, room.new)
             if width == 1:
-                mask_BG1S = inputs.masks[kind].expand(rows, self.groups, 1, -1)
-                attend(room, *as_batch(*held.seen()), mask_BG1S.flatten(0, 1))
+                mask_BG1S = inputs.masks[kind].expand(count, self.groups, 1, -1)
+                attend(room, *as_batch(*held.seen()), mask_BG1S, self.scale)
             else:
                 self._attend_from_many(room, held, inputs.masks[kind])
             self.finish(layer, room)
-        return self.logits(room.x.view(rows, width, -1)[:, -1])
+        x_BE = room.x.view(count, width, -1)[:, -1]
+        return self.logits(x_BE if rows is None else x_BE.index_select(0, rows))
 
     def embed(self, ids_N: torch.Tensor, room: Room) -> None:
         """Write what the first layer reads."""
-        torch.index_select(self._embedding, 0, ids_N, out=room.x)
+        if self.dtype == room.x.dtype:
+            torch.index_select(self._embedding, 0, ids_N, out=room.x)
+        else:
+            room.x.copy_(self._embedding.index_select(0, ids_N))
 
     def project(self, layer: FusedLayer, room: Room, turn: torch.Tensor) -> None:
         """Write queries, keys and values."""
-        layer.qkv(self._normed(room), out=room.heads)
+        layer.qkv.linear(self._normed(room, layer.qkv), out=room.turning)
         if layer.head_norm is not None:
             normed = functional.rms_norm(room.turned, (self.size,), eps=self._eps)
             torch.mul(normed, layer.head_norm, out=room.turned)
         room.turned_complex.mul_(turn)
+        if room.heads is not room.turning:
+            room.heads.copy_(room.turning)
 
     def finish(self, layer: FusedLayer, room: Room) -> None:
         """All that comes after attention."""
         layer.out.add_to(room.x, room.mixed)
-        layer.gate_up(self._normed(room), out=room.gate_up)
+        layer.gate_up.linear(self._normed(room, layer.gate_up), out=room.gate_up)
         functional.silu(room.gate, inplace=True).mul_(room.up)
         layer.down.add_to(room.x, room.gate)
 
     def logits(self, x_BE: torch.Tensor) -> torch.Tensor:
         """[B, V]"""
         length = torch.linalg.vector_norm(x_BE, dim=-1, keepdim=True)
-        return self._head(x_BE / length.hypot_(self._least))
+        normed = x_BE / length.hypot_(self._least)
+        if self._head.scale is not None:
+            normed = normed.mul_(self._head.scale).to(self.dtype)
+        return self._head.linear(normed)
 
     def turn(self, position_N: torch.Tensor) -> torch.Tensor:
         """Rotary embedding of positions, complex, [N, 1, 1, D / 2]."""
@@ -126,8 +143,8 @@ class FusedLlama:
             self._memory = self._allocated(2 * tokens)
             self._rooms.clear()
         if tokens not in self._rooms:
-            memory = [tensor[:tokens] for tensor in self._memory]
-            self._rooms[tokens] = Room(memory, self.groups, self.size)
+            memory = {id(tensor): tensor[:tokens] for tensor in self._memory}
+            self._rooms[tokens] = Room([memory[id(each)] for each in self._memory], self.groups, self.size)
         return self._rooms[tokens]
 
     def _attend_from_many(self, room: Room, held: SlotLayer, mask_B1TS: torch.Tensor) -> None:
@@ -140,31 +157,50 @@ class FusedLlama:
             keys,
             values,
             mask_B1TS,
-            scale=1.0,
+            scale=self.scale,
             enable_gqa=self._grouped,
         )
         room.mixed.view(rows, width, -1, self.size).copy_(mixed_BHTD.transpose(1, 2))
 
-    def _normed(self, room: Room) -> torch.Tensor:
-        """RMSNorm over the root of the width; weight and root are part of what comes after."""
+    def _normed(self, room: Room, after: AfterNorm) -> torch.Tensor:
+        """RMSNorm over the root of the width, which is a part of what comes after."""
         torch.linalg.vector_norm(room.x, dim=-1, keepdim=True, out=room.length)
-        return torch.div(room.x, room.length.hypot_(self._least), out=room.normed)
+        torch.div(room.x, room.length.hypot_(self._least), out=room.scaled)
+        return room.scaled if after.scale is None else torch.mul(room.scaled, after.scale, out=room.normed)
 
     def _allocated(self, tokens: int) -> list[torch.Tensor]:
-        return [torch.empty(tokens, width) for width in self._widths]
+        wide = [torch.empty(tokens, width) for width in self._widths]
+        narrow = [torch.empty(tokens, width, dtype=self.dtype) for width in self._narrow_widths]
+        if self.dtype == torch.float32:
+            narrow[:2] = wide[2:]
+        return wide + narrow
 
 
 def as_batch(keys_BGSD: torch.Tensor, values_BGSD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values as `attend` takes them."""
+    if keys_BGSD.dtype != torch.float32:
+        return keys_BGSD, values_BGSD
     return keys_BGSD.flatten(0, 1).transpose(1, 2), values_BGSD.flatten(0, 1)
 
 
-def attend(room: Room, keys_MDS: torch.Tensor, values_MSD: torch.Tensor, mask_M1S: torch.Tensor) -> None:
-    """Attention of single tokens, for each row and group of heads. Takes half of the time that
-    `scaled_dot_product_attention` takes.
+def attend(
+    room: Room, keys: torch.Tensor, values: torch.Tensor, mask_BG1S: torch.Tensor, scale: float
+) -> None:
+    """Attention of single tokens, for each row and group of heads.
+
+    In float32 two plain products take half of the time that the CPU's flash kernel takes; in bfloat16 they
+    take longer than it.
     """
-    weight_MRS = torch.softmax(torch.baddbmm(mask_M1S, room.query, keys_MDS), dim=-1)
-    torch.bmm(weight_MRS, values_MSD, out=room.mixed_by_group)
+    if keys.dtype == torch.float32:
+        scores_MRS = torch.baddbmm(mask_BG1S.flatten(0, 1), room.query, keys, alpha=scale)
+        torch.bmm(torch.softmax(scores_MRS, dim=-1), values, out=room.mixed_by_group)
+        return
+    query_BGRD = room.query.view(*mask_BG1S.shape[:2], *room.query.shape[1:])
+    mask_BGRS = mask_BG1S.expand(-1, -1, query_BGRD.shape[2], -1)
+    mixed_BGRD, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query_BGRD, keys, values, attn_mask=mask_BGRS, scale=scale
+    )
+    room.mixed.view(query_BGRD.shape).copy_(mixed_BGRD)
 
 
 _CPU = torch.device("cpu")
@@ -189,12 +225,12 @@ class SingleTokens:
         position_M, self._place_M = self._numbers
         self._position_B, self._position_M1 = position_M[::groups], position_M[:, None]
         hidden_MS = torch.arange(span) > self._position_M1
-        self._mask_MS = hidden_MS * torch.tensor(torch.finfo(torch.float32).min)
-        self._mask_M1S = self._mask_MS[:, None]
+        self._mask_MS = hidden_MS * torch.tensor(torch.finfo(model.dtype).min, dtype=model.dtype)
+        self._mask_BG1S = self._mask_MS.view(rows, groups, 1, span)
         self._room = model.room(rows)
         self._layers = []
         for layer, held in zip(model.layers, kv.layers, strict=True):
-            by_token = held.by_token(groups, model.size)
+            by_token = held.by_token(groups, model.size, model.dtype)
             self._layers.append((layer, by_token, *as_batch(*held.first(rows, span))))
 
     def goes_on(self, positions: Sequence[int], span: int, kv: KvSlots) -> bool:
@@ -210,9 +246,9 @@ class SingleTokens:
         self._mask_MS.scatter_(1, self._position_M1, 0.0)
         turn = model.turn(self._position_B)
         model.embed(tensor(ids, _CPU), room)
-        for layer, by_token, keys_MDS, values_MSD in self._layers:
+        for layer, by_token, keys, values in self._layers:
             model.project(layer, room, turn)
             by_token.index_copy_(0, self._place_M, room.new)
-            attend(room, keys_MDS, values_MSD, self._mask_M1S)
+            attend(room, keys, values, self._mask_BG1S, model.scale)
             model.finish(layer, room)
         return model.logits(room.x)

@@ -1,4 +1,8 @@
-"""A Llama's weights for inference: joined where they have the same input, with all that can be folded in."""
+"""A Llama's weights for inference: joined where they have the same input, with all that can be folded in.
+
+In float32 a norm's weight is a part of the matrix after it. In bfloat16 it is not: the product would be
+rounded once more, and the model sampled would not be the model trained.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ class PackedLinear:
     __slots__ = ("_bias", "_packed", "_weight")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """`weight` [out, in] and `bias` [out] in float32 on a CPU."""
+        """`weight` [out, in] and `bias` [out] in one dtype on a CPU."""
         self._weight, self._bias = weight.detach().t(), bias
         self._packed: torch.Tensor | None = None
         if weight.numel() >= _LEAST and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -37,7 +41,10 @@ class PackedLinear:
         return torch.addmm(self._bias, x, self._weight, out=out)
 
     def add_to(self, target: torch.Tensor, x: torch.Tensor) -> None:
-        """Add what comes of `x` [N, in] to `target` [N, out]."""
+        """Add what comes of `x` [N, in] to `target` [N, out], which is in float32 whatever `x` is in."""
+        if x.dtype != target.dtype:
+            target.add_(self(x))
+            return
         if self._packed is not None:
             total = torch.ops.mkldnn._linear_pointwise.binary(x, target, self._packed, self._bias, "add")
             target.copy_(total)
@@ -55,16 +62,28 @@ Affine = tuple[torch.Tensor, torch.Tensor | None]
 """Weight [out, in] and bias [out]."""
 
 
+class AfterNorm:
+    """RMSNorm and the linear layer behind it, for vectors that were divided by their length already."""
+
+    def __init__(self, norm: Any, affine: Affine) -> None:
+        scale = norm.weight.float() * len(norm.weight) ** 0.5
+        weight, bias = affine
+        is_folded = weight.dtype == torch.float32
+        self.scale = None if is_folded else scale
+        """What they are to be multiplied with first, where that is no part of the linear layer."""
+        self.linear = PackedLinear(weight * scale if is_folded else weight, bias)
+
+
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """Weights of a layer. Norms are part of them, queries are scaled, and what turns is side by side."""
+    """Weights of a layer, in which what turns is side by side."""
 
-    qkv: PackedLinear
+    qkv: AfterNorm
     """For each group of heads that share keys its R queries, its key and its value: [G * (R + 2) * D, E]."""
     head_norm: torch.Tensor | None
-    """Of a group's queries and key, [R + 1, D]."""
+    """Of a group's queries and key, [R + 1, D] in float32."""
     out: PackedLinear
-    gate_up: PackedLinear
+    gate_up: AfterNorm
     down: PackedLinear
 
 
@@ -93,30 +112,22 @@ def fused_layer(layer: Any, config: Any) -> FusedLayer:
     size, groups = attention.head_dim, config.num_key_value_heads
     queries = config.num_attention_heads // groups
     query, key, value = (affine(getattr(attention, f"{name}_proj")) for name in "qkv")
-    head_norm, scale = None, attention.scaling
+    head_norm = None
     if hasattr(attention, "q_norm"):
-        norms = [attention.q_norm.weight * scale] * queries + [attention.k_norm.weight]
-        head_norm, scale = _paired(torch.cat(norms), size).view(-1, size), 1.0
-    query = (query[0] * scale, None if query[1] is None else query[1] * scale)
+        norms = [attention.q_norm.weight] * queries + [attention.k_norm.weight]
+        head_norm = _paired(torch.cat(norms), size).view(-1, size).float()
     biases = [bias for _, bias in (query, key, value) if bias is not None]
     joined = _by_group([weight for weight, _ in (query, key, value)], groups, size)
     bias = _by_group(biases, groups, size) if biases else None
     return FusedLayer(
-        qkv=after_norm(layer.input_layernorm, (joined, bias), config),
+        qkv=AfterNorm(layer.input_layernorm, (joined, bias)),
         head_norm=head_norm,
         out=PackedLinear(*affine(attention.o_proj)),
-        gate_up=after_norm(
-            layer.post_attention_layernorm, _stacked(affine(mlp.gate_proj), affine(mlp.up_proj)), config
+        gate_up=AfterNorm(
+            layer.post_attention_layernorm, _stacked(affine(mlp.gate_proj), affine(mlp.up_proj))
         ),
         down=PackedLinear(*affine(mlp.down_proj)),
     )
-
-
-def after_norm(norm: Any, affine: Affine, config: Any) -> PackedLinear:
-    """A linear layer for vectors that were divided by their length: RMSNorm's weight and root of the width
-    are part of it.
-    """
-    return PackedLinear(affine[0] * (norm.weight * config.hidden_size**0.5), affine[1])
 
 
 def affine(module: Any) -> Affine:

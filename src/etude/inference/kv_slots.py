@@ -73,10 +73,10 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
             held[plan.rows[:, None], :, plan.columns] = new.transpose(1, 2)
         return self.seen()
 
-    def by_token(self, heads: int, size: int) -> torch.Tensor:
+    def by_token(self, heads: int, size: int, dtype: torch.dtype) -> torch.Tensor:
         """All tokens' keys and values, [slots * H * columns, 2, D], in the order of `KvSlots.places`."""
         if self._both is None:
-            shape = torch.empty(1, heads, 1, size)
+            shape = torch.empty(1, heads, 1, size, dtype=dtype)
             self.lazy_initialization(shape, shape)
         assert self._both is not None
         return self._both.view(2, -1, size).transpose(0, 1)

@@ -15,6 +15,9 @@ from etude.core.keys import generator
 from etude.models.distribution import Shaper, masked, shaped
 from etude.models.grammar import advance
 
+_BLOCK = 64
+"""Words whose mass is added up before a word is looked for among them, where there are many."""
+
 
 @dataclass(slots=True, eq=False)
 class Row:
@@ -88,15 +91,41 @@ def draw(
     rows, none where `greedy_B` is None, take the likeliest. Raises EngineError when the probabilities are not
     finite.
     """
-    cdf_BV = probs_BV.cumsum(dim=-1)
-    total_B1 = cdf_BV[:, -1:]
+    blocks = probs_BV.shape[1] // _BLOCK
+    if blocks < _BLOCK:
+        cdf_BV = probs_BV.cumsum(dim=-1)
+        ids_B1 = torch.searchsorted(cdf_BV, _threshold(uniform_B1, cdf_BV), right=True)
+    else:  # To run through all words takes many times as long as to add them up.
+        whole_BV, rest_BR = probs_BV[:, : blocks * _BLOCK], probs_BV[:, blocks * _BLOCK :]
+        sums = whole_BV.reshape(len(probs_BV), blocks, _BLOCK).sum(dim=-1), rest_BR.sum(dim=-1, keepdim=True)
+        cdf_BN = torch.cat(sums, dim=-1).cumsum(dim=-1)
+        threshold_B1 = _threshold(uniform_B1, cdf_BN)
+        block_B1 = torch.searchsorted(cdf_BN, threshold_B1, right=True)
+        before_B1 = torch.nn.functional.pad(cdf_BN, (1, 0)).gather(1, block_B1)
+        ids_B1 = _drawn_within(probs_BV, block_B1 * _BLOCK, threshold_B1 - before_B1)
+    if greedy_B is not None and bool(greedy_B.any()):
+        ids_B1 = torch.where(greedy_B[:, None], probs_BV.argmax(dim=-1, keepdim=True), ids_B1)
+    return ids_B1, probs_BV.gather(1, ids_B1).log_()
+
+
+def _threshold(uniform_B1: torch.Tensor, cdf_BN: torch.Tensor) -> torch.Tensor:
+    """Where the draw lies in a running sum of masses [B, 1]: below their total."""
+    total_B1 = cdf_BN[:, -1:]
     if not all(math.isfinite(total) for (total,) in total_B1.tolist()):
         raise EngineError(
             "the model's logits are not finite: its weights are damaged, or overflow in its dtype"
         )
     # Below the total even where the product is rounded up to it: past the end there is no token.
-    threshold_B1 = uniform_B1.clamp(max=1 - 2**-23).mul_(total_B1)
-    ids_B1 = torch.searchsorted(cdf_BV, threshold_B1, right=True)
-    if greedy_B is not None and bool(greedy_B.any()):
-        ids_B1 = torch.where(greedy_B[:, None], probs_BV.argmax(dim=-1, keepdim=True), ids_B1)
-    return ids_B1, probs_BV.gather(1, ids_B1).log_()
+    return uniform_B1.clamp(max=1 - 2**-23).mul_(total_B1)
+
+
+def _drawn_within(probs_BV: torch.Tensor, start_B1: torch.Tensor, threshold_B1: torch.Tensor) -> torch.Tensor:
+    """The token [B, 1] of the block from `start_B1` on at which its running mass exceeds the threshold."""
+    place_BW = start_B1 + torch.arange(_BLOCK, device=probs_BV.device)
+    is_word_BW = place_BW < probs_BV.shape[1]
+    probs_BW = probs_BV.gather(1, place_BW.clamp(max=probs_BV.shape[1] - 1)).mul_(is_word_BW)
+    cdf_BW = probs_BW.cumsum(dim=-1)
+    # The block's sum was rounded in another way: the last token that can be drawn takes what is left.
+    last_B1 = torch.where(probs_BW > 0, place_BW, -1).max(dim=-1, keepdim=True).values
+    drawn_B1 = start_B1 + torch.searchsorted(cdf_BW, threshold_B1, right=True)
+    return torch.minimum(drawn_B1, last_B1)
