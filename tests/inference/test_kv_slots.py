@@ -69,7 +69,7 @@ def test_both_ways_of_writing_come_to_the_same():
         both_M2D = torch.stack([new_BHTD, -new_BHTD], dim=3).transpose(1, 2).flatten(0, 2)
         seen.append(plainly.update(new_BHTD, -new_BHTD, 0))
         layer = quickly.layers[0]
-        layer.by_token(2, 4).index_copy_(0, quickly.places(2), both_M2D)
+        layer.by_token(2, 4, torch.float32).index_copy_(0, quickly.places(2), both_M2D)
         seen.append(layer.seen())
     for one in seen[1:]:
         assert all(map(torch.equal, one, seen[0]))

@@ -36,6 +36,8 @@ class PackedLinear:
         if self._packed is not None:
             y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
             return y if out is None else out.copy_(y)
+        if out is not None and out.dtype != x.dtype:
+            return out.copy_(self(x))
         if self._bias is None:
             return torch.mm(x, self._weight, out=out)
         return torch.addmm(self._bias, x, self._weight, out=out)

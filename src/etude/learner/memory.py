@@ -149,4 +149,4 @@ def _inner_width(config: Any, width: int) -> int:
     experts = getattr(config, "num_experts_per_tok", None)
     own = getattr(config, "moe_intermediate_size", None)
     inner = own * experts if experts and own else getattr(config, "intermediate_size", None)
-    return int(inner or 4 * width)
+    return int(max(inner) if isinstance(inner, list) else inner or 4 * width)  # Gemma 3n has one a layer.
