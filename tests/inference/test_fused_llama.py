@@ -80,7 +80,7 @@ def test_the_logprobs_are_the_models_own_with_weights_large_enough_to_be_packed(
 @pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_in_bfloat16_the_logprobs_are_those_of_the_same_weights_up_to_its_rounding(name, deterministic):
-    """And nearer to them than the model's own forward pass in bfloat16 is."""
+    """The own forward pass of the model in bfloat16 is further away from them."""
     of = shaken(FUSED[name]())
     of.model.to(torch.bfloat16)
     rows, exact = sampled(of, deterministic=deterministic), of.twin()
