@@ -72,7 +72,7 @@ class AfterNorm:
         weight, bias = affine
         is_folded = weight.dtype == torch.float32
         self.scale = None if is_folded else scale
-        """What they are to be multiplied with first, where that is no part of the linear layer."""
+        """Factors of their elements [E], where these are no part of the linear layer."""
         self.linear = PackedLinear(weight * scale if is_folded else weight, bias)
 
 
