@@ -95,9 +95,15 @@ def test_in_bfloat16_the_logprobs_are_those_of_the_same_weights_up_to_its_roundi
     assert sum(own) < sum(models)
 
 
-def test_lora_weights_count_as_they_are_now():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lora_weights_count_as_they_are_now(dtype):
     of = fresh_policy()
+    of.model.to(dtype)
     of.use_lora(LoraOptions(r=4), seed=0)
+    assert can_fuse(of.model)
+    exact = of.twin()
+    exact.model.float()
+    tolerance = 1e-5 if dtype == torch.float32 else 0.1
     generator = torch.Generator().manual_seed(5)
     decoder = make_decoder(of, slots=8, deterministic=False)
     row = Row("a", [9, 10, 11], Sampling(), uniforms(0))
@@ -106,12 +112,31 @@ def test_lora_weights_count_as_they_are_now():
         with torch.no_grad():
             for parameter in of.trainable().values():
                 parameter.normal_(0, 0.2, generator=generator)
+        exact.load_tensors(of.copy_tensors())
         decoder.forget()
         before = len(row.ids)
         decoder.step([row])
-        assert row.logprobs[-1:] == pytest.approx(
-            true_logprobs(of, row.ids[:before], row.ids[before:]), abs=1e-5
-        )
+        expected = true_logprobs(exact, row.ids[:before], row.ids[before:])
+        assert row.logprobs[-1:] == pytest.approx(expected, abs=tolerance)
+
+
+def test_lora_weights_far_smaller_than_a_bfloat16_of_the_base_count():
+    """Merged into the base they would be rounded away."""
+    of = fresh_policy()
+    of.model.to(torch.bfloat16)
+    of.use_lora(LoraOptions(r=4), seed=0)
+    before = [row.logprobs for row in sampled(of)]
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in of.trainable().items():
+            if "lora_B" in name:
+                parameter.normal_(0, 1e-4, generator=generator)
+    base, change = of.model.base_model.model.model.layers[0].self_attn.q_proj, None
+    change = base.get_delta_weight("default")
+    assert (
+        (base.base_layer.weight + change).to(torch.bfloat16) == base.base_layer.weight
+    ).float().mean() > 0.7
+    assert [row.logprobs for row in sampled(of)] != before
 
 
 def test_other_models_are_asked_themselves():

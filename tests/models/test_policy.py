@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, masking_utils
 from etude.core.call import ChatRequest
 from etude.core.errors import EngineError, RequestError, StoreError
 from etude.core.job import ModelVersion
-from etude.models.device import choose_device, choose_dtype
+from etude.models.device import choose_device, choose_dtype, limit_threads, usable_cores
 from etude.models.policy import LoraOptions, Policy
 from etude.models.weights import digest, load_tensors, save_tensors
 from tests.models.tiny_models import chatml_policy, fresh_policy, policy, said, user
@@ -218,18 +218,18 @@ def on_a_mac(monkeypatch):
 
 def test_apples_gpus_are_taken_in_float32(on_a_mac):
     assert choose_device() == choose_device("mps") == torch.device("mps")
-    assert choose_dtype("auto", choose_device()) is torch.float32
-    assert choose_dtype("float16", choose_device()) is torch.float16
+    assert choose_dtype("auto", choose_device(), 1000) is torch.float32
+    assert choose_dtype("float16", choose_device(), 1000) is torch.float16
 
 
 @pytest.mark.parametrize(("release", "has"), [("", False), ("13.6.1", False), ("14.0", True), ("26.1", True)])
 def test_bfloat16_is_refused_where_apples_gpus_do_not_have_it(on_a_mac, monkeypatch, release, has):
     monkeypatch.setattr("platform.mac_ver", lambda: (release, ("", "", ""), "arm64"))
     if has:
-        assert choose_dtype("bfloat16", choose_device()) is torch.bfloat16
+        assert choose_dtype("bfloat16", choose_device(), 1000) is torch.bfloat16
         return
     with pytest.raises(RequestError, match="'bfloat16' needs macOS 14 on 'mps'; use auto"):
-        choose_dtype("bfloat16", choose_device())
+        choose_dtype("bfloat16", choose_device(), 1000)
 
 
 def test_without_apples_gpu_it_is_a_wrong_request(monkeypatch):
@@ -245,11 +245,39 @@ def test_devices_and_types_that_are_not_there_are_a_wrong_request():
     if not torch.cuda.is_available():
         with pytest.raises(RequestError, match="is not available on this machine"):
             choose_device("cuda:1")
-    assert choose_dtype("auto", torch.device("cpu")) is torch.float32
-    assert choose_dtype("auto", torch.device("cuda")) is torch.bfloat16
-    assert choose_dtype("float16", torch.device("cpu")) is torch.float16
+    assert choose_dtype("auto", torch.device("cpu"), 1000) is torch.float32
+    assert choose_dtype("float32", torch.device("cpu"), 10**9) is torch.float32
+    assert choose_dtype("auto", torch.device("cuda"), 1000) is torch.bfloat16
+    assert choose_dtype("float16", torch.device("cpu"), 1000) is torch.float16
     with pytest.raises(RequestError, match="dtype 'int8' is not known"):
-        choose_dtype("int8", torch.device("cpu"))
+        choose_dtype("int8", torch.device("cpu"), 1000)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "dtype"),
+    [
+        ({"avx512_bf16": True, "amx_bf16": False}, torch.bfloat16),
+        ({"avx512_bf16": False, "amx_bf16": True}, torch.bfloat16),
+        ({"avx512_bf16": False, "avx512_f": True}, torch.float32),
+        ({}, torch.float32),
+    ],
+)
+def test_large_models_are_in_bfloat16_on_cpus_that_multiply_it(monkeypatch, capabilities, dtype):
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: capabilities, raising=False)
+    cpu = torch.device("cpu")
+    assert choose_dtype("auto", cpu, 10_000_000) is dtype
+    assert choose_dtype("auto", cpu, 9_999_999) is torch.float32
+
+
+def test_large_models_have_all_cores_unless_the_environment_says_otherwise(monkeypatch):
+    counts = []
+    monkeypatch.setattr("torch.set_num_threads", counts.append)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    limit_threads(135_000_000)
+    limit_threads(120_000)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    limit_threads(135_000_000)
+    assert counts == [usable_cores(), 1]
 
 
 def test_a_twin_has_only_the_trained_tensors_once_more():

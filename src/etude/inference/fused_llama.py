@@ -17,7 +17,7 @@ import numpy
 import torch
 from torch.nn import functional
 
-from etude.inference.fused_weights import AfterNorm, FusedLayer, affine, fused_layer
+from etude.inference.fused_weights import AfterNorm, FusedLayer, fused_layer, joined
 from etude.inference.kv_slots import KvSlots, SlotLayer, StepInputs, tensor
 from etude.models.architecture import layer_kinds, without_lora
 
@@ -45,7 +45,7 @@ class Room:
 
 
 class FusedLlama:
-    """Gives the logits of the model's own forward pass, up to rounding. LoRA weights are merged in."""
+    """Gives the logits of the model's own forward pass, up to rounding, with LoRA weights."""
 
     @torch.no_grad()
     def __init__(self, model: Any) -> None:
@@ -63,7 +63,7 @@ class FusedLlama:
         self._eps = config.rms_norm_eps
         self._least = torch.tensor((self._eps * config.hidden_size) ** 0.5)
         self._embedding = body.embed_tokens.weight.detach()
-        self._head = AfterNorm(body.norm, affine(inner.lm_head))
+        self._head = AfterNorm(body.norm, *joined([inner.lm_head]))
         queries = config.num_attention_heads * self.size
         heads = queries + 2 * self.groups * self.size
         self._widths = config.hidden_size, 1, config.hidden_size, heads

@@ -38,7 +38,8 @@ class LocalLlmConfig(LlmConfig, name="local"):
     device: Annotated[str, CHANGEABLE] = "auto"
     """`auto`, `cpu`, `cuda`, `cuda:N` or `mps`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """`auto` is bfloat16 on CUDA and float32 elsewhere."""
+    """`auto` is bfloat16 on CUDA, and for 10 million parameters or more on CPUs that multiply it
+    (AVX512-BF16, AMX); float32 elsewhere."""
     quantization: Literal["4bit"] | None = None
     """`4bit` holds the base in NF4 numbers, in about a quarter of bfloat16's memory, under LoRA weights that
     are trained. It needs CUDA and the extra `bnb`."""

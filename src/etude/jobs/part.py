@@ -20,10 +20,11 @@ _LOOK_SECONDS = 0.5
 def loading_of(team: Team, device: str, dtype: str) -> dict[str, str]:
     """The `device` and `dtype` by which this process loads the policy, from those that were asked for."""
     device = device if team.device is None else str(team.device)
-    if not team.shards:
+    chosen = choose_device(device)
+    if not team.shards or chosen.type == "cpu":
         return {"device": device, "dtype": dtype}
     # The whole model need not fit on the device where a part of it will be.
-    return {"device": "cpu", "dtype": dtype_name(choose_dtype(dtype, choose_device(device)))}
+    return {"device": "cpu", "dtype": dtype_name(choose_dtype(dtype, chosen, 0))}
 
 
 def locked_seat(seat: Seat, team: Team) -> RunLock:

@@ -99,6 +99,13 @@ def lora_exclusions(model: Any) -> list[str]:
     return excluded
 
 
+def parameters_of(config: Any) -> int:
+    """How many parameters a model of this config has. Raises ValueError as `model_class` does."""
+    with torch.device("meta"):
+        model = model_class(config).from_config(config)
+    return sum(value.numel() for value in model.parameters())
+
+
 @torch.no_grad()
 def why_unusable(model: Any) -> str | None:
     """Why a model cannot be sampled and trained token by token, as the end of a sentence; None if it can.

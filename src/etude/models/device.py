@@ -11,6 +11,9 @@ from etude.core.errors import RequestError
 
 _BFLOAT16_SINCE = 14
 """The macOS from which on Apple's GPUs have it."""
+_LARGE = 10_000_000
+"""Parameters from which on a CPU is faster in bfloat16, where it has that, and with all of its cores."""
+_MULTIPLIES_BFLOAT16 = "avx512_bf16", "amx_bf16"
 
 
 def choose_device(wish: str = "auto") -> torch.device:
@@ -32,14 +35,16 @@ def choose_device(wish: str = "auto") -> torch.device:
     return device
 
 
-def choose_dtype(wish: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 on CUDA and float32 elsewhere, where bfloat16 is slower and less exact.
+def choose_dtype(wish: str, device: torch.device, parameters: int) -> torch.dtype:
+    """The type of a model's weights: `auto` is bfloat16 on CUDA, and on CPUs that multiply it for a model of
+    10 million parameters or more. Elsewhere it is float32: bfloat16 is slower there and less exact.
 
     Raises RequestError for a type that is not known, or that the device does not have.
     """
     known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if wish == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+        is_faster = device.type == "cpu" and parameters >= _LARGE and multiplies_bfloat16()
+        return torch.bfloat16 if device.type == "cuda" or is_faster else torch.float32
     if wish not in known:
         raise RequestError(f"dtype '{wish}' is not known; use auto, {', '.join(known)}")
     macos = int(platform.mac_ver()[0].partition(".")[0] or 0)
@@ -50,16 +55,29 @@ def choose_dtype(wish: str, device: torch.device) -> torch.dtype:
     return known[wish]
 
 
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """The name that `choose_dtype` knows a type by."""
     return str(dtype).removeprefix("torch.")
 
 
-def limit_threads() -> None:
-    """Let torch use one core, unless the user's environment says otherwise.
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU has instructions for it (AVX512-BF16 or AMX), and so is faster than in float32."""
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # Since torch 2.11.
+    return any(capabilities.get(name, False) for name in _MULTIPLIES_BFLOAT16)
+
+
+def limit_threads(parameters: int = 0) -> None:
+    """Let torch use one core, or all for a large model, unless the user's environment says otherwise.
 
     Small models lose more to OpenMP's busy waiting than a second thread gives, and with a busy
     neighbour they lose all of it. A fixed count also makes sums come out the same every time.
     """
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
+        torch.set_num_threads(usable_cores() if parameters >= _LARGE else 1)

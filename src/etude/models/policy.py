@@ -19,6 +19,7 @@ from etude.models.architecture import (
     language_parts,
     lora_exclusions,
     model_class,
+    parameters_of,
     undo_mask_patch,
     why_unusable,
     without_lora,
@@ -91,17 +92,19 @@ class Policy:
         """
         from transformers import AutoConfig, AutoTokenizer
 
-        limit_threads()
         _silence_progress_bars()
         mend_masks()
-        chosen = choose_device(device)
-        kind, name = choose_dtype(dtype, chosen), locate(source)
+        chosen, name = choose_device(device), locate(source)
         if quantization is not None:
             require_four_bits(chosen)
-        more = {} if quantization is None else four_bits(kind, chosen)
         try:
+            config = AutoConfig.from_pretrained(name)
+            parameters = parameters_of(config)
+            limit_threads(parameters)
+            kind = choose_dtype(dtype, chosen, parameters)
+            more = {} if quantization is None else four_bits(kind, chosen)
             tokenizer = AutoTokenizer.from_pretrained(name)
-            model = model_class(AutoConfig.from_pretrained(name)).from_pretrained(name, dtype=kind, **more)
+            model = model_class(config).from_pretrained(name, dtype=kind, **more)
         except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
             raise not_loaded(source, error) from error
         model = (prepared(model) if more else model.to(chosen)).eval()
@@ -315,6 +318,17 @@ class Policy:
                 self.tokenizer.save_pretrained(folder)
             except (OSError, SafetensorError) as error:
                 raise StoreError(f"cannot write the model to {folder}: {error}") from error
+
+
+def dtype_of(source: str | Path, wish: str, device: torch.device) -> torch.dtype:
+    """The type that `Policy.load` loads a model's weights in. Raises RequestError as it does."""
+    from transformers import AutoConfig
+
+    try:
+        parameters = parameters_of(AutoConfig.from_pretrained(locate(source)))
+    except (OSError, ValueError) as error:
+        raise not_loaded(source, error) from error
+    return choose_dtype(wish, device, parameters)
 
 
 def _silence_progress_bars() -> None:

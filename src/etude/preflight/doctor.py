@@ -16,7 +16,6 @@ from packaging.version import Version
 from etude.core.errors import MissingExtraError
 from etude.inference.local import require_local_extra
 from etude.models.memory import available_memory, shown_bytes, total_memory
-from etude.preflight import machine
 from etude.preflight.disk import examine_disk
 from etude.preflight.finding import Findings
 
@@ -165,13 +164,16 @@ def _torch(findings: Findings) -> None:
     except (ImportError, OSError) as error:
         findings.fail("torch", f"is installed and cannot be imported: {error}; install it again")
         return
-    from etude.models.device import choose_device
+    from etude.models.device import choose_device, multiplies_bfloat16, usable_cores
 
     device = choose_device()
     name = f" ({torch.cuda.get_device_name()})" if device.type == "cuda" else ""
-    threads, cores = os.environ.get("OMP_NUM_THREADS"), machine.usable_cores()
-    taken = f"{threads} (OMP_NUM_THREADS)" if threads else "1, which suits small models"
+    threads, cores = os.environ.get("OMP_NUM_THREADS"), usable_cores()
+    taken = f"{threads} (OMP_NUM_THREADS)" if threads else "1 for small models and all for others"
     findings.ok("torch", f"{torch.__version__}, device {device.type}{name}")
+    if device.type == "cpu":
+        bfloat16 = "multiplied fast: models of 10 M parameters or more are loaded in it (`dtype`)"
+        findings.ok("bfloat16", bfloat16 if multiplies_bfloat16() else "not multiplied by this CPU")
     if device.type == "mps":
         if os.environ.get(_FALLBACK) == "1":
             findings.ok("MPS", f"operations that it does not have run on the CPU ({_FALLBACK}=1)")

@@ -17,7 +17,7 @@ from etude.core.example import Example
 from etude.inference.local import LocalLlmConfig
 from etude.learner.memory import ModelNumbers, fits
 from etude.models.architecture import model_class
-from etude.models.device import choose_device, choose_dtype, limit_threads
+from etude.models.device import choose_device, choose_dtype
 from etude.models.memory import available_memory, shown_bytes
 from etude.models.policy import LoraOptions, Policy
 from etude.models.quantized import require_four_bits
@@ -43,9 +43,7 @@ def check_local_model(
     `base` is the folder or name of its weights.
     `adapter` is what is to train it. Raises RequestError when it cannot be used.
     """
-    limit_threads()
     device = choose_device(llm.device)
-    dtype = choose_dtype(llm.dtype, device)
     if llm.quantization is not None:
         require_four_bits(device)
         if adapter is not None and adapter.lora is None:
@@ -54,6 +52,7 @@ def check_local_model(
             )
     policy = outline(base)
     parameters = sum(value.numel() for value in policy.model.parameters())
+    dtype = choose_dtype(llm.dtype, device, parameters)
     if adapter is not None and adapter.lora is not None:
         lora = adapter.lora
         try:

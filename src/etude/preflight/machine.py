@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,7 +60,7 @@ def seconds_for(size: ModelSize, *, prompt: float, sampled: float, trained: floa
 
     2 operations per parameter and token to run, 6 to train.
     """
-    speed = _operations_per_second(size.device) * _EFFICIENCY
+    speed = _operations_per_second(size) * _EFFICIENCY
     step = size.layers * _STEP_SECONDS_PER_LAYER[size.device] + max(
         2 * size.parameters * batch / speed,
         size.parameters * size.bytes_per_parameter / _BYTES_PER_SECOND[size.device],
@@ -69,16 +68,19 @@ def seconds_for(size: ModelSize, *, prompt: float, sampled: float, trained: floa
     return sampled / batch * step + (2 * prompt + 6 * trained) * size.parameters / speed
 
 
-def _operations_per_second(device: str) -> float:
-    """Of a matrix product on this machine, as it is now."""
+def _operations_per_second(size: ModelSize) -> float:
+    """Of a matrix product on this machine as it is now, in the model's type and with as many threads."""
     import torch
     from torch.utils.benchmark import Timer
 
     from etude.models.device import limit_threads
 
-    limit_threads()
-    side = 2048 if device == "cuda" else 512
-    matrix = torch.ones(side, side, device=device)
+    limit_threads(size.parameters)
+    side = 2048 if size.device == "cuda" else 512
+    # In half precision CPUs without such instructions are hopeless, and nothing is known of four bits.
+    is_half = size.device == "cpu" and size.bytes_per_parameter == torch.bfloat16.itemsize
+    dtype = torch.bfloat16 if is_half else torch.float32
+    matrix = torch.ones(side, side, device=size.device, dtype=dtype)
     timer = Timer(
         "(matrix @ matrix)[0, 0].item()", globals={"matrix": matrix}, num_threads=torch.get_num_threads()
     )
@@ -94,10 +96,3 @@ def existing_folder(path: Path) -> Path:
 def free_disk(path: Path) -> int:
     """Free bytes where `path` is, or would be."""
     return shutil.disk_usage(existing_folder(path)).free
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -20,8 +20,8 @@ from etude.inference.vllm_child import VllmOptions
 from etude.inference.vllm_engine import VllmEngine
 from etude.inference.vllm_process import VllmProcess
 from etude.inference.vllm_processes import VllmProcesses
-from etude.models.device import choose_device, choose_dtype
-from etude.models.policy import WEIGHTS_FILE, Policy
+from etude.models.device import choose_device, dtype_name
+from etude.models.policy import WEIGHTS_FILE, Policy, dtype_of
 from etude.models.source import locate
 from etude.models.speech import Speech
 from etude.models.weights import load_tensors, write_lora_folder
@@ -121,7 +121,7 @@ class VllmBackend(Backend):
         device = choose_device(settings.device)
         options = VllmOptions(
             folder=self._folder,
-            dtype=str(choose_dtype(settings.dtype, device)).removeprefix("torch."),
+            dtype=dtype_name(dtype_of(settings.model, settings.dtype, device)),
             command=tuple(shlex.split(settings.vllm_command)),
             arguments=settings.vllm_args,
             max_loras=max(1, settings.max_models - 1),

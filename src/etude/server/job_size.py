@@ -69,7 +69,7 @@ def memory_of_job(settings: ServerSettings, values: Mapping[str, Any]) -> Traini
     """
     device, rank = choose_device(settings.device), values["lora_rank"]
     base, lora_1 = _numbers(settings.model, 0), _numbers(settings.model, 1).trained
-    size = choose_dtype(settings.dtype, device).itemsize
+    size = choose_dtype(settings.dtype, device, base.trained).itemsize
     numbers = replace(base, weights=base.trained * size, size=size)
     if rank:
         numbers = replace(numbers, trained=rank * lora_1, is_lora=True)
