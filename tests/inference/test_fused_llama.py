@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from etude.core.call import Sampling
-from etude.inference import fused_weights
+from etude.core.errors import RequestError
+from etude.inference import linear
 from etude.inference.decoder import make_decoder
 from etude.inference.fused_weights import can_fuse
 from etude.inference.sampler import Row, uniforms
@@ -34,9 +35,10 @@ FUSED = {
 }
 
 
-def sampled(of, *, deterministic=False, tokens=12):
+def sampled(of, *, deterministic=False, tokens=12, eight_bits=False):
     """Prompts of many lengths, continued."""
-    choose, decoder = random.Random(2), make_decoder(of, slots=8, deterministic=deterministic)
+    choose = random.Random(2)
+    decoder = make_decoder(of, slots=8, deterministic=deterministic, eight_bits=eight_bits)
     rows = [
         Row(str(n), [choose.randrange(7, 300) for _ in range(n)], Sampling(), uniforms(n))
         for n in (1, 2, 5, 30, 60)
@@ -72,7 +74,7 @@ def test_the_logprobs_are_the_models_own(name, deterministic):
 
 @pytest.mark.parametrize("name", ["llama", "all biases"])
 def test_the_logprobs_are_the_models_own_with_weights_large_enough_to_be_packed(name, monkeypatch):
-    monkeypatch.setattr(fused_weights, "_LEAST", 1)
+    monkeypatch.setattr(linear, "_LEAST", 1)
     of = shaken(FUSED[name]())
     assert_right(of, sampled(of))
 
@@ -93,6 +95,32 @@ def test_in_bfloat16_the_logprobs_are_those_of_the_same_weights_up_to_its_roundi
         models += [abs(a - b) for a, b in zip(true_logprobs(of, prompt, answer), expected, strict=True)]
     assert sum(own) / len(own) < 0.02
     assert sum(own) < sum(models)
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_with_eight_bits_the_logprobs_are_those_of_the_rounded_weights(name, deterministic, dtype):
+    of = shaken(FUSED[name]())
+    of.model.to(dtype)
+    rows, rounded = sampled(of, deterministic=deterministic, eight_bits=True), of.twin()
+    rounded.model.float()
+    head = rounded.model.lm_head
+    head.weight = torch.nn.Parameter(head.weight.detach().clone())  # Embeddings are as they were.
+    with torch.no_grad():
+        for module in rounded.model.modules():
+            if isinstance(module, torch.nn.Linear):
+                step = module.weight.abs().amax(dim=1, keepdim=True) / 127
+                module.weight.copy_((module.weight / step).round() * step)
+    for row in rows:
+        prompt, answer = row.ids[: -len(row.logprobs)], row.ids[-len(row.logprobs) :]
+        assert row.logprobs == pytest.approx(true_logprobs(rounded, prompt, answer), abs=0.01)
+
+
+def test_eight_bits_are_refused_where_there_is_no_fused_decoder():
+    other = family("Gemma2Config", head_dim=8, query_pre_attn_scalar=8)
+    with pytest.raises(RequestError, match=r"sampling_weights: int8 is for Llama, .* leave it out"):
+        make_decoder(other, slots=8, deterministic=False, eight_bits=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

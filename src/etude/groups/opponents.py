@@ -258,7 +258,6 @@ def _embedded(current: Any, version: ModelVersion | None, llm: Any, builder: Bui
         policy.adopt(version.model_copy(update={"location": location}))
     return EmbeddedEngine(
         policy,
-        max_batch=llm.max_batch,
-        max_tokens=llm.max_tokens,
+        **llm.engine_options,
         deterministic=builder.config.finetuning.deterministic,
     )

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import torch
 
+from etude.core.errors import RequestError
 from etude.inference.fused_llama import FusedLlama, SingleTokens
 from etude.inference.fused_weights import can_fuse
 from etude.inference.kv_slots import InputMaker, KvSlots, StepInputs, span_for, tensor
@@ -34,13 +35,21 @@ _COPIED = 1 << 26
 """Parameters at most of a shared base that each of its policies has a copy of, to be faster."""
 
 
-def make_decoder(policy: Policy, *, slots: int, deterministic: bool) -> Decoder:
-    """The fastest decoder that is right for the policy's architecture."""
+def make_decoder(policy: Policy, *, slots: int, deterministic: bool, eight_bits: bool = False) -> Decoder:
+    """The fastest decoder that is right for the policy's architecture.
+
+    With `eight_bits` it samples from rounded weights. Raises RequestError where that is not known.
+    """
+    if eight_bits and not can_fuse(policy.model):
+        raise RequestError(
+            "sampling_weights: int8 is for Llama, Mistral, Qwen2 and Qwen3 on a CPU, and this model is none; "
+            "leave it out"
+        )
     if deterministic and policy.device.type == "cpu":
         # How many threads share a sum, and how, would depend on what else the machine does.
         torch.set_num_threads(1)
     if takes_key_value_slots(policy.model):
-        return SlotDecoder(policy, slots=slots, deterministic=deterministic)
+        return SlotDecoder(policy, slots=slots, deterministic=deterministic, eight_bits=eight_bits)
     return RecomputeDecoder(policy, deterministic=deterministic)
 
 
@@ -89,17 +98,19 @@ class SlotDecoder:
     conversation's next turn, since a token read in a prompt and one read alone differ as well.
     """
 
-    def __init__(self, policy: Policy, *, slots: int, deterministic: bool) -> None:
+    def __init__(self, policy: Policy, *, slots: int, deterministic: bool, eight_bits: bool) -> None:
         """`slots` conversations keep what they have read between two turns."""
         self._policy = policy
-        self._deterministic = deterministic
+        self._deterministic, self._eight_bits = deterministic, eight_bits
         self._kinds = layer_kinds(policy.model)
         self._table = SlotTable(slots, least=_FIXED_ROWS if deterministic else 1)
         self._kv = KvSlots(len(self._kinds), len(self._table))
-        self._inputs = InputMaker(policy)
+        self._inputs = InputMaker(
+            policy, torch.float32 if eight_bits else next(policy.model.parameters()).dtype
+        )
         self._postponed = 0
         self._going: SingleTokens | None = None
-        self._fused = _fused(policy)
+        self._fused = _fused(policy, eight_bits)
 
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> list[Row]:
@@ -126,7 +137,7 @@ class SlotDecoder:
     def forget(self) -> None:
         """The weights changed: the slots' contents go. Rows in flight are read again from their start."""
         self._table.forget()
-        self._fused = _fused(self._policy)
+        self._fused = _fused(self._policy, self._eight_bits)
         self._going = None
 
     def _batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
@@ -234,10 +245,12 @@ class SlotDecoder:
 Decoder: TypeAlias = SlotDecoder | RecomputeDecoder
 
 
-def _fused(policy: Policy) -> FusedLlama | None:
-    """A copy of the model that is faster; none of a large one that several policies share."""
+def _fused(policy: Policy, eight_bits: bool) -> FusedLlama | None:
+    """A copy of the model that is faster; of a large one that several policies share, only in eight bits."""
     parameters = sum(value.numel() for value in policy.model.parameters()) if policy.shares_base else 0
-    return FusedLlama(policy.model) if parameters <= _COPIED and can_fuse(policy.model) else None
+    if not eight_bits and (parameters > _COPIED or not can_fuse(policy.model)):
+        return None
+    return FusedLlama(policy.model, eight_bits=eight_bits)
 
 
 def _within_budget(rows: list[Row]) -> list[Row]:

@@ -63,13 +63,23 @@ class EmbeddedEngine(Engine, TokenEngine):
     """
 
     def __init__(
-        self, policy: Policy, *, max_batch: int = 256, max_tokens: int = 512, deterministic: bool = False
+        self,
+        policy: Policy,
+        *,
+        max_batch: int = 256,
+        max_tokens: int = 512,
+        deterministic: bool = False,
+        eight_bits: bool = False,
     ) -> None:
-        """`max_batch` requests are sampled at once, the others wait; `max_tokens` is for requests without."""
+        """`max_batch` requests are sampled at once, the others wait; `max_tokens` is for requests without.
+
+        With `eight_bits` a rounded copy of the weights is sampled from. Raises RequestError for a model of
+        which there is none.
+        """
         self.policy = policy
         self._max_batch = max_batch
         self._max_tokens = max_tokens
-        self._deterministic = deterministic
+        self._deterministic, self._eight_bits = deterministic, eight_bits
         self._start_afresh()
         self._wake = threading.Condition()
         self._incoming: deque[_Job] = deque()
@@ -143,7 +153,10 @@ class EmbeddedEngine(Engine, TokenEngine):
     def _start_afresh(self) -> None:
         with self.policy.lock:
             self._decoder = make_decoder(
-                self.policy, slots=_KEPT_CONVERSATIONS, deterministic=self._deterministic
+                self.policy,
+                slots=_KEPT_CONVERSATIONS,
+                deterministic=self._deterministic,
+                eight_bits=self._eight_bits,
             )
             self._weights_id = self.policy.weights_id
 

@@ -17,7 +17,7 @@ import numpy
 import torch
 from torch.nn import functional
 
-from etude.inference.fused_weights import AfterNorm, FusedLayer, fused_layer, joined
+from etude.inference.fused_weights import AfterNorm, FusedLayer, fused_layer
 from etude.inference.kv_slots import KvSlots, SlotLayer, StepInputs, tensor
 from etude.models.architecture import layer_kinds, without_lora
 
@@ -48,22 +48,25 @@ class FusedLlama:
     """Gives the logits of the model's own forward pass, up to rounding, with LoRA weights."""
 
     @torch.no_grad()
-    def __init__(self, model: Any) -> None:
-        """`model` must be one that `can_fuse` takes; to be made anew whenever its weights have changed."""
+    def __init__(self, model: Any, *, eight_bits: bool = False) -> None:
+        """`model` must be one that `can_fuse` takes; to be made anew whenever its weights have changed.
+
+        With `eight_bits` its linear layers are rounded to those, and all else is in float32.
+        """
         inner = without_lora(model)
         config, body = inner.config, inner.model
         attention = body.layers[0].self_attn
-        self.dtype: torch.dtype = body.embed_tokens.weight.dtype
+        self.dtype: torch.dtype = torch.float32 if eight_bits else body.embed_tokens.weight.dtype
         self.groups: int = config.num_key_value_heads
         self.size: int = attention.head_dim
         self.scale: float = attention.scaling
-        self.layers = [fused_layer(layer, config) for layer in body.layers]
+        self.layers = [fused_layer(layer, config, eight_bits=eight_bits) for layer in body.layers]
         self._kinds = layer_kinds(inner)
         self._grouped = config.num_attention_heads > self.groups
         self._eps = config.rms_norm_eps
         self._least = torch.tensor((self._eps * config.hidden_size) ** 0.5)
         self._embedding = body.embed_tokens.weight.detach()
-        self._head = AfterNorm(body.norm, *joined([inner.lm_head]))
+        self._head = AfterNorm(body.norm, [inner.lm_head], eight_bits=eight_bits)
         queries = config.num_attention_heads * self.size
         heads = queries + 2 * self.groups * self.size
         self._widths = config.hidden_size, 1, config.hidden_size, heads
@@ -96,7 +99,7 @@ class FusedLlama:
 
     def embed(self, ids_N: torch.Tensor, room: Room) -> None:
         """Write what the first layer reads."""
-        if self.dtype == room.x.dtype:
+        if self._embedding.dtype == room.x.dtype:
             torch.index_select(self._embedding, 0, ids_N, out=room.x)
         else:
             room.x.copy_(self._embedding.index_select(0, ids_N))
@@ -166,7 +169,9 @@ class FusedLlama:
         """RMSNorm over the root of the width, which is a part of what comes after."""
         torch.linalg.vector_norm(room.x, dim=-1, keepdim=True, out=room.length)
         torch.div(room.x, room.length.hypot_(self._least), out=room.scaled)
-        return room.scaled if after.scale is None else torch.mul(room.scaled, after.scale, out=room.normed)
+        if after.scale is None:
+            return room.scaled
+        return torch.mul(room.scaled, after.scale, out=room.normed)
 
     def _allocated(self, tokens: int) -> list[torch.Tensor]:
         wide = [torch.empty(tokens, width) for width in self._widths]

@@ -183,12 +183,12 @@ class StepInputs:
 class InputMaker:
     """Makes inputs for one model."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, dtype: torch.dtype) -> None:
+        """`dtype` is that of masks."""
         self._device = policy.device
         self._kinds = set(layer_kinds(policy.model))
         window = getattr(text_config(policy.model), "sliding_window", None)
         self._window: int | None = window if SLIDING in self._kinds else None
-        dtype = next(policy.model.parameters()).dtype
         self._hide = torch.tensor(torch.finfo(dtype).min, dtype=dtype, device=policy.device)
         self._columns = torch.arange(0)
 

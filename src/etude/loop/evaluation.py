@@ -201,8 +201,7 @@ async def engine_of(config: Config, model: str, version: RunVersion) -> Engine:
     assert isinstance(llm, LocalLlmConfig)
     return EmbeddedEngine(
         policy,
-        max_batch=llm.max_batch,
-        max_tokens=llm.max_tokens,
+        **llm.engine_options,
         deterministic=config.finetuning.deterministic,
     )
 
