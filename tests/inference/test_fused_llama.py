@@ -32,6 +32,10 @@ FUSED = {
     "mistral": lambda: family("MistralConfig", sliding_window=16, head_dim=8),
     "qwen2": lambda: family("Qwen2Config", use_sliding_window=True, max_window_layers=1, sliding_window=16),
     "qwen3": lambda: family("Qwen3Config", head_dim=16),
+    "gemma": lambda: family("GemmaConfig", head_dim=16, hidden_activation="gelu_pytorch_tanh"),
+    "gemma3": lambda: family(
+        "Gemma3TextConfig", head_dim=16, query_pre_attn_scalar=16, sliding_window=16, sliding_window_pattern=2
+    ),
 }
 
 

@@ -42,8 +42,8 @@ def make_decoder(policy: Policy, *, slots: int, deterministic: bool, eight_bits:
     """
     if eight_bits and not can_fuse(policy.model):
         raise RequestError(
-            "sampling_weights: int8 is for Llama, Mistral, Qwen2 and Qwen3 on a CPU, and this model is none; "
-            "leave it out"
+            "sampling_weights: int8 is for Llama, Mistral, Qwen2, Qwen3 and Gemma on a CPU, not for this "
+            "model; leave it out"
         )
     if deterministic and policy.device.type == "cpu":
         # How many threads share a sum, and how, would depend on what else the machine does.

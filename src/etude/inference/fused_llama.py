@@ -1,4 +1,4 @@
-"""Llama's forward pass with a quarter of the operations, for float32 and bfloat16 on a CPU.
+"""Llama's and Gemma's forward pass with a quarter of the operations, for float32 and bfloat16 on a CPU.
 
 A step of a small model costs as many microseconds as it has operations. Here projections of the same
 input are one matrix product, queries and keys turn as complex numbers, a layer's keys and values are stored
@@ -17,8 +17,9 @@ import numpy
 import torch
 from torch.nn import functional
 
-from etude.inference.fused_weights import AfterNorm, FusedLayer, fused_layer
+from etude.inference.fused_weights import AfterNorm, FusedLayer, fused_layer, is_gemma
 from etude.inference.kv_slots import KvSlots, SlotLayer, StepInputs, tensor
+from etude.inference.linear import Linear
 from etude.models.architecture import layer_kinds, without_lora
 
 
@@ -61,18 +62,19 @@ class FusedLlama:
         self.size: int = attention.head_dim
         self.scale: float = attention.scaling
         self.layers = [fused_layer(layer, config, eight_bits=eight_bits) for layer in body.layers]
-        self._kinds = layer_kinds(inner)
+        self.kinds = layer_kinds(inner)
         self._grouped = config.num_attention_heads > self.groups
         self._eps = config.rms_norm_eps
         self._least = torch.tensor((self._eps * config.hidden_size) ** 0.5)
         self._embedding = body.embed_tokens.weight.detach()
+        self._is_gemma = is_gemma(model)
         self._head = AfterNorm(body.norm, [inner.lm_head], eight_bits=eight_bits)
         queries = config.num_attention_heads * self.size
         heads = queries + 2 * self.groups * self.size
         self._widths = config.hidden_size, 1, config.hidden_size, heads
         self._narrow_widths = config.hidden_size, heads, queries, 2 * config.intermediate_size
         self._rotary = body.rotary_emb
-        self._turns = torch.zeros(0)
+        self._turns = dict.fromkeys(self.kinds, torch.zeros(0))
         self._memory = self._allocated(0)
         self._rooms: dict[int, Room] = {}
 
@@ -83,10 +85,10 @@ class FusedLlama:
         count, width = inputs.ids_BT.shape
         self.reach(kv.columns)
         room = Room(self._allocated(count * width), self.groups, self.size)
-        turn, places = self.turn(inputs.position_BT.flatten()), kv.places(self.groups)
+        turns, places = self.turns(inputs.position_BT.flatten()), kv.places(self.groups)
         self.embed(inputs.ids_BT.flatten(), room)
-        for kind, layer, held in zip(self._kinds, self.layers, kv.layers, strict=True):
-            self.project(layer, room, turn)
+        for kind, layer, held in zip(self.kinds, self.layers, kv.layers, strict=True):
+            self.project(layer, room, turns[kind])
             held.by_token(self.groups, self.size, self.dtype).index_copy_(0, places, room.new)
             if width == 1:
                 mask_BG1S = inputs.masks[kind].expand(count, self.groups, 1, -1)
@@ -103,6 +105,9 @@ class FusedLlama:
             torch.index_select(self._embedding, 0, ids_N, out=room.x)
         else:
             room.x.copy_(self._embedding.index_select(0, ids_N))
+        if self._is_gemma:
+            root = torch.tensor(room.x.shape[1] ** 0.5, dtype=self._embedding.dtype)
+            room.x.mul_(root.float())
 
     def project(self, layer: FusedLayer, room: Room, turn: torch.Tensor) -> None:
         """Write queries, keys and values."""
@@ -116,10 +121,13 @@ class FusedLlama:
 
     def finish(self, layer: FusedLayer, room: Room) -> None:
         """All that comes after attention."""
-        layer.out.add_to(room.x, room.mixed)
+        self._add(layer.out, room.mixed, layer.out_norm, room)
         layer.gate_up.linear(self._normed(room, layer.gate_up), out=room.gate_up)
-        functional.silu(room.gate, inplace=True).mul_(room.up)
-        layer.down.add_to(room.x, room.gate)
+        if self._is_gemma:
+            torch.mul(functional.gelu(room.gate, approximate="tanh"), room.up, out=room.gate)
+        else:
+            functional.silu(room.gate, inplace=True).mul_(room.up)
+        self._add(layer.down, room.gate, layer.down_norm, room)
 
     def logits(self, x_BE: torch.Tensor) -> torch.Tensor:
         """[B, V]"""
@@ -129,16 +137,18 @@ class FusedLlama:
             normed = normed.mul_(self._head.scale).to(self.dtype)
         return self._head.linear(normed)
 
-    def turn(self, position_N: torch.Tensor) -> torch.Tensor:
-        """Rotary embedding of positions, complex, [N, 1, 1, D / 2]."""
-        return self._turns.index_select(0, position_N)[:, None, None]
+    def turns(self, position_N: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Rotary embedding of positions, complex, [N, 1, 1, D / 2], by kind of layer."""
+        return {kind: turns.index_select(0, position_N)[:, None, None] for kind, turns in self._turns.items()}
 
     def reach(self, positions: int) -> None:
         """Be ready for so many positions."""
-        if len(self._turns) < positions:
-            cos, sin = self._rotary(torch.zeros(1), torch.arange(positions)[None])
-            half = self.size // 2
-            self._turns = torch.complex(cos[0, :, :half], sin[0, :, :half])
+        half, position_1T = self.size // 2, torch.arange(positions)[None]
+        for kind, turns in self._turns.items():
+            if len(turns) < positions:
+                own = (kind,) if isinstance(self._rotary.rope_type, dict) else ()
+                cos, sin = self._rotary(torch.zeros(1), position_1T, *own)
+                self._turns[kind] = torch.complex(cos[0, :, :half], sin[0, :, :half])
 
     def room(self, tokens: int) -> Room:
         """Room for a few tokens, to be used again and again; all such rooms share their memory."""
@@ -172,6 +182,15 @@ class FusedLlama:
         if after.scale is None:
             return room.scaled
         return torch.mul(room.scaled, after.scale, out=room.normed)
+
+    def _add(self, linear: Linear, x: torch.Tensor, norm: torch.Tensor | None, room: Room) -> None:
+        """Add what a linear layer gives to the states, normed where there is a norm for it."""
+        if norm is None:
+            linear.add_to(room.x, x)
+            return
+        y = linear(x, out=room.scaled)
+        torch.linalg.vector_norm(y, dim=-1, keepdim=True, out=room.length)
+        room.x.addcmul_(y.div_(room.length.hypot_(self._least)), norm)
 
     def _allocated(self, tokens: int) -> list[torch.Tensor]:
         wide = [torch.empty(tokens, width) for width in self._widths]
@@ -234,9 +253,9 @@ class SingleTokens:
         self._mask_BG1S = self._mask_MS.view(rows, groups, 1, span)
         self._room = model.room(rows)
         self._layers = []
-        for layer, held in zip(model.layers, kv.layers, strict=True):
+        for kind, layer, held in zip(model.kinds, model.layers, kv.layers, strict=True):
             by_token = held.by_token(groups, model.size, model.dtype)
-            self._layers.append((layer, by_token, *as_batch(*held.first(rows, span))))
+            self._layers.append((kind, layer, by_token, *as_batch(*held.first(rows, span))))
 
     def goes_on(self, positions: Sequence[int], span: int, kv: KvSlots) -> bool:
         """Whether what is kept is right for a step with tokens at `positions`."""
@@ -249,10 +268,10 @@ class SingleTokens:
         self._positions = [position + 1 for position in self._positions]
         self._numbers.add_(1)
         self._mask_MS.scatter_(1, self._position_M1, 0.0)
-        turn = model.turn(self._position_B)
+        turns = model.turns(self._position_B)
         model.embed(tensor(ids, _CPU), room)
-        for layer, by_token, keys, values in self._layers:
-            model.project(layer, room, turn)
+        for kind, layer, by_token, keys, values in self._layers:
+            model.project(layer, room, turns[kind])
             by_token.index_copy_(0, self._place_M, room.new)
             attend(room, keys, values, self._mask_BG1S, model.scale)
             model.finish(layer, room)

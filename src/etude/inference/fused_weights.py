@@ -1,4 +1,4 @@
-"""A Llama's weights for inference: joined where they have the same input, with all that can be folded in.
+"""A Llama's or Gemma's weights for inference: joined where the input is the same, folded where that is exact.
 
 In float32 a norm's weight is a part of the matrix after it, and LoRA weights are merged. In bfloat16 they are
 not: all would be rounded once more, and what is less than a 500th of a weight would be lost.
@@ -17,7 +17,9 @@ from torch import nn
 from etude.inference.linear import EightBitLinear, Linear, LowRank, PackedLinear
 from etude.models.architecture import without_lora
 
-_CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_LLAMAS = "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
+_GEMMAS = "GemmaForCausalLM", "Gemma3ForCausalLM"
+"""They scale their embeddings, and multiply by one more than a norm's weight."""
 _FIXED_ROPE = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary embedding whose frequencies do not depend on the length."""
 
@@ -33,7 +35,7 @@ class AfterNorm:
         self, norm: Any, modules: Sequence[Any], *, eight_bits: bool, in_order: InOrder = torch.cat
     ) -> None:
         """`modules` are linear layers of the same input, as for `linear`."""
-        scale = norm.weight.detach().float() * len(norm.weight) ** 0.5
+        scale = norm_scale(norm) * len(norm.weight) ** 0.5
         is_folded = norm.weight.dtype == torch.float32 and not eight_bits
         self.scale = None if is_folded else scale
         """Factors of their elements [E], where these are no part of the linear layer."""
@@ -51,27 +53,58 @@ class FusedLayer:
     head_norm: torch.Tensor | None
     """Of a group's queries and key, [R + 1, D] in float32."""
     out: Linear
+    out_norm: torch.Tensor | None
+    """Factors [E] in float32 of what `out` gives, where that is normed before it is added."""
     gate_up: AfterNorm
     down: Linear
+    down_norm: torch.Tensor | None
 
 
 def can_fuse(model: Any) -> bool:
     """Whether FusedLlama knows all that the model does."""
+    config = without_lora(model).config
+    if is_gemma(model):
+        caps = "attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"
+        activation = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
+        knows_rest = activation == "gelu_pytorch_tanh" and not any(getattr(config, cap, None) for cap in caps)
+        return _is_plain(model, _GEMMAS) and knows_rest
+    return is_llama(model)
+
+
+def is_llama(model: Any) -> bool:
+    """Whether it is a Llama or one of its like on a CPU, in float32 or bfloat16, with nothing else to it."""
+    return _is_plain(model, _LLAMAS) and without_lora(model).config.hidden_act == "silu"
+
+
+def is_gemma(model: Any) -> bool:
+    """Whether it is one that scales its embeddings, and multiplies by one more than a norm's weight."""
+    return type(without_lora(model)).__name__ in _GEMMAS
+
+
+def _is_plain(model: Any, classes: Sequence[str]) -> bool:
+    """Whether it is of one of these classes of `transformers`, on a CPU, and nothing in it was replaced."""
     inner = without_lora(model)
-    known = type(inner).__name__ in _CLASSES and type(inner).__module__.startswith("transformers.models.")
+    known = type(inner).__name__ in classes and type(inner).__module__.startswith("transformers.models.")
     if not known or "forward" in vars(inner) or "forward" in vars(model):
         return False  # Where someone stands before the forward pass, it is to be asked.
     dtypes = {value.dtype for name, value in inner.named_parameters() if ".lora_" not in name}
     body = inner.model
+    ropes = body.rotary_emb.rope_type
+    ropes = {ropes} if isinstance(ropes, str) else {*ropes.values()}
     return (
         all(value.device.type == "cpu" for value in model.parameters())
         and dtypes in ({torch.float32}, {torch.bfloat16})
-        and body.rotary_emb.rope_type in _FIXED_ROPE
-        and inner.config.hidden_act == "silu"
+        and ropes <= {*_FIXED_ROPE}
         and isinstance(body.embed_tokens, nn.Embedding)
         and isinstance(inner.lm_head, nn.Linear)
         and all(_is_affine(module) for name, module in body.layers.named_modules() if name.endswith("_proj"))
     )
+
+
+def norm_scale(norm: Any) -> torch.Tensor:
+    """The factors [E] of a norm in float32."""
+    scale: torch.Tensor = norm.weight.detach().float()
+    return scale + 1 if type(norm).__name__.startswith("Gemma") else scale
 
 
 def fused_layer(layer: Any, config: Any, *, eight_bits: bool) -> FusedLayer:
@@ -81,16 +114,22 @@ def fused_layer(layer: Any, config: Any, *, eight_bits: bool) -> FusedLayer:
     queries = config.num_attention_heads // groups
     head_norm = None
     if hasattr(attention, "q_norm"):
-        norms = [attention.q_norm.weight] * queries + [attention.k_norm.weight]
-        head_norm = _paired(torch.cat(norms), size).view(-1, size).float()
+        norms = [norm_scale(attention.q_norm)] * queries + [norm_scale(attention.k_norm)]
+        head_norm = _paired(torch.cat(norms), size).view(-1, size)
     qkv, in_order = [attention.q_proj, attention.k_proj, attention.v_proj], partial(_by_group, groups, size)
-    gate_up = [mlp.gate_proj, mlp.up_proj]
+    before_mlp, out_norm, down_norm = layer.post_attention_layernorm, None, None
+    if hasattr(layer, "pre_feedforward_layernorm"):
+        before_mlp, root = layer.pre_feedforward_layernorm, config.hidden_size**0.5
+        out_norm = norm_scale(layer.post_attention_layernorm) * root
+        down_norm = norm_scale(layer.post_feedforward_layernorm) * root
     return FusedLayer(
         qkv=AfterNorm(layer.input_layernorm, qkv, eight_bits=eight_bits, in_order=in_order),
         head_norm=head_norm,
         out=linear([attention.o_proj], eight_bits=eight_bits),
-        gate_up=AfterNorm(layer.post_attention_layernorm, gate_up, eight_bits=eight_bits),
+        out_norm=out_norm,
+        gate_up=AfterNorm(before_mlp, [mlp.gate_proj, mlp.up_proj], eight_bits=eight_bits),
         down=linear([mlp.down_proj], eight_bits=eight_bits),
+        down_norm=down_norm,
     )
 
 

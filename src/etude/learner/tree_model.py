@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from etude.inference.fused_weights import can_fuse
+from etude.inference.fused_weights import is_llama
 from etude.learner.head import head_logits, off_by
 from etude.learner.tree import Kernel, TreeLayout, token_tree
 from etude.learner.tree_attention import AttentionSpec, attend, tree_attention
@@ -76,7 +76,7 @@ def is_lean(model: Any) -> bool:
     """Whether `lean_hidden` knows all that the model does. `model` has no LoRA weights around it."""
     return (
         model.dtype == torch.float32
-        and can_fuse(model)
+        and is_llama(model)
         and not any("forward" in vars(layer) or layer._forward_pre_hooks for layer in model.model.layers)
     )
 
