@@ -21,8 +21,7 @@ from transformers.utils import logging as hf_logging
 from etude.models.policy import Policy
 
 PROGRAM = "ETUDE_TEST_VLLM"
-ONE_THREAD = {
-    "OMP_NUM_THREADS": "1",
+_ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -131,7 +130,9 @@ class Vllm:
 
 
 @contextmanager
-def vllm_of(policy: Policy, folder: Path) -> Iterator[Vllm | None]:
+def vllm_of(
+    policy: Policy, folder: Path, dtype: str = "float32", *, compiled: bool = False, threads: int = 1
+) -> Iterator[Vllm | None]:
     """A vLLM for the policy, where ETUDE_TEST_VLLM names its program."""
     program = os.environ.get(PROGRAM)
     if not program:
@@ -139,8 +140,14 @@ def vllm_of(policy: Policy, folder: Path) -> Iterator[Vllm | None]:
         return
     policy.export(folder)
     process = subprocess.Popen(
-        [Path(program).with_name("python"), Path(__file__).with_name("engine_vllm.py"), folder],
-        env={**os.environ, **ONE_THREAD, "PYTHONPATH": ""},
+        [
+            Path(program).with_name("python"),
+            Path(__file__).with_name("engine_vllm.py"),
+            folder,
+            dtype,
+            *["compiled"] * compiled,
+        ],
+        env={**os.environ, **_ENVIRONMENT, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": ""},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

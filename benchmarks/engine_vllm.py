@@ -1,6 +1,7 @@
 """vLLM in its own environment: samples what it is told to on standard input, and says what that took.
 
-Started by engine_peers.py, with the folder of a model. Imports nothing of Etude.
+Started by engine_peers.py, with the folder of a model, its precision, and `compiled` where it is to compile.
+Imports nothing of Etude.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ def main() -> None:
 
     engine = LLM(
         model=sys.argv[1],
-        dtype="float32",
-        enforce_eager=True,
+        dtype=sys.argv[2],
+        enforce_eager="compiled" not in sys.argv[3:],
         max_model_len=1024,
         max_num_seqs=64,
         logprobs_mode="processed_logprobs",

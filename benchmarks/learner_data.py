@@ -52,12 +52,14 @@ def groups(choose: random.Random, count: int, *, prompt: Range, completion: Rang
     return [_sequence(choose, one, choose.randint(*completion)) for one in prompts for _ in range(8)]
 
 
-def conversations(choose: random.Random, *, prompt: int, answer: Range, told: Range) -> list[Sample]:
-    """The 48 calls of 8 conversations of 6 turns after one prompt, each a sequence of its own."""
+def conversations(
+    choose: random.Random, *, prompt: int, answer: Range, told: Range, count: int = 8, turns: int = 6
+) -> list[Sample]:
+    """All calls of `count` conversations after one prompt, each a sequence of its own."""
     start, found = _tokens(choose, prompt), []
-    for _ in range(8):
+    for _ in range(count):
         context = start
-        for _ in range(6):
+        for _ in range(turns):
             found.append(_sequence(choose, context, choose.randint(*answer)))
             context = [*found[-1].ids, *_tokens(choose, choose.randint(*told))]
     return found

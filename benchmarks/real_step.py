@@ -1,0 +1,82 @@
+"""Steps of GRPO at real size: token trees in float32 and bfloat16, and TRL in the better of both."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from gpu_learner import Way
+from gpu_model import work_of
+from learner_trl import Step, steps
+from real_model import DTYPES, Note, Ratio, Size, matrix_rate, median, policy_of, rounds, timed
+
+from etude.core.sample import Sample
+from etude.models.policy import Policy
+
+TRIED = 4
+"""Sequences that TRL's settings are tried with, before the fastest takes a whole step."""
+
+
+def measure(size: Size, quick: bool, note: Note) -> dict[str, Any]:
+    """For each shape the cost of a gradient, of the whole step, and of TRL's gradient."""
+    policies = {name: policy_of(size, dtype) for name, dtype in DTYPES.items()}
+    return {shape: _measured(size, shape, policies, size.rounds[quick], note) for shape in size.shapes}
+
+
+def _measured(size: Size, shape: str, policies: dict[str, Policy], count: int, note: Note) -> dict[str, Any]:
+    sequences = size.shapes[shape](random.Random(0))
+    units = [(one,) for one in sequences]
+    note(f"{size.name}, {shape}: TRL's settings")
+    chosen, trl = _fastest_trl(size, policies, sequences)
+    note(f"{size.name}, {shape}: {count} rounds, TRL with {chosen}")
+    own = {name: Way(policy, units, "tree", 16384) for name, policy in policies.items()}
+    ways: dict[str, Step] = {**own, **{f"{name} step": way.whole for name, way in own.items()}, "trl": trl}
+    costs = rounds({name: partial(timed, step) for name, step in ways.items()}, count)
+    best = min(DTYPES, key=lambda name: median(costs[name]))
+    work = work_of(sequences, tree=True)
+    rate = matrix_rate(policies["bfloat16"], work.tokens)
+    flops = work.flops(policies["bfloat16"])
+    cpu, wall = median(costs["bfloat16 step"])
+    return {
+        "tokens": sum(len(one.ids) for one in sequences),
+        "distinct_tokens": work.tokens,
+        "trained_tokens": work.choices,
+        "cpu_s": {name: round(median(found)[0], 3) for name, found in costs.items()},
+        "wall_s": {name: round(median(found)[1], 3) for name, found in costs.items()},
+        "trl": chosen,
+        "own": best,
+        "speedup_bf16": Ratio.of(costs["bfloat16 step"], costs["float32 step"]).as_json(),
+        "vs_trl": Ratio.of(costs[best], costs["trl"]).as_json(),
+        "tflop": round(flops / 1e12, 3),
+        "matrix_gflops_per_s": {"cpu": round(rate[0] / 1e9, 1), "wall": round(rate[1] / 1e9, 1)},
+        "share_of_limit": {"cpu": round(flops / cpu / rate[0], 3), "wall": round(flops / wall / rate[1], 3)},
+        "notes": [way.learner.note for way in own.values() if way.learner.note],
+    }
+
+
+def _fastest_trl(size: Size, policies: dict[str, Policy], sequences: Sequence[Sample]) -> tuple[str, Step]:
+    """The precision, and how many rows at a time, that take the least for a few sequences in all places."""
+    few = sequences[:: max(1, len(sequences) // TRIED)][:TRIED]
+    found = []
+    for dtype, policy in policies.items():
+        candidates = steps("grpo", policy, few, size.rows)
+        # All rows of a step at once would not fit into memory.
+        for rows in map(str, size.rows):
+            candidates[rows]()
+            found.append((timed(candidates[rows])[0], dtype, rows))
+            _drop_gradient(candidates[rows])
+    _, dtype, rows = min(found)
+    step = steps("grpo", policies[dtype], sequences, [int(rows)])[rows]
+
+    def fresh() -> None:
+        step()
+        _drop_gradient(step)
+
+    return f"{dtype}, {rows} rows at a time", fresh
+
+
+def _drop_gradient(step: Step) -> None:
+    """A peer's gradient is not to be in memory while others are measured."""
+    step.model.zero_grad(set_to_none=True)  # type: ignore[attr-defined]
