@@ -1,4 +1,4 @@
-"""Models of real size with random weights, sequences for them, and the limits of the machine that runs them."""
+"""Models of real size with random weights, sequences for them, and the limits of the machine."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Size:
 
 
 def turns(choose: random.Random) -> list[Sample]:
-    """4 conversations of 4 turns after a prompt of 210 tokens: 16 calls, each a sequence of its own."""
-    return conversations(choose, prompt=210, answer=(20, 60), told=(10, 30), count=4, turns=4)
+    """4 conversations of 4 turns after a prompt of 232 tokens: 16 calls, each a sequence of its own."""
+    return conversations(choose, prompt=232, answer=(20, 60), told=(10, 30), count=4, turns=4)
 
 
 SHAPES = {"short": short, "long": long, "turns": turns}

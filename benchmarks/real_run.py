@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from demo import run
 from real_model import DTYPES, SMOLLM, Note, Size, policy_of
 
+from demo import run
 from etude.core.example import Example
 from etude.core.keys import generator
 from etude.inference.embedded import EmbeddedEngine
@@ -85,17 +85,15 @@ def measure(folder: Path, plan: Plan, dtype: str, note: Note) -> dict[str, Any]:
 async def _make_base(base: Path, plan: Plan, dtype: str, note: Note) -> dict[str, Any]:
     sys.path.insert(0, str(base.parent))
     from agent import correct, solve  # type: ignore[import-not-found]
-    from base import careless_transcript  # type: ignore[import-not-found]
+    from base import TRAINING, careless_transcript, write_examples  # type: ignore[import-not-found]
     from task import calculator, draw_questions  # type: ignore[import-not-found]
 
-    questions = draw_questions(4096 + plan.held_out, generator(0, "questions"))
+    questions = draw_questions(TRAINING + plan.held_out, generator(0, "questions"))
     examples = [Example(f"question-{i}", {"question": q.text}, q.answer) for i, q in enumerate(questions)]
-    base.mkdir()
-    for name, part in (("train", examples[:4096]), ("validation", examples[4096:])):
-        rows = [{"id": one.id, **one.inputs, "answer": one.expected} for one in part]
-        (base / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_examples(base / "train.jsonl", examples[:TRAINING])
+    write_examples(base / "validation.jsonl", examples[TRAINING:])
     rng, tools = generator(0, "transcripts"), describe_tools([calculator])
-    careless = [careless_transcript(question, rng) for question in questions[:4096]]
+    careless = [careless_transcript(question, rng) for question in questions[:TRAINING]]
     tokenizer = build_tokenizer(texts_of(careless, tools), splits=["[0-9+*]"])
     policy = policy_of(plan.size, DTYPES[dtype], tokenizer)
     engine = EmbeddedEngine(policy, max_tokens=24)

@@ -150,7 +150,7 @@ def _least(size: Size, at_once: int, limit: dict[str, Any]) -> tuple[Cost, str]:
 def mismatch(policy: Policy, prompt: int, answer: int) -> dict[str, float]:
     """Nats per token between what the engine says of tokens that it sampled and what the learner does.
 
-    The mean of exp(d) - 1 - d, with d the difference of the logprobs (Schulman, 2020), as a run's `mismatch_kl`.
+    The mean of exp(d) - 1 - d with d the difference of the logprobs (Schulman, 2020): a run's `mismatch_kl`.
     """
     engine = EmbeddedEngine(policy)
     prompts = random_prompts(random.Random(0), 16, prompt)

@@ -1,4 +1,4 @@
-"""Models of real size on a few cores: what a step and a sampled token cost, against peers and the machine's limit.
+"""Models of real size on a few cores: the cost of steps and sampled tokens, against peers and the limit.
 
 SmolLM2-135M's shape and Qwen2.5-0.5B's with random weights. `--only PART` measures one of the parts: `step`
 (gradients and whole steps of GRPO in float32 and bfloat16, and TRL), `sampling` (the embedded engine,
@@ -111,9 +111,8 @@ def print_results(found: dict[str, Any]) -> None:
         columns = ["", *ways, *(f"x {peer}" for peer in real_sampling.PEERS), "of limit"]
         print_table("Tokens sampled in a CPU second", columns, _sampled(parts["sampling"], ways), notes)
     for name, one in parts.get("mismatch", {}).items():
-        print(
-            f"{name}: engine and learner differ by {one['kl']:.2g} nats a token in bfloat16 ({one['tokens']:.0f})"
-        )
+        differ = f"engine and learner differ by {one['kl']:.2g} nats a token"
+        print(f"{name}, bfloat16: {differ} (n={one['tokens']:.0f})")
     if "run" in parts:
         run = parts["run"]
         told = [f"{run[when]['mean']:.3f} [{run[when]['low']:.3f}, {run[when]['high']:.3f}]" for when in WHEN]

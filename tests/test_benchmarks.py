@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import random
 import shutil
 from pathlib import Path
@@ -270,3 +271,31 @@ def test_conversations_stay_and_a_killed_server_moves_only_its_own(monkeypatch: 
     assert result["stayed"]["mean"] > 0.99 and killed["stayed_of_the_others"]["mean"] > 0.95
     assert 0 < killed["moved_conversations"] < 0.25 and killed["retries"] > 0
     assert result["share_at_busiest"] <= 0.33
+
+
+def test_the_benchmark_of_real_sizes_runs_small_and_its_json_has_the_keys_that_others_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    pytest.importorskip("trl")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.delenv("ETUDE_TEST_VLLM", raising=False)
+    real = importlib.import_module("real_size")
+    threads = torch.get_num_threads()
+    try:
+        parts = [word for part in ("step", "sampling", "mismatch") for word in ("--only", part)]
+        real.main(["--look", "--json", "--threads", "1", *parts])
+    finally:
+        torch.set_num_threads(threads)
+    found = json.loads(capsys.readouterr().out)
+    assert found["step_speedup_bf16"] > 0 and found["ratio_vs_trl"]["turns"] > 0
+    assert set(found["ratio_vs_generate"]) == {"1", "2"} and found["ratio_vs_vllm"] == {"1": None, "2": None}
+    assert found["share_of_limit"]["step"] > 0 and found["mismatch_kl"] < 1e-3
+    real.print_results(found)
+
+
+def test_shapes_of_real_sizes_have_as_many_numbers_as_their_models(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    real = importlib.import_module("real_model")
+    assert real.SMOLLM.parameters() == 134_515_008 and real.QWEN.parameters() == 494_032_768
+    calls = real.turns(random.Random(0))
+    assert (len(calls), sum(len(one.ids) for one in calls)) == (16, 5466)

@@ -56,8 +56,8 @@ async def build_base(
     questions = draw_questions(TRAINING + HELD_OUT, generator(seed, "questions"))
     examples = [Example(f"question-{i}", {"question": q.text}, q.answer) for i, q in enumerate(questions)]
     training = examples[:TRAINING]
-    _write(folder / "train.jsonl", training)
-    _write(folder / "validation.jsonl", examples[TRAINING:])
+    write_examples(folder / "train.jsonl", training)
+    write_examples(folder / "validation.jsonl", examples[TRAINING:])
 
     rng = generator(seed, "transcripts")
     tools = describe_tools([calculator])
@@ -123,7 +123,8 @@ def _with_wrong_digit(text: str, rng: random.Random) -> str:
     return text[:place] + wrong + text[place + 1 :]
 
 
-def _write(path: Path, examples: Iterable[Example]) -> None:
+def write_examples(path: Path, examples: Iterable[Example]) -> None:
+    """Write a dataset, a line for each example."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [{"id": one.id, **one.inputs, "answer": one.expected} for one in examples]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
