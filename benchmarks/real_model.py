@@ -165,8 +165,8 @@ class Ratio:
         return {"n": len(self.cpu), "cpu": told(self.cpu), "wall": told(self.wall)}
 
 
-def matrix_rate(policy: Policy, rows: int) -> Cost:
-    """Multiplications and additions in a second of CPU time, and of wall time: torch's own linear layers.
+def matrix_rate(policy: Policy, rows: int) -> float:
+    """Multiplications and additions in a second of CPU time: those of torch's own linear layers.
 
     All of one layer of the model, one after the other, on so many tokens, forward only.
     """
@@ -183,12 +183,12 @@ def matrix_rate(policy: Policy, rows: int) -> Cost:
             torch.nn.functional.linear(inputs[one.shape[1]], one)
 
     repeats = min(100, max(1, int(2e10 / flops)))
-    cpu, wall = median(rounds({"": partial(timed, lambda: [product() for _ in range(repeats)])}, 9)[""])
-    return repeats * flops / cpu, repeats * flops / wall
+    cpu, _ = median(rounds({"": partial(timed, lambda: [product() for _ in range(repeats)])}, 9)[""])
+    return repeats * flops / cpu
 
 
-def read_rate() -> Cost:
-    """Bytes that can be read from memory in a second of CPU time, and of wall time: those of a sum."""
+def read_rate() -> float:
+    """Bytes that can be read from memory in a second of CPU time: those of a sum."""
     numbers = torch.ones(2**27)
-    cpu, wall = median(rounds({"": partial(timed, numbers.sum)}, 9)[""])
-    return numbers.nbytes / cpu, numbers.nbytes / wall
+    cpu, _ = median(rounds({"": partial(timed, numbers.sum)}, 9)[""])
+    return numbers.nbytes / cpu

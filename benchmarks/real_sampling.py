@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import asker, cost_of, embedded, random_prompts
-from engine_peers import Prompts, generate, vllm_of
+from engine_peers import PROGRAM, Prompts, generate, vllm_of
 from real_model import DTYPES, Cost, Note, Ratio, Size, matrix_rate, median, policy_of, read_rate, rounds
 
 from etude.algorithms.grpo import Grpo
@@ -53,7 +54,7 @@ def measure(size: Size, quick: bool, threads: int, note: Note) -> dict[str, Any]
 
 
 def _measured(
-    size: Size, ways: dict[str, Way], at_once: int, count: int, limit: dict[str, Any], note: Note
+    size: Size, ways: dict[str, Way], at_once: int, count: int, limit: dict[str, float], note: Note
 ) -> dict[str, Any]:
     note(f"{size.name}: {at_once} at a time")
     choose = random.Random(at_once)
@@ -65,7 +66,6 @@ def _measured(
 
     costs = rounds({name: partial(run, name) for name in ways}, count)
     own = min((f"etude {name}" for name in DTYPES), key=lambda name: median(costs[name]))
-    cpu, wall = median(costs["etude bfloat16"])
     tokens = at_once * size.answer
     least, by = _least(size, at_once, limit)
     return {
@@ -74,7 +74,7 @@ def _measured(
         "tokens_per_cpu_s": {name: round(tokens / median(one)[0], 1) for name, one in costs.items()},
         "tokens_per_s": {name: round(tokens / median(one)[1], 1) for name, one in costs.items()},
         **{f"vs_{peer}": Ratio.of(costs[own], costs[peer]).as_json() for peer in PEERS if peer in costs},
-        "share_of_limit": {"cpu": round(least[0] / cpu, 3), "wall": round(least[1] / wall, 3)},
+        "share_of_limit": round(least / median(costs["etude bfloat16"])[0], 3),
         "limited_by": by,
     }
 
@@ -101,50 +101,45 @@ def _fastest_generate(size: Size, policies: dict[str, Policy], ways: dict[str, W
 def _fastest_vllm(
     size: Size, policy: Policy, quick: bool, threads: int, note: Note
 ) -> Iterator[tuple[str, Way] | None]:
-    """vLLM in the precision that takes the least at 8 requests; None where there is none."""
+    """vLLM in the precision that takes the least at 8 requests (quick: the first); None without one."""
     prompts = random_prompts(random.Random(0), min(8, max(size.concurrencies)), size.prompt)
     found: list[tuple[float, str, bool]] = []
+    if PROGRAM not in os.environ:
+        yield None
+        return
     with tempfile.TemporaryDirectory() as folder:
-        for dtype, compiled in VLLM[: 1 if quick else None]:
+        for dtype, compiled in () if quick else VLLM:
             note(f"{size.name}: vLLM in {dtype}{', compiled' * compiled}")
             with vllm_of(policy, Path(folder), dtype, compiled=compiled, threads=threads) as vllm:
-                if vllm is None:
-                    yield None
-                    return
+                assert vllm is not None
                 vllm.cost(prompts, size.answer, len(prompts))
                 found.append((vllm.cost(prompts, size.answer, len(prompts))[0], dtype, compiled))
-        _, dtype, compiled = min(found)
+        _, dtype, compiled = min(found, default=(0.0, *VLLM[0]))
         with vllm_of(policy, Path(folder), dtype, compiled=compiled, threads=threads) as vllm:
             assert vllm is not None
             yield f"{dtype}{', compiled' * compiled}", vllm.cost
 
 
-def _limits(size: Size, policy: Policy) -> dict[str, Any]:
-    """Measured rates of the machine: of reading memory, and of the products of as many rows."""
-    cpu, wall = read_rate()
-    rates = {rows: matrix_rate(policy, rows) for rows in {size.prompt * n for n in size.concurrencies}}
-    rows = max(rates)
+def _limits(size: Size, policy: Policy) -> dict[str, float]:
+    """Measured rates of the machine, in CPU time: of reading memory, and of products of many rows."""
     return {
-        "read_gb": {"cpu": cpu / 1e9, "wall": wall / 1e9},
-        "matrix_gflops": {"cpu": rates[rows][0] / 1e9, "wall": rates[rows][1] / 1e9},
-        "weights": size.parameters(),
+        "read_gb_per_cpu_s": read_rate() / 1e9,
+        "matrix_gflops_per_cpu_s": matrix_rate(policy, size.prompt * max(size.concurrencies)) / 1e9,
     }
 
 
-def _least(size: Size, at_once: int, limit: dict[str, Any]) -> tuple[Cost, str]:
-    """The least time in bfloat16: reading prompts at the matrix rate, and then the slower limit of each step.
+def _least(size: Size, at_once: int, limit: dict[str, float]) -> tuple[float, str]:
+    """The least CPU seconds in bfloat16: the prompts at the matrix rate, then the slower limit of each step.
 
-    A step reads all weights once, and multiplies them with each row.
+    A step reads all weights once, and multiplies them with each row; prompts need no head.
     """
-    weights = limit["weights"]
-    times: list[float] = []
-    by = ""
-    for kind in ("cpu", "wall"):
-        reading = 2.0 * weights / (limit["read_gb"][kind] * 1e9)
-        product = 2.0 * weights * at_once / (limit["matrix_gflops"][kind] * 1e9)
-        by = "memory" if reading > product else "matrix products"
-        times.append(size.prompt * product + (size.answer - 1) * max(reading, product))
-    return (times[0], times[1]), by
+    weights = size.parameters()
+    layers = weights - size.config["vocab_size"] * size.config["hidden_size"]
+    reading = 2.0 * weights / limit["read_gb_per_cpu_s"] / 1e9
+    of_a_row = 2.0 / limit["matrix_gflops_per_cpu_s"] / 1e9
+    step = max(reading, of_a_row * weights * at_once)
+    prompts = of_a_row * layers * size.prompt * at_once
+    return prompts + (size.answer - 1) * step, "memory" if step == reading else "matrix products"
 
 
 def mismatch(policy: Policy, prompt: int, answer: int) -> dict[str, float]:
