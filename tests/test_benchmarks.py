@@ -273,6 +273,8 @@ def test_conversations_stay_and_a_killed_server_moves_only_its_own(monkeypatch: 
     assert result["share_at_busiest"] <= 0.33
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
 def test_the_benchmark_of_real_sizes_runs_small_and_its_json_has_the_keys_that_others_read(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
