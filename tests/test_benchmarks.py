@@ -300,4 +300,4 @@ def test_shapes_of_real_sizes_have_as_many_numbers_as_their_models(monkeypatch: 
     real = importlib.import_module("real_model")
     assert real.SMOLLM.parameters() == 134_515_008 and real.QWEN.parameters() == 494_032_768
     calls = real.turns(random.Random(0))
-    assert (len(calls), sum(len(one.ids) for one in calls)) == (16, 5466)
+    assert (len(calls), sum(len(one.ids) for one in calls)) == (16, 5659)
