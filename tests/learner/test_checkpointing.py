@@ -38,7 +38,7 @@ def test_layers_are_computed_again_for_the_gradient_alone(packing):
     of = fresh_policy()
     calls: Counter[str] = Counter()
     for name, module in of.model.named_modules():
-        if name.endswith("mlp"):
+        if name.endswith("down_proj"):
             module.register_forward_pre_hook(lambda *_, name=name: calls.update([name]))
     batch = batch_of(forest(1, 30))
     learner = Learner(of, LearnerOptions(packing=packing, gradient_checkpointing=True))

@@ -7,9 +7,10 @@ import torch
 
 from etude.algorithms.grpo import Grpo
 from etude.learner.checkpointing import checkpointed
-from etude.learner.tree_model import is_lean
-from etude.models.policy import LoraOptions
-from tests.learner.gradients import assert_same, batch_of, gradient_of
+from etude.learner.lean import is_lean
+from etude.learner.objective import Likelihood
+from etude.models.policy import LoraOptions, Policy
+from tests.learner.gradients import Gradient, assert_same, batch_of, gradient_of
 from tests.learner.trees import forest
 from tests.models.tiny_models import family, fresh_policy
 
@@ -21,27 +22,79 @@ KNOWN = {
 }
 
 
-@pytest.mark.parametrize("name", KNOWN)
-@pytest.mark.parametrize("lora", [False, True])
-def test_the_gradient_is_that_of_the_modules(monkeypatch, name, lora):
-    of, batch = family(name, **KNOWN[name]), batch_of(forest(4, 40))
-    assert is_lean(of.model)
+def policy_of(name: str, lora: bool, dtype: torch.dtype = torch.float32) -> Policy:
+    """Norms and biases of every size, and weights that bfloat16 has too; LoRA weights that do something."""
+    of = family(name, **KNOWN[name])
+    draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in of.model.parameters():
             if parameter.dim() == 1:
-                parameter.normal_(1, 0.3, generator=torch.Generator().manual_seed(0))
+                parameter.normal_(1, 0.3, generator=draw)
+    of.model.to(torch.bfloat16).to(dtype)
+    assert is_lean(of.model)
     if lora:
         of.use_lora(LoraOptions(r=4), seed=0)
+        with torch.no_grad():
+            for parameter in of.trainable().values():
+                parameter.normal_(0, 0.1, generator=draw)
+    return of
+
+
+def flat(gradient: Gradient) -> torch.Tensor:
+    """As one vector."""
+    return torch.cat([gradient[name].float().flatten() for name in sorted(gradient)])
+
+
+def cosine(one: Gradient, other: Gradient) -> float:
+    """Of the angle between two gradients."""
+    return float(torch.cosine_similarity(flat(one).double(), flat(other).double(), dim=0))
+
+
+@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_gradient_is_that_of_the_modules(monkeypatch, name, lora):
+    of, batch = policy_of(name, lora), batch_of(forest(4, 40))
     lean = gradient_of(of, batch, Grpo())
     monkeypatch.setattr("etude.learner.tree_model.is_lean", lambda model: False)
     assert_same(lean, gradient_of(of, batch, Grpo()))
 
 
+@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("lora", [False, True])
+def test_in_bfloat16_it_is_as_near_to_that_of_float32_as_the_modules_come(monkeypatch, name, lora):
+    batch, objective = batch_of(forest(4, 40)), Likelihood()
+    _, exact = gradient_of(policy_of(name, lora), batch, objective)
+    half = policy_of(name, lora, torch.bfloat16)
+    _, lean = gradient_of(half, batch, objective)
+    assert cosine(lean, exact) > 0.999
+    assert float((flat(lean) - flat(exact)).norm() / flat(exact).norm()) < 0.05
+    monkeypatch.setattr("etude.learner.tree_model.is_lean", lambda model: False)
+    for packing in ("tree", "padded"):
+        _, usual = gradient_of(half, batch, objective, packing=packing)
+        assert cosine(lean, usual) > 0.999
+        assert 1 - cosine(lean, exact) <= 1.5 * (1 - cosine(usual, exact))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", KNOWN)
+def test_layers_that_are_computed_twice_have_the_same_gradient_to_the_last_bit(name, dtype):
+    of, batch = policy_of(name, lora=False, dtype=dtype), batch_of(forest(4, 40))
+    _, plain = gradient_of(of, batch, Grpo())
+    _, again = gradient_of(of, batch, Grpo(), gradient_checkpointing=True)
+    assert all(torch.equal(plain[name], again[name]) for name in plain)
+
+
 def test_other_models_and_layers_that_someone_stands_before_keep_their_modules():
     assert not is_lean(family("GemmaConfig", head_dim=8).model)
     of = fresh_policy()
+    layer = of.model.model.layers[0]
+    with checkpointed(of.model):
+        assert is_lean(of.model)
+    usual = layer.forward
+    layer.forward = lambda *args, **kwargs: usual(*args, **kwargs)
+    assert not is_lean(of.model)
     with checkpointed(of.model):
         assert not is_lean(of.model)
-    assert is_lean(of.model)
+    of = fresh_policy()
     of.model.model.layers[0].register_forward_pre_hook(lambda *_: None)
     assert not is_lean(of.model)

@@ -165,6 +165,7 @@ def test_logits_are_never_there_for_all_positions(monkeypatch, name, packing):
     vocabulary = of.model.config.vocab_size
     most = max(value.numel() for value in of.trainable().values())
     monkeypatch.setattr("etude.learner.head._LOGITS", most)
+    monkeypatch.setattr("etude.learner.head._HELD", most * 4)
     with Largest() as largest:
         gradient_of(of, batch, objective, packing=packing)
     trained = sum(weight != 0 for unit in batch for one in unit for weight in one.loss_weights)

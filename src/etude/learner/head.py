@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from etude.models.architecture import logits_after, text_config, without_lora
@@ -17,13 +19,20 @@ _TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-4}
 _ROUGHLY = 5e-2
 """By how much of the largest logit others may be off; half precision rounds as much."""
 
+_HELD = 1 << 27
+"""Bytes of logits that are held at a time on a CPU, in the model's precision."""
 _LOGITS = 1 << 24
-"""Logits that are held at a time on a CPU, whose caches they outgrow soon."""
+"""Logits that are held at a time where more than their temperature is changed: several copies in float32."""
+_IN_CACHE = 1 << 18
+"""Logits that a CPU computes with in float32 at a time: a megabyte of its cache."""
 _LOGITS_ON_GPU = 1 << 27
 """Half a gigabyte in float32. Each chunk reads the head's weights again, and adds to their gradient."""
 
-Head = Callable[[Tensor], Tensor]
-"""Hidden states [E, D] to logits [E, V]."""
+_OF_LOGITS = 12
+"""Bytes that each takes on a GPU: it, its logprob and the gradient of either, in float32."""
+
+_EXTRAS = "logit_scale", "logits_scaling", "final_logit_softcapping"
+"""Of Cohere, Granite and Gemma; what others do is found out by trying."""
 
 Shapes: TypeAlias = Sequence[Shape | None]
 """How the distributions that tokens were drawn from differ from the model's own."""
@@ -33,6 +42,27 @@ def last_hidden(model: Any, ids_BT: Tensor) -> Tensor:
     """Last hidden states [B, T, D] of a plain forward pass."""
     hidden_BTD: Tensor = without_lora(model).base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
     return hidden_BTD
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The way from last hidden states to logits."""
+
+    logits: Callable[[Tensor], Tensor]
+    """Hidden states [E, D] to logits [E, V]."""
+    weight_VD: Tensor | None = None
+    """Where logits are nothing but the product with this, on a CPU."""
+
+    @classmethod
+    def of(cls, model: Any) -> Head:
+        """A model's, as far as it is what `head_logits` takes it for."""
+        module, config = without_lora(model).get_output_embeddings(), text_config(model)
+        plain = type(module) is nn.Linear and module.bias is None and "forward" not in vars(module)
+        if any(getattr(config, name, None) not in (None, 1.0) for name in _EXTRAS) or not plain:
+            return cls(partial(head_logits, model))
+        is_here = type(module.weight) is nn.Parameter and module.weight.device.type == "cpu"
+        hooked = module._forward_pre_hooks or module._forward_hooks
+        return cls(partial(head_logits, model), module.weight if is_here and not hooked else None)
 
 
 def head_logits(model: Any, hidden_ED: Tensor) -> Tensor:
@@ -80,29 +110,102 @@ def selective_logprobs(
     are of. There are only as many logits at a time as may be held: what does not fit into one chunk is
     computed again for the gradient, chunk by chunk.
     """
-    size = logits_at_once(vocabulary, on_gpu=hidden_ED.is_cuda)
-    starts = range(0, len(shapes_E), size)
-    if len(starts) <= 1:
-        return _chosen(head, hidden_ED, targets_E, shapes_E, entropies)
-    shapes = [shapes_E[start : start + size] for start in starts]
+    tempered = all(shape is None or shape.is_tempered for shape in shapes_E)
+    chosen = _tempered if tempered and head.weight_VD is not None else _shaped
+    held = _HELD // hidden_ED.element_size() if chosen is _tempered else _LOGITS
+    size = max(1, (_LOGITS_ON_GPU if hidden_ED.is_cuda else held) // vocabulary)
+    shapes = [shapes_E[start : start + size] for start in range(0, len(shapes_E), size)] or [shapes_E]
     parts = list(zip(torch.split(hidden_ED, size), torch.split(targets_E, size), shapes, strict=True))
     made = [
-        checkpoint(_chosen, head, *part, entropies, use_reentrant=False, preserve_rng_state=False)
-        for part in parts
+        checkpoint(chosen, head, *part, entropies, use_reentrant=False, preserve_rng_state=False)
+        for part in parts[:-1]
     ]
+    # The last is the first that the gradient needs: there is room for its logits until then.
+    made.append(chosen(head, *parts[-1], entropies))
     return torch.cat(made, dim=-1)
 
 
-def logits_at_once(vocabulary: int, on_gpu: bool) -> int:
-    """After how many tokens there are logits at a time."""
-    return max(1, (_LOGITS_ON_GPU if on_gpu else _LOGITS) // vocabulary)
-
-
-def _chosen(head: Head, hidden_ED: Tensor, targets_E: Tensor, shapes_E: Shapes, entropies: bool) -> Tensor:
-    logits_EV = shaped(head(hidden_ED), shapes_E, targets_E)
+def _shaped(head: Head, hidden_ED: Tensor, targets_E: Tensor, shapes_E: Shapes, entropies: bool) -> Tensor:
+    logits_EV = shaped(head.logits(hidden_ED), shapes_E, targets_E)
     if not entropies:
         return -F.cross_entropy(logits_EV, targets_E, reduction="none")
     logprobs_EV = F.log_softmax(logits_EV, dim=-1)
     chosen_E = logprobs_EV.gather(1, targets_E[:, None]).squeeze(1)
     # A token that cannot be sampled adds nothing, and not zero times minus infinity.
     return torch.stack([chosen_E, -(logprobs_EV.exp() * logprobs_EV.clamp(min=-1e4)).sum(dim=-1)])
+
+
+def _tempered(head: Head, hidden_ED: Tensor, targets_E: Tensor, shapes_E: Shapes, entropies: bool) -> Tensor:
+    heat = [1.0 if shape is None else shape.temperature for shape in shapes_E]
+    cold_E1 = None if set(heat) <= {1.0} else 1 / torch.tensor(heat, dtype=torch.float32)[:, None]
+    made: Tensor = _Tempered.apply(hidden_ED, head.weight_VD, targets_E, cold_E1, entropies)  # type: ignore[no-untyped-call]
+    return made if entropies else made[0]
+
+
+def held_logits(vocabulary: int, choices: int, size: int, on_gpu: bool) -> int:
+    """Bytes of the logits after so many tokens, and of what is made of them, of a model whose numbers have
+    `size` bytes.
+    """
+    if on_gpu:
+        return min(choices * vocabulary, _LOGITS_ON_GPU) * _OF_LOGITS
+    return min(choices * vocabulary * size, _HELD)
+
+
+class _Tempered(torch.autograd.Function):
+    """Logprobs of some tokens, and entropies where they are wanted, under softmax(c · hidden · weight).
+
+    Logits are kept as the product gives them, and become their own gradient. What is computed of them is
+    in float32, a few rows at a time that stay in the cache.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ED: Tensor,
+        weight_VD: Tensor,
+        targets_E: Tensor,
+        cold_E1: Tensor | None,
+        entropies: bool,
+    ) -> Tensor:
+        """One or two rows [n, E]; `cold_E1` is one over the temperatures."""
+        logits_EV = hidden_ED @ weight_VD.t()
+        found_nE = hidden_ED.new_empty(1 + entropies, len(targets_E), dtype=torch.float32)
+        sums_E1 = hidden_ED.new_empty(len(targets_E), 1, dtype=torch.float32)
+        for rows in _rows(logits_EV):
+            logits_RV = _cooled(logits_EV, cold_E1, rows)
+            sums_E1[rows] = torch.logsumexp(logits_RV, dim=-1, keepdim=True)
+            logprobs_RV = logits_RV.sub_(sums_E1[rows])
+            found_nE[0, rows] = logprobs_RV.gather(1, targets_E[rows, None]).squeeze(1)
+            if entropies:
+                found_nE[1, rows] = -(logprobs_RV.exp() * logprobs_RV).sum(dim=-1)
+        ctx.save_for_backward(hidden_ED, weight_VD, targets_E, cold_E1, logits_EV, sums_E1, found_nE)
+        return found_nE
+
+    @staticmethod
+    def backward(ctx: Any, grad_nE: Tensor) -> tuple[Tensor | None, ...]:
+        """With probabilities p and entropy H, that of log p_t is 1_t - p, and that of H is -p·(log p + H)."""
+        hidden_ED, weight_VD, targets_E, cold_E1, logits_EV, sums_E1, found_nE = ctx.saved_tensors
+        for rows in _rows(logits_EV):
+            logprobs_RV = _cooled(logits_EV, cold_E1, rows).sub_(sums_E1[rows])
+            of_logprob_R1, *of_entropy_R1 = grad_nE[:, rows, None]
+            factor_RV = of_logprob_R1
+            if of_entropy_R1:
+                factor_RV = (logprobs_RV + found_nE[1, rows, None]).mul_(of_entropy_R1[0]).add_(of_logprob_R1)
+            grad_RV = logprobs_RV.exp_().mul_(factor_RV).neg_()
+            grad_RV.scatter_add_(1, targets_E[rows, None], of_logprob_R1)
+            logits_EV[rows] = grad_RV if cold_E1 is None else grad_RV.mul_(cold_E1[rows])
+        of_hidden = logits_EV @ weight_VD if ctx.needs_input_grad[0] else None
+        of_weight = logits_EV.t() @ hidden_ED if ctx.needs_input_grad[1] else None
+        return of_hidden, of_weight, None, None, None
+
+
+def _rows(logits_EV: Tensor) -> Iterator[slice]:
+    """So many at a time that they stay in the cache."""
+    size = max(1, _IN_CACHE // logits_EV.shape[1])
+    return (slice(start, start + size) for start in range(0, len(logits_EV), size))
+
+
+def _cooled(logits_EV: Tensor, cold_E1: Tensor | None, rows: slice) -> Tensor:
+    """Logits over the temperature in float32, in memory of their own."""
+    logits_RV = logits_EV[rows].to(torch.float32, copy=True)
+    return logits_RV if cold_E1 is None else logits_RV.mul_(cold_E1[rows])

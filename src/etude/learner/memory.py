@@ -8,15 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from etude.learner.head import logits_at_once
+from etude.learner.head import held_logits
 from etude.models.architecture import text_config
 from etude.models.memory import shown_bytes
 from etude.models.policy import Policy
 
 _MOMENTS, _FLOAT32 = 8, 4
 """Bytes of AdamW's two moments, and of a number in float32."""
-_OF_LOGITS = 3
-"""Logits, their logprobs and the gradient of either, in float32."""
 _HOLES = 1.8
 """By how much more a CPU's heap grows with LoRA weights, between whose small tensors holes stay free."""
 _OVERHEAD = 60_000_000
@@ -130,8 +128,7 @@ class ModelNumbers:
         """
         kept = self.kept_by_a_layer() * tokens
         body = kept + self.layers * self.width * self.size * tokens if checkpointed else self.layers * kept
-        logits = min(choices, logits_at_once(self.vocabulary, on_gpu)) * self.vocabulary
-        activations = body + _OF_LOGITS * _FLOAT32 * logits
+        activations = body + held_logits(self.vocabulary, choices, self.size, on_gpu)
         half = self.size < _FLOAT32 and not self.is_lora
         copies = self.trained * ((_FLOAT32 if half else 0) + (self.size if reference else 0))
         return TrainingMemory(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import sub
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch.nn.functional as F
 
 from etude.core.sample import Sample
 from etude.learner.drawn import drawn
-from etude.learner.head import Shapes, head_logits, selective_logprobs
+from etude.learner.head import Head, Shapes, selective_logprobs
 from etude.learner.objective import Pass, Unit
 from etude.learner.packing import Row, packs
 from etude.learner.padding import Numbered, Shares, micro_batch
@@ -150,7 +149,7 @@ class _TreePass(Pass):
     def chosen(self, model: Any, *, entropies: bool) -> torch.Tensor:
         """Each choice is computed once, whichever rows have it."""
         hidden_ED = tree_hidden(model, self.ids_N, self.layout).index_select(0, self.after_E)
-        head, vocabulary = partial(head_logits, model), text_config(model).vocab_size
+        head, vocabulary = Head.of(model), text_config(model).vocab_size
         return selective_logprobs(
             head, hidden_ED, self.targets_E, self.shapes_E, vocabulary, entropies=entropies
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import count
 from typing import Any, TypeAlias
 
@@ -17,7 +16,7 @@ import torch.nn.functional as F
 
 from etude.core.sample import Sample
 from etude.learner.drawn import drawn
-from etude.learner.head import Head, Shapes, has_plain_head, head_logits, last_hidden, selective_logprobs
+from etude.learner.head import Head, Shapes, has_plain_head, last_hidden, selective_logprobs
 from etude.learner.objective import MicroBatch, Pass, Unit
 from etude.learner.packing import Row
 from etude.models.architecture import logits_after, text_config
@@ -127,11 +126,10 @@ class _PaddedPass(Pass):
         """The choice of each trained token, given those before it."""
         vocabulary = text_config(model).vocab_size
         positions = self.trained_BK.any(dim=0).nonzero().flatten()
-        head: Head = partial(head_logits, model)
         if self.plain_head:
-            states_BKD = last_hidden(model, self.ids_BT)[:, positions]
+            head, states_BKD = Head.of(model), last_hidden(model, self.ids_BT)[:, positions]
         else:
-            head, states_BKD = (lambda logits: logits), logits_after(model, self.ids_BT, positions)
+            head, states_BKD = Head(lambda logits: logits), logits_after(model, self.ids_BT, positions)
         states_ED = states_BKD[self.trained_BK[:, positions]]
         targets_E = self.ids_BT[:, 1:][self.trained_BK]
         return selective_logprobs(head, states_ED, targets_E, self.shapes_E, vocabulary, entropies=entropies)

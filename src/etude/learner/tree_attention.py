@@ -100,40 +100,24 @@ class AttentionSpec:
 def attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
     """Queries [H, Q, D] over keys [G, N, D] and values [G, N, W], H a multiple of G; gives [Q, H, W]."""
     query_GRQD = query.view(len(key), -1, *query.shape[1:])
-    key_GRND, value_GRND = (x.unsqueeze(1).expand(-1, query_GRQD.shape[1], -1, -1) for x in (key, value))
-    out_GRQD = _BlockAttention.apply(query_GRQD, key_GRND, value_GRND, spec)  # type: ignore[no-untyped-call]
+    out_GRQD = _BlockAttention.apply(query_GRQD, key, value, spec)  # type: ignore[no-untyped-call]
     return out_GRQD.permute(2, 0, 1, 3).flatten(1, 2)  # type: ignore[no-any-return]
 
 
 class _BlockAttention(torch.autograd.Function):
-    """Queries [G, R, Q, D] over keys [G, R, N, D] and values [G, R, N, W].
+    """Queries [G, R, Q, D] over keys [G, N, D] and values [G, N, W].
 
     A query's results of several blocks are weighed by the sums of the exponentials of its scores there
-    (Milakov and Gimelshein, 2018). In the backward pass, the sum over all blocks is that of each.
+    (Milakov and Gimelshein, 2018). In the backward pass, the sum over all blocks is that of each. On a CPU
+    half precision is computed in float32, which takes half of the time: its flash kernel is the faster.
     """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         """Values, weighed by how much each query attends to their keys."""
-        kernel = _kernel(query, value, spec)
-        out = _empty_beside(query[..., :1].expand(*query.shape[:-1], value.shape[-1]))
-        sums = _empty_beside(query[..., :1], torch.float32)[..., 0]
-
-        def attended(block: Block) -> tuple[Tensor, Tensor]:
-            keys, mask = block.keys, spec.tree.mask(spec.queries, block, spec.window, query.dtype)
-            return kernel.forward(
-                (query[..., block.queries, :], key[..., keys, :], value[..., keys, :], mask)
-            )
-
-        for block in spec.queries.own:
-            out[..., block.queries, :], sums[..., block.queries] = attended(block)
-        for block in spec.queries.back:
-            rows = block.queries
-            more, sum_of_more = attended(block)
-            total = torch.logaddexp(sums[..., rows], sum_of_more)
-            out[..., rows, :].mul_((sums[..., rows] - total).exp_().unsqueeze(-1))
-            out[..., rows, :].addcmul_(more, (sum_of_more - total).exp_().unsqueeze(-1))
-            sums[..., rows] = total
+        dtype, inputs = query.dtype, _widened(query, key, value)
+        out, sums = _attended(inputs, spec)
+        out = out.to(dtype)
         ctx.save_for_backward(query, key, value, out, sums)
         ctx.spec = spec
         return out
@@ -141,8 +125,10 @@ class _BlockAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         """Each block adds to the gradients of its queries and keys."""
-        query, key, value, out, sums = ctx.saved_tensors
+        *given, out, sums = ctx.saved_tensors
         spec: AttentionSpec = ctx.spec
+        query, key, value = _widened(*given)
+        grad_out, out = (x.to(query.dtype) for x in (grad_out, out))
         kernel = _kernel(query, value, spec)
         of_query, of_key, of_value = (_empty_beside(x).zero_() for x in (query, key, value))
         for block in (*spec.queries.own, *spec.queries.back):
@@ -153,7 +139,39 @@ class _BlockAttention(torch.autograd.Function):
             of_query[..., rows, :] += grads[0]
             of_key[..., keys, :] += grads[1]
             of_value[..., keys, :] += grads[2]
-        return of_query, of_key, of_value, None
+        parts = of_query, of_key.sum(dim=1), of_value.sum(dim=1)
+        return *(part.to(one.dtype) for part, one in zip(parts, given, strict=True)), None
+
+
+def _widened(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """All three [G, R, N, D], in the precision that they are computed in."""
+    if query.device.type == "cpu" and query.dtype in (torch.bfloat16, torch.float16):
+        query, key, value = query.float(), key.float(), value.float()
+    key, value = (x.unsqueeze(1).expand(-1, query.shape[1], -1, -1) for x in (key, value))
+    return query, key, value
+
+
+def _attended(inputs: tuple[Tensor, Tensor, Tensor], spec: AttentionSpec) -> _Attended:
+    """What all queries get [G, R, Q, W], and the logarithms of their sums of exponentials [G, R, Q]."""
+    query, key, value = inputs
+    kernel = _kernel(query, value, spec)
+    out = _empty_beside(query[..., :1].expand(*query.shape[:-1], value.shape[-1]))
+    sums = _empty_beside(query[..., :1], torch.float32)[..., 0]
+
+    def attended(block: Block) -> _Attended:
+        keys, mask = block.keys, spec.tree.mask(spec.queries, block, spec.window, query.dtype)
+        return kernel.forward((query[..., block.queries, :], key[..., keys, :], value[..., keys, :], mask))
+
+    for block in spec.queries.own:
+        out[..., block.queries, :], sums[..., block.queries] = attended(block)
+    for block in spec.queries.back:
+        rows = block.queries
+        more, sum_of_more = attended(block)
+        total = torch.logaddexp(sums[..., rows], sum_of_more)
+        out[..., rows, :].mul_((sums[..., rows] - total).exp_().unsqueeze(-1))
+        out[..., rows, :].addcmul_(more, (sum_of_more - total).exp_().unsqueeze(-1))
+        sums[..., rows] = total
+    return out, sums
 
 
 def _kernel(query: Tensor, value: Tensor, spec: AttentionSpec) -> _Flash | _Plain:

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from etude.inference.fused_weights import is_llama
 from etude.learner.head import head_logits, off_by
+from etude.learner.lean import is_lean, lean_hidden
 from etude.learner.tree import Kernel, TreeLayout, token_tree
-from etude.learner.tree_attention import AttentionSpec, attend, tree_attention
+from etude.learner.tree_attention import tree_attention
 from etude.models.architecture import FULL, SLIDING, layer_kinds, logits_after, text_config, without_lora
 
 
@@ -70,82 +70,3 @@ def _try(model: Any, kernel: Kernel | None) -> tuple[list[int | None], str | Non
         rows = np.searchsorted(needed, path[len(stem) - 1 :])
         logits.append(logits_QV[torch.from_numpy(rows).to(device)])
     return layout.windows, off_by(model, torch.cat(logits), torch.cat(plain))
-
-
-def is_lean(model: Any) -> bool:
-    """Whether `lean_hidden` knows all that the model does. `model` has no LoRA weights around it."""
-    return (
-        model.dtype == torch.float32
-        and is_llama(model)
-        and not any("forward" in vars(layer) or layer._forward_pre_hooks for layer in model.model.layers)
-    )
-
-
-def lean_hidden(model: Any, ids_N: torch.Tensor, layout: TreeLayout) -> torch.Tensor:
-    """Last hidden states [Q, E] of the tokens of `layout.last`, up to rounding the model's own."""
-    body = model.model
-    x_NE = body.embed_tokens(ids_N)
-    cos_1ND, sin_1ND = body.rotary_emb(x_NE[None], layout.depths_N[None])
-    half = cos_1ND.shape[-1] // 2
-    turn_N1C = torch.complex(cos_1ND[0, :, :half], sin_1ND[0, :, :half])[:, None]
-    for layer, kind in zip(body.layers, layer_kinds(model), strict=True):
-        window = model.config.sliding_window if kind == SLIDING else None
-        layout.windows.append(window)
-        queries = layout.last if layer is body.layers[-1] else layout.all
-        spec = AttentionSpec(layout, queries, layout.binding(window), layer.self_attn.scaling)
-        x_NE = _layer(layer, x_NE, turn_N1C, spec)
-    return _normed(body.norm, x_NE)
-
-
-def _layer(layer: Any, x_NE: torch.Tensor, turn_N1C: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
-    """The states after a layer [Q, E] of the tokens that attend in it, from those of all before it [N, E]."""
-    attention, queries = layer.self_attn, spec.queries
-    normed_NE = _normed(layer.input_layernorm, x_NE)
-    key = _turned(_heads(attention, "k", normed_NE), turn_N1C)
-    value = _heads(attention, "v", normed_NE)
-    if len(queries.places_Q) < len(x_NE):
-        rows = queries.places_Q
-        x_NE, normed_NE, turn_N1C = (x.index_select(0, rows) for x in (x_NE, normed_NE, turn_N1C))
-    query = _turned(_heads(attention, "q", normed_NE), turn_N1C)
-    mixed = attend(query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), spec)
-    x_QE = x_NE + attention.o_proj(mixed.flatten(1))
-    return x_QE + layer.mlp(_normed(layer.post_attention_layernorm, x_QE))  # type: ignore[no-any-return]
-
-
-def _heads(attention: Any, name: str, x_NE: torch.Tensor) -> torch.Tensor:
-    """Queries, keys or values [N, H, D]."""
-    heads = getattr(attention, f"{name}_proj")(x_NE).view(len(x_NE), -1, attention.head_dim)
-    norm = getattr(attention, f"{name}_norm", None)
-    return heads if norm is None else _normed(norm, heads)
-
-
-def _turned(heads_NHD: torch.Tensor, turn_N1C: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding (Su et al., 2021) of queries or keys; what turns together is side by side then."""
-    real, imaginary = heads_NHD.unflatten(-1, (2, -1)).unbind(-2)  # type: ignore[no-untyped-call]
-    return torch.view_as_real(torch.complex(real, imaginary) * turn_N1C).flatten(-2)
-
-
-def _normed(norm: Any, x: torch.Tensor) -> torch.Tensor:
-    normed: torch.Tensor = _Norm.apply(x, norm.weight, norm.variance_epsilon)  # type: ignore[no-untyped-call]
-    return normed
-
-
-class _Norm(torch.autograd.Function):
-    """RMSNorm (Zhang and Sennrich, 2019): w · x / sqrt(mean(x²) + ε) over the last dimension."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-        """In the shape of `x`."""
-        norm: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        scale = norm.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
-        ctx.save_for_backward(x, scale, weight)
-        return (x * scale).mul_(weight)
-
-    @staticmethod
-    def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """With y = x·s and g the gradient of y: that of x is s·(g - y·mean(g·y))."""
-        x, scale, weight = ctx.saved_tensors
-        product = grad_out * x
-        mean = (product @ weight).unsqueeze(-1).mul_(scale.square()).div_(x.shape[-1])
-        of_x = (grad_out * weight).addcmul_(x, mean, value=-1).mul_(scale)
-        return of_x, scale.flatten() @ product.flatten(0, -2), None

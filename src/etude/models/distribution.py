@@ -58,6 +58,12 @@ class Shape(NamedTuple):
         """Of the distribution that logprobs are under: 1 for greedy answers."""
         return self.sampling.temperature or 1.0
 
+    @property
+    def is_tempered(self) -> bool:
+        """Whether the temperature is all that there is to it."""
+        moved = any(map(len, (self.bias[0], self.repeated, self.penalties[0], self.barred)))
+        return not moved and self.allowed is None and not _cuts(self.sampling)
+
 
 class Shaper:
     """The shape of each token of an answer in turn, given those before it."""

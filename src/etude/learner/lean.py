@@ -1,0 +1,191 @@
+"""Llama's decoder over a token tree with fewer ways through memory than its modules take.
+
+States go from layer to layer in float32, whatever the weights are in; what is multiplied by weights is
+rounded to their precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from etude.inference.fused_weights import is_llama
+from etude.learner.checkpointing import is_checkpointed
+from etude.learner.tree import TreeLayout
+from etude.learner.tree_attention import AttentionSpec, attend
+from etude.models.architecture import SLIDING, layer_kinds
+
+
+def is_lean(model: Any) -> bool:
+    """Whether `lean_hidden` knows all that the model does. `model` has no LoRA weights around it."""
+    return is_llama(model) and not any(
+        ("forward" in vars(layer) and not is_checkpointed(layer)) or layer._forward_pre_hooks
+        for layer in model.model.layers
+    )
+
+
+def lean_hidden(model: Any, ids_N: Tensor, layout: TreeLayout) -> Tensor:
+    """Last hidden states [Q, E] of the tokens of `layout.last`, up to rounding the model's own."""
+    body = model.model
+    x_NE = body.embed_tokens(ids_N).float()
+    cos_1ND, sin_1ND = body.rotary_emb(x_NE[None], layout.depths_N[None])
+    half = cos_1ND.shape[-1] // 2
+    turn_N1C = torch.complex(cos_1ND[0, :, :half], sin_1ND[0, :, :half])[:, None]
+    more_NE: Tensor | None = None
+    for layer, kind in zip(body.layers, layer_kinds(model), strict=True):
+        window = model.config.sliding_window if kind == SLIDING else None
+        layout.windows.append(window)
+        queries = layout.last if layer is body.layers[-1] else layout.all
+        spec = AttentionSpec(layout, queries, layout.binding(window), layer.self_attn.scaling)
+        run = _twice if is_checkpointed(layer) else _layer
+        x_NE, more_NE = run(layer, x_NE, more_NE, turn_N1C, spec)
+    return _summed(body.norm, x_NE, more_NE)[1]
+
+
+def _twice(*args: Any) -> tuple[Tensor, Tensor]:
+    """A layer, of which only its input is kept for the gradient."""
+    run: Callable[..., tuple[Tensor, Tensor]] = checkpoint
+    return run(_layer, *args, use_reentrant=False, preserve_rng_state=False)
+
+
+def _layer(
+    layer: Any, x_NE: Tensor, more_NE: Tensor | None, turn_N1C: Tensor, spec: AttentionSpec
+) -> tuple[Tensor, Tensor]:
+    """The states after a layer [Q, E] of the tokens that attend in it, from those of all before it [N, E].
+
+    Both are in two parts, of which the second is still to be added.
+    """
+    attention, mlp, queries = layer.self_attn, layer.mlp, spec.queries
+    x_NE, normed_NE = _summed(layer.input_layernorm, x_NE, more_NE)
+    key = _turned(_heads(attention, "k", normed_NE), turn_N1C)
+    value = _heads(attention, "v", normed_NE)
+    if len(queries.places_Q) < len(x_NE):
+        rows = queries.places_Q
+        x_NE, normed_NE, turn_N1C = (x.index_select(0, rows) for x in (x_NE, normed_NE, turn_N1C))
+    query = _turned(_heads(attention, "q", normed_NE), turn_N1C)
+    mixed = attend(query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), spec)
+    x_QE, normed_QE = _summed(layer.post_attention_layernorm, x_NE, attention.o_proj(mixed.flatten(1)))
+    return x_QE, mlp.down_proj(_gated(mlp.gate_proj(normed_QE), mlp.up_proj(normed_QE)))
+
+
+def _heads(attention: Any, name: str, x_NE: Tensor) -> Tensor:
+    """Queries, keys or values [N, H, D]."""
+    heads: Tensor = getattr(attention, f"{name}_proj")(x_NE).view(len(x_NE), -1, attention.head_dim)
+    norm = getattr(attention, f"{name}_norm", None)
+    return heads if norm is None else _Norm.apply(heads, norm.weight, norm.variance_epsilon)  # type: ignore
+
+
+def _summed(norm: Any, x: Tensor, more: Tensor | None) -> tuple[Tensor, Tensor]:
+    """States in float32, with what is added to them, and the same normed."""
+    if more is None:
+        return x, _Norm.apply(x, norm.weight, norm.variance_epsilon)  # type: ignore[no-untyped-call]
+    found: tuple[Tensor, Tensor] = _Sum.apply(x, more, norm.weight, norm.variance_epsilon)  # type: ignore
+    return found
+
+
+def _gated(gate: Tensor, up: Tensor) -> Tensor:
+    gated: Tensor = _Gate.apply(gate, up)  # type: ignore[no-untyped-call]
+    return gated
+
+
+def _turned(heads_NHD: Tensor, turn_N1C: Tensor) -> Tensor:
+    turned: Tensor = _Turn.apply(heads_NHD, turn_N1C)  # type: ignore[no-untyped-call]
+    return turned
+
+
+class _Turn(torch.autograd.Function):
+    """Rotary embedding (Su et al., 2021) of queries or keys; what turns together is side by side then."""
+
+    @staticmethod
+    def forward(ctx: Any, heads_NHD: Tensor, turn_N1C: Tensor) -> Tensor:
+        """In float32, and back to the precision of the heads."""
+        ctx.save_for_backward(turn_N1C)
+        real, imaginary = heads_NHD.float().unflatten(-1, (2, -1)).unbind(-2)  # type: ignore
+        turned = torch.view_as_real(torch.complex(real, imaginary).mul_(turn_N1C)).flatten(-2)
+        return turned.to(heads_NHD.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """Turned back."""
+        (turn_N1C,) = ctx.saved_tensors
+        pairs = torch.view_as_complex(grad.float().unflatten(-1, (-1, 2))) * turn_N1C.conj()  # type: ignore
+        return torch.cat([pairs.real, pairs.imag], dim=-1).to(grad.dtype), None
+
+
+class _Norm(torch.autograd.Function):
+    """RMSNorm (Zhang and Sennrich, 2019): w · x / sqrt(mean(x²) + ε) over the last dimension."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """In the shape of `x` and the precision of `weight`."""
+        normed, scale = _norm(x.float(), weight, epsilon)
+        ctx.save_for_backward(x, scale, weight)
+        return normed
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Of `x` and `weight`."""
+        x, scale, weight = ctx.saved_tensors
+        of_x, of_weight = _norm_back(grad, x.float(), scale, weight, ctx.needs_input_grad[1])
+        return of_x.to(x.dtype), of_weight, None
+
+
+class _Sum(torch.autograd.Function):
+    """A sum in float32, and its RMSNorm."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, more: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+        """The sum of `x` and `more`, and that normed, in the precision of `weight`."""
+        x = x + more
+        normed, scale = _norm(x, weight, epsilon)
+        ctx.save_for_backward(x, scale, weight)
+        ctx.dtype = more.dtype
+        return x, normed
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, of_normed: Tensor) -> tuple[Tensor | None, ...]:
+        """Of `x`, `more` and `weight`."""
+        x, scale, weight = ctx.saved_tensors
+        of_x, of_weight = _norm_back(of_normed, x, scale, weight, ctx.needs_input_grad[2])
+        of_x += grad
+        return of_x, of_x.to(ctx.dtype), of_weight, None
+
+
+def _norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """RMSNorm of `x` in float32, and what its rows were multiplied by."""
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    scale = norm.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
+    return (x * scale).mul_(weight).to(weight.dtype), scale
+
+
+def _norm_back(
+    grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor, is_trained: bool
+) -> tuple[Tensor, Tensor | None]:
+    """With y = x·s and g the gradient of y: that of x is s·(g - y·mean(g·y))."""
+    grad, weight_E = grad.float(), weight.float()
+    product = grad * x
+    mean = (product @ weight_E).unsqueeze(-1).mul_(scale.square()).div_(x.shape[-1])
+    of_x = (grad * weight_E).addcmul_(x, mean, value=-1).mul_(scale)
+    of_weight = (scale.flatten() @ product.flatten(0, -2)).to(weight.dtype) if is_trained else None
+    return of_x, of_weight
+
+
+class _Gate(torch.autograd.Function):
+    """The gate of an MLP (Shazeer, 2020): silu(gate) · up. Only these two are kept for the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        """In the shape of both."""
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """Of `gate` and `up`."""
+        gate, up = ctx.saved_tensors
+        return torch.ops.aten.silu_backward(grad * up, gate), F.silu(gate).mul_(grad)
