@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from etude.learner.head import last_hidden
 from etude.learner.memory import ModelNumbers, fits
+from etude.learner.tree import TreeLayout, token_tree
+from etude.learner.tree_model import tree_hidden
 from etude.models import memory
 from etude.models.policy import LoraOptions
 from tests.models.tiny_models import fresh_policy
@@ -17,10 +20,12 @@ from tests.models.tiny_models import fresh_policy
 TOKENS = 32
 
 
-def kept(policy) -> float:
+def kept(policy, is_lean: bool) -> float:
     """Bytes that a layer keeps for each token."""
     own = {value.untyped_storage().data_ptr() for value in policy.model.parameters()}
-    storages = {}
+    storages, ids = {}, torch.zeros(TOKENS, dtype=torch.long)
+    tree = token_tree([ids.tolist()])
+    layout = TreeLayout.of(tree, ids.device, np.arange(TOKENS))
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
@@ -29,18 +34,24 @@ def kept(policy) -> float:
         return tensor
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        last_hidden(policy.model, torch.zeros(1, TOKENS, dtype=torch.long))
+        if is_lean:
+            tree_hidden(policy.model, ids, layout)
+        else:
+            last_hidden(policy.model, ids[None])
     return sum(map(len, storages.values())) / TOKENS / policy.model.config.num_hidden_layers
 
 
+@pytest.mark.parametrize("is_lean", [False, True])
 @pytest.mark.parametrize("is_lora", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_activations_are_those_that_a_layer_keeps(is_lora: bool, dtype: torch.dtype):
+def test_activations_are_those_that_a_layer_keeps(is_lora: bool, is_lean: bool, dtype: torch.dtype):
     policy = fresh_policy()
     policy.model.to(dtype)
     if is_lora:
         policy.use_lora(LoraOptions(1), seed=0)
-    assert ModelNumbers.of(policy).kept_by_a_layer() == pytest.approx(kept(policy), rel=0.15)
+    assert ModelNumbers.of(policy).kept_by_a_layer(is_lean=is_lean) == pytest.approx(
+        kept(policy, is_lean), rel=0.15
+    )
 
 
 def test_weights_gradients_moments_and_copies_are_counted_by_their_bytes():

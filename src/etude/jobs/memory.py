@@ -22,7 +22,7 @@ def require_room(learner: Learner, units: Sequence[Unit]) -> None:
     It is asked by the processes of a team together; those on one machine or GPU need it together. What is no
     larger than a step that was allowed before is not looked at.
     """
-    tokens, choices = learner.largest_pass(units)
+    tokens, choices, is_lean = learner.largest_pass(units)
     if tokens <= learner.allowed_tokens:
         return
     policy, team = learner.policy, learner.team
@@ -30,6 +30,7 @@ def require_room(learner: Learner, units: Sequence[Unit]) -> None:
     needed = ModelNumbers.of(policy).training(
         tokens,
         choices,
+        is_lean,
         on_gpu=device.type == "cuda",
         checkpointed=learner.options.gradient_checkpointing,
         parts=team.size if team.shards else 1,

@@ -19,6 +19,7 @@ from etude.core.errors import StoreError, TrainingError
 from etude.core.sample import Sample
 from etude.learner.checkpointing import checkpointed, layers_of
 from etude.learner.head import has_plain_head
+from etude.learner.lean import is_lean
 from etude.learner.objective import Objective, Pass, Unit
 from etude.learner.optimiser import Optimiser
 from etude.learner.packed import PackedStep
@@ -27,6 +28,7 @@ from etude.learner.plan import Schedule
 from etude.learner.team import Team, idle
 from etude.learner.tree_model import why_not_trees
 from etude.learner.witness import Witness
+from etude.models.architecture import without_lora
 from etude.models.policy import Policy
 from etude.models.weights import load_tensors, save_tensors
 from etude.store.sums import note_sum, require_as_written
@@ -140,19 +142,20 @@ class Learner:
             seconds = max(time.perf_counter() - start, 1e-9)
         return metrics | {"grad_norm": norm, "learning_rate": rate, "tokens_per_s": tokens / seconds}
 
-    def largest_pass(self, units: Sequence[Unit]) -> tuple[int, int]:
-        """Tokens that a step on `units` runs through the model at a time at most, and how many are trained.
+    def largest_pass(self, units: Sequence[Unit]) -> tuple[int, int, bool]:
+        """Tokens that a step on `units` runs through the model at a time at most, how many are trained, and
+        whether they go without the model's own modules.
 
         Of padding only that within units is counted. All processes must ask together.
         """
         sizes = [len(unit) * max(len(sample.ids) for sample in unit) for unit in units]
-        size, budget = sum(sizes), self.options.token_budget
+        size, budget, lean = sum(sizes), self.options.token_budget, False
         if self.options.packing == "tree" and size > self.allowed_tokens:
             tree = PackedStep(units)
             if tree.pays and self._takes_trees:
-                size, sizes = tree.size, [0]
+                size, sizes, lean = tree.size, [0], is_lean(without_lora(self.policy.model))
         tokens = max(min(budget, size // self.team.size), *sizes, 0)
-        return tokens, min(tokens, trained_tokens(units))
+        return tokens, min(tokens, trained_tokens(units)), lean
 
     def end_training(self) -> None:
         """Note that all steps of a training have been taken: the next one begins at its start."""

@@ -101,12 +101,14 @@ class ModelNumbers:
             vocabulary=int(config.vocab_size),
         )
 
-    def kept_by_a_layer(self) -> int:
+    def kept_by_a_layer(self, *, is_lean: bool = False) -> int:
         """Bytes of activations that a layer keeps for the gradient, for each token."""
         half = self.size < _FLOAT32
         # A norm computes in float32: what it has divided is kept too where its weight is trained.
-        norm = self.width * (_FLOAT32 + (0 if self.is_lora else self.size) + self.size)
-        linear = self.size * (2 * self.queries + 2 * self.keys + 4 * self.inner)
+        divided = 0 if self.is_lora or is_lean else self.size
+        norm = self.width * (_FLOAT32 + divided + self.size)
+        inner = (3 if is_lean else 4) * self.inner
+        linear = self.size * (2 * self.queries + 2 * self.keys + inner)
         # LoRA weights are float32, and each has its own copy of what it multiplies.
         copies = _FLOAT32 * (5 * self.width + self.queries + self.inner) if half and self.is_lora else 0
         return 2 * norm + linear + copies
@@ -115,6 +117,7 @@ class ModelNumbers:
         self,
         tokens: int = 0,
         choices: int = 0,
+        is_lean: bool = False,
         *,
         on_gpu: bool,
         checkpointed: bool = False,
@@ -123,11 +126,13 @@ class ModelNumbers:
     ) -> TrainingMemory:
         """The memory of a process whose largest pass has so many tokens, of which `choices` are trained.
 
-        `checkpointed` is with gradient checkpointing, `reference` with a copy of the trained weights as they
-        were; with `parts`, so many processes share out the weights.
+        `is_lean` is without the model's own modules, as `Learner.largest_pass` says; `checkpointed` is with
+        gradient checkpointing, `reference` with a copy of the trained weights as they were; with `parts`, so
+        many processes share out the weights.
         """
-        kept = self.kept_by_a_layer() * tokens
-        body = kept + self.layers * self.width * self.size * tokens if checkpointed else self.layers * kept
+        kept = self.kept_by_a_layer(is_lean=is_lean) * tokens
+        between = _FLOAT32 if is_lean else self.size
+        body = kept + self.layers * self.width * between * tokens if checkpointed else self.layers * kept
         activations = body + held_logits(self.vocabulary, choices, self.size, on_gpu)
         half = self.size < _FLOAT32 and not self.is_lora
         copies = self.trained * ((_FLOAT32 if half else 0) + (self.size if reference else 0))
