@@ -43,7 +43,7 @@ class Optimiser:
             for name, parameter in parameters.items()
             if self.masters[name] is not parameter
         }
-        # One way through memory, and not fifteen: a quarter of the time. On a GPU several tensors go together.
+        # One way through memory, and not fifteen. On a GPU several tensors go together.
         fused = all(master.device.type == "cpu" for master in self.gradients)
         self.adam = torch.optim.AdamW(
             self.gradients, betas=betas, weight_decay=weight_decay, fused=fused or None
