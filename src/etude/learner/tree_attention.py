@@ -152,7 +152,7 @@ def _widened(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor,
 
 
 def _attended(inputs: tuple[Tensor, Tensor, Tensor], spec: AttentionSpec) -> _Attended:
-    """The values that all queries get [G, R, Q, W], and the logarithms of their sums of exponentials [G, R, Q]."""
+    """Values for all queries [G, R, Q, W], and the logarithms of their sums of exponentials [G, R, Q]."""
     query, key, value = inputs
     kernel = _kernel(query, value, spec)
     out = _empty_beside(query[..., :1].expand(*query.shape[:-1], value.shape[-1]))
