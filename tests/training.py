@@ -19,7 +19,7 @@ from etude.core.example import Example
 from etude.core.interfaces import Progress
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
-from etude.report.files import write_metrics_files
+from etude.report.files import MetricsFiles
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.rewards.evaluator import FunctionEvaluator
 from etude.rollout.collector import Collector, Limits
@@ -215,7 +215,7 @@ class Run:
         self.make_trainer: Callable[[], Any] | None = None
         """For a trainer that is not an `EpochTrainer` of those settings."""
         # Without the plot: drawing takes longer than everything else in a test.
-        self.report: Report = lambda history, folder, final: write_metrics_files(history, folder)
+        self.report: Report = lambda history, folder, final: MetricsFiles(folder).write(history)
 
     def restarted(self) -> Run:
         """The same run in a new process: same folder and backend, new engine, trainer and builder."""

@@ -4,7 +4,8 @@ import pytest
 
 from etude.core.errors import StoreError
 from etude.core.history import History
-from etude.report.files import write_metrics_files
+from etude.report import files
+from etude.report.files import MetricsFiles
 from tests.report.histories import NOW, epoch, history, validation
 
 
@@ -13,7 +14,7 @@ def lines(path):
 
 
 def test_training_metrics_hold_every_number_of_every_epoch(tmp_path):
-    write_metrics_files(History(run_id="run", epochs=(epoch(0, 0.5, training={"loss": 1.5}),)), tmp_path)
+    MetricsFiles(tmp_path).write(History(run_id="run", epochs=(epoch(0, 0.5, training={"loss": 1.5}),)))
     assert lines(tmp_path / "training_metrics.jsonl") == [
         {
             "epoch": 1,
@@ -28,13 +29,55 @@ def test_training_metrics_hold_every_number_of_every_epoch(tmp_path):
 
 def test_writing_again_leaves_no_line_twice(tmp_path):
     for rewards in ([0.1], [0.1, 0.2], [0.1, 0.2]):
-        write_metrics_files(history(rewards), tmp_path)
+        MetricsFiles(tmp_path).write(history(rewards))
     assert [line["epoch"] for line in lines(tmp_path / "training_metrics.jsonl")] == [1, 2]
 
 
+def test_a_line_that_is_written_stays_where_it_is(tmp_path, monkeypatch):
+    encoded = []
+    monkeypatch.setattr(files, "_json", lambda value, indent=None: encoded.append(value) or json.dumps(value))
+    whole, path, written = (
+        history([0.1, 0.2, 0.3]),
+        tmp_path / "training_metrics.jsonl",
+        MetricsFiles(tmp_path),
+    )
+    written.write(whole.until(2))
+    place, begun = path.stat().st_ino, path.read_text()
+    assert len(encoded) == 4  # A line and an item of reward_history.json for each epoch.
+    written.write(whole)
+    assert path.stat().st_ino == place
+    assert path.read_text().startswith(begun)
+    assert [line["epoch"] for line in lines(path)] == [1, 2, 3]
+    assert len(encoded) == 6
+
+
+def test_epochs_that_changed_are_written_anew(tmp_path):
+    whole, path, written = history([0.1, 0.2]), tmp_path / "training_metrics.jsonl", MetricsFiles(tmp_path)
+    written.write(whole)
+    changed = whole.epochs[0].model_copy(update={"metrics": {"avg_reward": 0.4}})
+    written.write(whole.with_epoch(changed))
+    assert [line["avg_reward"] for line in lines(path)] == [0.4, 0.2]
+    written.write(whole.until(1))
+    assert [line["epoch"] for line in lines(path)] == [1]
+    path.write_text("of somebody else")
+    written.write(whole.until(1))
+    assert [line["epoch"] for line in lines(path)] == [1]
+    path.unlink()
+    written.write(whole.until(1))
+    assert [line["epoch"] for line in lines(path)] == [1]
+
+
+def test_the_lists_of_rewards_are_json_as_a_person_reads_it(tmp_path):
+    MetricsFiles(tmp_path).write(history([0.1, 0.2]))
+    text = (tmp_path / "reward_history.json").read_text()
+    assert text == json.dumps(json.loads(text), indent=2) + "\n"
+    MetricsFiles(tmp_path).write(History(run_id="run"))
+    assert (tmp_path / "reward_history.json").read_text() == "[]\n"
+
+
 def test_a_skipped_epoch_says_why(tmp_path):
-    write_metrics_files(
-        History(run_id="run", epochs=(epoch(0, 0.0, skipped="nothing to train on"),)), tmp_path
+    MetricsFiles(tmp_path).write(
+        History(run_id="run", epochs=(epoch(0, 0.0, skipped="nothing to train on"),))
     )
     assert lines(tmp_path / "training_metrics.jsonl")[0]["skipped"] == "nothing to train on"
 
@@ -43,13 +86,12 @@ def test_reward_and_validation_history_have_the_fields_of_the_reference(tmp_path
     rewards: dict[str, object] = {"min_reward": 0.0, "max_reward": 1.0, "reward_low": 0.4, "reward_high": 0.6}
     rewards["num_scored"] = 9
     rewards["evaluators"] = {"brief": {"mean": 0.25, "low": 0.1, "high": 0.4, "n": 9}}
-    write_metrics_files(
+    MetricsFiles(tmp_path).write(
         History(
             run_id="run",
             epochs=(epoch(0, 0.5, **rewards),),
             validations=(validation(0, 0.5, **rewards, num_unscored=1),),
-        ),
-        tmp_path,
+        )
     )
     common = {"epoch": 1, "timestamp": NOW, "avg_reward": 0.5, **rewards}
     assert json.loads((tmp_path / "reward_history.json").read_text()) == [common | {"num_trajectories": 8}]
@@ -60,7 +102,7 @@ def test_reward_and_validation_history_have_the_fields_of_the_reference(tmp_path
 
 def test_numbers_that_are_not_finite_become_null(tmp_path):
     entry = epoch(0, 0.5, training={"kl": float("nan"), "steps": [float("inf"), 1.0]})
-    write_metrics_files(History(run_id="run", epochs=(entry,)), tmp_path)
+    MetricsFiles(tmp_path).write(History(run_id="run", epochs=(entry,)))
     text = (tmp_path / "training_metrics.jsonl").read_text()
     assert "NaN" not in text
     assert json.loads(text)["training"] == {"kl": None, "steps": [None, 1.0]}
@@ -70,14 +112,14 @@ def test_curriculum_state_is_written_only_for_a_curriculum(tmp_path):
     state = {"current_percentile": 0.3, "config": {"enabled": True}}
     off = {"current_percentile": 0.3, "config": {"enabled": False}}
     entry = epoch(0, 0.5).model_copy(update={"curriculum_state": off})
-    write_metrics_files(History(run_id="run", epochs=(entry,)), tmp_path)
+    MetricsFiles(tmp_path).write(History(run_id="run", epochs=(entry,)))
     assert not (tmp_path / "curriculum_state.json").exists()
     entry = epoch(0, 0.5).model_copy(update={"curriculum_state": state})
-    write_metrics_files(History(run_id="run", epochs=(entry,)), tmp_path)
+    MetricsFiles(tmp_path).write(History(run_id="run", epochs=(entry,)))
     assert json.loads((tmp_path / "curriculum_state.json").read_text()) == state
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="file"):
-        write_metrics_files(history([0.1]), tmp_path / "file")
+        MetricsFiles(tmp_path / "file").write(history([0.1]))

@@ -1,4 +1,4 @@
-"""The files of a run, written anew from its history after every epoch, so that no line is there twice.
+"""The files of a run, written from its history after every epoch, so that no line is there twice.
 
 training_metrics.jsonl   every number of every epoch, a line each, and the alarms that hold
 reward_history.json      the rewards of the epochs' episodes, and what each evaluator gave
@@ -10,16 +10,20 @@ reward_plot.png          the rewards, drawn now and then and at the end
 from __future__ import annotations
 
 import json
+import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from etude.core.data_model import finite
 from etude.core.errors import MissingExtraError
 from etude.core.history import Entry, EpochEntry, History
+from etude.core.secrets import masked
 from etude.report.plot import write_reward_plot
-from etude.store.files import write_atomically
+from etude.store.files import append_text, write_atomically
+
+E = TypeVar("E", bound=Entry)
 
 PLOT = "reward_plot.png"
 
@@ -40,10 +44,11 @@ class RunReport:
         self._clock = clock
         self._tell = tell
         self._drawn_at = clock()
+        self._files: dict[Path, MetricsFiles] = {}
 
     def __call__(self, history: History, folder: Path, final: bool = False) -> None:
         """Write the files of `history` into `folder`. Raises StoreError when one cannot be written."""
-        write_metrics_files(history, folder)
+        self._files.setdefault(folder, MetricsFiles(folder)).write(history)
         if final or self._clock() - self._drawn_at >= self._between:
             self._drawn_at = self._clock()
             try:
@@ -53,18 +58,67 @@ class RunReport:
                     self._tell(f"there is no {PLOT}: {missing}")
 
 
-def write_metrics_files(history: History, folder: Path) -> None:
-    """Write the files; each is whole at any instant. Raises StoreError when one cannot be written."""
-    lines = "".join(f"{_json(_epoch_line(history.run_id, entry))}\n" for entry in history.epochs)
-    write_atomically(folder / "training_metrics.jsonl", lines)
-    trained_on = [entry for entry in history.epochs if entry.resting is None]
-    files: dict[str, Any] = {"reward_history": _rewards(trained_on, "num_trajectories")}
-    if history.validations:
-        files["validation_history"] = _rewards(history.validations, "num_examples", "num_unscored")
-    if history.epochs and _has_curriculum(history.epochs[-1]):
-        files["curriculum_state"] = history.epochs[-1].curriculum_state
-    for name, content in files.items():
-        write_atomically(folder / f"{name}.json", _json(content, indent=2) + "\n")
+class MetricsFiles:
+    """The metrics files of one folder.
+
+    A run may have thousands of epochs: each is encoded once, and lines that are in a file already stay there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._texts: dict[tuple[str, int], tuple[Entry, str]] = {}
+        self._lines: list[str] = []
+        """Those of training_metrics.jsonl."""
+        self._size = 0
+        """Its bytes as they were left."""
+
+    def write(self, history: History) -> None:
+        """Bring the files up to the history. Raises StoreError when one cannot be written.
+
+        Each is whole at any instant; of a line that is being added a power cut may leave a part, which is
+        mended when the run goes on.
+        """
+        self._write_lines([*self._encoded("lines", history.epochs, lambda entry: _line(history, entry))])
+        trained_on = [entry for entry in history.epochs if entry.resting is None]
+        self._write_list("reward_history", trained_on, "num_trajectories")
+        if history.validations:
+            self._write_list("validation_history", history.validations, "num_examples", "num_unscored")
+        if history.epochs and _has_curriculum(history.epochs[-1]):
+            state = _json(history.epochs[-1].curriculum_state, indent=2)
+            write_atomically(self._folder / "curriculum_state.json", f"{state}\n")
+
+    def _write_lines(self, lines: list[str]) -> None:
+        path, before = self._folder / "training_metrics.jsonl", self._lines
+        is_as_left = bool(before) and path.is_file() and path.stat().st_size == self._size
+        if is_as_left and lines[: len(before)] == before:
+            append_text(path, "".join(lines[len(before) :]))
+        else:
+            write_atomically(path, "".join(lines), exact=True)
+        self._lines, self._size = lines, path.stat().st_size
+
+    def _write_list(self, name: str, entries: Iterable[Entry], *more: str) -> None:
+        """A JSON file with the rewards of epochs or validations, and `more` of their metrics."""
+        items = self._encoded(name, entries, lambda entry: _item(entry, more))
+        text = ",\n".join(items)
+        write_atomically(self._folder / f"{name}.json", f"[\n{text}\n]\n" if text else "[]\n", exact=True)
+
+    def _encoded(self, name: str, entries: Iterable[E], encode: Callable[[E], str]) -> Iterable[str]:
+        """The text of each entry in one of the files."""
+        for entry in entries:
+            known = self._texts.get((name, entry.epoch))
+            # A frozen entry: another one takes its place where something of it changes.
+            if known is None or known[0] is not entry:
+                known = self._texts[name, entry.epoch] = entry, masked(encode(entry))
+            yield known[1]
+
+
+def _line(history: History, entry: EpochEntry) -> str:
+    return f"{_json(_epoch_line(history.run_id, entry))}\n"
+
+
+def _item(entry: Entry, more: Iterable[str]) -> str:
+    """The rewards of an epoch or validation, as an item of a JSON list over several lines."""
+    return textwrap.indent(_json(_rewards(entry, more), indent=2), "  ")
 
 
 def _epoch_line(run_id: str, entry: EpochEntry) -> dict[str, Any]:
@@ -76,14 +130,10 @@ def _epoch_line(run_id: str, entry: EpochEntry) -> dict[str, Any]:
     return line | {key: value for key, value in more.items() if value is not None} | _alarms(entry)
 
 
-def _rewards(entries: Sequence[Entry], *more: str) -> list[dict[str, Any]]:
-    """The rewards of epochs or validations, with `more` of their metrics."""
-    return [
-        {"epoch": entry.epoch, "timestamp": entry.timestamp}
-        | {key: entry.metrics.get(key) for key in (*_REWARDS, *more)}
-        | _alarms(entry)
-        for entry in entries
-    ]
+def _rewards(entry: Entry, more: Iterable[str]) -> dict[str, Any]:
+    """The rewards of an epoch or validation, with `more` of its metrics."""
+    metrics = {key: entry.metrics.get(key) for key in (*_REWARDS, *more)}
+    return {"epoch": entry.epoch, "timestamp": entry.timestamp, **metrics, **_alarms(entry)}
 
 
 def _alarms(entry: Entry) -> dict[str, Any]:

@@ -43,6 +43,17 @@ def write_atomically(path: Path, text: str, *, exact: bool = False) -> None:
         file.write(text if exact else masked(text))
 
 
+def append_text(path: Path, text: str) -> None:
+    """Add `text` to the end of a file, as it is; it is on the disk when this returns. Raises StoreError."""
+    try:
+        with open_private(path, "a") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+
+
 def private_folder(path: Path) -> Path:
     """Make a folder, and those on the way that are missing, for this user alone; the path itself.
 
@@ -104,10 +115,14 @@ def draft_of(path: Path, *, sync: bool = True, private: bool = True) -> Iterator
             _delete(draft)
             _being_written.discard(draft)
     except OSError as error:
-        raise StoreError(
-            f"{path} cannot be written: {error.strerror or error}; free some space, mend the permissions or "
-            "choose another folder"
-        ) from error
+        raise _cannot_write(path, error) from error
+
+
+def _cannot_write(path: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"{path} cannot be written: {error.strerror or error}; free some space, mend the permissions or "
+        "choose another folder"
+    )
 
 
 def put_in_place(draft: Path, path: Path, *, sync: bool = True, private: bool = True) -> None:
