@@ -12,7 +12,7 @@ from etude.backends.capabilities import Capabilities
 from etude.core.errors import CapabilityError, RunPaused
 from etude.core.history import EpochEntry
 from etude.groups.lineage import LineageLog
-from etude.store.log import EpochLog
+from etude.store.log import EpochLog, histories
 from etude.store.run_folder import RunFolder
 from etude.store.summary import summary_in
 from tests import guide_parts as guide
@@ -100,7 +100,7 @@ def history_of(run: Run) -> Any:
 
 def summary_of(run: Run) -> dict[str, Any]:
     with RunFolder.read(run.path) as folder:
-        return summary_in(folder.journal, "run")
+        return summary_in(histories(folder.journal, "run"), "run")
 
 
 def epochs_done(run: Run) -> list[int]:

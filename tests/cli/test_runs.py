@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 
+from etude.store.journal import Journal
 from tests.cli.projects import change, etude, rows
 
 
@@ -53,6 +54,21 @@ def test_a_run_is_shown_with_its_epochs(project):
         assert text in shown.stdout
     told = json.loads(etude("runs", "show", "runs/r", "--json").stdout)
     assert [entry["epoch"] for entry in told["history"]["epochs"]] == [1, 2]
+
+
+def test_showing_a_run_reads_its_epochs_once(project, monkeypatch):
+    assert etude("train", "config.yml", "--name", "r").exit_code == 0
+    keys, scan = [], Journal.scan
+
+    def counted(self, prefix=""):
+        for key, value in scan(self, prefix):
+            keys.append(key)
+            yield key, value
+
+    monkeypatch.setattr(Journal, "scan", counted)
+    assert etude("runs", "show", "r").exit_code == 0
+    epochs = [key for key in keys if key.startswith("trainer/epoch/")]
+    assert len(epochs) == len(set(epochs)) == 2
 
 
 def test_runs_side_by_side(project):

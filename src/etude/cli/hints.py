@@ -6,10 +6,18 @@ A test puts a project into the state of each, and types it.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from etude.cli.console import path_shown, typed_words, unused
+
+if TYPE_CHECKING:
+    from etude.core.history import History
+    from etude.store.facts import RunFacts
+
+Histories: TypeAlias = "Mapping[str | None, History]"
+"""Of a run, by target."""
 
 
 def _etude(*words: str | Path) -> str:
@@ -143,11 +151,14 @@ def _options(overrides: Sequence[str]) -> list[str]:
     return [word for override in overrides for word in ("-o", override)]
 
 
-def after_run(run: Path) -> str:
-    """The next command for a stored run in any state. Raises StoreError when it cannot be read."""
+def after_run(run: Path, facts: RunFacts | None = None, histories: Histories | None = None) -> str:
+    """The next command for a stored run in any state. Raises StoreError when it cannot be read.
+
+    `facts` and `histories` are the run's where they were read.
+    """
     from etude.store.facts import facts_of
 
-    facts = facts_of(run)
+    facts = facts or facts_of(run, histories)
     if facts.in_use_by is not None:
         return show(run)
     if facts.state == "unreadable":
@@ -156,7 +167,7 @@ def after_run(run: Path) -> str:
         return resume(run)
     if facts.kind == "import":
         return list_episodes(run)
-    return rescore(run) if facts.kind == "evaluate" else after_training(run)
+    return rescore(run) if facts.kind == "evaluate" else after_training(run, histories)
 
 
 def after_stop(run: Path) -> str:
@@ -170,7 +181,7 @@ def after_stop(run: Path) -> str:
         return resume(run)
 
 
-def after_training(run: Path) -> str:
+def after_training(run: Path, histories: Histories | None = None) -> str:
     """The next command for a run that is over: its model is in its folder, or at a backend, or there is none.
 
     Raises StoreError when the run cannot be read.
@@ -180,7 +191,7 @@ def after_training(run: Path) -> str:
     from etude.store.stored_config import is_local
     from etude.store.versions import is_hosted
 
-    histories = histories_of(run)
+    histories = histories or histories_of(run)
     if not any(history.trained for history in histories.values()):
         return _after_nothing(run)
     for target, history in histories.items():

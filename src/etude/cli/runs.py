@@ -66,7 +66,7 @@ def show(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
 
     path = find_run(run, output_dir)
     histories = histories_of(path)
-    facts, bill = facts_of(path), read_bill(path)
+    facts, bill = facts_of(path, histories), read_bill(path)
     if as_json:
         stored = {name: history.model_dump(mode="json") for name, history in histories.items()}
         epochs = {"history": stored[None]} if None in stored else {"histories": stored}
@@ -76,7 +76,7 @@ def show(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
     for name, history in histories.items():
         _show_history(name, history, path)
     show_bill(bill)
-    next_step(hints.after_run(path))
+    next_step(hints.after_run(path, facts, histories))
 
 
 @app.command()

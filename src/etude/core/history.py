@@ -160,8 +160,8 @@ class History(BaseModel, frozen=True):
 
     def went_back(self, epoch: int) -> ModelVersion | None:
         """The version that the model went back to after an epoch (from 1) or its validation, if it did."""
-        versions = [entry.back_to for entry in self.entries if entry.epoch == epoch and entry.back_to]
-        return versions[-1] if versions else None
+        made: tuple[Entry, ...] = (*self.validations, *self.epochs)  # A validation comes after its epoch.
+        return next((entry.back_to for entry in made if entry.epoch == epoch and entry.back_to), None)
 
     @property
     def trained(self) -> list[EpochEntry]:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from typing import TypeAlias
 
 from etude.core.history import History, Recovery, WarmUpJob
@@ -64,14 +65,12 @@ async def way_back(history: History, warm_up: Sequence[WarmUpJob], damage_of: Da
     start = history.start
     if start is not None and (damage := await damage_of(start)):
         return WayBack(tuple(damage))
-    steps = [
-        (entry.epoch, history.went_back(entry.epoch) or entry.version) for entry in reversed(history.epochs)
-    ]
-    steps.append((0, start))
     if history.warm_up is None and not history.epochs and warm_up:
-        steps = [(0, warm_up[-1].version)]
+        start = warm_up[-1].version
+    # One after the other: nearly always the first is whole, and a run may have thousands.
+    steps = ((each.epoch, history.went_back(each.epoch) or each.version) for each in reversed(history.epochs))
     damaged: dict[int, list[str]] = {}
-    for epoch, version in steps:
+    for epoch, version in chain(steps, [(0, start)]):
         if version is None or version.number in damaged:
             continue
         damage = await damage_of(version)

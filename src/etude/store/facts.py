@@ -84,14 +84,17 @@ def histories_of(path: Path) -> dict[str | None, History]:
         return histories(run.journal, run.name)
 
 
-def facts_of(path: Path) -> RunFacts:
-    """The facts of the run in a folder; of one that cannot be read, why."""
+def facts_of(path: Path, known: Mapping[str | None, History] | None = None) -> RunFacts:
+    """The facts of the run in a folder; of one that cannot be read, why.
+
+    `known` are its histories where they were read: a run may have thousands of epochs.
+    """
     path = path.absolute()
     changed = _last_changed(path)
     try:
         request = read_request(path)
         with RunFolder.read(path) as run:
-            summary = summary_in(run.journal, run.name)
+            summary = summary_in(histories(run.journal, run.name) if known is None else known, run.name)
             result = run.read_json(RESULT)
             storage = run.read_json(STORAGE)
             imported = run.journal.get(IMPORT)

@@ -19,8 +19,6 @@ from etude.store.figures import (
     name_of,
     with_rewards,
 )
-from etude.store.journal import Journal
-from etude.store.log import histories
 
 COLLAPSE, FAILURES = "reward_collapse", "failures"
 """Alarms that are shown in other places too."""
@@ -85,9 +83,8 @@ def warm_up_of(entry: WarmUpEntry) -> dict[str, Any]:
     }
 
 
-def summary_in(journal: Journal, run_id: str) -> dict[str, Any]:
-    """The run that a journal is of, in numbers: `summary_of`, or of several targets `summary_of_targets`."""
-    by_target = histories(journal, run_id)
+def summary_in(by_target: Mapping[str | None, History], run_id: str) -> dict[str, Any]:
+    """The run of some histories in numbers: `summary_of`, or of several targets `summary_of_targets`."""
     targets = {name: history for name, history in by_target.items() if name is not None}
     return summary_of_targets(run_id, targets) if targets else summary_of(by_target[None])
 
