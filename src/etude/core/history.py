@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, Field
 
@@ -139,7 +141,7 @@ class Recovery(BaseModel, frozen=True):
 
 
 class History(BaseModel, frozen=True):
-    """All that a run has done so far, in order."""
+    """All that a run has done so far, each kind in the order of its epochs."""
 
     run_id: str
     warm_up: WarmUpEntry | None = None
@@ -160,8 +162,16 @@ class History(BaseModel, frozen=True):
 
     def went_back(self, epoch: int) -> ModelVersion | None:
         """The version that the model went back to after an epoch (from 1) or its validation, if it did."""
-        made: tuple[Entry, ...] = (*self.validations, *self.epochs)  # A validation comes after its epoch.
-        return next((entry.back_to for entry in made if entry.epoch == epoch and entry.back_to), None)
+        made = self.validation(epoch), self.epoch(epoch)  # A validation comes after its epoch.
+        return next((entry.back_to for entry in made if entry is not None and entry.back_to), None)
+
+    def epoch(self, number: int) -> EpochEntry | None:
+        """The entry of an epoch (from 1); None where it has none."""
+        return _of_epoch(self.epochs, number)
+
+    def validation(self, epoch: int) -> ValidationEntry | None:
+        """The entry of the validation after an epoch; None where it has none."""
+        return _of_epoch(self.validations, epoch)
 
     @property
     def trained(self) -> list[EpochEntry]:
@@ -187,7 +197,19 @@ class History(BaseModel, frozen=True):
         """The history as it was after `epoch` and the validation that followed it."""
         return self.model_copy(
             update={
-                "epochs": tuple(entry for entry in self.epochs if entry.epoch <= epoch),
-                "validations": tuple(entry for entry in self.validations if entry.epoch <= epoch),
+                "epochs": self.epochs[: bisect_right(self.epochs, epoch, key=_number)],
+                "validations": self.validations[: bisect_right(self.validations, epoch, key=_number)],
             }
         )
+
+
+E = TypeVar("E", EpochEntry, ValidationEntry)
+
+
+def _number(entry: Entry) -> int:
+    return entry.epoch
+
+
+def _of_epoch(entries: Sequence[E], epoch: int) -> E | None:
+    place = bisect_right(entries, epoch, key=_number) - 1
+    return entries[place] if place >= 0 and entries[place].epoch == epoch else None

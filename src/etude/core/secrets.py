@@ -168,6 +168,13 @@ def is_secret_name(name: str) -> bool:
     )
 
 
+@functools.lru_cache(maxsize=4096)
+def _may_hold_secret(name: str) -> bool:
+    """Whether a variable of the environment is a secret, or an address that may have one in it."""
+    is_address = any(word in name for word in ("URL", "DSN", "URI")) or "PROXY" in name.upper()
+    return is_address or is_secret_name(name)
+
+
 def _is_secret_entry(name: str, value: str, sure: bool) -> bool:
     """More careful than with the environment: a config has columns, templates and tokens of a vocabulary."""
     if not is_secret_name(name) or _PATH.match(value) or value.startswith(("<", "[")) or "://" in value:
@@ -182,7 +189,7 @@ def _is_secret_entry(name: str, value: str, sure: bool) -> bool:
 def _look_around() -> None:
     """Keep the secrets that the environment has now; a program may read its keys from a file at any time."""
     for name in list(os.environ):
-        if is_secret_name(name) or "URL" in name or "DSN" in name or "URI" in name or "PROXY" in name.upper():
+        if _may_hold_secret(name):
             value = os.environ.get(name, "")
             if _seen.get(name) != value:
                 _seen[name] = value

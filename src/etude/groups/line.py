@@ -330,8 +330,7 @@ class ModelLine:
         """Have the backend's next job start from a version, whatever it has done meanwhile."""
         if start is None or not self.adapter.capabilities().versions:
             return
-        last = max((entry.version.number for entry in self.log.entries()), default=0)
-        check_way_back(self._backend, self.adapter.capabilities(), start.number, last)
+        check_way_back(self._backend, self.adapter.capabilities(), start.number, self.log.last())
         await self.adapter.restore(start)
 
     async def noted(self, ref: TrainingJobRef, status: TrainingJobStatus) -> TrainingJobStatus:

@@ -117,8 +117,13 @@ class LineageLog:
 
     def newest(self) -> int:
         """The highest number that a version has, or will have by a job that was submitted; 0 for none."""
-        promised = [job.number or 0 for job in self.jobs().values()]
-        return max([*promised, *(entry.version.number for entry in self.entries())], default=0)
+        promised = (job.get("number") or 0 for _, job in self._journal.scan(f"{self._prefix}jobs/"))
+        return max(self.last(), max(promised, default=0))
+
+    def last(self) -> int:
+        """The highest number of a version that was adopted; 0 for none."""
+        key = self._journal.last_key(f"{self._prefix}lineage/")
+        return 0 if key is None else int(key.rpartition("/")[2])
 
     async def add(self, entry: LineageEntry) -> None:
         """Note a version that was adopted; one that is noted stays as it is."""

@@ -277,8 +277,7 @@ class Bookkeeper:
 
     def submission_of(self, name: str) -> Submission | None:
         """The record of a job, by its name; None without one."""
-        submissions = (submission for _, _, submission in self.record.log.submissions())
-        return next((each for each in submissions if each.ref.run_id == name), None)
+        return self.record.log.submission_of(name)
 
     async def adopt(self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus, since: float) -> None:
         """Have the model sample from the weights that a job made, and record its epoch.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -108,8 +109,8 @@ def _fingerprint(logprobs: Any) -> int | None:
 
 
 def age_of(number: int, made: Sequence[int]) -> int:
-    """How many updates old version `number` is: the versions in `made` that are younger."""
-    return sum(other > number for other in made)
+    """How many updates old version `number` is: the versions in `made`, oldest first, that are younger."""
+    return len(made) - bisect_right(made, number)
 
 
 def without_stale(

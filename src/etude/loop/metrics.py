@@ -128,7 +128,7 @@ def reason_to_stop(history: History, patience: int | None, target_reward: float 
     It ends when the last reward has reached `target_reward`, or when the last `patience` rewards have
     all failed to beat the best one before them.
     """
-    scores = scores_of(history)
+    scores = scores_of(history) if patience is not None or target_reward is not None else []
     if not scores:
         return None
     kind = "validation" if history.validations else "training-episode"

@@ -42,11 +42,11 @@ class Record:
 
     def is_done(self, epoch: int) -> bool:
         """Whether the epoch (from 0) is recorded."""
-        return any(entry.epoch == epoch + 1 for entry in self.history.epochs)
+        return self.history.epoch(epoch + 1) is not None
 
     def is_validated(self, epoch: int) -> bool:
         """Whether the validation is recorded."""
-        return any(entry.epoch == epoch for entry in self.history.validations)
+        return self.history.validation(epoch) is not None
 
     def metrics_of(self, epoch: int) -> dict[str, Any]:
         """The metrics of an epoch (from 0) that is recorded."""

@@ -167,6 +167,12 @@ class Journal:
                 return
             first = _after(rows[-1][0])
 
+    def last_key(self, prefix: str) -> str | None:
+        """The last of the keys that start with `prefix`; None where there is none."""
+        statement = "SELECT key FROM steps WHERE key >= ? AND key < ? ORDER BY key DESC LIMIT 1"
+        rows = self.select(statement, _range(prefix))
+        return rows[0][0] if rows else None
+
     def times(self, prefix: str) -> dict[str, float]:
         """When each of the keys that start with `prefix` was stored, in Unix seconds."""
         rows = self.select("SELECT key, created FROM steps WHERE key >= ? AND key < ?", _range(prefix))

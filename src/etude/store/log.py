@@ -5,6 +5,7 @@ Also the run's training jobs, as the log has them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,16 @@ class EpochLog:
             epoch, _, job = key.removeprefix(prefix).partition(".")
             submissions.append((int(epoch), int(job or 1), Submission.model_validate(value)))
         return submissions
+
+    def submission_of(self, name: str) -> Submission | None:
+        """The record of a job, by its name; None without one."""
+        prefix = f"{self._prefix}submitted/"
+        rows = self._journal.select(
+            "SELECT value FROM steps WHERE key >= ? AND key < ? AND instr(value, ?) ORDER BY key",
+            (prefix, f"{prefix[:-1]}0", json.dumps(name)),
+        )
+        submissions = (Submission.model_validate(json.loads(value)) for (value,) in rows)
+        return next((each for each in submissions if each.ref.run_id == name), None)
 
     async def add_submission(self, epoch: int, submission: Submission, job: int = 1) -> None:
         """Record that the `job`-th job of the epoch was submitted."""

@@ -1,0 +1,89 @@
+"""A run of thousands of epochs is not gone through anew for each: what is read is counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from etude.core.job import TrainingJobRef
+from etude.groups.lineage import JobData, LineageEntry, LineageLog
+from etude.loop.checks import age_of
+from etude.store.journal import Journal
+from etude.store.log import EpochLog, Submission
+from tests.report.histories import epoch, history, version
+
+EPOCHS = 300
+
+
+def ref(number: int) -> TrainingJobRef:
+    return TrainingJobRef(run_id=f"run-epoch-{number}", backend="fake")
+
+
+@pytest.fixture
+def journal(tmp_path):
+    with Journal(tmp_path / "run.db") as journal:
+        yield journal
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    """The rows that were read so far."""
+    read, select = [], Journal.select
+
+    def counted(self, statement, bounds=()):
+        rows = select(self, statement, bounds)
+        read.extend(rows)
+        return rows
+
+    monkeypatch.setattr(Journal, "select", counted)
+    return read
+
+
+async def test_a_job_is_found_by_its_name(journal, rows):
+    log = EpochLog(journal)
+    for number in range(1, EPOCHS + 1):
+        await log.add_submission(number - 1, Submission(ref=ref(number)))
+    rows.clear()
+    assert log.submission_of("run-epoch-30").ref == ref(30)
+    assert len(rows) == 1  # Not 300, nor those of run-epoch-300 to 309.
+    assert log.submission_of("run-epoch-301") is None
+
+
+async def test_the_number_of_the_last_version_is_one_row(journal, rows):
+    log = LineageLog(journal, "policy")
+    assert (log.last(), log.newest()) == (0, 0)
+    for number in range(1, EPOCHS + 1):
+        await log.add(LineageEntry(version=version(number), job=ref(number)))
+    rows.clear()
+    assert log.last() == EPOCHS
+    assert len(rows) == 1
+    assert log.newest() == EPOCHS
+    await log.add_job("run-epoch-301", JobData(method="grpo", rows=1, data_hash="", number=EPOCHS + 1))
+    assert (log.last(), log.newest()) == (EPOCHS, EPOCHS + 1)
+
+
+async def test_the_last_key_is_found_by_the_index(journal):
+    for key in ("a/1", "a/2", "b/1"):
+        await journal.put(key, 1)
+    assert (journal.last_key("a/"), journal.last_key("c/")) == ("a/2", None)
+    statement = "SELECT key FROM steps WHERE key >= ? AND key < ? ORDER BY key DESC LIMIT 1"
+    plan = " ".join(row[3] for row in journal.select(f"EXPLAIN QUERY PLAN {statement}", ("a/", "a0")))
+    assert "USING COVERING INDEX" in plan and "SCAN" not in plan and "TEMP B-TREE" not in plan
+
+
+def test_an_entry_of_a_history_is_found_by_its_epoch():
+    whole = history([0.5] * EPOCHS, {0: 0.1, 100: 0.2, 200: 0.3})
+    assert whole.epoch(1) is whole.epochs[0] and whole.epoch(EPOCHS) is whole.epochs[-1]
+    assert whole.epoch(0) is None and whole.epoch(EPOCHS + 1) is None
+    assert whole.validation(100) is whole.validations[1] and whole.validation(101) is None
+    past = whole.until(100)
+    assert [len(past.epochs), len(past.validations)] == [100, 2]
+    assert whole.until(0).epochs == () and len(whole.until(0).validations) == 1
+    assert history([]).epoch(1) is None
+    later = whole.with_epoch(epoch(EPOCHS, 0.7))
+    assert later.epoch(EPOCHS + 1) is later.epochs[-1]
+
+
+def test_the_age_of_a_version_counts_those_made_after_it():
+    made = [1, 2, 5, 9]
+    for number in range(11):
+        assert age_of(number, made) == sum(other > number for other in made)
