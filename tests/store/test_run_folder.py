@@ -86,6 +86,9 @@ def test_a_made_up_name_that_is_taken_gets_a_number(tmp_path: Path, monkeypatch:
     first = new_run_name(tmp_path)
     (tmp_path / first).mkdir()
     assert new_run_name(tmp_path) == f"{first}-2"
+    assert new_run_name(tmp_path, "evaluation-") == f"evaluation-{first}"
+    (tmp_path / f"evaluation-{first}").mkdir()
+    assert new_run_name(tmp_path, "evaluation-") == f"evaluation-{first}-2"
 
 
 def test_a_run_is_never_made_over_another(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def new_run(
     """
     root = config.finetuning.output_dir.absolute()
     if name is None and request is not None:
-        name = f"evaluation-{new_run_name(root)}"
+        name = new_run_name(root, "evaluation-")
     files = {CONFIG: config_text(resolved_yaml(config))}
     if request is not None:
         files[REQUEST] = request_text(request)

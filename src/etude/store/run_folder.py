@@ -187,10 +187,10 @@ def _existing(path: Path | str) -> Path:
     raise RequestError(f"{path} is not a run folder (it has no {DATABASE}); {known}")
 
 
-def new_run_name(root: Path) -> str:
-    """A name that no folder in `root` has: the day, and two words."""
+def new_run_name(root: Path, prefix: str = "") -> str:
+    """A name that no folder in `root` has: after the prefix the day, and two words."""
     day = datetime.date.today().isoformat()
-    name = f"{day}-{secrets.choice(_MOODS.split())}-{secrets.choice(_FORMS.split())}"
+    name = f"{prefix}{day}-{secrets.choice(_MOODS.split())}-{secrets.choice(_FORMS.split())}"
     candidates = chain([name], (f"{name}-{number}" for number in count(2)))
     return next(candidate for candidate in candidates if not (root / candidate).exists())
 
