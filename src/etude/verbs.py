@@ -20,6 +20,7 @@ from etude.backup.restore import fetch, is_address
 from etude.config.document import Override
 from etude.config.schema import Config
 from etude.core.errors import RequestError, TrainingError
+from etude.core.garbage import collected_rarely
 from etude.core.history import History
 from etude.core.interfaces import Engine, Progress
 from etude.core.job import TrainingJobStatus, TrainingStatusEnum
@@ -221,7 +222,7 @@ async def train_in(
     """
     if not config.finetuning.enabled:
         raise RequestError("finetuning is not enabled in this config; set 'finetuning.enabled: true'")
-    with _shown(progress) as display:
+    with collected_rarely(), _shown(progress) as display:
         write, reporting = report or RunReport(tell=display.message), Reporting(config, run, display)
 
         def tell(history: History, folder: Path, final: bool) -> None:
@@ -246,8 +247,9 @@ async def evaluate_in(
     config: Config, run: RunFolder, request: EvaluationRequest, *, progress: Progress
 ) -> Evaluation:
     """Evaluate as the config says, or go on with what the open run folder has of it already."""
-    async with Reporting(config, run, progress):
-        return await run_evaluation(config, run, request, progress=progress)
+    with collected_rarely():
+        async with Reporting(config, run, progress):
+            return await run_evaluation(config, run, request, progress=progress)
 
 
 def request_of(

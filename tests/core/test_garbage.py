@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from etude.core.garbage import collect_rarely
+from etude.core.garbage import collect_rarely, collected_rarely
 
 
 @pytest.fixture(autouse=True)
@@ -38,3 +38,21 @@ def test_what_is_part_of_a_cycle_is_collected_all_the_same():
     while ring() is not None and len(kept) < 10 * gc.get_threshold()[0]:
         kept.append([])
     assert ring() is None
+
+
+def test_a_run_leaves_the_thresholds_as_they_were(thresholds):
+    with collected_rarely():
+        during = gc.get_threshold()
+        with collected_rarely():
+            assert gc.get_threshold() == during
+        assert gc.get_threshold() == during
+    assert during[0] > 10 * thresholds[0]
+    assert gc.get_threshold() == thresholds
+
+
+@pytest.mark.parametrize("own", [0, 1_000_000])
+def test_a_program_that_collects_more_rarely_still_is_left_alone(own):
+    gc.set_threshold(own)
+    with collected_rarely():
+        assert gc.get_threshold()[0] == own
+    assert gc.get_threshold()[0] == own

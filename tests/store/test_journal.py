@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -387,3 +388,51 @@ def test_writes_of_a_loop_that_is_gone_do_not_stop_the_writer(tmp_path: Path) ->
         asyncio.run(leave_early())
         asyncio.run(journal.put("late", 1))
         assert journal.get("late") == 1
+
+
+async def test_what_begins_is_not_looked_up_until_it_is_stored(journal: Journal, monkeypatch: Any) -> None:
+    await journal.put("train/1/a", 1)
+    looked: list[Any] = []
+    select = journal.select
+    monkeypatch.setattr(
+        journal, "select", lambda query, bounds=(): looked.append(bounds) or select(query, bounds)
+    )
+    async with journal.beginning("train/2/"):
+        looked.clear()
+        fn, calls = counted(7)
+        assert journal.get("train/2/a") is None
+        assert await journal.step("train/2/b", fn) == 7
+        assert not looked
+        assert await journal.step("train/2/b", fn) == 7
+        assert journal.get("train/1/a") == 1
+        assert looked == [("train/2/b",), ("train/1/a",)]
+        await journal.put("train/2/a", 2)
+        assert journal.get("train/2/a") == 2
+        await journal.forget("train/2/a")
+        assert journal.get("train/2/a") is None
+    assert len(calls) == 1
+    assert journal.get("train/2/b") == 7
+
+
+async def test_what_goes_on_is_looked_up(journal: Journal) -> None:
+    written = asyncio.create_task(journal.put("train/2/a", 1))
+    await asyncio.sleep(0)  # Queued, and perhaps not committed yet.
+    async with journal.beginning("train/2/"), journal.beginning("train/2/"):
+        assert journal.get("train/2/a") == 1
+    await written
+
+
+async def test_of_a_long_beginning_memory_stays_bounded(journal: Journal, monkeypatch: Any) -> None:
+    monkeypatch.setattr("etude.store.journal._NOTED", 2)
+    async with journal.beginning("a/"):
+        for number in range(5):
+            await journal.put(f"a/{number}", number)
+        assert [journal.get(f"a/{number}") for number in range(6)] == [0, 1, 2, 3, 4, None]
+
+
+async def test_a_closed_journal_has_no_beginnings(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "run.db")
+    async with journal.beginning("a/"):
+        journal.close()
+        with pytest.raises(StoreError, match="closed"):
+            journal.get("a/1")

@@ -219,6 +219,8 @@ class CollectingBuilder(TrajectoryBuilder):
         )
         output = await self._run(examples, epoch)
         left, latest = self.algorithm.replace_flat_groups, output
+        if not left:
+            return output
         known = {example.id for example in examples}
         others = [example for example in self.runtime.examples if example.id not in known]
         generator(self.run_config.seed, "replacements", epoch).shuffle(others)
@@ -244,9 +246,7 @@ class CollectingBuilder(TrajectoryBuilder):
         )
 
     async def _flat_groups(self, output: EvaluationRunOutput, epoch: int) -> int:
-        """In how many examples there is nothing to compare; 0 where nobody asks for others in their place."""
-        if not self.algorithm.replace_flat_groups:
-            return 0
+        """In how many examples there is nothing to compare."""
         groups = await self._scored_groups(self._played(output), Tally(), {"epoch": epoch})
         compared = sum(len(set(rewards_of(group))) > 1 for group in groups)
         return len({item.id for item in self._rewards_in(output)}) - compared

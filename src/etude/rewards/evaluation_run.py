@@ -80,7 +80,8 @@ class EvaluationRun(Evaluation):
             settle=self._collector.settle,
         )
         try:
-            return await gathering.output_of(self._collector.collect(jobs))
+            async with self._journal.beginning(f"{_phase_of(request)}/"):
+                return await gathering.output_of(self._collector.collect(jobs))
         except (ErrorBudgetExceeded, ModelOut):
             await self._forget_failures(jobs)
             raise
@@ -204,12 +205,16 @@ async def measure(
     return estimate(output.scores()["reward"])
 
 
+def _phase_of(request: EvaluationRequest) -> str:
+    return request.phase or "eval"
+
+
 def _jobs(example: Example, request: EvaluationRequest) -> Iterator[EpisodeJob]:
     """The episodes on an example; those that were played before are all of them there are."""
     logged = example if isinstance(example, LoggedExample) else None
     plain = example if logged is None else Example(example.id, example.inputs, example.expected)
     for generation in range(request.generations if logged is None else logged.episodes):
-        name = f"{request.phase or 'eval'}/{example.id}/{generation}"
+        name = f"{_phase_of(request)}/{example.id}/{generation}"
         yield EpisodeJob(name, plain, generation, request.sampling or {}, logged)
 
 
