@@ -15,9 +15,11 @@ def main() -> None:
 
         before = signal.signal(signal.SIGINT, _end)
         from etude.core.garbage import collect_rarely
+        from etude.core.spinning import spin_briefly
         from etude.core.streams import mask_streams
 
         collect_rarely()
+        spin_briefly()
         mask_streams()
         from etude.cli.app import app
 
