@@ -10,6 +10,7 @@ from typing import TypeAlias
 import torch
 
 from etude.core.errors import RequestError
+from etude.inference.drafter import Drafter
 from etude.inference.fused_llama import FusedLlama, SingleTokens
 from etude.inference.fused_weights import can_fuse
 from etude.inference.kv_slots import InputMaker, KvSlots, StepInputs, span_for, tensor
@@ -35,10 +36,13 @@ _COPIED = 1 << 26
 """Parameters at most of a shared base that each of its policies has a copy of, to be faster."""
 
 
-def make_decoder(policy: Policy, *, slots: int, deterministic: bool, eight_bits: bool = False) -> Decoder:
+def make_decoder(
+    policy: Policy, *, slots: int, deterministic: bool, eight_bits: bool = False, speculates: bool = False
+) -> Decoder:
     """The fastest decoder that is right for the policy's architecture.
 
-    With `eight_bits` it samples from rounded weights. Raises RequestError where that is not known.
+    One that `speculates` reads drafts where that is likely to pay. With `eight_bits` it samples from rounded
+    weights. Raises RequestError where that is not known.
     """
     if eight_bits and not can_fuse(policy.model):
         raise RequestError(
@@ -49,7 +53,13 @@ def make_decoder(policy: Policy, *, slots: int, deterministic: bool, eight_bits:
         # How many threads share a sum, and how, would depend on what else the machine does.
         torch.set_num_threads(1)
     if takes_key_value_slots(policy.model):
-        return SlotDecoder(policy, slots=slots, deterministic=deterministic, eight_bits=eight_bits)
+        return SlotDecoder(
+            policy,
+            slots=slots,
+            deterministic=deterministic,
+            eight_bits=eight_bits,
+            speculates=speculates,
+        )
     return RecomputeDecoder(policy, deterministic=deterministic)
 
 
@@ -98,7 +108,9 @@ class SlotDecoder:
     conversation's next turn, since a token read in a prompt and one read alone differ as well.
     """
 
-    def __init__(self, policy: Policy, *, slots: int, deterministic: bool, eight_bits: bool) -> None:
+    def __init__(
+        self, policy: Policy, *, slots: int, deterministic: bool, eight_bits: bool, speculates: bool
+    ) -> None:
         """`slots` conversations keep what they have read between two turns."""
         self._policy = policy
         self._deterministic, self._eight_bits = deterministic, eight_bits
@@ -111,20 +123,32 @@ class SlotDecoder:
         self._postponed = 0
         self._going: SingleTokens | None = None
         self._fused = _fused(policy, eight_bits)
+        self._drafter: Drafter | None = None
+        if speculates and self._fused is not None and not deterministic:
+            parameters = sum(value.numel() for value in policy.model.parameters())
+            self._drafter = Drafter(parameters)
 
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> list[Row]:
         """Read prompts or add single tokens; append a token to each row that has been read whole.
 
-        Returns the rows that gained a token. Raises EngineError when the logits are not finite.
+        Returns the rows that gained a token. Those that are ahead gain the next one for nothing, before any
+        goes on: so all have a part in each forward pass. Raises EngineError when the logits are not finite.
         """
+        if ahead := [row for row in rows if row.ahead]:
+            for row in ahead:
+                row.go_on()
+            return ahead
         if new := [row for row in rows if row.slot < 0]:
             self._take_in(new, rows)
         self._kv.copy(self._table.copies())
         grown: list[Row] = []
         for batch in self._batches(rows):
-            speaking = batch[0].pending == 1 and not self._deterministic
-            logits_BV = self._one_more(batch) if speaking else self._forward(batch)
+            if batch[0].pending == 1 and not self._deterministic:
+                self._speak(batch)
+                grown += batch
+                continue
+            logits_BV = self._forward(batch)
             if read := [row for row in batch if row.pending == 0]:
                 append_samples(read, logits_BV)
                 grown += read
@@ -185,16 +209,44 @@ class SlotDecoder:
             self._kv.copy([copy for pair in pairs for copy in self._table.swap(*pair)])
         return sorted(rows, key=lambda row: row.slot)
 
+    def _speak(self, rows: list[Row]) -> None:
+        """Append a token to each row, and draw further ones ahead where drafts come true."""
+        drafts = self._drafter.drafts(rows) if self._drafter is not None else []
+        if not drafts:
+            append_samples(rows, self._one_more(rows))
+            return
+        append_samples(rows, self._after_drafts(rows, drafts), drafts)
+        for row in rows:
+            # Keys and values of what was refused lie beyond, where the next tokens are written.
+            row.cached += 1 + len(row.ahead)
+
+    def _after_drafts(self, rows: list[Row], drafts: Sequence[list[int]]) -> torch.Tensor:
+        """Logits after the last token of each row, and after each of its draft, [., V]."""
+        assert self._fused is not None
+        width = 1 + max(map(len, drafts))
+        span = _span(max(len(row.ids) for row in rows) + width - 1)
+        self._kv.reserve(len(self._table), span)
+        slots = [row.slot for row in rows]
+        for row, draft in zip(rows, drafts, strict=True):
+            row.ids += draft
+        leading = slots == list(range(len(slots)))
+        inputs = self._inputs.padded(rows, slots, (width, span), self._kv, leading=leading)
+        read = list[int]()
+        for end, row, draft in zip(range(width, width * len(rows) + 1, width), rows, drafts, strict=True):
+            del row.ids[len(row.ids) - len(draft) :]
+            read += range(end - len(draft) - 1, end)
+        return self._fused(inputs, self._kv, tensor(read, self._policy.device))
+
     def _one_more(self, rows: list[Row]) -> torch.Tensor:
         """Logits [B, V] after the last token of each row; marks it as cached. They are in the first slots."""
         positions, going = [row.cached for row in rows], self._going
         span = _span(max(positions) + 1)
         if self._fused is None or not self._inputs.looks_back(span):
             return self._forward(rows)
-        if going is None or not going.goes_on(positions, span, self._kv):
+        if going is None or not going.serves(len(rows), span, self._kv):
             self._kv.reserve(len(self._table), span)
-            going = self._going = SingleTokens(self._fused, self._kv, positions, span)
-        logits_BV = going([row.ids[-1] for row in rows])
+            going = self._going = SingleTokens(self._fused, self._kv, len(rows), span)
+        logits_BV = going([row.ids[-1] for row in rows], positions)
         for row in rows:
             row.cached += 1
         return logits_BV
@@ -221,7 +273,8 @@ class SlotDecoder:
             row.cached += count
         read = tensor([index for index, row in enumerate(rows) if row.pending == 0], self._policy.device)
         if self._fused is not None and not self._deterministic:
-            return self._fused(inputs, self._kv, read if len(read) < len(slots) else None)
+            last = read * width + width - 1
+            return self._fused(inputs, self._kv, last if len(read) < len(slots) else None)
         logits_BV = self._logits(inputs)
         return logits_BV if len(read) == len(slots) else logits_BV[read]
 

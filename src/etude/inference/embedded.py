@@ -70,16 +70,19 @@ class EmbeddedEngine(Engine, TokenEngine):
         max_tokens: int = 512,
         deterministic: bool = False,
         eight_bits: bool = False,
+        speculates: bool = True,
     ) -> None:
         """`max_batch` requests are sampled at once, the others wait; `max_tokens` is for requests without.
 
         With `eight_bits` a rounded copy of the weights is sampled from. Raises RequestError for a model of
-        which there is none.
+        which there is none. One that `speculates` reads what may come by a row's own earlier text along with
+        its last token, where that is likely to save time.
         """
         self.policy = policy
         self._max_batch = max_batch
         self._max_tokens = max_tokens
         self._deterministic, self._eight_bits = deterministic, eight_bits
+        self._speculates = speculates
         self._start_afresh()
         self._wake = threading.Condition()
         self._incoming: deque[_Job] = deque()
@@ -157,6 +160,7 @@ class EmbeddedEngine(Engine, TokenEngine):
                 slots=_KEPT_CONVERSATIONS,
                 deterministic=self._deterministic,
                 eight_bits=self._eight_bits,
+                speculates=self._speculates,
             )
             self._weights_id = self.policy.weights_id
 

@@ -22,6 +22,9 @@ from etude.inference.kv_slots import KvSlots, SlotLayer, StepInputs, tensor
 from etude.inference.linear import Linear
 from etude.models.architecture import layer_kinds, without_lora
 
+_FEW = 128
+"""Tokens of a pass up to which memory for it is kept."""
+
 
 class Room:
     """Memory that a forward pass of N tokens writes to, and the views through which it looks at that."""
@@ -78,13 +81,15 @@ class FusedLlama:
         self._memory = self._allocated(0)
         self._rooms: dict[int, Room] = {}
 
-    def __call__(self, inputs: StepInputs, kv: KvSlots, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits [B, V] after each row's last token, or only those of `rows`; keys and values go where
-        `kv.plan` says.
+    def __call__(self, inputs: StepInputs, kv: KvSlots, read: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits [B, V] after each row's last token, or after those that `read` names among all B * T; keys
+        and values go where `kv.plan` says.
         """
         count, width = inputs.ids_BT.shape
         self.reach(kv.columns)
-        room = Room(self._allocated(count * width), self.groups, self.size)
+        tokens = count * width
+        is_few = tokens <= _FEW
+        room = self.room(tokens) if is_few else Room(self._allocated(tokens), self.groups, self.size)
         turns, places = self.turns(inputs.position_BT.flatten()), kv.places(self.groups)
         self.embed(inputs.ids_BT.flatten(), room)
         for kind, layer, held in zip(self.kinds, self.layers, kv.layers, strict=True):
@@ -96,8 +101,7 @@ class FusedLlama:
             else:
                 self._attend_from_many(room, held, inputs.masks[kind])
             self.finish(layer, room)
-        x_BE = room.x.view(count, width, -1)[:, -1]
-        return self.logits(x_BE if rows is None else x_BE.index_select(0, rows))
+        return self.logits(room.x[width - 1 :: width] if read is None else room.x.index_select(0, read))
 
     def embed(self, ids_N: torch.Tensor, room: Room) -> None:
         """Write what the first layer reads."""
@@ -236,36 +240,37 @@ class SingleTokens:
     The rows are in the first slots, where keys and values are read without a copy.
     """
 
-    def __init__(self, model: FusedLlama, kv: KvSlots, positions: Sequence[int], span: int) -> None:
-        """The first step has tokens at `positions`; while it goes on, all of them are within `span`."""
+    def __init__(self, model: FusedLlama, kv: KvSlots, rows: int, span: int) -> None:
+        """For as long as there are as many rows, and all their positions are within `span`."""
         model.reach(kv.columns)
         self._model = model
-        self._positions = [position - 1 for position in positions]
-        self._memory = span, kv.slots, kv.columns
-        rows, groups = len(positions), model.groups
-        before_M = numpy.array(self._positions, numpy.int64).repeat(groups)
-        place_M = before_M + kv.columns * numpy.arange(rows * groups)
-        self._numbers = torch.from_numpy(numpy.stack([before_M, place_M]))
+        self._positions: list[int] = []
+        """Of the tokens read last."""
+        self._memory = rows, span, kv.slots, kv.columns
+        self._numbers = torch.empty(2, rows * model.groups, dtype=torch.long)
         position_M, self._place_M = self._numbers
-        self._position_B, self._position_M1 = position_M[::groups], position_M[:, None]
-        hidden_MS = torch.arange(span) > self._position_M1
-        self._mask_MS = hidden_MS * torch.tensor(torch.finfo(model.dtype).min, dtype=model.dtype)
-        self._mask_BG1S = self._mask_MS.view(rows, groups, 1, span)
+        self._position_B, self._position_M1 = position_M[:: model.groups], position_M[:, None]
+        self._columns = torch.arange(span)
+        self._hide = torch.tensor(torch.finfo(model.dtype).min, dtype=model.dtype)
+        self._mask_MS = torch.empty(rows * model.groups, span, dtype=model.dtype)
+        self._mask_BG1S = self._mask_MS.view(rows, model.groups, 1, span)
         self._room = model.room(rows)
         self._layers = []
         for kind, layer, held in zip(model.kinds, model.layers, kv.layers, strict=True):
-            by_token = held.by_token(groups, model.size, model.dtype)
+            by_token = held.by_token(model.groups, model.size, model.dtype)
             self._layers.append((kind, layer, by_token, *as_batch(*held.first(rows, span))))
 
-    def goes_on(self, positions: Sequence[int], span: int, kv: KvSlots) -> bool:
-        """Whether what is kept is right for a step with tokens at `positions`."""
-        known = self._memory == (span, kv.slots, kv.columns)
-        return known and self._positions == [position - 1 for position in positions]
+    def serves(self, rows: int, span: int, kv: KvSlots) -> bool:
+        """Whether what is kept is right for a step of so many rows."""
+        return self._memory == (rows, span, kv.slots, kv.columns)
 
-    def __call__(self, ids: Sequence[int]) -> torch.Tensor:
-        """Logits [B, V] after one more token of each row."""
+    def __call__(self, ids: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
+        """Logits [B, V] after one more token of each row, at `positions`."""
         model, room = self._model, self._room
-        self._positions = [position + 1 for position in self._positions]
+        before = [position - 1 for position in positions]
+        if before != self._positions:
+            self._place(before)
+        self._positions = list(positions)
         self._numbers.add_(1)
         self._mask_MS.scatter_(1, self._position_M1, 0.0)
         turns = model.turns(self._position_B)
@@ -276,3 +281,10 @@ class SingleTokens:
             attend(room, keys, values, self._mask_BG1S, model.scale)
             model.finish(layer, room)
         return model.logits(room.x)
+
+    def _place(self, positions: Sequence[int]) -> None:
+        """Be where tokens at `positions` were just read."""
+        position_M = numpy.array(positions, numpy.int64).repeat(self._model.groups)
+        place_M = position_M + self._memory[-1] * numpy.arange(len(position_M))
+        self._numbers.copy_(torch.from_numpy(numpy.stack([position_M, place_M])))
+        torch.mul(self._columns > self._position_M1, self._hide, out=self._mask_MS)
