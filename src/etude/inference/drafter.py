@@ -51,7 +51,7 @@ class Drafter:
         return lookup.draft(row.ids)
 
     def _best_width(self, rows: Sequence[Row], drafts: Sequence[Sequence[int]]) -> int:
-        """Tokens that each row is to read next, 1 for no drafts. A pass is as wide for all as for the widest."""
+        """Tokens that each row is to read next, 1 for no drafts. A pass has one width for all."""
         drafting = [
             (row.lookup.rate, len(draft)) for row, draft in zip(rows, drafts, strict=True) if row.lookup
         ]
