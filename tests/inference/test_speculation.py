@@ -86,9 +86,9 @@ def test_whatever_the_drafts_say_the_tokens_and_logprobs_are_those_without(seed,
     assert_same(*both_ways(policy(), seed, count, tokens, forget=forget))
 
 
-@pytest.mark.parametrize("name", ["MistralConfig", "Qwen3Config"])
+@pytest.mark.parametrize("name", ["MistralConfig", "Qwen3Config", "Gemma3TextConfig"])
 def test_so_they_are_where_attention_is_narrow_and_heads_are_normed(name):
-    sizes = {"sliding_window": 16} if name == "MistralConfig" else {}
+    sizes = {} if name == "Qwen3Config" else {"sliding_window": 16}
     assert_same(*both_ways(family(name, head_dim=8, **sizes), 5, 6, 16))
 
 
@@ -140,7 +140,7 @@ def test_text_in_which_drafts_are_wrong_takes_hardly_a_pass_more(monkeypatch):
     monkeypatch.setattr(PromptLookup, "draft", lambda lookup, ids: [5] * MOST)
     monkeypatch.setattr(PromptLookup, "outcomes", lambda lookup, ids: [False])
     decoder = make_decoder(of, slots=8, deterministic=False, speculates=True)
-    decoder._drafter = Drafter(drafter._SMALL)
+    decoder._drafter = Drafter(is_small=False)
     after_drafts = decoder._after_drafts
     decoder._after_drafts = lambda *given: wide.append(0) or after_drafts(*given)
     row = Row("a", [9, 10, 11], Sampling(), uniforms(0))
@@ -151,11 +151,11 @@ def test_text_in_which_drafts_are_wrong_takes_hardly_a_pass_more(monkeypatch):
 def test_rows_whose_shape_changes_or_whose_likeliest_are_asked_for_have_no_drafts():
     one = Row("a", [1, 2, 3] * 5, Sampling(repetition_penalty=1.2), uniforms(0))
     other = Row("b", [1, 2, 3] * 5, Sampling(), uniforms(0), top=1)
-    assert Drafter(10**9).drafts([one, other]) == []
+    assert Drafter(is_small=False).drafts([one, other]) == []
     constant = Row("c", [1, 2, 3] * 5, Sampling(temperature=0.5), uniforms(0))
-    assert [bool(draft) for draft in Drafter(10**9).drafts([one, constant])] == [False, True]
+    assert [bool(draft) for draft in Drafter(is_small=False).drafts([one, constant])] == [False, True]
     many = [Row(str(n), [1, 2, 3] * 5, Sampling(), uniforms(0)) for n in range(drafter._MOST_ROWS + 1)]
-    assert Drafter(10**9).drafts(many) == []
+    assert Drafter(is_small=False).drafts(many) == []
 
 
 async def answers_of(of, requests, *, speculates, **options):
@@ -204,7 +204,7 @@ async def test_what_ends_an_answer_within_an_accepted_run_ends_it_there(changes)
 
 async def test_a_request_that_is_cancelled_within_a_run_leaves_the_slot_as_it_should_be():
     of = policy()
-    engine = EmbeddedEngine(of)
+    engine = EmbeddedEngine(of, speculates=True)
     engine._decoder._drafter._apart = -1.0
     sampling = Sampling(temperature=0.0, max_tokens=400)
     came, loop = asyncio.Event(), asyncio.get_running_loop()

@@ -32,17 +32,24 @@ _FIXED_ROWS = 32
 _FIXED_TOKENS = 512
 """Deterministic: tokens of every step that reads prompts, padding included."""
 
+_LARGE = 10_000_000
+"""Parameters from which on a look for drafts takes no time beside a step."""
 _COPIED = 1 << 26
 """Parameters at most of a shared base that each of its policies has a copy of, to be faster."""
 
 
 def make_decoder(
-    policy: Policy, *, slots: int, deterministic: bool, eight_bits: bool = False, speculates: bool = False
+    policy: Policy,
+    *,
+    slots: int,
+    deterministic: bool,
+    eight_bits: bool = False,
+    speculates: bool | None = False,
 ) -> Decoder:
     """The fastest decoder that is right for the policy's architecture.
 
-    One that `speculates` reads drafts where that is likely to pay. With `eight_bits` it samples from rounded
-    weights. Raises RequestError where that is not known.
+    One that `speculates` reads drafts where that is likely to pay; None is for large models only. With
+    `eight_bits` it samples from rounded weights. Raises RequestError where that is not known.
     """
     if eight_bits and not can_fuse(policy.model):
         raise RequestError(
@@ -109,7 +116,7 @@ class SlotDecoder:
     """
 
     def __init__(
-        self, policy: Policy, *, slots: int, deterministic: bool, eight_bits: bool, speculates: bool
+        self, policy: Policy, *, slots: int, deterministic: bool, eight_bits: bool, speculates: bool | None
     ) -> None:
         """`slots` conversations keep what they have read between two turns."""
         self._policy = policy
@@ -124,9 +131,10 @@ class SlotDecoder:
         self._going: SingleTokens | None = None
         self._fused = _fused(policy, eight_bits)
         self._drafter: Drafter | None = None
-        if speculates and self._fused is not None and not deterministic:
-            parameters = sum(value.numel() for value in policy.model.parameters())
-            self._drafter = Drafter(parameters)
+        if speculates is not False and self._fused is not None and not deterministic:
+            is_small = sum(value.numel() for value in policy.model.parameters()) < _LARGE
+            if speculates or not is_small:
+                self._drafter = Drafter(is_small=is_small)
 
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> list[Row]:

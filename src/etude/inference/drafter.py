@@ -18,15 +18,14 @@ _PER_TOKEN = 1 / 32
 """Time that a token more in a pass takes, over that of a pass of one."""
 _APART, _APART_SMALL = 0.1, 1.2
 """Time that a pass of several tokens a row takes more for itself; of small models, which compute little."""
-_SMALL = 10_000_000
-"""Parameters below which a model is small."""
 
 
 class Drafter:
     """Drafts for rows that speak. How often they come true is seen at each token, also of those not read."""
 
-    def __init__(self, parameters: int) -> None:
-        self._apart = _APART_SMALL if parameters < _SMALL else _APART
+    def __init__(self, *, is_small: bool) -> None:
+        """`is_small`: of a model whose steps are mostly calls, whatever they compute."""
+        self._apart = _APART_SMALL if is_small else _APART
         self._rate = _FIRST_RATE
 
     def drafts(self, rows: Sequence[Row]) -> list[list[int]]:

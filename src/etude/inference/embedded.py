@@ -70,13 +70,13 @@ class EmbeddedEngine(Engine, TokenEngine):
         max_tokens: int = 512,
         deterministic: bool = False,
         eight_bits: bool = False,
-        speculates: bool = True,
+        speculates: bool | None = None,
     ) -> None:
         """`max_batch` requests are sampled at once, the others wait; `max_tokens` is for requests without.
 
         With `eight_bits` a rounded copy of the weights is sampled from. Raises RequestError for a model of
         which there is none. One that `speculates` reads what may come by a row's own earlier text along with
-        its last token, where that is likely to save time.
+        its last token, where that is likely to save time; None is for large models only.
         """
         self.policy = policy
         self._max_batch = max_batch

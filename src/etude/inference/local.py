@@ -47,9 +47,10 @@ class LocalLlmConfig(LlmConfig, name="local"):
     """`int8` samples on a CPU from a copy of the weights that is rounded to eight bits, up to half as fast
     again where there is one request at a time. Logprobs are those of what was sampled, so GRPO's `correction`
     makes up for the difference."""
-    speculation: Annotated[Literal["prompt_lookup", "off"], CHANGEABLE] = "prompt_lookup"
+    speculation: Annotated[Literal["auto", "prompt_lookup", "off"], CHANGEABLE] = "auto"
     """`prompt_lookup`: where an answer repeats earlier text, a pass of the model on a CPU reads what came
-    then along with the last token. What is sampled and its logprobs stay the same, up to rounding."""
+    then along with the last token. What is sampled and its logprobs stay the same, up to rounding. `auto`
+    does so for models of 10 million parameters or more: with smaller ones the look-up itself takes time."""
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -80,7 +81,7 @@ class LocalLlmConfig(LlmConfig, name="local"):
             "max_batch": self.max_batch,
             "max_tokens": self.max_tokens,
             "eight_bits": eight_bits,
-            "speculates": self.speculation == "prompt_lookup",
+            "speculates": None if self.speculation == "auto" else self.speculation == "prompt_lookup",
         }
 
     @property
