@@ -15,10 +15,12 @@ from etude.jobs import memory as job_memory
 from etude.jobs.folders import StateFolders
 from etude.jobs.memory import TooLittleMemory
 from etude.jobs.training import Interrupted, JobData, JobTraining
+from etude.learner import packed
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.memory import ModelNumbers
 from etude.learner.plan import Schedule
 from etude.learner.team import Team
+from etude.learner.tree import token_tree
 from tests.learner.gradients import batch_of, sequences
 from tests.models.tiny_models import fresh_policy, policy
 
@@ -212,3 +214,11 @@ def test_a_job_whose_steps_do_not_fit_into_memory_is_refused_before_the_first(tm
     free.append(0)  # What has been allowed is not asked about again.
     learner.reset()
     JobTraining(learner, data(), listener).run(threading.Event())
+
+
+def test_what_sequences_share_is_found_out_once_a_step_where_memory_is_ample(tmp_path, monkeypatch):
+    listener, trees = Listener(), []
+    _, job = training(tmp_path, listener)
+    monkeypatch.setattr(packed, "token_tree", lambda ids: trees.append(1) or token_tree(ids))
+    job.run(threading.Event())
+    assert len(trees) == len(listener.steps)

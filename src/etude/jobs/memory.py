@@ -22,9 +22,19 @@ def require_room(learner: Learner, units: Sequence[Unit]) -> None:
     It is asked by the processes of a team together; those on one machine or GPU need it together. What is no
     larger than a step that was allowed before is not looked at.
     """
-    tokens, choices, is_lean = learner.largest_pass(units)
-    if tokens <= learner.allowed_tokens:
-        return
+    for by_length in (True, False):  # To find out what sequences share takes as long as a small step.
+        tokens, choices, is_lean = learner.largest_pass(units, by_length=by_length)
+        if tokens <= learner.allowed_tokens:
+            return
+        why_not = _why_not(learner, tokens, choices, is_lean)
+        if why_not is None:
+            learner.allowed_tokens = tokens
+            return
+    raise TooLittleMemory(why_not)
+
+
+def _why_not(learner: Learner, tokens: int, choices: int, is_lean: bool) -> str | None:
+    """Why a pass takes more memory than is free, if it does: on any machine of the team."""
     policy, team = learner.policy, learner.team
     device = next(policy.model.parameters()).device
     needed = ModelNumbers.of(policy).training(
@@ -39,13 +49,13 @@ def require_room(learner: Learner, units: Sequence[Unit]) -> None:
     place = f"{platform.node()}/{device}"
     together = int(team.sum({place: own})[place])
     short = free is not None and not fits(together, free)
-    if team.any(short):
-        if free is None or not short:
-            raise TooLittleMemory("another process of the job has too little memory")
-        raise TooLittleMemory(
-            f"training on {tokens} tokens at a time takes about {shown_bytes(together)} of memory beside the "
-            f"weights ({needed.shown('gradients', 'moments', 'activations', 'overhead')}), and "
-            f"{shown_bytes(free)} are free on {device} of {platform.node()}; lower token_budget or "
-            "batch_size, set gradient_checkpointing, train LoRA weights, or free some memory"
-        )
-    learner.allowed_tokens = tokens
+    if not team.any(short):
+        return None
+    if free is None or not short:
+        return "another process of the job has too little memory"
+    return (
+        f"training on {tokens} tokens at a time takes about {shown_bytes(together)} of memory beside the "
+        f"weights ({needed.shown('gradients', 'moments', 'activations', 'overhead')}), and "
+        f"{shown_bytes(free)} are free on {device} of {platform.node()}; lower token_budget or "
+        "batch_size, set gradient_checkpointing, train LoRA weights, or free some memory"
+    )

@@ -142,15 +142,16 @@ class Learner:
             seconds = max(time.perf_counter() - start, 1e-9)
         return metrics | {"grad_norm": norm, "learning_rate": rate, "tokens_per_s": tokens / seconds}
 
-    def largest_pass(self, units: Sequence[Unit]) -> tuple[int, int, bool]:
+    def largest_pass(self, units: Sequence[Unit], *, by_length: bool = False) -> tuple[int, int, bool]:
         """Tokens that a step on `units` runs through the model at a time at most, how many are trained, and
         whether they go without the model's own modules.
 
-        Of padding only that within units is counted. All processes must ask together.
+        Of padding only that within units is counted. `by_length` is a bound that knows nothing of what they
+        share, and is found in no time. All processes must ask together.
         """
         sizes = [len(unit) * max(len(sample.ids) for sample in unit) for unit in units]
         size, budget, lean = sum(sizes), self.options.token_budget, False
-        if self.options.packing == "tree" and size > self.allowed_tokens:
+        if self.options.packing == "tree" and not by_length:
             tree = PackedStep(units)
             if tree.pays and self._takes_trees:
                 size, sizes, lean = tree.size, [0], is_lean(without_lora(self.policy.model))
