@@ -17,6 +17,7 @@ from etude.inference.kv_slots import InputMaker, KvSlots, StepInputs, span_for, 
 from etude.inference.sampler import Row, append_samples
 from etude.inference.slot_table import SlotTable
 from etude.models.architecture import layer_kinds, logits_after, takes_key_value_slots
+from etude.models.device import is_large
 from etude.models.policy import Policy
 
 _CHUNK = 256
@@ -32,8 +33,6 @@ _FIXED_ROWS = 32
 _FIXED_TOKENS = 512
 """Deterministic: tokens of every step that reads prompts, padding included."""
 
-_LARGE = 10_000_000
-"""Parameters from which on a look for drafts takes no time beside a step."""
 _COPIED = 1 << 26
 """Parameters at most of a shared base that each of its policies has a copy of, to be faster."""
 
@@ -132,9 +131,9 @@ class SlotDecoder:
         self._fused = _fused(policy, eight_bits)
         self._drafter: Drafter | None = None
         if speculates is not False and self._fused is not None and not deterministic:
-            is_small = sum(value.numel() for value in policy.model.parameters()) < _LARGE
-            if speculates or not is_small:
-                self._drafter = Drafter(is_small=is_small)
+            large = is_large(sum(value.numel() for value in policy.model.parameters()))
+            if speculates or large:
+                self._drafter = Drafter(is_small=not large)
 
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> list[Row]:

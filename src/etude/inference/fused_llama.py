@@ -71,6 +71,8 @@ class FusedLlama:
         self._least = torch.tensor((self._eps * config.hidden_size) ** 0.5)
         self._embedding = body.embed_tokens.weight.detach()
         self._is_gemma = is_gemma(model)
+        root = torch.tensor(config.hidden_size**0.5, dtype=self._embedding.dtype)
+        self._embedding_scale = root.float() if self._is_gemma else None
         self._head = AfterNorm(body.norm, [inner.lm_head], eight_bits=eight_bits)
         queries = config.num_attention_heads * self.size
         heads = queries + 2 * self.groups * self.size
@@ -109,9 +111,8 @@ class FusedLlama:
             torch.index_select(self._embedding, 0, ids_N, out=room.x)
         else:
             room.x.copy_(self._embedding.index_select(0, ids_N))
-        if self._is_gemma:
-            root = torch.tensor(room.x.shape[1] ** 0.5, dtype=self._embedding.dtype)
-            room.x.mul_(root.float())
+        if self._embedding_scale is not None:
+            room.x.mul_(self._embedding_scale)
 
     def project(self, layer: FusedLayer, room: Room, turn: torch.Tensor) -> None:
         """Write queries, keys and values."""

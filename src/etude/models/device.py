@@ -43,7 +43,7 @@ def choose_dtype(wish: str, device: torch.device, parameters: int) -> torch.dtyp
     """
     known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if wish == "auto":
-        is_faster = device.type == "cpu" and parameters >= _LARGE and multiplies_bfloat16()
+        is_faster = device.type == "cpu" and is_large(parameters) and multiplies_bfloat16()
         return torch.bfloat16 if device.type == "cuda" or is_faster else torch.float32
     if wish not in known:
         raise RequestError(f"dtype '{wish}' is not known; use auto, {', '.join(known)}")
@@ -67,6 +67,11 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def is_large(parameters: int) -> bool:
+    """Whether a CPU spends its time on what a model computes, and not on calls."""
+    return parameters >= _LARGE
+
+
 def multiplies_bfloat16() -> bool:
     """Whether this CPU has instructions for it (AVX512-BF16 or AMX), and so is faster than in float32."""
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # Since torch 2.11.
@@ -80,4 +85,4 @@ def limit_threads(parameters: int = 0) -> None:
     neighbour they lose all of it. A fixed count also makes sums come out the same every time.
     """
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(usable_cores() if parameters >= _LARGE else 1)
+        torch.set_num_threads(usable_cores() if is_large(parameters) else 1)
