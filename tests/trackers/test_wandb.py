@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from etude.trackers.wandb import _entries, steps_in
+from etude.core.errors import EtudeError
+from etude.trackers.record import TrackedRun
+from etude.trackers.wandb import WandbConfig, WandbTracker, _entries, steps_in
 from tests.cli.projects import change, finished
 
-pytest.importorskip("wandb")
+wandb = pytest.importorskip("wandb")
 
 OFFLINE = {"_type": "wandb", "project": "test", "mode": "offline"}
 
@@ -62,10 +64,18 @@ def test_a_server_that_is_away_ends_no_run(project, monkeypatch):
     change(project / "config.yml", report={"_type": "wandb", "patience": 0.1})
     trained = finished("train", "config.yml", "--name", "one", folder=project, environment=dict(os.environ))
     assert trained.returncode == 0, trained.stdout + trained.stderr
-    assert "nobody answers at http://127.0.0.1:9" in trained.stdout
     assert "0 of 5 records" in trained.stdout and "etude report runs/one" in trained.stdout.replace(
         f"{project}/", ""
     )
+
+
+def test_a_server_that_is_away_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    wandb.teardown()  # It reads these once.
+    with pytest.raises(EtudeError, match=r"nobody answers at http://127\.0\.0\.1:9"):
+        WandbTracker(WandbConfig()).open(TrackedRun("one", tmp_path, "token", {}, {}))
+    wandb.teardown()
 
 
 def test_weights_are_a_version_of_one_artefact_of_the_run(local, base):

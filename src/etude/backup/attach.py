@@ -72,7 +72,8 @@ async def _begun(replicator: Replicator, config: StorageConfig) -> None:
     """Wait for the first backup, or for why there is none. Raises RequestError and Superseded."""
     with suppress(TimeoutError):
         try:
-            await asyncio.wait_for(asyncio.wrap_future(replicator.first_try), config.patience)
+            async with asyncio.timeout(config.patience):
+                await asyncio.wrap_future(replicator.first_try)
         except (RequestError, Superseded):
             raise
         except Exception as error:  # whatever the driver raises

@@ -30,7 +30,8 @@ async def probe(config: StorageConfig) -> str:
     """
     try:
         # Where a driver waits for its network for ever, its thread is left to itself.
-        return await asyncio.wait_for(call_in_thread(lambda: _round_trip(config)), config.patience)
+        async with asyncio.timeout(config.patience):
+            return await call_in_thread(lambda: _round_trip(config))
     except TimeoutError as error:
         raise RequestError(
             f"storage {config.address} did not answer within {config.patience:g} s (storage.patience); is "

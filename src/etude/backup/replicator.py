@@ -80,7 +80,8 @@ class Replicator:
     async def wait(self, seconds: float) -> bool:
         """Wait until all that is committed now is backed up, at most so long; whether it is."""
         try:
-            await asyncio.wait_for(asyncio.wrap_future(self.request()), seconds)
+            async with asyncio.timeout(seconds):
+                await asyncio.wrap_future(self.request())
         except TimeoutError:
             return False
         return True
@@ -106,7 +107,8 @@ class Replicator:
         self._is_withdrawn = True
         self.close()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.wrap_future(self._over), seconds)
+            async with asyncio.timeout(seconds):
+                await asyncio.wrap_future(self._over)
 
     def figures(self) -> dict[str, Any]:
         """How the backup stands: as metrics of an epoch, and for the run's status."""

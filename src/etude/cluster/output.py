@@ -41,7 +41,8 @@ class Output(asyncio.Protocol):
         if wait and not self._waiting:
             self._news.clear()
             try:
-                await asyncio.wait_for(self._news.wait(), _IDLE_SECONDS)
+                async with asyncio.timeout(_IDLE_SECONDS):
+                    await self._news.wait()
             except TimeoutError:
                 return b""
         piece = bytes(self._waiting[:_PIECE_BYTES])

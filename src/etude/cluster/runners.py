@@ -54,7 +54,8 @@ class Keeper:
         end = await self._process.ended()
         # What it has started may have the pipe open for longer.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._output.is_over.wait(), _REST_SECONDS)
+            async with asyncio.timeout(_REST_SECONDS):
+                await self._output.is_over.wait()
         return end.how, end.by_others
 
     async def output(self, wait: bool) -> bytes:

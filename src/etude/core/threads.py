@@ -214,6 +214,11 @@ def _call_on(loop: asyncio.AbstractEventLoop, fn: Callable[[], object]) -> None:
         loop.call_soon_threadsafe(fn)
 
 
+async def _close_generators(loop: asyncio.AbstractEventLoop) -> None:
+    async with asyncio.timeout(GRACE_SECONDS):
+        await loop.shutdown_asyncgens()
+
+
 def _close(loop: asyncio.AbstractEventLoop) -> None:
     """Close a loop and what is left on it, as far as that takes no longer than the grace."""
     try:
@@ -222,7 +227,7 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
             task.cancel()
         if tasks:
             loop.run_until_complete(asyncio.wait(tasks, timeout=GRACE_SECONDS))
-        loop.run_until_complete(asyncio.wait_for(loop.shutdown_asyncgens(), GRACE_SECONDS))
+        loop.run_until_complete(_close_generators(loop))
     except (RuntimeError, TimeoutError):
         pass  # It was stopped by its own code, or something on it does not end.
     finally:

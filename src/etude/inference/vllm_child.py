@@ -235,5 +235,6 @@ def _arguments(options: VllmOptions, source: str, port: int) -> Sequence[str]:
 async def _exit_code(process: asyncio.subprocess.Process, seconds: float) -> int | None:
     """The exit code of a process that ends within so many seconds; None of one that goes on."""
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await process.wait()
     return process.returncode

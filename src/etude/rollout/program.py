@@ -109,7 +109,8 @@ async def _end_of(process: asyncio.subprocess.Process, limit: float | None) -> i
     """The exit status; None where time ran out. Its process group is killed in any case."""
     guard = await guard_of(process.pid)
     try:
-        return await asyncio.wait_for(process.wait(), limit)
+        async with asyncio.timeout(limit):
+            return await process.wait()
     except TimeoutError:
         return None
     finally:

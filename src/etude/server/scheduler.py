@@ -219,7 +219,8 @@ class Scheduler:
             except Exception:  # noqa: BLE001  a full disk today must not end the queue for good
                 _LOG.exception("the queue of jobs could not be looked at; it will be tried again")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), 5 * _LOOK_SECONDS)
+                async with asyncio.timeout(5 * _LOOK_SECONDS):
+                    await self._woken.wait()
 
     async def _take_up_orphans(self) -> None:
         for job in await asyncio.to_thread(self._jobs.with_status, "running"):

@@ -109,10 +109,10 @@ class Reporting:
         served = reader.served()
         self.outcomes.append(TrackerOutcome(reader.title, served.sent, served.records, reader.error))
         if not served.is_whole:
-            why = f" ({reader.error})" if reader.error else ""
+            why = reader.error or f"more were not sent within the {seconds:g} s after its end"
             self._progress.message(
-                f"{reader.title} has {served.sent} of {served.records} records of the run{why}. The rest is "
-                f"sent with: etude report {shlex.quote(str(self._run.path))}",
+                f"{reader.title} has {served.sent} of {served.records} records of the run ({why}). The rest "
+                f"is sent with: etude report {shlex.quote(str(self._run.path))}",
                 warning=True,
             )
 
