@@ -15,7 +15,8 @@ DEV := .venv/.installed-dev
 .PHONY: help demo test test-all tests tests-all lint types docs bench clean
 
 # Programs under test share compiled modules, whatever the environment says: compiling them anew takes each 1.3 s.
-PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
+# A worker that has ended ends the tests: it crashed, or hung until tests/hangs.py ended it, and pytest-xdist may wait for its work for ever.
+PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder --max-worker-restart 0
 # Twice the time of tests that are Python and not torch: for test-all alone.
 COVERAGE = --cov --cov-fail-under=90
 
