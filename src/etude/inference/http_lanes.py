@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import ssl
+import urllib.request
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     import httpx
+
+    from etude.inference.http_connection import PlainConnection
+
+    _Lane: TypeAlias = httpx.AsyncClient | PlainConnection
 
 _KEEPALIVE_SECONDS = 4.0
 """Below the 5 s after which uvicorn, and so vLLM, closes an idle connection: no race on reuse."""
@@ -17,10 +24,11 @@ _CONNECT_SECONDS = 15.0
 
 
 class HttpLanes:
-    """Sends requests to one server, each over a client of its own that is used again afterwards.
+    """Sends requests to servers, each over a connection of its own that is used again afterwards.
 
-    One client for all would be simpler, but its pool looks at every connection on every request:
-    at 64 requests under way that is 4.4 ms of CPU per request, and with a lane for each 0.5 ms.
+    One client of httpx for all would be simpler, but its pool looks at every connection on every request:
+    at 64 requests under way that is 4.4 ms of CPU per request, and with a lane for each 0.5 ms. Where there
+    is neither TLS nor a proxy nor a password in the address, a lane is no client of httpx's at all.
     Holds as many lanes as there ever were requests at once.
     """
 
@@ -41,10 +49,13 @@ class HttpLanes:
 
         self._httpx = httpx
         self._headers = httpx.Headers({"accept-encoding": ACCEPTED, **headers})
-        self._hooks = {"response": [limiting_answers(most_megabytes, setting)]}
-        self._limits = {"timeout": {"read": read_seconds, "connect": _CONNECT_SECONDS}}
-        self._idle: list[httpx.AsyncClient] = []
-        self._all: list[httpx.AsyncClient] = []
+        self._limit = limiting_answers(most_megabytes, setting)
+        self._read_seconds = read_seconds
+        self._extensions = {"timeout": {"read": read_seconds, "connect": _CONNECT_SECONDS}}
+        """Of requests by httpx's clients."""
+        self._idle: dict[str, list[_Lane]] = defaultdict(list)
+        """By scheme, host and port."""
+        self._all: list[_Lane] = []
         self._tls: ssl.SSLContext | None = None
 
     async def post(
@@ -71,35 +82,70 @@ class HttpLanes:
         self, url: str, content: bytes | None, headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[httpx.Response]:
         """Like `post`, for an answer that is read piece by piece; without content it is a GET."""
-        client = self._idle.pop() if self._idle else self._open(url)
+        address = _parsed(url)
+        idle = self._idle[f"{address.scheme}://{address.netloc.decode()}"]
+        lane = idle.pop() if idle else self._open(address)
         method = "GET" if content is None else "POST"
         own = {**self._headers, **headers} if headers else self._headers
-        request = self._httpx.Request(method, url, headers=own, content=content, extensions=self._limits)
+        request = self._httpx.Request(
+            method, address, headers=own, content=content, extensions=self._extensions
+        )
         try:
-            response = await client.send(request, stream=True)
+            response = await self._sent(lane, request)
             try:
+                await self._limit(response)
                 yield response
             finally:
                 await response.aclose()
         finally:
-            self._idle.append(client)
+            idle.append(lane)
 
     async def close(self) -> None:
         """Close all connections. Calling it twice is fine."""
-        lanes, self._all, self._idle = self._all, [], []
-        for client in lanes:
-            await client.aclose()
+        lanes, self._all = self._all, []
+        self._idle.clear()
+        for lane in lanes:
+            await lane.aclose()
 
-    def _open(self, url: str) -> httpx.AsyncClient:
+    async def _sent(self, lane: _Lane, request: httpx.Request) -> httpx.Response:
+        if isinstance(lane, self._httpx.AsyncClient):
+            return await lane.send(request, stream=True)
+        return await lane.send(request)
+
+    def _open(self, address: httpx.URL) -> _Lane:
+        lane = self._plain(address) if _is_plain(address) else self._client(address)
+        self._all.append(lane)
+        return lane
+
+    def _plain(self, address: httpx.URL) -> PlainConnection:
+        from etude.inference.http_connection import PlainConnection
+
+        return PlainConnection(
+            address,
+            connect_seconds=_CONNECT_SECONDS,
+            read_seconds=self._read_seconds,
+            idle_seconds=_KEEPALIVE_SECONDS,
+        )
+
+    def _client(self, address: httpx.URL) -> httpx.AsyncClient:
         if self._tls is None:
             # Reading the certificates takes milliseconds: where they are needed, and the lanes share them.
-            is_needed = url.startswith("https:")
+            is_needed = address.scheme == "https"
             self._tls = (
                 self._httpx.create_ssl_context() if is_needed else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             )
         limits = self._httpx.Limits(keepalive_expiry=_KEEPALIVE_SECONDS)
-        client = self._httpx.AsyncClient(
-            verify=self._tls, timeout=None, limits=limits, event_hooks=self._hooks
-        )
-        self._all.append(client)
-        return self._all[-1]
+        return self._httpx.AsyncClient(verify=self._tls, timeout=None, limits=limits)
+
+
+@lru_cache(maxsize=1024)
+def _parsed(url: str) -> httpx.URL:
+    import httpx
+
+    return httpx.URL(url)
+
+
+def _is_plain(address: httpx.URL) -> bool:
+    """Whether requests go there without TLS, a password, or a proxy that the environment names."""
+    is_simple = address.scheme == "http" and not address.userinfo
+    return is_simple and not {"http", "all"} & urllib.request.getproxies().keys()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import httpx
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from etude.core.call import ChatRequest, Completion, Sampling, TopLogprobs
 from etude.core.errors import EngineAway, EngineError, ImpossibleCall
@@ -175,13 +174,13 @@ class VllmEngine:
                         else EngineError(reason)
                     )
                 if not body["stream"]:
-                    yield json.loads(await reply.aread())["choices"][0]
+                    yield from_json(await reply.aread())["choices"][0]
                     return
                 async for line in reply.aiter_lines():
                     data = line.removeprefix("data:").strip()
                     if not line.startswith("data:") or data == "[DONE]":
                         continue
-                    chunk = json.loads(data)
+                    chunk = from_json(data)
                     if "error" in chunk:
                         raise EngineError(f"vLLM failed: {str(chunk['error'])[:300]}")
                     for choice in chunk["choices"]:
@@ -236,6 +235,8 @@ def _unreadable(error: Exception) -> EngineError:
 
 
 def _top(wire: Mapping[str, float] | None, count: int) -> TopLogprobs:
+    if not count:
+        return ()
     return likeliest(
         {int(name.removeprefix(_ID)): float(value) for name, value in (wire or {}).items()}, count
     )

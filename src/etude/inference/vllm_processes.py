@@ -161,6 +161,8 @@ class VllmProcesses:
 
     async def _usable(self, name: str, seconds: float) -> list[Address]:
         """The processes that can be asked for a model, of which there is at least one."""
+        if usable := self._ready(name):
+            return usable
 
         def is_decided() -> bool:
             coming = any(process.state in ("starting", "restarting") for process in self.processes)

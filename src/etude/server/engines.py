@@ -137,7 +137,7 @@ class EnginePool:
             await self._changed.wait_for(lambda: self._state == "running")
             self._inside += 1
         try:
-            loaded = await self._wait_for(model)
+            loaded = self._loaded.get(model.name) or await self._wait_for(model)
             while self._loaded.get(model.name) is not loaded:
                 # It had to make room again before anybody could use it.
                 loaded = await self._wait_for(model)

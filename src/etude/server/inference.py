@@ -61,11 +61,11 @@ class Inference:
         sampling = change_sampling(Sampling(), {**asked.sampling, "seed": None})
         seed = asked.sampling.get("seed", secrets.randbits(_KEY_BITS))
         async with self._pool.using(asked.model, 1) as engine:
-            decode = engine.speech.template.decode
+            rendering = engine.speech.template.rendering
             heading = Heading(
                 f"chatcmpl-{secrets.token_hex(12)}",
                 asked.model,
-                named_by_id if asked.tokens_as_ids else lambda token: decode([token]),
+                named_by_id if asked.tokens_as_ids else rendering.token_text,
             )
 
             def on_delta(delta: Delta) -> None:
