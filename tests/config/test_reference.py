@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from pydantic import Field
+from pydantic import Field, create_model
 
+from etude.config.descriptions import descriptions
 from etude.config.finetuning import FinetuneConfig, TrainerConfig
 from etude.config.reference import render_reference
 from etude.config.registry import register_trainer
@@ -57,3 +58,22 @@ def test_tables_are_well_formed(parts: object):
     for line in render_reference("tests").splitlines():
         if line.startswith("|"):
             assert len(re.findall(r"(?<!\\)\|", line)) == 5, line
+
+
+def test_docstrings_below_keys_are_their_descriptions_as_pydantic_reads_them(parts: object):
+    class Read(FinetuneConfig, use_attribute_docstrings=True):
+        described: int = Field(default=1, description="In its field.")
+        """Not this."""
+        below: int = 2
+        """Over two
+        lines."""
+        bare: int = 3
+
+    own = {name: Read.model_fields[name].description for name in ("described", "below", "bare")}
+    assert {name: descriptions(Read).get(name) for name in own} == own
+    assert descriptions(Read)["num_epochs"] == descriptions(FinetuneConfig)["num_epochs"]
+
+
+def test_a_class_without_source_has_the_descriptions_of_its_fields_alone():
+    made = create_model("Made", size=(int, Field(default=1, description="How many.")), bare=(int, 2))
+    assert descriptions(made) == {"size": "How many."}

@@ -34,7 +34,7 @@ NO_BEST = "group with equal rewards: no episode is better than another"
 NOT_DRAWN = "episode that was not drawn"
 
 
-class WeightingConfig(BaseModel, extra="forbid", use_attribute_docstrings=True):
+class WeightingConfig(BaseModel, extra="forbid"):
     """Drawing episodes by weight. The weight is the reward above the least, and a little for everybody."""
 
     sample_size_factor: float = Field(default=0.5, gt=0)
@@ -47,7 +47,7 @@ class WeightingConfig(BaseModel, extra="forbid", use_attribute_docstrings=True):
     """Added to the share of each episode, divided by their number."""
 
 
-class GuessReplacementConfig(BaseModel, extra="forbid", use_attribute_docstrings=True):
+class GuessReplacementConfig(BaseModel, extra="forbid"):
     """In a protocol: some episodes are imitated with the verifier's decision replaced by the truth."""
 
     proportion: float = Field(default=0.0, ge=0, le=1)
@@ -68,7 +68,7 @@ class GuessReplacementConfig(BaseModel, extra="forbid", use_attribute_docstrings
                 return self.proportion * (1 - self.annealing_rate) ** epoch
 
 
-class SelectionConfig(BaseModel, extra="forbid", use_attribute_docstrings=True):
+class SelectionConfig(BaseModel, extra="forbid"):
     """Which episodes are imitated."""
 
     min_reward: float | None = None

@@ -17,7 +17,7 @@ LOCAL_CAPABILITIES = Capabilities(
 """All algorithms, a user's too, on token ids."""
 
 
-class LoraConfig(BaseModel, extra="forbid", use_attribute_docstrings=True):
+class LoraConfig(BaseModel, extra="forbid"):
     """Train LoRA weights and leave the model's own as they are (Hu et al., 2021)."""
 
     r: int = Field(default=16, ge=1)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from etude.config.builder import Builder
 
 
-class ReinforcementConfig(BaseModel, extra="forbid", use_attribute_docstrings=True):
+class ReinforcementConfig(BaseModel, extra="forbid"):
     """OpenAI's reinforcement fine-tuning: it samples and grades by itself, on the prompts of the run."""
 
     grader: dict[str, Any]

@@ -11,7 +11,7 @@ Amount: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count: TypeAlias = Annotated[int, Field(gt=0)]
 
 
-class TokenPrices(BaseModel, extra="forbid", frozen=True, use_attribute_docstrings=True):
+class TokenPrices(BaseModel, extra="forbid", frozen=True):
     """Prices of tokens, in USD for a million."""
 
     prompt: Usd
@@ -36,7 +36,7 @@ class ModelPrices(TokenPrices):
     """Of calls of versions that training made; left out: as of the base model."""
 
 
-class ModelBudget(BaseModel, extra="forbid", frozen=True, use_attribute_docstrings=True):
+class ModelBudget(BaseModel, extra="forbid", frozen=True):
     """The most that one model may take in a run, whoever asks it, its training included."""
 
     usd: Amount | None = None

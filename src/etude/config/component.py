@@ -20,7 +20,7 @@ CHANGEABLE = "changeable"
 limits, patience, concurrency and memory; never what is trained."""
 
 
-class ComponentConfig(DataModel, use_attribute_docstrings=True):
+class ComponentConfig(DataModel):
     """Base of all component configs. `class MyConfig(TrainerConfig, name="mine")` makes `_type: mine`.
 
     Unknown keys are errors, and a key's docstring is its description. The harness hands the reward function

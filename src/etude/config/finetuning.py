@@ -26,7 +26,7 @@ Functions = Annotated[list[str], AfterValidator(_named_once)]
 """Functions of the agent, each once."""
 
 
-class RewardFunctionConfig(DataModel, revalidate_instances="always", use_attribute_docstrings=True):
+class RewardFunctionConfig(DataModel, revalidate_instances="always"):
     """Names the evaluator whose score is the reward."""
 
     name: str
@@ -50,7 +50,7 @@ class TrainerAdapterConfig(_RewardedConfig):
     """Base of trainer adapter configs: an entry of `trainer_adapters`."""
 
 
-class CurriculumLearningConfig(DataModel, revalidate_instances="always", use_attribute_docstrings=True):
+class CurriculumLearningConfig(DataModel, revalidate_instances="always"):
     """Train on the easiest groups first, and widen."""
 
     enabled: bool = False
@@ -69,7 +69,7 @@ class CurriculumLearningConfig(DataModel, revalidate_instances="always", use_att
     """Keep at most this share of the groups, drawn at random."""
 
 
-class FinetuneRunConfig(DataModel, revalidate_instances="always", use_attribute_docstrings=True):
+class FinetuneRunConfig(DataModel, revalidate_instances="always"):
     """How the runs of the workflow are evaluated while training."""
 
     config_file: Path | None = None
@@ -82,7 +82,7 @@ class FinetuneRunConfig(DataModel, revalidate_instances="always", use_attribute_
     """Validate before training, every n epochs, and at the end."""
 
 
-class TargetConfig(DataModel, revalidate_instances="always", use_attribute_docstrings=True):
+class TargetConfig(DataModel, revalidate_instances="always"):
     """One of several models that are trained in one run. What is left out is as `finetuning` has it."""
 
     model: str | None = None
@@ -121,7 +121,7 @@ SHIPPED = {"trainer": "epochs", "trajectory_builder": "grpo", "trainer_adapter":
 """The components of an enabled block that names none, and of a config whose section for them is left out."""
 
 
-class FinetuneConfig(DataModel, revalidate_instances="always", use_attribute_docstrings=True):
+class FinetuneConfig(DataModel, revalidate_instances="always"):
     """The `finetuning` block.
 
     Where it is enabled, the components that it leaves out are those of `SHIPPED`; in a config, whose

@@ -12,6 +12,7 @@ from pydantic_core import PydanticUndefined
 
 from etude.config import registry
 from etude.config.component import CHANGEABLE, ComponentConfig
+from etude.config.descriptions import descriptions
 from etude.config.registry import BASES, LISTED, NAMED, NOUNS, SINGLE
 from etude.config.schema import Config
 from etude.config.slots import Slot, describe, models_in
@@ -64,25 +65,26 @@ def _with_parts(title: str, model: Any, level: int) -> Iterator[str]:
 
 def _table(model: type[BaseModel]) -> Iterator[str]:
     yield f"{cleandoc(model.__doc__ or '')}\n"
+    meanings = descriptions(model)
     fields = {
-        field.alias or name: field
-        for name, field in model.model_fields.items()
-        if name != "reward" and not field.exclude
+        name: field for name, field in model.model_fields.items() if name != "reward" and not field.exclude
     }
     if fields:
-        rows = [_row(name, field) for name, field in fields.items()]
+        rows = [_row(field.alias or name, field, meanings.get(name, "")) for name, field in fields.items()]
         yield "\n".join(["| key | takes | default | meaning |", "|---|---|---|---|", *rows]) + "\n"
-    changeable = [f"`{name}`" for name, field in fields.items() if CHANGEABLE in field.metadata]
+    changeable = [
+        f"`{field.alias or name}`" for name, field in fields.items() if CHANGEABLE in field.metadata
+    ]
     if changeable:
         yield f"When a run goes on, these can be changed: {', '.join(changeable)}.\n"
 
 
-def _row(name: str, field: FieldInfo) -> str:
+def _row(key: str, field: FieldInfo, meaning: str) -> str:
     slot = Slot.of(field)
     takes = "the block below" if _parts(field) else describe(slot)
     if _parts(field) and not models_in(slot):
         takes += ", by a name of your own"
-    cells = (f"`{name}`", takes, _default(field), " ".join((field.description or "").split()))
+    cells = (f"`{key}`", takes, _default(field), " ".join(meaning.split()))
     return f"| {' | '.join(map(_cell, cells))} |"
 
 

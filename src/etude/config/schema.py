@@ -29,7 +29,7 @@ from etude.config.storage import StorageConfig
 from etude.core.errors import ConfigError
 
 
-class EvalGeneralConfig(BaseModel, extra="forbid", frozen=True, use_attribute_docstrings=True):
+class EvalGeneralConfig(BaseModel, extra="forbid", frozen=True):
     """How episodes are run, in training and in evaluation."""
 
     max_concurrency: Annotated[int, CHANGEABLE] = Field(default=8, ge=1)
@@ -60,7 +60,7 @@ class EvalGeneralConfig(BaseModel, extra="forbid", frozen=True, use_attribute_do
         return self
 
 
-class EvalConfig(BaseModel, extra="forbid", frozen=True, use_attribute_docstrings=True):
+class EvalConfig(BaseModel, extra="forbid", frozen=True):
     """Examples, and what scores the episodes."""
 
     general: EvalGeneralConfig = Field(default_factory=EvalGeneralConfig)
@@ -69,7 +69,7 @@ class EvalConfig(BaseModel, extra="forbid", frozen=True, use_attribute_docstring
     """The evaluators that score an episode, by name."""
 
 
-class MetricsConfig(BaseModel, extra="forbid", frozen=True, use_attribute_docstrings=True):
+class MetricsConfig(BaseModel, extra="forbid", frozen=True):
     """Where Prometheus finds the metrics of a run while it goes on."""
 
     port: Annotated[int, CHANGEABLE] = Field(ge=0, le=65535)
@@ -78,7 +78,7 @@ class MetricsConfig(BaseModel, extra="forbid", frozen=True, use_attribute_docstr
     """The address to listen on. Whoever reaches it can read the metrics: there is no key."""
 
 
-class StallConfig(BaseModel, extra="forbid", frozen=True, use_attribute_docstrings=True):
+class StallConfig(BaseModel, extra="forbid", frozen=True):
     """When a run in which nothing moves says so, and when it ends."""
 
     say_after: Annotated[float, CHANGEABLE] = Field(default=120.0, gt=0)
@@ -89,7 +89,7 @@ class StallConfig(BaseModel, extra="forbid", frozen=True, use_attribute_docstrin
     Null for never. A training job is bounded by the trainer's `job_timeout` in its place."""
 
 
-class Config(BaseModel, extra="forbid", frozen=True, use_attribute_docstrings=True):
+class Config(BaseModel, extra="forbid", frozen=True):
     """A config file, with every component's own class in place and every default filled in."""
 
     llms: dict[str, SerializeAsAny[LlmConfig]] = Field(default_factory=dict)

@@ -17,7 +17,7 @@ _PASSWORD = re.compile(r"//[^/@]*:[^/@]*@")
 _Option = Annotated[Any, CHANGEABLE]
 
 
-class StorageConfig(BaseModel, extra="forbid", frozen=True, use_attribute_docstrings=True):
+class StorageConfig(BaseModel, extra="forbid", frozen=True):
     """Where the journal and the weights of a run are backed up, and when."""
 
     address: Annotated[str, CHANGEABLE]

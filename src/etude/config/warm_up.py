@@ -19,7 +19,7 @@ from etude.core.message import Message, Tool
 from etude.core.training_rows import SupervisedRow
 
 
-class UntilConfig(DataModel, revalidate_instances="always", use_attribute_docstrings=True):
+class UntilConfig(DataModel, revalidate_instances="always"):
     """The measurement that ends a warm-up."""
 
     reward: float | None = None
@@ -41,7 +41,7 @@ class UntilConfig(DataModel, revalidate_instances="always", use_attribute_docstr
         return f"reward {self.reward:g}" if self.reward is not None else f"loss {self.loss:g}"
 
 
-class WarmUpConfig(DataModel, revalidate_instances="always", use_attribute_docstrings=True):
+class WarmUpConfig(DataModel, revalidate_instances="always"):
     """Imitate transcripts before training, until a measured value is reached or for a number of steps."""
 
     transcripts: str

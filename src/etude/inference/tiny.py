@@ -22,7 +22,7 @@ _MOST_TEXTS = 4000
 """Conversations that a tokenizer is made for: the first ones. More of the same kind teach it nothing."""
 
 
-class TinyConfig(BaseModel, extra="forbid", use_attribute_docstrings=True):
+class TinyConfig(BaseModel, extra="forbid"):
     """A Llama of a few hundred thousand parameters with a byte-level tokenizer, for runs in minutes on a CPU.
 
     It knows nothing: `finetuning.warm_up` teaches it the format.

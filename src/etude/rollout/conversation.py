@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from etude.config.builder import Builder
 
 
-class SimulatedUserConfig(BaseModel, extra="forbid", frozen=True, use_attribute_docstrings=True):
+class SimulatedUserConfig(BaseModel, extra="forbid", frozen=True):
     """Who talks with the agent. In the texts, `{name}` stands for an input of the example."""
 
     goal: str = Field(min_length=1)

@@ -44,7 +44,7 @@ class Row:
             )
 
 
-class DatasetStructure(BaseModel, extra="forbid", use_attribute_docstrings=True):
+class DatasetStructure(BaseModel, extra="forbid"):
     """Which columns hold the question and the answer."""
 
     question_key: str = "question"

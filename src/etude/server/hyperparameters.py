@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from etude.algorithms.algorithm import Algorithm, Gradient, algorithm_of, algorithm_type, gradient_fields
 from etude.config import registry
+from etude.config.descriptions import descriptions
 from etude.core.sample import Kind
 from etude.core.trajectory import Method
 from etude.wire.sampling import Flag
@@ -97,11 +98,12 @@ def hyperparameters_model(algorithm: type[Algorithm]) -> type[Hyperparameters]:
     fields: dict[str, Any] = {}
     if algorithm.kind == "samples":
         fields["reference"] = (Literal["auto", "start", "base"] | None, _REFERENCE)
+    meanings = descriptions(algorithm)
     for name in gradient_fields(algorithm, at_server=True):
         option = algorithm.model_fields[name]
         bounds = [mark for mark in option.metadata if not isinstance(mark, Gradient)]
         kind = Annotated[option.annotation, *bounds] if bounds else option.annotation
-        fields[name] = (Auto | kind | None, Field(default=None, description=option.description))
+        fields[name] = (Auto | kind | None, Field(default=None, description=meanings.get(name)))
 
     def fits(asked: Hyperparameters) -> Hyperparameters:
         given = asked.given()

@@ -23,7 +23,7 @@ SILENT_SECONDS = 10.0
 """From this age on, the status of a run that goes on is said to be old."""
 
 
-class _Value(BaseModel, frozen=True, use_attribute_docstrings=True):
+class _Value(BaseModel, frozen=True):
     pass
 
 

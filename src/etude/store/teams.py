@@ -18,7 +18,7 @@ TEAM, LOCK = "team.json", "lock"
 class Team(BaseModel):
     """The processes of a job that trains now."""
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True)
 
     wanted: int
     """Processes that the job was asked for; it may go on with fewer."""
