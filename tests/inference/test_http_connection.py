@@ -162,7 +162,7 @@ async def test_what_is_no_answer_is_an_error_of_httpx_and_the_next_request_has_o
 async def test_where_nobody_listens_there_is_no_connection() -> None:
     async with served(says(OK)) as server:
         url = server.url
-    with pytest.raises(httpx.ConnectError, match="Connect call failed"):
+    with pytest.raises(httpx.ConnectError, match="All connection attempts failed"):
         await lanes_of().post(url, b"")
 
 
