@@ -15,6 +15,7 @@ from gpu_model import FULL, SMALL
 from learner_data import conversations, groups, long, short
 
 from etude.core.sample import Sample
+from etude.models.device import multiplies_bfloat16
 from etude.models.policy import Policy
 from etude.models.tiny import build_tokenizer
 
@@ -22,6 +23,8 @@ Cost = tuple[float, float]
 """CPU and wall seconds."""
 Note = Callable[[str], None]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PRECISIONS = tuple(DTYPES) if multiplies_bfloat16() else ("float32",)
+"""Those that this CPU multiplies."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,19 @@ from typing import Any
 
 from engine import asker, cost_of, embedded, random_prompts
 from engine_peers import PROGRAM, Prompts, generate, vllm_of
-from real_model import DTYPES, Cost, Note, Ratio, Size, matrix_rate, median, policy_of, read_rate, rounds
+from real_model import (
+    DTYPES,
+    PRECISIONS,
+    Cost,
+    Note,
+    Ratio,
+    Size,
+    matrix_rate,
+    median,
+    policy_of,
+    read_rate,
+    rounds,
+)
 
 from etude.algorithms.grpo import Grpo
 from etude.core.call import Sampling
@@ -26,14 +38,14 @@ from etude.models.policy import Policy
 
 Way = Callable[[Prompts, int, int], Cost]
 """Prompts, tokens for each, and how many at a time."""
-VLLM = (("bfloat16", False), ("float32", False), ("bfloat16", True))
+VLLM = tuple((name, compiled) for compiled in (False, True) for name in reversed(PRECISIONS))
 """Precisions of vLLM, and whether it compiles."""
 
 
 def measure(size: Size, quick: bool, threads: int, note: Note) -> dict[str, Any]:
     """For each number of requests at a time the cost of all ways, and the machine's limit."""
     with ExitStack() as stack:
-        policies = {name: policy_of(size, dtype) for name, dtype in DTYPES.items()}
+        policies = {name: policy_of(size, DTYPES[name]) for name in PRECISIONS}
         ways: dict[str, Way] = {}
         for name, policy in policies.items():
             engine = EmbeddedEngine(policy)
@@ -45,7 +57,7 @@ def measure(size: Size, quick: bool, threads: int, note: Note) -> dict[str, Any]
         vllm = stack.enter_context(_fastest_vllm(size, policies["float32"], quick, threads, note))
         if vllm is not None:
             chosen["vllm"], ways["vllm"] = vllm
-        limit = _limits(size, policies["bfloat16"])
+        limit = _limits(size, policies[PRECISIONS[-1]])
         found = {
             str(at_once): _measured(size, ways, at_once, size.rounds[quick], limit, note)
             for at_once in size.concurrencies
@@ -65,7 +77,7 @@ def _measured(
         return ways[name](next(turn[name]), size.answer, at_once)
 
     costs = rounds({name: partial(run, name) for name in ways}, count)
-    own = min((f"etude {name}" for name in DTYPES), key=lambda name: median(costs[name]))
+    own = min((f"etude {name}" for name in PRECISIONS), key=lambda name: median(costs[name]))
     tokens = at_once * size.answer
     least, by = _least(size, at_once, limit)
     return {
@@ -74,7 +86,7 @@ def _measured(
         "tokens_per_cpu_s": {name: round(tokens / median(one)[0], 1) for name, one in costs.items()},
         "tokens_per_s": {name: round(tokens / median(one)[1], 1) for name, one in costs.items()},
         **{f"vs_{peer}": Ratio.of(costs[own], costs[peer]).as_json() for peer in PEERS if peer in costs},
-        "share_of_limit": round(least / median(costs["etude bfloat16"])[0], 3),
+        "share_of_limit": round(least / median(costs[f"etude {PRECISIONS[-1]}"])[0], 3),
         "limited_by": by,
     }
 
@@ -129,13 +141,13 @@ def _limits(size: Size, policy: Policy) -> dict[str, float]:
 
 
 def _least(size: Size, at_once: int, limit: dict[str, float]) -> tuple[float, str]:
-    """The least CPU seconds in bfloat16: the prompts at the matrix rate, then the slower limit of each step.
+    """The least CPU seconds in the last precision: prompts at the matrix rate, then each step's slower limit.
 
     A step reads all weights once, and multiplies them with each row; prompts need no head.
     """
     weights = size.parameters()
     layers = weights - size.config["vocab_size"] * size.config["hidden_size"]
-    reading = 2.0 * weights / limit["read_gb_per_cpu_s"] / 1e9
+    reading = DTYPES[PRECISIONS[-1]].itemsize * weights / limit["read_gb_per_cpu_s"] / 1e9
     of_a_row = 2.0 / limit["matrix_gflops_per_cpu_s"] / 1e9
     step = max(reading, of_a_row * weights * at_once)
     prompts = of_a_row * layers * size.prompt * at_once

@@ -1,9 +1,10 @@
 """Models of real size on a few cores: the cost of steps and sampled tokens, against peers and the limit.
 
 SmolLM2-135M's shape and Qwen2.5-0.5B's with random weights. `--only PART` measures one of the parts: `step`
-(gradients and whole steps of GRPO in float32 and bfloat16, and TRL), `sampling` (the embedded engine,
-`generate`, and vLLM where ETUDE_TEST_VLLM names its program), `mismatch` (what engine and learner differ by),
-`run` (`etude train` on the calculator). All ways take turns; ratios are of CPU time, the median over rounds.
+(gradients and whole steps of GRPO, and TRL), `sampling` (the embedded engine, `generate`, and vLLM where
+ETUDE_TEST_VLLM names its program), `mismatch` (what engine and learner differ by in bfloat16), `run` (`etude
+train` on the calculator). Each is in float32, and in bfloat16 where the CPU multiplies it. All ways take
+turns; ratios are of CPU time, the median over rounds.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import real_sampling
 import real_step
 import torch
 from common import print_json, print_table, progress, silent
-from real_model import DTYPES, LOOK, QWEN, SMOLLM, Note, Size, policy_of
+from real_model import DTYPES, LOOK, PRECISIONS, QWEN, SMOLLM, Note, Size, policy_of
 
 GOALS = {
     "step_speedup_bf16": 3.0,
@@ -61,7 +62,8 @@ def as_json(parts: dict[str, Any], first: str, threads: int) -> dict[str, Any]:
     found: dict[str, Any] = {"threads": threads, "versions": versions()}
     if "step" in parts:
         shapes = parts["step"][first]
-        found["step_speedup_bf16"] = shapes["turns"]["speedup_bf16"]["cpu"]["median"]
+        speedup = shapes["turns"]["speedup_bf16"]
+        found["step_speedup_bf16"] = None if speedup is None else speedup["cpu"]["median"]
         found["ratio_vs_trl"] = {name: row["vs_trl"]["cpu"]["median"] for name, row in shapes.items()}
         found.setdefault("share_of_limit", {})["step"] = shapes["turns"]["share_of_limit"]
     if "sampling" in parts:
@@ -94,8 +96,7 @@ def print_results(found: dict[str, Any]) -> None:
         columns = [
             "",
             "tokens",
-            "float32 s",
-            "bfloat16 s",
+            *(f"{name} s" for name in PRECISIONS),
             "step s",
             "TRL s",
             "x TRL",
@@ -103,13 +104,13 @@ def print_results(found: dict[str, Any]) -> None:
             "of limit",
         ]
         print_table(
-            "CPU seconds of a gradient, and of a whole step in bfloat16",
+            f"CPU seconds of a gradient, and of a whole step in {PRECISIONS[-1]}",
             columns,
             _steps(parts["step"]),
             notes,
         )
     if "sampling" in parts:
-        ways = ["etude float32", "etude bfloat16", *real_sampling.PEERS]
+        ways = [*(f"etude {name}" for name in PRECISIONS), *real_sampling.PEERS]
         columns = ["", *ways, *(f"x {peer}" for peer in real_sampling.PEERS), "of limit"]
         print_table("Tokens sampled in a CPU second", columns, _sampled(parts["sampling"], ways), notes)
     for name, one in parts.get("mismatch", {}).items():
@@ -130,7 +131,7 @@ def _steps(sizes: dict[str, Any]) -> list[list[str]]:
         [
             f"{size}, {shape}",
             f"{row['distinct_tokens']} of {row['tokens']}",
-            *(f"{row['cpu_s'][way]:.2f}" for way in ("float32", "bfloat16", "bfloat16 step", "trl")),
+            *(f"{row['cpu_s'][way]:.2f}" for way in (*PRECISIONS, f"{PRECISIONS[-1]} step", "trl")),
             _shown(row["vs_trl"]),
             _shown(row["speedup_bf16"]),
             f"{row['share_of_limit']:.0%}",
@@ -169,7 +170,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", choices=PARTS, action="append", help="this part; may be repeated")
     parser.add_argument("--model", choices=[SMOLLM.name, QWEN.name], action="append", help="this shape alone")
     parser.add_argument("--threads", type=int, default=2, help="of torch and of vLLM")
-    parser.add_argument("--dtype", choices=[*DTYPES], default="bfloat16", help="of the run")
+    parser.add_argument("--dtype", choices=[*DTYPES], default=PRECISIONS[-1], help="of the run")
     parser.add_argument("--folder", type=Path, help="where the run is, and its base model stays")
     parser.add_argument("--look", action="store_true", help="everything small: whether it runs")
     flags = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Steps of GRPO at real size: token trees in float32 and bfloat16, and TRL in the better of both."""
+"""Steps of GRPO at real size: token trees and TRL, each in the best precision that this CPU multiplies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from gpu_learner import Way
 from gpu_model import work_of
 from learner_trl import Step, steps
-from real_model import DTYPES, Note, Ratio, Size, matrix_rate, median, policy_of, rounds, timed
+from real_model import DTYPES, PRECISIONS, Note, Ratio, Size, matrix_rate, median, policy_of, rounds, timed
 
 from etude.core.sample import Sample
 from etude.models.policy import Policy
@@ -21,7 +21,7 @@ TRIED = 4
 
 def measure(size: Size, quick: bool, note: Note) -> dict[str, Any]:
     """For each shape the cost of a gradient, of the whole step, and of TRL's gradient."""
-    policies = {name: policy_of(size, dtype) for name, dtype in DTYPES.items()}
+    policies = {name: policy_of(size, DTYPES[name]) for name in PRECISIONS}
     shapes = ["turns"] if quick else size.shapes
     return {shape: _measured(size, shape, policies, size.rounds[quick], note) for shape in shapes}
 
@@ -35,10 +35,10 @@ def _measured(size: Size, shape: str, policies: dict[str, Policy], count: int, n
     own = {name: Way(policy, units, "tree", 16384) for name, policy in policies.items()}
     ways: dict[str, Step] = {**own, **{f"{name} step": way.whole for name, way in own.items()}, "trl": trl}
     costs = rounds({name: partial(timed, step) for name, step in ways.items()}, count)
-    best = min(DTYPES, key=lambda name: median(costs[name]))
+    best = min(PRECISIONS, key=lambda name: median(costs[name]))
     work = work_of(sequences, tree=True)
-    rate = matrix_rate(policies["bfloat16"], work.tokens)
-    flops = work.flops(policies["bfloat16"])
+    rate, flops = matrix_rate(policies[best], work.tokens), work.flops(policies[best])
+    whole = {name: costs[f"{name} step"] for name in PRECISIONS}
     return {
         "tokens": sum(len(one.ids) for one in sequences),
         "distinct_tokens": work.tokens,
@@ -47,11 +47,11 @@ def _measured(size: Size, shape: str, policies: dict[str, Policy], count: int, n
         "wall_s": {name: round(median(found)[1], 3) for name, found in costs.items()},
         "trl": chosen,
         "own": best,
-        "speedup_bf16": Ratio.of(costs["bfloat16 step"], costs["float32 step"]).as_json(),
+        "speedup_bf16": Ratio.of(whole["bfloat16"], whole["float32"]).as_json() if len(whole) > 1 else None,
         "vs_trl": Ratio.of(costs[best], costs["trl"]).as_json(),
         "tflop": round(flops / 1e12, 3),
         "matrix_gflops_per_cpu_s": round(rate / 1e9, 1),
-        "share_of_limit": round(flops / rate / median(costs["bfloat16 step"])[0], 3),
+        "share_of_limit": round(flops / rate / median(whole[best])[0], 3),
         "notes": [way.learner.note for way in own.values() if way.learner.note],
     }
 

@@ -293,7 +293,8 @@ def test_the_benchmark_of_real_sizes_runs_small_and_its_json_has_the_keys_that_o
     finally:
         torch.set_num_threads(threads)
     found = json.loads(capsys.readouterr().out)
-    assert found["step_speedup_bf16"] > 0 and found["ratio_vs_trl"]["turns"] > 0
+    assert (found["step_speedup_bf16"] is None) == (real.PRECISIONS == ("float32",))
+    assert found["ratio_vs_trl"]["turns"] > 0
     assert set(found["ratio_vs_generate"]) == {"1", "2"} and found["ratio_vs_vllm"] == {"1": None, "2": None}
     assert found["share_of_limit"]["step"] > 0 and found["mismatch_kl"] < 1e-3
     real.print_results(found)
