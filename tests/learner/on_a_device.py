@@ -16,7 +16,9 @@ from etude.algorithms.grpo import Grpo
 from etude.algorithms.supervised import Supervised
 from etude.learner.flex import block_mask
 from etude.learner.learner import Learner, LearnerOptions
+from etude.learner.optimiser import Optimiser
 from etude.learner.tree import TreeLayout, token_tree
+from etude.learner.witness import Witness
 from tests.learner.gradients import batch_of
 from tests.learner.trees import forest
 from tests.models.tiny_models import family
@@ -67,3 +69,40 @@ def test_block_masks_are_made_there(window):
         assert there.kv_indices.device == DEVICE
         for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_q_indices"):
             assert getattr(there, name).tolist() == getattr(here, name).tolist()
+
+
+def test_masters_follow_with_one_wait():
+    policy = family("LlamaConfig")
+    policy.model.to(torch.bfloat16)
+    with pretending() as waits:
+        optimiser = Optimiser(moved(policy).trainable(), betas=(0.9, 0.95), weight_decay=0.0)
+        masters = list(optimiser.masters.values())
+        masters[0] *= 1 + 2**-12  # They still round to the same.
+        finer = masters[0].clone()
+        waits.clear()
+        optimiser.follow()
+        assert waits.total() == 1
+        assert torch.equal(masters[0], finer)
+        policy.trainable().popitem()[1].add_(1.0)
+        optimiser.follow()
+        assert all(map(torch.equal, masters, (one.float() for one in policy.trainable().values())))
+
+
+def test_numbers_of_samples_are_taken_off_the_device_at_once():
+    def waited(count):
+        sequences = forest(1, count)
+        policy = moved(family("LlamaConfig"))
+        policy.keep_base()
+        learner = Learner(policy, LearnerOptions(token_budget=10_000))
+        chunk = next(iter(learner._cut([(one,) for one in sequences], [[1.0]] * count, (1.0, 1.0))))
+        witness = Witness()
+        witness.begin([(one,) for one in sequences])
+        logprobs_BT = chunk.logprobs(policy.model)
+        before = waits.total()
+        witness.saw(chunk, logprobs_BT, logprobs_BT)
+        seen = waits.total() - before
+        learner.divergences(sequences)
+        return seen, waits.total() - before - seen
+
+    with pretending() as waits:
+        assert waited(4) == waited(20)

@@ -6,10 +6,12 @@ from collections import defaultdict
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.supervised import Supervised
 from etude.learner.learner import Learner, LearnerOptions
+from etude.learner.optimiser import Optimiser
 from etude.learner.plan import Schedule
 from etude.models.policy import LoraOptions
 from tests.learner.gradients import batch_of, train
@@ -162,3 +164,20 @@ def test_what_training_holds_is_eighteen_bytes_a_weight():
     ]
     held = [*of.trainable().values(), *masters, *(one.grad for one in masters), *moments]
     assert sum(tensor.numel() * tensor.itemsize for tensor in held) == 18 * count
+
+
+def test_on_cuda_a_step_is_one_kernel_and_goes_on_from_a_checkpoint():
+    def optimiser():
+        held = {"weight": torch.nn.Parameter(torch.empty(4, 3, device="cuda:0"))}
+        made = Optimiser(held, betas=(0.9, 0.95), weight_decay=0.1)
+        held["weight"].grad = torch.empty(4, 3, device="cuda:0")
+        return made
+
+    with FakeTensorMode():  # The device need not be there.
+        before, after = optimiser(), optimiser()
+        before.step(1e-3)
+        after.restore({name: tensor.detach().cpu() for name, tensor in before.tensors().items()})
+        (state,) = after.adam.state.values()
+        assert {tensor.device.type for tensor in state.values()} == {"cuda"}
+        after.step(1e-3)
+    assert after.adam.defaults["fused"]

@@ -19,6 +19,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from etude.inference.sampler import Row
 from etude.inference.slot_table import Copy
 from etude.models.architecture import SLIDING, layer_kinds, text_config
+from etude.models.device import sent
 from etude.models.policy import Policy
 
 _COLUMN_STEP = 64
@@ -228,4 +229,4 @@ class InputMaker:
 
 def tensor(numbers: ArrayLike, device: torch.device) -> torch.Tensor:
     """Integers as `torch.tensor` gives them, which takes five times as long for lists."""
-    return torch.from_numpy(numpy.asarray(numbers, numpy.int64)).to(device)
+    return sent(torch.from_numpy(numpy.asarray(numbers, numpy.int64)), device)

@@ -15,6 +15,7 @@ from etude.core.call import Sampling
 from etude.core.errors import EngineError
 from etude.core.keys import generator
 from etude.inference.prompt_lookup import PromptLookup
+from etude.models.device import sent
 from etude.models.distribution import Shaper, masked, shaped
 from etude.models.grammar import advance
 
@@ -98,9 +99,9 @@ def append_samples(
     counts = [len(draft) + 1 for draft in drafts] or [1] * len(rows)
     spread = [row for row, count in zip(rows, counts, strict=True) for _ in range(count)] if drafts else rows
     numbers = [number for row, count in zip(rows, counts, strict=True) for number in row.numbers(count)]
-    uniform_N1 = torch.from_numpy(numpy.array(numbers, numpy.float32)[:, None]).to(device)
+    uniform_N1 = sent(torch.from_numpy(numpy.array(numbers, numpy.float32)[:, None]), device)
     greedy = [row.sampling.temperature == 0 for row in spread]
-    greedy_N = torch.tensor(greedy, device=device) if any(greedy) else None
+    greedy_N = sent(torch.tensor(greedy), device) if any(greedy) else None
     shapers = [row.shaper for row in spread]
     own_NV = masked(logits_NV, shapers)
     if own_NV is None:
@@ -146,7 +147,7 @@ def draw(
         block_B1 = torch.searchsorted(cdf_BN, threshold_B1, right=True)
         before_B1 = torch.nn.functional.pad(cdf_BN, (1, 0)).gather(1, block_B1)
         ids_B1 = _drawn_within(probs_BV, block_B1 * _BLOCK, threshold_B1 - before_B1)
-    if greedy_B is not None and bool(greedy_B.any()):
+    if greedy_B is not None:
         ids_B1 = torch.where(greedy_B[:, None], probs_BV.argmax(dim=-1, keepdim=True), ids_B1)
     return ids_B1, probs_BV.gather(1, ids_B1).log_()
 

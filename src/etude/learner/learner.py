@@ -184,8 +184,10 @@ class Learner:
                 if chunk is None:
                     self._run(idle)
                     continue
-                gap_BT = chunk.micro.sampled_BT - self._run(chunk.logprobs)
-                for row, gaps_T, weights_T in zip(chunk.rows, gap_BT, chunk.micro.weights_BT, strict=True):
+                # Off the device at once, and not row by row.
+                gap_BT = (chunk.micro.sampled_BT - self._run(chunk.logprobs)).cpu()
+                weights_BT = chunk.micro.weights_BT.cpu()
+                for row, gaps_T, weights_T in zip(chunk.rows, gap_BT, weights_BT, strict=True):
                     index = live[row]
                     gaps = gaps_T[weights_T > 0].tolist()
                     for number, turn in enumerate(trained[index].turns):

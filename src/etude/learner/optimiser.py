@@ -20,6 +20,8 @@ from etude.core.errors import StoreError
 from etude.models.weights import part_like, whole
 
 _HALF = torch.bfloat16, torch.float16
+_FUSED = "cpu", "cuda"
+"""Devices that AdamW's step is one kernel on."""
 _MASTER = "master"
 """Beside the names of AdamW's own tensors."""
 
@@ -43,8 +45,8 @@ class Optimiser:
             for name, parameter in parameters.items()
             if self.masters[name] is not parameter
         }
-        # One way through memory, and not fifteen. On a GPU several tensors go together.
-        fused = all(master.device.type == "cpu" for master in self.gradients)
+        # One way through memory, and not fifteen; nor room for copies of what it changes.
+        fused = all(master.device.type in _FUSED for master in self.gradients)
         self.adam = torch.optim.AdamW(
             self.gradients, betas=betas, weight_decay=weight_decay, fused=fused or None
         )
@@ -92,11 +94,8 @@ class Optimiser:
     @torch.no_grad()
     def follow(self) -> None:
         """Take over the weights, if others have put some there that the masters do not round to."""
-        pairs = self._pairs.values()
-        if not all(
-            torch.equal(_local(parameter), _local(master).to(parameter.dtype)) for parameter, master in pairs
-        ):
-            for parameter, master in pairs:
+        if not self._is_followed():
+            for parameter, master in self._pairs.values():
                 master.copy_(parameter)
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -128,11 +127,21 @@ class Optimiser:
         self.adam.state.clear()
         for name, parts in state.items():
             master = self.masters[name]
-            # AdamW counts steps on the CPU, wherever the weights are.
+            # Where it is one kernel AdamW counts steps beside the weights, and else on the CPU.
+            counting = master.device if self.adam.defaults["fused"] else "cpu"
             self.adam.state[master] = {
-                part: value if part == "step" else part_like(value.to(master.dtype), master)
+                part: value.to(counting) if part == "step" else part_like(value.to(master.dtype), master)
                 for part, value in parts.items()
             }
+
+    def _is_followed(self) -> bool:
+        """Whether all masters round to their parameters."""
+        pairs = [(_local(parameter), _local(master)) for parameter, master in self._pairs.values()]
+        if all(parameter.is_cpu for parameter, _ in pairs):
+            return all(torch.equal(parameter, master.to(parameter.dtype)) for parameter, master in pairs)
+        # A device is waited for once, and not for each tensor.
+        same = [(parameter == master.to(parameter.dtype)).all() for parameter, master in pairs]
+        return bool(torch.stack(same).all())
 
     @torch.no_grad()
     def _take_up(self, masters: Mapping[str, torch.Tensor]) -> None:

@@ -25,9 +25,11 @@ class Witness:
 
     def saw(self, chunk: Pass, logprobs_BT: torch.Tensor, entropies_BT: torch.Tensor | None) -> None:
         """A pass of the step was computed."""
-        trained_BT = chunk.micro.weights_BT != 0
+        # Off the device at once: to wait for it row by row takes longer than the rows do.
+        trained_BT, logprobs_BT = (chunk.micro.weights_BT != 0).cpu(), logprobs_BT.detach().cpu()
+        entropies_BT = None if entropies_BT is None else entropies_BT.detach().cpu()
         for row, number in enumerate(chunk.rows):
             own_T = trained_BT[row]
-            logprobs = logprobs_BT[row].detach()[own_T].tolist()
-            entropies = () if entropies_BT is None else entropies_BT[row].detach()[own_T].tolist()
+            logprobs = logprobs_BT[row][own_T].tolist()
+            entropies = () if entropies_BT is None else entropies_BT[row][own_T].tolist()
             self.seen.setdefault(id(self._samples[number]), Seen(logprobs, entropies))

@@ -55,6 +55,14 @@ def choose_dtype(wish: str, device: torch.device, parameters: int) -> torch.dtyp
     return known[wish]
 
 
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of plain memory on a device, without a wait for what CUDA was asked for before.
+
+    CUDA takes the numbers of memory that is not pinned before the call is over; Metal may do so later.
+    """
+    return tensor.to(device, non_blocking=device.type == "cuda")
+
+
 def usable_cores() -> int:
     """Cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
