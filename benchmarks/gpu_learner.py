@@ -73,8 +73,10 @@ class Way:
         self._units = units
 
     def __call__(self) -> None:
-        self._add()
-        self.learner.optimiser.drop_gradient()
+        try:
+            self._add()
+        finally:  # Where memory was too little, the next one is to have all of it.
+            self.learner.optimiser.drop_gradient()
 
     def whole(self) -> None:
         """The same, and what an optimiser step has beside it."""
@@ -117,8 +119,7 @@ def _measured(policy: Policy, scale: Scale, shape: str, repeats: int, note: Note
     if isinstance(tree, Way) and isinstance(padded, Way):
         cost.gradient_difference = _difference(tree, padded)
     if isinstance(tree, Way):
-        tree.whole()
-        chosen["step"] = tree.whole
+        _choose(cost, chosen, "step", {cost.chosen["tree"]: tree.whole}, policy.device)
     cost.seconds = median_seconds(chosen, repeats, policy.device)
     for name, step in chosen.items():
         if name == "trl":

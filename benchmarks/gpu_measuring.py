@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
 from learner import peak_mb
@@ -43,11 +44,13 @@ def fastest(candidates: dict[str, Step], device: torch.device) -> tuple[str, Ste
     """The one that takes the least, by the better of two tries after a first; None where all lack memory."""
     found: list[tuple[float, str, Step]] = []
     for name, step in candidates.items():
+        # Not where memory is lacking: the error still holds what the step had made.
+        torch.cuda.empty_cache()
         try:
             step()
             found.append((min(seconds(step, device) for _ in range(2)), name, step))
         except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
+            continue
     if not found:
         return None
     _, name, step = min(found, key=lambda one: one[0])
@@ -90,7 +93,9 @@ def top_kernels(step: Step, device: torch.device, count: int = 20) -> list[dict[
     """Shares of a step's time on the device (on a CPU, of its time on that), the largest first."""
     on_gpu = device.type == "cuda"
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    with profile(activities=kinds) as profiler:
+    # The engine's thread is another than this one.
+    threads = _ExperimentalConfig(profile_all_threads=True)
+    with profile(activities=kinds, experimental_config=threads) as profiler:
         step()
         wait(device)
     events = [

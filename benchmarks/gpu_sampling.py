@@ -60,7 +60,7 @@ def measure(policy: Policy, scale: Scale, repeats: int, note: Note) -> list[Rate
                 note(f"{scale.name}, {way}, {rates.concurrency} at a time")
                 rates.per_s[way] = _rate(sample, scale, rates.concurrency, repeats)
                 note(f"… {rates.per_s[way]:.0f} tokens/s")
-        except Exception as error:  # noqa: BLE001  whatever it breaks by, the rest is to be measured
+        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever it breaks by, the rest is to be measured
             for rates in found:
                 if way not in rates.per_s:
                     rates.left_out[way] = f"{type(error).__name__}: {error}"

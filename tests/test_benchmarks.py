@@ -180,6 +180,7 @@ def test_the_gpus_benchmark_runs_small_on_a_cpu(
         assert row["ratio_vs_padded"] > 0
         assert row["gradient_difference"] < 0.05
         assert found["profile"][row["shape"]][0]["share"] > 0
+    assert found["profile"]["sampling"][0]["share"] > 0
     for row in found["sampling"]:
         assert {"etude", "generate"} <= row["tokens_per_s"].keys()
     gpu.print_results(found)
