@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,9 +69,13 @@ class StateFolders:
         draft = final.with_name(final.name + _DRAFT)
         try:
             shutil.rmtree(draft, ignore_errors=True)
-            version = learner.policy.save_version(draft, number, state.weights)
+            draft.mkdir(parents=True, exist_ok=True)
+            # Digests and the disk take most of the time, for which the interpreter's lock is free.
+            with ThreadPoolExecutor(1, thread_name_prefix="save") as beside:
+                optimiser = beside.submit(learner.save, draft, state.optimiser)
+                version = learner.policy.save_version(draft, number, state.weights)
+            optimiser.result()
             version = version.model_copy(update={"location": str(final)})
-            learner.save(draft, state.optimiser)
             content = {**facts, "version": version.model_dump(mode="json")}
             (draft / _FACTS).write_text(json.dumps(content, indent=2), encoding="utf-8")
             note_sum(draft / _FACTS)

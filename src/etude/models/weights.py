@@ -38,7 +38,7 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].detach().to("cpu").contiguous()
         hasher.update(name.encode())
-        hasher.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+        hasher.update(tensor.flatten().view(torch.uint8).numpy().data)
     return hasher.hexdigest()
 
 
@@ -52,7 +52,14 @@ def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
 
 
 def _write(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
-    plain = {name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in tensors.items()}
+    plain: dict[str, torch.Tensor] = {}
+    written: set[int] = set()
+    for name, tensor in tensors.items():
+        here = tensor.detach().to("cpu").contiguous()
+        memory = here.untyped_storage().data_ptr()
+        # safetensors refuses tensors that share memory. To copy all would take as long as to write them.
+        plain[name] = here.clone() if memory in written else here
+        written.add(memory)
     save_file(plain, path)
 
 

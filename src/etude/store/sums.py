@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import threading
 from pathlib import Path
 
 from etude.core.errors import StoreError
@@ -18,6 +19,8 @@ SET_ASIDE = ".set-aside-"
 _LINE = re.compile(r"([0-9a-f]{64})  ([\w.+ -]+)")
 _SHOWN = 12
 """Digits of a digest."""
+_noting = threading.Lock()
+"""Held while sums are read and written anew."""
 
 
 class DamagedError(StoreError):
@@ -32,11 +35,12 @@ class DamagedError(StoreError):
 def note_sum(path: Path) -> None:
     """Write the digest of a file that was just written into the sums of its folder. Raises OSError.
 
-    The folder is a draft: it and its sums get their name once all is there.
+    The folder is a draft: it and its sums get their name once all is there. Several threads may write to it.
     """
-    sums = path.with_name(SUMS)
-    known = _parsed(sums.read_text(encoding="utf-8")) if sums.exists() else {}
-    sums.write_text(_text({**known, path.name: _digest(path)}), encoding="utf-8")
+    digest, sums = _digest(path), path.with_name(SUMS)
+    with _noting:
+        known = _parsed(sums.read_text(encoding="utf-8")) if sums.exists() else {}
+        sums.write_text(_text({**known, path.name: digest}), encoding="utf-8")
 
 
 def damage_in(folder: Path) -> list[str]:
