@@ -1,7 +1,8 @@
 """How soon a model learns, by Etude and by TRL: reward against episodes and CPU time, over three seeds.
 
-The task is the example `sort`: one question, one answer, GRPO with groups of 16 on 8 prompts a step. Each
-side trains in a process of its own, one after the other.
+The task is the example `sort`: one question, one answer, GRPO with groups of 16 on 8 prompts a step, on the
+demos' model or a larger one of its kind (`--size`). Each side trains in a process of its own, one after the
+other.
 
 Equal on both sides, read from one config: base model (one file for both, warmed up as the demo's), float32,
 one thread, the prompts of every step in their order with the same token ids, episodes per step, temperature,
@@ -13,9 +14,11 @@ program of Etude's measures them all, at temperature 1, with the same random num
 Not equal: the random numbers of training; TRL divides an advantage by the group's sample deviation (n - 1)
 plus 1e-4, and Etude by that of the group itself (n), which makes TRL's advantages 3 % smaller, AdamW takes
 nearly the same step from them; TRL's ratio is exactly 1, and Etude's is that of the learner's logprobs to the
-engine's. Etude records every call, score and version on the disk as in any run, and could go on after a kill;
-TRL saves and logs nothing. TRL samples by `generate` and trains without checkpointing, dropout or evaluation,
-with the rows at a time that were fastest. Writing models for this comparison is not timed.
+engine's. After a step on groups that are all without an advantage TRL's AdamW moves by its momentum, and
+Etude takes no such step. Etude records every call, score and version on the disk as in any run, and could go
+on after a kill; TRL saves and logs nothing. TRL samples by `generate` and trains without checkpointing,
+dropout or evaluation, with the rows at a time that were fastest. Writing models for this comparison is not
+timed.
 
 Differences over examples say which of two trained models is better. Two trainings of one method may differ by
 more than that, so the difference over seeds, each a training, stands beside it.
@@ -26,6 +29,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -38,12 +42,12 @@ from pathlib import Path
 from typing import Any
 
 from common import print_json, print_table, progress, silent
-from learning_task import TENTHS, Clock, Course
+from learning_task import SIZES, SMALL, TENTHS, Clock, Course
 
 from etude.core.stats import Estimate, estimate, estimate_difference, t95
 
 ETUDE, TRL = SIDES = ("etude", "trl")
-STEPS, QUICK_STEPS = 100, 20
+QUICK_STEPS = 20
 WAY = 0.9
 """The target is so much of the way from the reward before training to the better side's at its end."""
 GOAL = 3.0
@@ -118,7 +122,8 @@ def measure_side(side: str, course: Course, file: Path, began: float) -> None:
         models = [course.base, *(Path(folder) / str(tenth) for tenth in range(1, TENTHS + 1))]
         for point, model in zip(found["points"], models, strict=True):
             point["rewards"] = course.rewards(model)
-    found = {"seed": course.seed, "side": side, "steps": course.steps, **found, "versions": versions()}
+    asked = {"seed": course.seed, "side": side, "size": course.size, "steps": course.steps}
+    found = {**asked, **found, "versions": versions()}
     draft = file.with_suffix(".draft")
     draft.write_text(json.dumps(found), encoding="utf-8")
     draft.replace(file)
@@ -127,18 +132,19 @@ def measure_side(side: str, course: Course, file: Path, began: float) -> None:
 def read_side(file: Path, course: Course) -> Series:
     """A series that was measured before. Raises SystemExit for one that is another."""
     found = json.loads(file.read_text(encoding="utf-8"))
-    if found["steps"] != course.steps:
+    there, asked = (found["size"], found["steps"]), (course.size, course.steps)
+    if there != asked:
         raise SystemExit(
-            f"{file} has {found['steps']} steps, and {course.steps} are to be measured: remove it, or name "
-            "another folder with --out"
+            f"{file} is of {there[1]} steps of the model {there[0]}, and {asked[1]} of {asked[0]} are to be "
+            "measured: remove it, or name another folder with --out"
         )
     points = [Point(**point) for point in found["points"]]
     return Series(found["seed"], found["side"], points, found["start"])
 
 
-def pair_of(out: Path, seed: int, steps: int, note: Callable[[str], None]) -> Pair:
+def pair_of(course: Course, note: Callable[[str], None]) -> Pair:
     """Both sides of a seed, each measured unless its file is there. They begin in turns."""
-    course = Course(out / f"seed-{seed}", seed, steps)
+    seed = course.seed
     note(f"seed {seed}, base model")
     course.prepare()
     found = {}
@@ -146,9 +152,20 @@ def pair_of(out: Path, seed: int, steps: int, note: Callable[[str], None]) -> Pa
         file = course.folder / f"{side}.json"
         if not file.is_file():
             note(f"seed {seed}, {side}")
-            given = ["--side", side, "--seeds", str(seed), "--steps", str(steps), "--out", str(out)]
+            given = [
+                "--side",
+                side,
+                "--size",
+                course.size,
+                "--seeds",
+                str(seed),
+                "--steps",
+                str(course.steps),
+            ]
+            given += ["--out", str(course.folder.parent)]
             command = [sys.executable, __file__, *given, "--began", str(time.time())]
-            done = subprocess.run(command, stdout=sys.stderr, check=False)
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            done = subprocess.run(command, stdout=sys.stderr, check=False, env=environment)
             if done.returncode:
                 raise SystemExit(f"{side} with seed {seed} ended with exit code {done.returncode}")
         found[side] = read_side(file, course)
@@ -310,22 +327,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help=f"one seed, and {QUICK_STEPS} steps")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--seeds", type=int, nargs="+", help="0, 1 and 2 by default")
-    parser.add_argument("--steps", type=int, help=f"optimiser steps, {STEPS} by default; 10 at least")
+    parser.add_argument("--size", choices=SIZES, default=SMALL, help="parameters of the model")
+    parser.add_argument("--steps", type=int, help="optimiser steps; 10 at least, and the size's by default")
     parser.add_argument("--out", type=Path, help="keep what is measured here, and go on with what is there")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--began", type=float, default=time.time(), help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
-    steps = given.steps or (QUICK_STEPS if given.quick else STEPS)
+    steps = given.steps or (QUICK_STEPS if given.quick else SIZES[given.size].steps)
     seeds = given.seeds or ([0] if given.quick else [0, 1, 2])
-    if given.side and given.out:
-        course = Course(given.out / f"seed-{seeds[0]}", seeds[0], steps)
-        measure_side(given.side, course, course.folder / f"{given.side}.json", given.began)
-        return
     with tempfile.TemporaryDirectory() as folder:
         out = (given.out or Path(folder)).resolve()
-        pairs = [pair_of(out, seed, steps, silent if given.json else progress) for seed in seeds]
+        courses = [Course(out / f"seed-{seed}", seed, steps, given.size) for seed in seeds]
+        if given.side:
+            (course,) = courses
+            measure_side(given.side, course, course.folder / f"{given.side}.json", given.began)
+            return
+        pairs = [pair_of(course, silent if given.json else progress) for course in courses]
     if given.json:
-        print_json(as_json(pairs))
+        print_json({"size": given.size, **as_json(pairs)})
     else:
         print_results(pairs)
 

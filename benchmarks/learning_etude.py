@@ -13,12 +13,17 @@ from etude.core.interfaces import Progress
 
 
 class Ends(Progress):
-    """Notes when a tenth ends, and which version of the model there is then. An epoch is a step."""
+    """Notes when a tenth ends, and writes the model that there is then. An epoch is a step."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, folder: Path) -> None:
         self.clock = clock
-        self.versions: list[int] = []
+        self.folder = folder
+        self._run = Path()
         self._latest = 0
+
+    def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
+        """The run has a folder."""
+        self._run = self.clock.course.folder / "runs" / run_id
 
     def epoch_started(self, epoch: int, num_epochs: int) -> None:
         """An epoch begins."""
@@ -35,12 +40,14 @@ class Ends(Progress):
 
     def _over(self, epoch: int) -> None:
         if self.clock.after(epoch):
-            self.versions.append(self._latest)
+            self.clock.leave_out(self._export)
+
+    def _export(self) -> None:
+        # Now, as the run deletes it soon.
+        version = etude.load_run(self._run).version(f"v{self._latest}")
+        version.export(self.folder / str(len(self.clock.ends)))
 
 
 def train(course: Course, clock: Clock, folder: Path) -> None:
     """Train, and write the model of each tenth into the folder of its number, from 1 on."""
-    ends = Ends(clock)
-    run = etude.train(course.file, overrides=course.overrides, keep_checkpoints="all", progress=ends)
-    for tenth, version in enumerate(ends.versions, 1):
-        run.version(f"v{version}").export(folder / str(tenth))
+    etude.train(course.file, overrides=course.overrides, progress=Ends(clock, folder))

@@ -23,8 +23,7 @@ with warnings.catch_warnings():
     import trl
 
 ROWS = 128
-"""That are trained on at a time: the fastest of 32, 64 and 128. All are sampled at once, and one thread is
-faster than two."""
+"""Trained on at a time: the fastest of 32, 64 and 128 for the smaller models. All are sampled at once."""
 
 
 def train(course: Course, clock: Clock, folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -82,16 +83,32 @@ def test_what_is_surely_worse_at_one_tenth_is_told(learning: ModuleType):
     assert found["not_worse_at_any_tenth"] is found["not_worse_over_seeds"] is False
 
 
-def test_series_that_are_there_are_not_measured_again(learning: ModuleType, tmp_path: Path, monkeypatch: Any):
-    (tmp_path / "seed-0" / "base" / "model").mkdir(parents=True)
+def test_series_that_are_there_are_not_measured_again(learning: ModuleType, tmp_path: Path):
+    (tmp_path / "base" / "model").mkdir(parents=True)
     for side in learning.SIDES:
         one = series(learning, side, 10, RISING)
         points = [vars(point) for point in one.points]
-        found = {"seed": 0, "side": side, "steps": 100, "start": one.start, "points": points}
-        (tmp_path / "seed-0" / f"{side}.json").write_text(json.dumps(found), encoding="utf-8")
-    assert learning.pair_of(tmp_path, 0, 100, learning.silent).trl.points[1].reward == 0.5
-    with pytest.raises(SystemExit, match="has 100 steps, and 20 are to be measured: remove it"):
-        learning.pair_of(tmp_path, 0, 20, learning.silent)
+        found = {"seed": 0, "side": side, "size": "4M", "steps": 50, "start": one.start, "points": points}
+        (tmp_path / f"{side}.json").write_text(json.dumps(found), encoding="utf-8")
+    there = learning.Course(tmp_path, 0, 50, "4M")
+    assert learning.pair_of(there, learning.silent).trl.points[1].reward == 0.5
+    for other in (replace(there, steps=20), replace(there, size="26M")):
+        wanted = f"of 50 steps of the model 4M, and {other.steps} of {other.size} are to be measured: remove"
+        with pytest.raises(SystemExit, match=wanted):
+            learning.pair_of(other, learning.silent)
+
+
+def test_a_size_is_what_it_is_called_and_both_sides_learn_at_its_rate(learning: ModuleType, tmp_path: Path):
+    task = importlib.import_module("learning_task")
+    tokenizer = build_tokenizer(["Sort: abcdef"], splits=["[a-z](?![a-z]*:)"])
+    copy_example("sort", folder := tmp_path / "sort")
+    for name, size in task.SIZES.items():
+        model = build_policy(tokenizer, 0, size.shape).model
+        parameters = sum(value.numel() for value in model.parameters())
+        assert parameters == pytest.approx(1e6 * float(name.removesuffix("M")), rel=0.1)
+        course = task.Course(folder, 0, size.steps, name)
+        assert course.config.trainer_adapters["local"].learning_rate == size.learning_rate
+        assert course.ends[-1] == size.steps
 
 
 @pytest.mark.slow

@@ -18,8 +18,9 @@ from etude.core.example import Example
 from etude.core.keys import generator
 from etude.core.message import Message
 from etude.inference.embedded import EmbeddedEngine
+from etude.learner.learner import LearnerOptions
 from etude.learner.warm_up import Stage, StageReport, warm_up
-from etude.models.tiny import build_policy, build_tokenizer
+from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.rewards.evaluation_run import measure
 
 from agent import in_place, sort
@@ -33,9 +34,17 @@ MEASURED = 256
 
 
 async def build_base(
-    folder: Path, seed: int, progress: Callable[[str, float], None]
+    folder: Path,
+    seed: int,
+    progress: Callable[[str, float], None],
+    *,
+    shape: TinyShape | None = None,
+    learning_rate: float = 3e-3,
 ) -> Sequence[StageReport]:
-    """Write `train.jsonl`, `validation.jsonl` and `model/` into `folder`. No letters are in both files."""
+    """Write `train.jsonl`, `validation.jsonl` and `model/` into `folder`. No letters are in both files.
+
+    The model is the demos' unless it is to have another shape, which may need a lower rate to imitate at.
+    """
     drawn = _draw(TRAIN + HELD_OUT, generator(seed, "letters"))
     train = [_example(f"train-{i}", letters) for i, letters in enumerate(drawn[:TRAIN])]
     _write(folder / "train.jsonl", train)
@@ -44,13 +53,14 @@ async def build_base(
     rng = generator(seed, "careless")
     transcripts = [careless(rng.choice(drawn[:TRAIN]), rng) for _ in range(TRANSCRIPTS)]
     texts = [message["content"] for transcript in transcripts[:500] for message in transcript]
-    policy = build_policy(build_tokenizer(texts, splits=["[a-z](?![a-z]*:)"]), seed)
+    policy = build_policy(build_tokenizer(texts, splits=["[a-z](?![a-z]*:)"]), seed, shape)
     engine = EmbeddedEngine(policy)
 
     async def reward() -> float:
         return (await measure(sort, in_place, engine, train[:MEASURED], seed=seed)).mean
 
-    stage = Stage("careless transcripts", transcripts, at_least=REWARD, measure=reward)
+    options = LearnerOptions(learning_rate=learning_rate)
+    stage = Stage("careless transcripts", transcripts, reward, REWARD, options=options)
     try:
         reports = await warm_up(policy, [stage], seed=seed, on_check=progress)
     finally:
