@@ -18,12 +18,18 @@ def parse_arguments(
     description: str, arguments: Sequence[str] | None = None, **flags: str
 ) -> argparse.Namespace:
     """The two flags that every benchmark takes, `quick` and `json`; and others, with what they do."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--quick", action="store_true", help="measure less, and less exactly")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser = argument_parser(description)
     for name, told in flags.items():
         parser.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=told)
     return parser.parse_args(arguments)
+
+
+def argument_parser(description: str) -> argparse.ArgumentParser:
+    """A parser with those two flags."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="measure less, and less exactly")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    return parser
 
 
 def progress(what: str) -> None:

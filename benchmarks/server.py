@@ -1,8 +1,9 @@
 """The cost of `etude serve`: the same requests, sent to a vLLM and through the server that runs it.
 
-Needs a real vLLM: ETUDE_TEST_VLLM names its program (docs/server.md says how to install one). The peer is the
-very process that the server runs, so that nothing but the way to it differs. The embedded engine answers the
-same requests for comparison.
+With `--canned` the vLLM is a stand-in that answers at once, and the CPU time of the server's process is
+counted as well: what the server itself costs. Otherwise it needs a real vLLM: ETUDE_TEST_VLLM names its
+program (docs/server.md says how to install one). The peer is the very process that the server runs, so that
+nothing but the way to it differs. The embedded engine answers the same requests for comparison.
 """
 
 from __future__ import annotations
@@ -15,37 +16,30 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
-from common import parse_arguments, print_json, print_table, progress, silent
+from canned_vllm import TOKENS
+from common import argument_parser, print_json, print_table, progress, silent
+from server_canned import BATCH, Place, canned_command
+from server_canned import measure as measure_canned
 
 from etude.inference.child_process import marked_process
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 
 PROGRAM = "ETUDE_TEST_VLLM"
 CONCURRENCIES = (1, 8, 64)
-TOKENS = 32
 QUICK_ON_TWO_CORES = {
     "TORCHDYNAMO_DISABLE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "OMP_NUM_THREADS": "1",
 }
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where requests are sent, and under which name the model goes there."""
-
-    name: str
-    url: str
-    model: str
-    key: str = "none"
 
 
 @dataclass(frozen=True)
@@ -84,20 +78,22 @@ async def ask(place: Place, concurrency: int, count: int) -> Round:
 
 
 @contextmanager
-def server(model: Path, folder: Path, *options: str) -> Iterator[str]:
-    """The address of an `etude serve` in a process of its own."""
+def server(
+    model: Path, folder: Path, *options: str, more: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[tuple[str, int]]:
+    """The address and the process id of an `etude serve`, with `more` variables of the environment."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "etude", "serve", str(model), "--port", str(port)]
     command += ["--data-dir", str(folder), "--engine-wait", "300", *options]
-    environment = {**os.environ, **QUICK_ON_TWO_CORES}
+    environment = {**os.environ, **QUICK_ON_TWO_CORES, **more}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stdout is not None
         if " at http://" not in process.stdout.readline():
             sys.exit("the server did not start; the lines above say why")
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{port}", process.pid
     finally:
         process.terminate()
         process.wait()
@@ -106,11 +102,12 @@ def server(model: Path, folder: Path, *options: str) -> Iterator[str]:
 def vllm_of(folder: Path, model: Path) -> Place:
     """The vLLM that a server runs: its port is on its command line, its key in its environment."""
     pid = marked_process(folder / "vllm" / "vllm.pid")
+    assert pid is not None
     process = Path(f"/proc/{pid}")
     line = (process / "cmdline").read_text().split("\0")
     variables = dict(item.partition("=")[::2] for item in (process / "environ").read_text().split("\0"))
     port = line[line.index("--port") + 1]
-    return Place("vLLM alone", f"http://127.0.0.1:{port}", str(model), variables["VLLM_API_KEY"])
+    return Place("vLLM alone", f"http://127.0.0.1:{port}", str(model), variables["VLLM_API_KEY"], pid)
 
 
 def measure(
@@ -133,25 +130,81 @@ def measure(
     return rows
 
 
+def build_model(folder: Path) -> Path:
+    """A model of the size of the demos'."""
+    tokenizer = build_tokenizer(["what is 1 + 2? it is 3. yes or no? yes, no."], vocab_size=300)
+    # Heads of 32: vLLM takes none that are smaller.
+    build_policy(tokenizer, 0, TinyShape(hidden_size=64, heads=2, max_context=256)).export(folder)
+    return folder
+
+
+def canned(against: Path | None, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
+    """The server in front of a vLLM that answers at once; with `against` that of another source, too."""
+    with tempfile.TemporaryDirectory() as temporary, ExitStack() as running:
+        folder = Path(temporary)
+        model, program = build_model(folder / "tiny"), canned_command(folder)
+        places: dict[str, Place] = {}
+        for name, source in (("through", None), *([("against", against)] if against else [])):
+            more = {} if source is None else {"PYTHONPATH": str(source)}
+            options = ("--engine", "vllm", "--vllm-command", str(program))
+            url, pid = running.enter_context(server(model, folder / name, *options, more=more))
+            places[name] = Place(name, url, "tiny", pid=pid)
+        places["alone"] = vllm_of(folder / "through", model)
+        found = measure_canned(places, 4 if quick else 20, say)
+    overhead = found["through"]["ms_p50"] - found["alone"]["ms_p50"]
+    return {"overhead_ms_p50": overhead, "cpu_ms_p50": found["through"]["cpu_ms_p50"], "canned": found}
+
+
+def print_canned(result: dict[str, Any]) -> None:
+    """For people."""
+    names = {
+        "alone": "the stand-in alone",
+        "through": "through etude serve",
+        "against": "through etude serve of --against",
+    }
+    columns = ("ms_p50", "cpu_ms_p50", "cpu_ms_best")
+    print_table(
+        f"Chats of {TOKENS} tokens with logprobs and token ids, one at a time; the vLLM answers at once",
+        ["to", "ms, median", "CPU ms of its process, median of batches", "best batch"],
+        [
+            [names[name], *(f"{row[column]:.2f}" for column in columns)]
+            for name, row in result["canned"].items()
+        ],
+        [f"n = {result['canned']['through']['chats']} chats each, in turns, {BATCH} to a batch"],
+    )
+
+
 def main() -> None:
     """The command line."""
-    arguments = parse_arguments(__doc__.splitlines()[0])
+    parser = argument_parser(__doc__.splitlines()[0])
+    parser.add_argument("--canned", action="store_true", help="in front of a stand-in that answers at once")
+    parser.add_argument(
+        "--against", type=Path, help="with --canned: the source folder of another etude, to take turns with"
+    )
+    arguments = parser.parse_args()
     say = silent if arguments.json else progress
+    if arguments.canned:
+        result = canned(arguments.against, arguments.quick, say)
+        (print_json if arguments.json else print_canned)(result)
+        return
     program = os.environ.get(PROGRAM)
     if not program:
         sys.exit(f"set {PROGRAM} to vLLM's program; docs/server.md says how to install one")
-    rounds, size = (3, 32) if arguments.quick else (7, 128)
+    result = in_front_of_vllm(program, arguments.quick, say)
+    (print_json if arguments.json else print_rows)(result)
+
+
+def in_front_of_vllm(program: str, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
+    """The server in front of a real vLLM, that vLLM alone, and the embedded engine."""
+    rounds, size = (3, 32) if quick else (7, 128)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        model = folder / "tiny"
-        tokenizer = build_tokenizer(["what is 1 + 2? it is 3. yes or no? yes, no."], vocab_size=300)
-        # Heads of 32: vLLM takes none that are smaller.
-        build_policy(tokenizer, 0, TinyShape(hidden_size=64, heads=2, max_context=256)).export(model)
+        model = build_model(folder / "tiny")
         options = ("--engine", "vllm", "--vllm-command", program, "--vllm-arg=--enforce-eager")
         say("starting vLLM")
         with (
-            server(model, folder / "vllm", *options) as through,
-            server(model, folder / "embedded") as embedded,
+            server(model, folder / "vllm", *options) as (through, _),
+            server(model, folder / "embedded") as (embedded, _),
         ):
             places = [
                 vllm_of(folder / "vllm", model),
@@ -162,20 +215,21 @@ def main() -> None:
     alone, served = (
         {row["concurrency"]: row for row in rows if row["place"] == place.name} for place in places[:2]
     )
-    result = {
+    return {
         "overhead_ms_p50": served[1]["ms_p50"] - alone[1]["ms_p50"],
         "overhead_share": {str(n): alone[n]["rate"] / served[n]["rate"] - 1 for n in CONCURRENCIES},
         "settings": rows,
     }
-    if arguments.json:
-        print_json(result)
-        return
+
+
+def print_rows(result: dict[str, Any]) -> None:
+    """For people."""
     print_table(
         f"Chat completions of {TOKENS} tokens with logprobs and token ids",
         ["to", "at a time", "ms, median", "requests/s"],
         [
             [row["place"], str(row["concurrency"]), f"{row['ms_p50']:.1f}", f"{row['rate']:.1f}"]
-            for row in rows
+            for row in result["settings"]
         ],
         [
             f"the way through the server: {result['overhead_ms_p50']:.1f} ms at 1; "

@@ -243,3 +243,19 @@ async def test_the_environments_proxy_is_asked(monkeypatch: pytest.MonkeyPatch) 
         assert (await lanes.post("http://models.invalid/v1", b"")).content == b"ok"
         assert proxy.heads[0].startswith(b"POST http://models.invalid/v1 HTTP/1.1")
         await lanes.close()
+
+
+def test_uvloops_event_loop_serves_as_well() -> None:
+    """uvicorn takes it wherever it is installed."""
+    uvloop = pytest.importorskip("uvloop")
+
+    async def twice() -> int:
+        async with served(says(OK)) as server:
+            lanes = HttpLanes({}, most_megabytes=1, setting="a limit")
+            for _ in range(2):
+                assert (await lanes.post(server.url, b"{}")).content == b"ok"
+            await lanes.close()
+            return server.connections
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(twice()) == 1

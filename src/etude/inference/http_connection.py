@@ -11,6 +11,7 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import h11
 import httpx
@@ -71,9 +72,10 @@ class PlainConnection:
         self._drop()
         try:
             async with asyncio.timeout(self._connect_seconds):
-                _, self._bytes = await loop.create_connection(
-                    _Bytes, self._host, self._port, happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS
-                )
+                # uvloop has no such delay: it tries the addresses one after another.
+                is_own = isinstance(loop, asyncio.BaseEventLoop)
+                delay = {"happy_eyeballs_delay": _NEXT_ADDRESS_SECONDS} if is_own else {}
+                _, self._bytes = await loop.create_connection(_Bytes, self._host, self._port, **delay)
         except TimeoutError as error:
             raise httpx.ConnectTimeout("", request=request) from error
         except OSError as error:
@@ -150,8 +152,7 @@ class _Bytes(asyncio.Protocol):
         self._waiting: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it.
 
     def data_received(self, data: bytes) -> None:
         self._unread.append(data)
