@@ -61,7 +61,12 @@ def _chat() -> bytes:
     content = [
         {"token": "it", "logprob": value, "bytes": [105, 116], "top_logprobs": []} for value in _LOGPROBS
     ]
-    message = {"role": "assistant", "content": "it is 3. " * 8, "refusal": None, "tool_calls": []}
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": "it is 3. " * 8,
+        "refusal": None,
+        "tool_calls": [],
+    }
     return _answer("chat.completion", {"message": message, "logprobs": {"content": content}})
 
 

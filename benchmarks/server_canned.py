@@ -35,7 +35,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Taken:
-    """What a batch of chats took, in milliseconds: wall time of each, and CPU time of one on average."""
+    """Milliseconds: the wall time of each chat, and the CPU time of one of each batch on average."""
 
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)

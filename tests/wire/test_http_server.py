@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from etude.wire.door import Door
 from etude.wire.http_limits import HttpLimits
-from etude.wire.http_protocol import LimitedProtocol, Line
+from etude.wire.http_protocol import LimitedProtocol, Line, LingeringTransport
 from etude.wire.http_server import BackgroundServer, ThreadServer, listen
 
 GET = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -240,3 +240,35 @@ async def test_a_server_in_a_thread_answers_while_the_loop_does_not_turn() -> No
         connection.sendall(GET % b"")
         assert connection.recv(4096).startswith(b"HTTP/1.1 200")
     server.close()
+
+
+async def test_head_and_body_of_an_answer_are_sent_together_and_much_is_sent_at_once() -> None:
+    wire = Wire()
+    transport = LingeringTransport(wire, bool)
+    transport.write(b"head ")
+    transport.write(b"body")
+    assert not wire.sent
+    await asyncio.sleep(0)
+    assert wire.sent == [b"head body"]
+    transport.write(b"x" * 2**17)
+    assert wire.sent[1:] == [b"x" * 2**17], "whoever writes on and on has to learn that the client is slow"
+    transport.write(b"last")
+    transport.close()
+    assert wire.sent[2:] == [b"last", b"closed"]
+
+
+class Wire(asyncio.Transport):
+    """Notes what it is to send."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[bytes] = []
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        self.sent.append(bytes(data))
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.sent.append(b"closed")

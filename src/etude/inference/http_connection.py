@@ -18,6 +18,8 @@ import httpx
 
 _MOST_UNREAD = 2**18
 """Bytes that are taken from the system before somebody reads them."""
+_SHORT = 2**16
+"""Bytes of a body that is not left to whoever asked to read."""
 _LARGEST_HEAD = 100 * 1024
 _NEXT_ADDRESS_SECONDS = 0.25
 """After so long without a connection, the next address of a name is tried as well (RFC 8305)."""
@@ -39,7 +41,7 @@ class PlainConnection:
         self._idle_until = 0.0
 
     async def send(self, request: httpx.Request) -> httpx.Response:
-        """The answer to a request whose content is in memory, its body unread.
+        """The answer to a request whose content is in memory, its body unread unless it is short.
 
         Close it before the next request. Raises httpx.RequestError.
         """
@@ -50,16 +52,18 @@ class PlainConnection:
                 event = await self._event(wire, request)
                 while isinstance(event, h11.InformationalResponse):
                     event = await self._event(wire, request)
+                assert isinstance(event, h11.Response)
+                # Read at once: as a stream, each layer of httpx's would take its part of the time.
+                content = await self._read(wire, request) if _is_short(event) else None
         except BaseException:
             self._drop()
             raise
-        assert isinstance(event, h11.Response)
-        return httpx.Response(
-            event.status_code,
-            headers=event.headers.raw_items(),
-            stream=_Body(self._body(wire, request), self._finish),
-            request=request,
-        )
+        status, headers = event.status_code, event.headers.raw_items()
+        if content is not None:
+            self._finish()
+            return httpx.Response(status, headers=headers, content=content, request=request)
+        body = _Body(self._body(wire, request), self._finish)
+        return httpx.Response(status, headers=headers, stream=body, request=request)
 
     async def aclose(self) -> None:
         """End it; a request under way fails."""
@@ -72,10 +76,7 @@ class PlainConnection:
         self._drop()
         try:
             async with asyncio.timeout(self._connect_seconds):
-                # uvloop has no such delay: it tries the addresses one after another.
-                is_own = isinstance(loop, asyncio.BaseEventLoop)
-                delay = {"happy_eyeballs_delay": _NEXT_ADDRESS_SECONDS} if is_own else {}
-                _, self._bytes = await loop.create_connection(_Bytes, self._host, self._port, **delay)
+                self._bytes = await self._connected(loop)
         except TimeoutError as error:
             raise httpx.ConnectTimeout("", request=request) from error
         except OSError as error:
@@ -83,6 +84,14 @@ class PlainConnection:
             raise httpx.ConnectError("All connection attempts failed", request=request) from error
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LARGEST_HEAD)
         return self._bytes
+
+    async def _connected(self, loop: asyncio.AbstractEventLoop) -> _Bytes:
+        if isinstance(loop, asyncio.BaseEventLoop):
+            delay = _NEXT_ADDRESS_SECONDS
+            connecting = loop.create_connection(_Bytes, self._host, self._port, happy_eyeballs_delay=delay)
+        else:  # uvloop has no such delay: it tries the addresses one after another.
+            connecting = loop.create_connection(_Bytes, self._host, self._port)
+        return (await connecting)[1]
 
     def _written(self, request: httpx.Request) -> list[bytes]:
         head = h11.Request(method=request.method, target=request.url.raw_path, headers=request.headers.raw)
@@ -105,6 +114,13 @@ class PlainConnection:
             self._http.receive_data(data)
         return event
 
+    async def _read(self, wire: _Bytes, request: httpx.Request) -> bytes:
+        """The whole body of an answer."""
+        content = b""
+        while isinstance(event := await self._event(wire, request), h11.Data):
+            content += event.data
+        return content
+
     async def _body(self, wire: _Bytes, request: httpx.Request) -> AsyncIterator[bytes]:
         with _as_httpx(request):
             while isinstance(event := await self._event(wire, request), h11.Data):
@@ -123,6 +139,13 @@ class PlainConnection:
         if self._bytes is not None:
             self._bytes.abort()
             self._bytes = None
+
+
+def _is_short(answer: h11.Response) -> bool:
+    """Whether a body is known to be small, and is sent as it is: what is compressed is expanded piecewise."""
+    headers = dict(answer.headers)
+    length = headers.get(b"content-length", b"")
+    return length.isdigit() and int(length) <= _SHORT and b"content-encoding" not in headers
 
 
 class _Body(httpx.AsyncByteStream):

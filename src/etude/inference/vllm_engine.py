@@ -67,7 +67,9 @@ class VllmEngine:
         The logprobs are those of the distribution that was sampled from: temperature and top_p included.
         """
         form, tried = await self._form(request), set[str]()
-        conversation = request.conversation or beginning(request.prompt_ids[:FIRST_TOKENS])
+        conversation = request.conversation
+        if not conversation and len(self._processes.processes) > 1:
+            conversation = beginning(request.prompt_ids[:FIRST_TOKENS])
         # A stream costs vLLM and this process several times as much, so only who listens gets one; and it has
         # no logprobs of the prompt.
         streams = on_token is not None and request.prompt_logprobs is None
@@ -125,7 +127,9 @@ class VllmEngine:
 
     async def complete(self, request: ChatRequest) -> Completion:
         """Sample one assistant message. Raises EngineError."""
-        return await answer(self, replace(request, conversation=conversation_of(request)))
+        if len(self._processes.processes) > 1:
+            request = replace(request, conversation=conversation_of(request))
+        return await answer(self, request)
 
     async def close(self) -> None:
         """Close connections; vLLM then gives up their requests."""
@@ -150,7 +154,7 @@ class VllmEngine:
             "top_p": sampling.top_p,
             "seed": request.seed % 2**_SEED_BITS,
             "stop": list(sampling.stop),
-            **sampling_fields(replace(sampling, constraint=None)),
+            **sampling_fields(sampling if not sampling.constraint else replace(sampling, constraint=None)),
             "stop_token_ids": sorted({*self.speech.stop_ids, *sampling.stop_token_ids}),
             "logprobs": request.top,
             "prompt_logprobs": request.prompt_logprobs,

@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from etude.server.backend import Backend
 from etude.server.database import open_database
+from etude.server.direct_routes import DirectRoutes
 from etude.server.docs_page import docs_page
 from etude.server.engines import EnginePool
 from etude.server.errors import add_error_handlers
@@ -73,9 +74,10 @@ def create_app(settings: ServerSettings, backend: Backend) -> Guard:
     )
     app.add_api_route("/docs", lambda: docs_page(app.openapi()), include_in_schema=False)
     add_error_handlers(app)
+    inference = inference_routes(Inference(pool, metrics, settings.name), tells_tokens)
     for router in (
         _model_routes(models, jobs, pool),
-        inference_routes(Inference(pool, metrics, settings.name), tells_tokens),
+        inference,
         file_routes(files),
         job_routes(settings, jobs, files, models, scheduler.wake),
         grader_routes(models, pool),
@@ -84,7 +86,7 @@ def create_app(settings: ServerSettings, backend: Backend) -> Guard:
         *(router for extension in extensions for router in extension.routes(parts)),
     ):
         app.include_router(router)
-    return Guard(app, settings, metrics, extensions)
+    return Guard(DirectRoutes(app, inference), settings, metrics, extensions)
 
 
 def _model_routes(models: ModelStore, jobs: JobStore, pool: EnginePool) -> APIRouter:

@@ -133,9 +133,10 @@ class EnginePool:
     @asynccontextmanager
     async def _let_in(self, model: ServedModel) -> AsyncIterator[_Loaded]:
         """Wait for the engine, and keep it until the block ends."""
-        async with self._patience(), self._changed:
-            await self._changed.wait_for(lambda: self._state == "running")
-            self._inside += 1
+        if self._state != "running":
+            async with self._patience(), self._changed:
+                await self._changed.wait_for(lambda: self._state == "running")
+        self._inside += 1
         try:
             loaded = self._loaded.get(model.name) or await self._wait_for(model)
             while self._loaded.get(model.name) is not loaded:

@@ -27,6 +27,9 @@ _LOG = logging.getLogger("etude.server")
 
 _RETRY_SECONDS = 5
 
+EXPECTED = (HTTPException, RequestValidationError, EtudeError, DBAPIError)
+"""Errors that are no failure of the server's: nothing but their answer is made of them."""
+
 
 def not_found(kind: str, name: str, *, param: str, code: str) -> ApiError:
     """The answer about something that is not there."""
@@ -37,13 +40,13 @@ def add_error_handlers(app: FastAPI) -> None:
     """Answer every error with an error object."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
-        return _api_error(request, error).response(request.url.path)
+        return api_error(request, error).response(request.url.path)
 
-    for kind in (HTTPException, RequestValidationError, EtudeError, DBAPIError, Exception):
+    for kind in (*EXPECTED, Exception):
         app.add_exception_handler(kind, answer)
 
 
-def _api_error(request: Request, error: Exception) -> ApiError:
+def api_error(request: Request, error: Exception) -> ApiError:
     """The answer to an error; what is behind one of the server's own is in its log."""
     where = f"{request.method} {request.url.path}"
     match error:

@@ -21,7 +21,6 @@ from etude.wire.answers import Heading, RecordedCompletion, named_by_id
 from etude.wire.api_error import ApiError
 from etude.wire.bodies import ChatCompletionBody, CompletionBody, as_message
 from etude.wire.dialect import AnswerMemory, ChatBody
-from etude.wire.endpoint import as_starlette
 from etude.wire.gateway import Gateway
 from etude.wire.messages import MessagesBody
 from etude.wire.responses import ResponsesBody
@@ -29,6 +28,7 @@ from etude.wire.sampling import change_sampling
 from etude.wire.tokens import DetokenizeBody, TokenizeBody
 
 _KEY_BITS = 63
+_AT_ONCE_SECONDS = 0.02
 
 _ROUTES: dict[str, tuple[str, type[BaseModel]]] = {
     "/v1/chat/completions": ("Answer a conversation", ChatCompletionBody),
@@ -133,7 +133,7 @@ def _endpoint(gateway: Gateway) -> Callable[[Request], Awaitable[Response]]:
 
         async def respond() -> Response:
             method, path = request.method, request.url.path
-            return as_starlette(await gateway.respond(method, path, request.headers, body))
+            return (await gateway.respond(method, path, request.headers, body)).as_starlette()
 
         return await unless_gone(request, respond)
 
@@ -163,16 +163,35 @@ async def unless_gone(request: Request, work: Callable[[], Awaitable[T]]) -> T:
 
     Raises ApiError then, for the log: there is nobody to answer.
     """
-    working = asyncio.ensure_future(work())
-    leaving = asyncio.ensure_future(_gone(request))
+    loop, this = asyncio.get_running_loop(), asyncio.current_task()
+    assert this is not None
+    leaving: asyncio.Task[None] | None = None
+    is_gone = is_over = False
+
+    def leave(done: asyncio.Task[None]) -> None:
+        nonlocal is_gone
+        if not (done.cancelled() or is_over):
+            is_gone = True
+            this.cancel()
+
+    def listen() -> None:
+        nonlocal leaving
+        leaving = loop.create_task(_gone(request))
+        leaving.add_done_callback(leave)
+
+    # Whoever is answered at once is not listened to meanwhile: that costs as much as reading the request.
+    waiting = loop.call_later(_AT_ONCE_SECONDS, listen)
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ApiError(499, "the client hung up")
-        return await working
+        return await work()
+    except asyncio.CancelledError:
+        if is_gone and this.uncancel() == 0:
+            raise ApiError(499, "the client hung up") from None
+        raise
     finally:
-        working.cancel()
-        leaving.cancel()
+        is_over = True
+        waiting.cancel()
+        if leaving is not None:
+            leaving.cancel()
 
 
 async def _gone(request: Request) -> None:

@@ -149,17 +149,19 @@ def ids_of(tokens: Iterable[TokenLogprob]) -> list[int]:
 def logprobs_object(tokens: Iterable[TokenLogprob], heading: Heading) -> dict[str, Any]:
     """The `logprobs` of a choice."""
 
+    names_are_texts = heading.name is not named_by_id
+
     def entry(token: Token, logprob: float) -> dict[str, Any]:
         text = heading.called(token)
-        has_text = isinstance(token, str) or heading.name is not named_by_id
         # A token that is a part of a character has no text of its own, and so none to give the bytes of.
-        is_text = has_text and _REPLACEMENT not in text
+        is_text = (names_are_texts or isinstance(token, str)) and _REPLACEMENT not in text
         return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode()) if is_text else None}
 
-    content = [
-        entry(token, logprob) | {"top_logprobs": [entry(*other) for other in top]}
-        for token, logprob, top in tokens
-    ]
+    content = []
+    for token, logprob, top in tokens:
+        sampled = entry(token, logprob)
+        sampled["top_logprobs"] = [entry(*other) for other in top]
+        content.append(sampled)
     return {"content": content, "refusal": None}
 
 

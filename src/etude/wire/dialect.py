@@ -147,6 +147,8 @@ class ChatBody:
 
     def each(self) -> list[ChatBody]:
         """A request for each answer that is asked for."""
+        if self.n == 1 and not self.prompts:
+            return [self]
         prompts = self.prompts or (None,)
         return [replace(self, prompt=prompt, choice=choice) for prompt in prompts for choice in range(self.n)]
 

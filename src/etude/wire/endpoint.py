@@ -13,9 +13,7 @@ from etude.wire.http_server import BackgroundServer, listen
 from etude.wire.tokens import Readers
 
 if TYPE_CHECKING:
-    import httpx
     from starlette.datastructures import Headers
-    from starlette.responses import Response
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from etude.wire.gateway import Gateway, Handler
@@ -119,7 +117,7 @@ class EndpointServer:
             gateway = self._gateway(guesses, request.headers, scope["client"])
             body = await request.body()
             answer = await gateway.answer(request.method, request.url.path, request.headers, body)
-            await as_starlette(answer)(scope, receive, send)
+            await answer.as_starlette()(scope, receive, send)
 
         return Door(record, limits)
 
@@ -137,14 +135,3 @@ class EndpointServer:
         address = client[0] if client else ""
         guesses.check(f"{address} for episode {name}", secret, expected, wrong=_WRONG_KEY)
         return gateway
-
-
-def as_starlette(response: httpx.Response) -> Response:
-    """The response of a gateway as a server sends it."""
-    import httpx
-    from starlette.responses import Response, StreamingResponse
-
-    headers = dict(response.headers)
-    if isinstance(response.stream, httpx.SyncByteStream):
-        return Response(response.content, response.status_code, headers)
-    return StreamingResponse(response.aiter_raw(), response.status_code, headers)

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import httpx
-from pydantic_core import to_json
 
 from etude.core.beside import beside_loop
 from etude.core.call import Delta
@@ -24,6 +23,7 @@ from etude.wire.completions import CompletionsDialect
 from etude.wire.dialect import ERROR_HEADER, AnswerMemory, ChatBody, Dialect, server_sent
 from etude.wire.logprobs import require_asked
 from etude.wire.messages import MessagesDialect
+from etude.wire.reply import Reply, json_reply
 from etude.wire.responses import ResponsesDialect
 from etude.wire.tokens import TOKEN_PATHS, Readers, models_reply, token_reply
 
@@ -93,7 +93,7 @@ class Gateway:
         memory = memory or AnswerMemory()
         self._dialects = {path: dialect(memory) for path, dialect in _DIALECTS.items()}
 
-    async def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> httpx.Response:
+    async def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
         """Answer one HTTP request.
 
         All errors come back as the API's error object, and tell its client not to retry: what could be
@@ -104,9 +104,7 @@ class Gateway:
         except EtudeError as error:
             return error_response(path, _status_of(error), str(error), code=code_of(error), cause=error)
 
-    async def respond(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes
-    ) -> httpx.Response:
+    async def respond(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
         """The same, for callers with error responses of their own. Raises EtudeError."""
         path = _plain_path(path)
         if (refusal := self._refusal(method, path)) is not None:
@@ -116,13 +114,14 @@ class Gateway:
             if reply is None:
                 message = f"there is no model '{path.removeprefix('/models/')}'"
                 return error_response(path, 404, message, param="model", code="model_not_found")
-            return httpx.Response(200, json=reply)
+            return json_reply(reply)
         if path in TOKEN_PATHS and self._readers is not None:
             data = await beside_loop(len(body), _value, body)
-            return httpx.Response(200, json=await token_reply(path, data, len(body), self._readers))
+            return json_reply(await token_reply(path, data, len(body), self._readers))
         dialect = self._dialects[path]
         data, asked = await beside_loop(len(body), self._read, dialect, body)
-        asked = replace(asked, function=headers.get(FUNCTION_HEADER))
+        if (function := headers.get(FUNCTION_HEADER)) is not None:
+            asked = replace(asked, function=function)
         try:
             if asked.stream:
                 return await self._streamed(dialect, asked, data)
@@ -135,9 +134,7 @@ class Gateway:
         except ImpossibleCall as error:
             error.param = dialect.own_name(error.param, data)
             raise
-        # A fifth of what `json=` takes.
-        text = to_json(dialect.reply(answers, asked, data, int(time.time())))
-        return httpx.Response(200, content=text, headers={"content-type": "application/json"})
+        return json_reply(dialect.reply(answers, asked, data, int(time.time())))
 
     def _read(self, dialect: Dialect, body: bytes) -> tuple[Any, ChatBody]:
         """The value of a body, and what it asks for. Raises RequestError."""
@@ -162,7 +159,7 @@ class Gateway:
         async with self._readers.reader(asked.model) as speech:
             return str(speech.template.decode(prompt))
 
-    async def _streamed(self, dialect: Dialect, asked: ChatBody, data: Any) -> httpx.Response:
+    async def _streamed(self, dialect: Dialect, asked: ChatBody, data: Any) -> Reply:
         """A stream, once there is something to put into it: before that, a failure has a status."""
         news: asyncio.Queue[_News] = asyncio.Queue()
         sampling = asyncio.create_task(_listen(self._answered, asked.each(), news))
@@ -186,9 +183,9 @@ class Gateway:
                 if not self._finishes:
                     sampling.cancel()
 
-        return httpx.Response(200, content=sent(), headers=_STREAM_HEADERS)
+        return Reply(200, _STREAM_HEADERS, sent())
 
-    def _refusal(self, method: str, path: str) -> httpx.Response | None:
+    def _refusal(self, method: str, path: str) -> Reply | None:
         """The answer to a request that there is no answer to; None where there may be one."""
         has_models = self._readers is not None
         is_models = has_models and (path == "/models" or path.startswith("/models/"))
@@ -201,8 +198,7 @@ class Gateway:
             return None
         message = f"{path} takes {wanted}, not {method}"
         answer = error_response(path, 405, message, code="method_not_allowed")
-        answer.headers["allow"] = wanted
-        return answer
+        return replace(answer, headers={**answer.headers, "allow": wanted})
 
 
 _News: TypeAlias = tuple[int, Heading, Delta] | Exception | None
@@ -253,6 +249,8 @@ def _set(data: Mapping[str, Any]) -> dict[str, Any]:
 
 async def _all(handler: Handler, requests: Sequence[ChatBody]) -> list[RecordedCompletion]:
     """All answers, in order. When one fails or the caller is cancelled, all are given up."""
+    if len(requests) == 1:  # Without a task of its own.
+        return [await handler(requests[0])]
     tasks = [asyncio.ensure_future(handler(request)) for request in requests]
     try:
         return list(await asyncio.gather(*tasks))
@@ -292,7 +290,7 @@ def error_response(
     param: str | None = None,
     code: str | None = None,
     cause: EtudeError | None = None,
-) -> httpx.Response:
+) -> Reply:
     """The error object of the API that a path belongs to, with its status."""
     headers = {"x-should-retry": "false"}
     if cause is not None:
@@ -300,7 +298,7 @@ def error_response(
     param = param if cause is None else param_of(cause)
     dialect = dialect_of(path)
     error = dialect.error(status, message, param=param, code=code)
-    return httpx.Response(status, json=error, headers=headers)
+    return json_reply(error, status, headers)
 
 
 def dialect_of(path: str) -> type[Dialect]:
@@ -343,7 +341,8 @@ class RecordingTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Answer a request of httpx's."""
         body = await request.aread()
-        return await self._gateway.answer(request.method, request.url.path, request.headers, body)
+        reply = await self._gateway.answer(request.method, request.url.path, request.headers, body)
+        return reply.as_httpx()
 
 
 class BlockingRecordingTransport(httpx.BaseTransport):
@@ -356,14 +355,12 @@ class BlockingRecordingTransport(httpx.BaseTransport):
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Answer a request of httpx's."""
         body = request.read()
-        response = self._run(self._gateway.answer(request.method, request.url.path, request.headers, body))
-        if isinstance(response.stream, httpx.SyncByteStream):
-            return response
-        return httpx.Response(response.status_code, headers=response.headers, content=self._pieces(response))
+        reply = self._run(self._gateway.answer(request.method, request.url.path, request.headers, body))
+        if isinstance(reply.content, bytes):
+            return reply.as_httpx()
+        return httpx.Response(reply.status, headers=reply.headers, content=self._pieces(reply.content))
 
-    def _pieces(self, response: httpx.Response) -> Iterator[bytes]:
-        pieces = response.aiter_raw()
-
+    def _pieces(self, pieces: AsyncIterator[bytes]) -> Iterator[bytes]:
         async def following() -> bytes | None:
             return await anext(pieces, None)
 

@@ -20,6 +20,8 @@ from etude.wire.http_limits import HttpLimits
 
 _LINGER_SECONDS = 5.0
 """For a client to read a refusal while it is still sending."""
+_TOGETHER = 64 * 1024
+"""Bytes of an answer that wait for the rest of what is written in the same turn of the event loop."""
 _AT_ONCE = 4
 """Pieces of requests that are looked at before the event loop looks for new ones."""
 _HEALTH = b"GET /health "
@@ -37,6 +39,7 @@ class LingeringTransport(asyncio.Transport):
         super().__init__()
         self._transport = transport
         self._is_sending = is_sending
+        self._unsent = bytearray()
         self.lingers = False
         """Whether what comes in is nobody's any more."""
 
@@ -44,6 +47,7 @@ class LingeringTransport(asyncio.Transport):
         """Send what is left and end the connection."""
         if self.lingers:
             return
+        self._flush()
         if self._transport.is_closing() or not self._is_sending() or not self._transport.can_write_eof():
             self._transport.close()
             return
@@ -61,16 +65,31 @@ class LingeringTransport(asyncio.Transport):
         return self.lingers or self._transport.is_closing()
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        """As any transport."""
-        if not self.lingers:
-            self._transport.write(data)
+        """As any transport; what is little and written in one turn of the event loop is sent together.
+
+        The head of an answer and its body are two writes, and each sent by itself would wake the client.
+        """
+        if self.lingers:
+            return
+        self._unsent += data
+        if len(self._unsent) > _TOGETHER:
+            self._flush()  # Now, so that whoever writes on and on learns that he has to wait.
+        elif len(self._unsent) == len(data):
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if self._unsent:
+            unsent, self._unsent = self._unsent, bytearray()
+            self._transport.write(unsent)
 
     def forget(self) -> None:
         """Hold the protocol no longer, whose connection has ended."""
+        self._unsent.clear()
         self._is_sending = bool
 
     def abort(self) -> None:
         """End the connection now."""
+        self._unsent.clear()
         self._transport.abort()
 
     def pause_reading(self) -> None:

@@ -103,7 +103,7 @@ def _nobody(request: httpx.Request, model: str) -> httpx.Response:
         f"the model '{model}' is being trained, and was called outside of an episode; give evaluators and "
         "whatever else runs beside the agent an entry of `llms` of their own"
     )
-    return error_response(request.url.path, 409, str(error), cause=error)
+    return error_response(request.url.path, 409, str(error), cause=error).as_httpx()
 
 
 class Steps:

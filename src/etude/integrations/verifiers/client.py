@@ -43,7 +43,8 @@ class EpisodeCalls:
 
     async def send(self, path: str, body: Mapping[str, Any], agent: str) -> httpx.Response:
         """The answer to a request of an agent's. Raises ProviderError with the status that there is."""
-        response = await self._gateway.answer("POST", path, {FUNCTION_HEADER: agent}, to_json(body))
+        reply = await self._gateway.answer("POST", path, {FUNCTION_HEADER: agent}, to_json(body))
+        response = reply.as_httpx()
         if response.status_code < 400:
             return response
         raise model_error(response.text, status_code=response.status_code)
