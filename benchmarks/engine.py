@@ -16,7 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -74,9 +74,9 @@ class Setting:
         return self.per_cpu_s["etude"] / self.per_cpu_s[peer] if peer in self.per_cpu_s else None
 
 
-def model(name: str) -> Policy:
+def model(name: str, context: int = 1024) -> Policy:
     """One of MODELS with random weights, that never stops by itself."""
-    size, shape = MODELS[name]
+    size, shape = MODELS[name][0], replace(MODELS[name][1], max_context=context)
     tokenizer = build_tokenizer(["what is 1 plus 2? it is 3."], vocab_size=512)
     tokenizer.add_tokens([f"<{number}>" for number in range(size - len(tokenizer))])
     policy = build_policy(tokenizer, 0, shape)

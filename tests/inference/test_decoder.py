@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from etude.core.call import Sampling
-from etude.inference.decoder import RecomputeDecoder, SlotDecoder, make_decoder
+from etude.inference import ragged
+from etude.inference.decoder import RecomputeDecoder, make_decoder
+from etude.inference.fused_llama import FusedLlama
 from etude.inference.sampler import Row, uniforms
+from etude.inference.slot_decoder import SlotDecoder
 from tests.models.tiny_models import family, policy, true_logprobs
 
 SLIDING = {"sliding_window": 16, "head_dim": 8}
@@ -169,6 +172,45 @@ def test_a_prompt_waits_for_company_but_not_for_long():
     for _ in range(9):
         decoder.step([*speaking, late])
     assert late.logprobs
+
+
+def test_rows_that_speak_go_on_while_a_long_prompt_is_read():
+    of = policy(max_context=1024)
+    decoder = make_decoder(of, slots=8, deterministic=False)
+    speaking = [Row(str(n), [9, 10 + n], Sampling(), uniforms(n)) for n in range(3)]
+    decoder.step(speaking)
+    late = Row("late", [7 + n % 90 for n in range(600)], Sampling(), uniforms(9))
+    for cached in (256, 512, 600):
+        decoder.step([*speaking, late])
+        assert late.cached == cached
+    assert [len(row.logprobs) for row in (*speaking, late)] == [4, 4, 4, 1]
+    assert_right(of, [*speaking, late])
+
+
+def test_no_token_is_computed_for_padding(monkeypatch):
+    of = policy(max_context=1024)
+    decoder, computed = make_decoder(of, slots=8, deterministic=False), []
+    embed = FusedLlama.embed
+    monkeypatch.setattr(FusedLlama, "embed", lambda *given: computed.append(len(given[1])) or embed(*given))
+    choose = random.Random(5)
+    lengths = (1, 2, 3, 5, 40, 70, 250)
+    rows = [
+        Row(str(n), [choose.randrange(7, 300) for _ in range(length)], Sampling(), uniforms(n))
+        for n, length in enumerate(lengths)
+    ]
+    decoder.step(rows)
+    assert computed == [sum(lengths)]
+    run(decoder, rows, {row: len(row.ids) + 3 for row in rows})
+    assert_right(of, rows)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mistral"])
+def test_rows_that_attend_alone_are_sampled_from_what_the_model_says(name, monkeypatch):
+    monkeypatch.setattr(ragged, "_ALONE", 40 * 16)
+    of = IN_SLOTS[name]()
+    rows, until = rows_of_many_lengths(12)
+    run(make_decoder(of, slots=8, deterministic=False), rows, until, start=5)
+    assert_right(of, rows)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])

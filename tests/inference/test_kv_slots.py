@@ -30,18 +30,26 @@ def test_a_step_writes_to_its_own_columns_and_reads_its_span():
 def test_growing_keeps_what_is_held():
     kv = KvSlots(layers=1, slots=2)
     write(kv, [0, 1], [3, 5], 1.0)
-    kv.reserve(7, 200)
+    kv.reserve([4, 6, 0, 0, 0, 0, 0], 200)
     keys, _ = write(kv, [0, 6], [150, 199], 2.0, span=256)
     assert (kv.slots, kv.columns, kv.waste) == (7, 257, 256)
     assert keys[0, 0, :, 0].nonzero().flatten().tolist() == [3, 150]
     assert keys[1, 0, :, 0].nonzero().flatten().tolist() == [199]
 
 
+def test_growing_copies_what_is_held_and_no_more():
+    kv = KvSlots(layers=1, slots=2)
+    write(kv, [0, 1], [3, 5], 1.0)
+    kv.reserve([4, 0], 200)
+    assert kv.layers[0].keys[0, 0, :, 0].nonzero().flatten().tolist() == [3]
+    assert not kv.layers[0].keys[1].any()
+
+
 def test_the_waste_bin_is_never_read():
     kv = KvSlots(layers=1, slots=2)
     keys, _ = write(kv, [0, 1], [kv.waste, 0], 1.0)
     assert not keys[0].any()
-    kv.reserve(2, 65)
+    kv.reserve([0, 1], 65)
     keys, _ = write(kv, [0, 1], [kv.waste, 1], 1.0, span=128)
     assert not keys[0].any()
 
@@ -64,12 +72,14 @@ def test_both_ways_of_writing_come_to_the_same():
         new_BHTD = torch.rand(2, 2, 2, 4, generator=torch.Generator().manual_seed(0))
         plainly, quickly = KvSlots(layers=1, slots=4), KvSlots(layers=1, slots=4)
         for kv in (plainly, quickly):
-            kv.reserve(4, 128)
+            kv.reserve([0] * 4, 128)
             kv.plan = plan
         both_M2D = torch.stack([new_BHTD, -new_BHTD], dim=3).transpose(1, 2).flatten(0, 2)
         seen.append(plainly.update(new_BHTD, -new_BHTD, 0))
         layer = quickly.layers[0]
-        layer.by_token(2, 4, torch.float32).index_copy_(0, quickly.places(2), both_M2D)
+        layer.by_token(2, 4, torch.float32).index_copy_(
+            0, quickly.places(2, plan.rows[:, None], columns), both_M2D
+        )
         seen.append(layer.seen())
     for one in seen[1:]:
         assert all(map(torch.equal, one, seen[0]))

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 import transformers
 
-from etude.inference.decoder import SlotDecoder, make_decoder
+from etude.inference.decoder import make_decoder
+from etude.inference.slot_decoder import SlotDecoder
 from etude.learner.tree_model import why_not_trees
 from etude.models.architecture import layer_kinds, model_class
 from etude.models.policy import LoraOptions, Policy

@@ -18,8 +18,9 @@ import torch
 from torch.nn import functional
 
 from etude.inference.fused_weights import AfterNorm, FusedLayer, fused_layer, is_gemma
-from etude.inference.kv_slots import KvSlots, SlotLayer, StepInputs, tensor
+from etude.inference.kv_slots import KvSlots, SlotLayer, tensor
 from etude.inference.linear import Linear
+from etude.inference.ragged import Group, Ragged
 from etude.models.architecture import layer_kinds, without_lora
 
 _FEW = 128
@@ -63,6 +64,8 @@ class FusedLlama:
         self.dtype: torch.dtype = torch.float32 if eight_bits else body.embed_tokens.weight.dtype
         self.groups: int = config.num_key_value_heads
         self.size: int = attention.head_dim
+        self.key_size = self.groups * self.size
+        """Numbers of a token's keys in a layer."""
         self.scale: float = attention.scaling
         self.layers = [fused_layer(layer, config, eight_bits=eight_bits) for layer in body.layers]
         self.kinds = layer_kinds(inner)
@@ -83,27 +86,22 @@ class FusedLlama:
         self._memory = self._allocated(0)
         self._rooms: dict[int, Room] = {}
 
-    def __call__(self, inputs: StepInputs, kv: KvSlots, read: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits [B, V] after each row's last token, or after those that `read` names among all B * T; keys
-        and values go where `kv.plan` says.
-        """
-        count, width = inputs.ids_BT.shape
+    def __call__(self, inputs: Ragged, kv: KvSlots, read: torch.Tensor) -> torch.Tensor:
+        """Logits [B, V] after those of the tokens that `read` names."""
+        tokens = len(inputs.ids_N)
         self.reach(kv.columns)
-        tokens = count * width
         is_few = tokens <= _FEW
         room = self.room(tokens) if is_few else Room(self._allocated(tokens), self.groups, self.size)
-        turns, places = self.turns(inputs.position_BT.flatten()), kv.places(self.groups)
-        self.embed(inputs.ids_BT.flatten(), room)
+        turns = self.turns(inputs.position_N)
+        places = kv.places(self.groups, inputs.slot_N, inputs.column_N)
+        self.embed(inputs.ids_N, room)
         for kind, layer, held in zip(self.kinds, self.layers, kv.layers, strict=True):
             self.project(layer, room, turns[kind])
             held.by_token(self.groups, self.size, self.dtype).index_copy_(0, places, room.new)
-            if width == 1:
-                mask_BG1S = inputs.masks[kind].expand(count, self.groups, 1, -1)
-                attend(room, *as_batch(*held.seen()), mask_BG1S, self.scale)
-            else:
-                self._attend_from_many(room, held, inputs.masks[kind])
+            for group in inputs.groups:
+                self._attend(room, group, held, group.masks[kind])
             self.finish(layer, room)
-        return self.logits(room.x[width - 1 :: width] if read is None else room.x.index_select(0, read))
+        return self.logits(room.x.index_select(0, read))
 
     def embed(self, ids_N: torch.Tensor, room: Room) -> None:
         """Write what the first layer reads."""
@@ -165,20 +163,34 @@ class FusedLlama:
             self._rooms[tokens] = Room([memory[id(each)] for each in self._memory], self.groups, self.size)
         return self._rooms[tokens]
 
-    def _attend_from_many(self, room: Room, held: SlotLayer, mask_B1TS: torch.Tensor) -> None:
-        """Attention of rows of several tokens each."""
-        rows, _, width, _ = mask_B1TS.shape
-        query_BTGRD = room.query.view(rows, width, self.groups, -1, self.size)
-        keys, values = held.seen()
+    def _attend(self, room: Room, group: Group, held: SlotLayer, mask_B1TS: torch.Tensor) -> None:
+        """Attention of rows of so many tokens each."""
+        (rows, width), own = group.shape, group.tokens
+        keys, values = held.of(group.slots, group.span)
+        if width == 1:
+            all_of = slice(own.start * self.groups, own.stop * self.groups)
+            mask_BG1S = mask_B1TS.expand(rows, self.groups, 1, -1)
+            query, mixed = room.query[all_of], room.mixed_by_group[all_of]
+            attend(query, mixed, *as_batch(keys, values), mask_BG1S, self.scale)
+            return
+        query_NGRD = room.query.view(len(room.x), self.groups, -1, self.size)[own]
+        query_NHD = (
+            query_NGRD.flatten(1, 2)
+            if group.padded is None
+            else query_NGRD.flatten(1, 2).index_select(0, group.padded[0])
+        )
         mixed_BHTD = functional.scaled_dot_product_attention(
-            query_BTGRD.flatten(2, 3).transpose(1, 2),
+            query_NHD.view(rows, width, -1, self.size).transpose(1, 2),
             keys,
             values,
             mask_B1TS,
             scale=self.scale,
             enable_gqa=self._grouped,
         )
-        room.mixed.view(rows, width, -1, self.size).copy_(mixed_BHTD.transpose(1, 2))
+        mixed_NHD = mixed_BHTD.transpose(1, 2).flatten(0, 1)
+        if group.padded is not None:
+            mixed_NHD = mixed_NHD.index_select(0, group.padded[1])
+        room.mixed[own].view(mixed_NHD.shape).copy_(mixed_NHD)
 
     def _normed(self, room: Room, after: AfterNorm) -> torch.Tensor:
         """RMSNorm over the root of the width, which is a part of what comes after."""
@@ -213,26 +225,28 @@ def as_batch(keys_BGSD: torch.Tensor, values_BGSD: torch.Tensor) -> tuple[torch.
 
 
 def attend(
-    room: Room, keys: torch.Tensor, values: torch.Tensor, mask_BG1S: torch.Tensor, scale: float
+    query_MRD: torch.Tensor,
+    mixed_MRD: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask_BG1S: torch.Tensor,
+    scale: float,
 ) -> None:
-    """Attention of single tokens, for each row and group of heads.
+    """Attention of single tokens, for each row and group of heads, written to `mixed_MRD`.
 
     In float32 two plain products take half of the time that the CPU's flash kernel takes; in bfloat16 they
     take longer than it.
     """
     if keys.dtype == torch.float32:
-        scores_MRS = torch.baddbmm(mask_BG1S.flatten(0, 1), room.query, keys, alpha=scale)
-        torch.bmm(torch.softmax(scores_MRS, dim=-1), values, out=room.mixed_by_group)
+        scores_MRS = torch.baddbmm(mask_BG1S.flatten(0, 1), query_MRD, keys, alpha=scale)
+        torch.bmm(torch.softmax(scores_MRS, dim=-1), values, out=mixed_MRD)
         return
-    query_BGRD = room.query.view(*mask_BG1S.shape[:2], *room.query.shape[1:])
+    query_BGRD = query_MRD.view(*mask_BG1S.shape[:2], *query_MRD.shape[1:])
     mask_BGRS = mask_BG1S.expand(-1, -1, query_BGRD.shape[2], -1)
     mixed_BGRD, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query_BGRD, keys, values, attn_mask=mask_BGRS, scale=scale
     )
-    room.mixed.view(query_BGRD.shape).copy_(mixed_BGRD)
-
-
-_CPU = torch.device("cpu")
+    mixed_MRD.view(query_BGRD.shape).copy_(mixed_BGRD)
 
 
 class SingleTokens:
@@ -259,7 +273,7 @@ class SingleTokens:
         self._layers = []
         for kind, layer, held in zip(model.kinds, model.layers, kv.layers, strict=True):
             by_token = held.by_token(model.groups, model.size, model.dtype)
-            self._layers.append((kind, layer, by_token, *as_batch(*held.first(rows, span))))
+            self._layers.append((kind, layer, by_token, *as_batch(*held.of(slice(rows), span))))
 
     def serves(self, rows: int, span: int, kv: KvSlots) -> bool:
         """Whether what is kept is right for a step of so many rows."""
@@ -275,11 +289,11 @@ class SingleTokens:
         self._numbers.add_(1)
         self._mask_MS.scatter_(1, self._position_M1, 0.0)
         turns = model.turns(self._position_B)
-        model.embed(tensor(ids, _CPU), room)
+        model.embed(tensor(ids), room)
         for kind, layer, by_token, keys, values in self._layers:
             model.project(layer, room, turns[kind])
             by_token.index_copy_(0, self._place_M, room.new)
-            attend(room, keys, values, self._mask_BG1S, model.scale)
+            attend(room.query, room.mixed_by_group, keys, values, self._mask_BG1S, model.scale)
             model.finish(layer, room)
         return model.logits(room.x)
 

@@ -7,9 +7,11 @@ at any step. The last column is a waste bin for the padding of ragged steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from typing import Any, TypeAlias
 
 import numpy
 import torch
@@ -27,6 +29,14 @@ _COLUMN_STEP = 64
 then fall into the same lanes whatever the longest neighbour is, and come out the same bit for bit."""
 
 
+_SPAN_STEP = 16
+"""The same for attention that need not come out the same whatever the company."""
+
+Slots: TypeAlias = slice | torch.Tensor
+"""Some of the slots: side by side, and then read in place, or anywhere."""
+_CPU = torch.device("cpu")
+
+
 @dataclass(slots=True)
 class StepPlan:
     """Where one forward pass reads and writes."""
@@ -39,6 +49,11 @@ class StepPlan:
     """Columns that attention looks at."""
     leading: bool
     """Whether `rows` is 0…B-1, so that slots can be read without a copy."""
+
+    @property
+    def slots(self) -> Slots:
+        """Those of the rows."""
+        return slice(len(self.rows)) if self.leading else self.rows
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -57,10 +72,10 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         slots, columns = self._owner.slots, self._owner.columns
         shapes = [(slots, x.shape[1], columns, x.shape[3]) for x in (key_states, value_states)]
         if shapes[0] == shapes[1]:
-            self._both = key_states.new_zeros((2, *shapes[0]))
+            self._both = _zeros((2, *shapes[0]), key_states)
             self.keys, self.values = self._both.unbind()
         else:
-            self.keys, self.values = (key_states.new_zeros(shape) for shape in shapes)
+            self.keys, self.values = (_zeros(shape, key_states) for shape in shapes)
         self.is_initialized = True
 
     def update(
@@ -84,23 +99,21 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def seen(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the step's span, [B, H, S, D]."""
-        plan = self._owner.plan
-        if not plan.leading:
-            return self.keys[plan.rows, :, : plan.span], self.values[plan.rows, :, : plan.span]
-        return self.first(len(plan.rows), plan.span)
+        return self.of(self._owner.plan.slots, self._owner.plan.span)
 
-    def first(self, rows: int, span: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Those of the first slots, in place."""
-        return self.keys[:rows, :, :span], self.values[:rows, :, :span]
+    def of(self, slots: Slots, span: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values in the first columns of some slots, [B, H, S, D]."""
+        return self.keys[slots, :, :span], self.values[slots, :, :span]
 
-    def resize(self) -> None:
-        """Grow to the owner's size, keeping what is held; the waste bin stays the last column."""
+    def resize(self, lengths: Sequence[int]) -> None:
+        """Grow to the owner's size, keeping so many leading tokens of each slot."""
         if not self.is_initialized:
             return
         before = self.keys, self.values
         self.lazy_initialization(*before)
         for old, new in zip(before, (self.keys, self.values), strict=True):
-            new[: old.shape[0], :, : old.shape[2] - 1] = old[:, :, :-1]
+            for slot, length in enumerate(lengths[: len(old)]):
+                new[slot, :, :length] = old[slot, :, :length]
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Put leading tokens of some slots into others; all are read before any is written."""
@@ -140,17 +153,20 @@ class KvSlots(Cache):  # type: ignore[misc]
         """The column that padding is written to."""
         return self.columns - 1
 
-    def reserve(self, slots: int, length: int) -> None:
-        """Make room for so many slots and tokens per slot."""
+    def reserve(self, held: Sequence[int], length: int) -> None:
+        """Make room for so many tokens per slot; `held` is how many each slot has already, one for each slot.
+
+        Growing copies these: a long conversation must not make it happen every few tokens, and what is not
+        written to takes no memory yet.
+        """
         columns = span_for(length) + 1
-        if slots <= self.slots and columns <= self.columns:
+        if len(held) <= self.slots and columns <= self.columns:
             return
         if columns > self.columns:
-            # Growing copies everything: a long conversation must not make it happen every few tokens.
-            columns = max(columns, span_for(self.columns * 5 // 4) + 1)
-        self.slots, self.columns = max(slots, self.slots), max(columns, self.columns)
+            columns = max(columns, span_for(2 * (self.columns - 1)) + 1)
+        self.slots, self.columns = max(len(held), self.slots), max(columns, self.columns)
         for layer in self.layers:
-            layer.resize()
+            layer.resize(held)
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Put leading tokens of some slots into others; all are read before any is written."""
@@ -158,17 +174,30 @@ class KvSlots(Cache):  # type: ignore[misc]
         for layer in self.layers if copies else ():
             layer.copy(copies)
 
-    def places(self, heads: int) -> torch.Tensor:
-        """Where the step's new tokens go, [B * T * heads], in a layer as a list of tokens."""
-        columns, device = self.columns, self.plan.rows.device
-        first_BT = torch.add(self.plan.columns, self.plan.rows[:, None], alpha=heads * columns)
-        head_H = torch.arange(0, heads * columns, columns, device=device)
-        return (first_BT[..., None] + head_H).flatten()
+    def places(self, heads: int, slots: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        """Where tokens in columns [N] or [B, T] of slots go in a layer as a list of tokens, [N * heads]."""
+        first = torch.add(columns, slots, alpha=heads * self.columns)
+        head_H = torch.arange(0, heads * self.columns, self.columns, device=slots.device)
+        return (first[..., None] + head_H).flatten()
+
+
+def _zeros(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    """Zeros of the dtype and on the device of `like`; on a CPU those that nobody writes to take no memory."""
+    if like.device.type != "cpu":
+        return like.new_zeros(shape)
+    # numpy asks for huge pages, of which one byte takes all.
+    memory = mmap(-1, math.prod(shape) * like.itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=like.dtype).view(shape)
 
 
 def span_for(length: int) -> int:
     """Columns that attention spans for `length` tokens: the next multiple of the step."""
     return -(-max(length, 1) // _COLUMN_STEP) * _COLUMN_STEP
+
+
+def span_of(length: int) -> int:
+    """The same where attention need not be the same whatever the company."""
+    return -(-length // _SPAN_STEP) * _SPAN_STEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,13 +239,14 @@ class InputMaker:
             new[0], new[1:] = row.ids[row.cached : end], numpy.arange(row.cached, end)
         ids_BT, position_BT, column_BT = tensor(numbers_3BT, self._device)
         kv.plan = StepPlan(tensor(slots, self._device), column_BT, span, leading)
-        return StepInputs(ids_BT, position_BT, self._masks(position_BT, span))
+        return StepInputs(ids_BT, position_BT, self.masks(position_BT, span))
 
     def looks_back(self, span: int) -> bool:
         """Whether every layer looks back over so many tokens."""
         return self._window is None or self._window >= span
 
-    def _masks(self, position_BT: torch.Tensor, span: int) -> dict[str, torch.Tensor]:
+    def masks(self, position_BT: torch.Tensor, span: int) -> dict[str, torch.Tensor]:
+        """By kind of layer, for tokens at these positions."""
         if len(self._columns) < span:
             self._columns = torch.arange(span, device=self._device)
         column_S, last_B1T1 = self._columns[:span], position_BT[:, None, :, None]
@@ -227,6 +257,6 @@ class InputMaker:
         return masks
 
 
-def tensor(numbers: ArrayLike, device: torch.device) -> torch.Tensor:
+def tensor(numbers: ArrayLike, device: torch.device = _CPU) -> torch.Tensor:
     """Integers as `torch.tensor` gives them, which takes five times as long for lists."""
     return sent(torch.from_numpy(numpy.asarray(numbers, numpy.int64)), device)

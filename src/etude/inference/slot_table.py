@@ -25,6 +25,11 @@ class _Held:
     blocks: list[int] = field(default_factory=list)
     """Those of the table that lead here."""
 
+    @property
+    def length(self) -> int:
+        """Tokens whose keys and values are in the slot."""
+        return len(self.ids) if self.row is None else self.row.cached
+
 
 @dataclass(frozen=True, slots=True)
 class Copy:
@@ -54,6 +59,10 @@ class SlotTable:
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def lengths(self) -> list[int]:
+        """How many tokens each slot holds."""
+        return [held.length for held in self._held]
 
     def place(self, row: Row, *, reuse: bool) -> None:
         """Give the row a slot: that of its own conversation, else one that nobody used, else the oldest.
@@ -118,7 +127,7 @@ class SlotTable:
         """Exchange two slots; gives what is to be copied at the same time for that."""
         held = self._held
         pair = held[first], held[second]
-        lengths = [len(slot.ids) if slot.row is None else slot.row.cached for slot in pair]
+        lengths = [slot.length for slot in pair]
         held[second], held[first] = pair
         for slot in (first, second):
             held[slot].slot, row = slot, held[slot].row

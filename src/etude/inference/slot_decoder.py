@@ -1,0 +1,199 @@
+"""Decoding over key-value slots: what a conversation has read is kept, and what is new is read."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import torch
+
+from etude.inference.fused_llama import FusedLlama
+from etude.inference.fused_weights import can_fuse
+from etude.inference.kv_slots import InputMaker, KvSlots, StepInputs, span_for, span_of, tensor
+from etude.inference.ragged import padded
+from etude.inference.sampler import Row, append_samples
+from etude.inference.slot_table import SlotTable
+from etude.models.architecture import layer_kinds
+from etude.models.policy import Policy
+
+CHUNK = 256
+"""Tokens of one row that a step reads at most. Fixed, so that a prompt is cut the same every time."""
+STEP_TOKENS = 8192
+"""Tokens of all rows together that a step reads at most."""
+PATIENCE = 8
+"""Steps that a prompt waits for others before it is read alone."""
+_FIXED_ROWS = 32
+"""Deterministic: rows of every step that adds single tokens."""
+_FIXED_TOKENS = 512
+"""Deterministic: tokens of every step that reads prompts, padding included."""
+
+_COPIED = 1 << 26
+"""Parameters at most of a shared base that each of its policies has a copy of, to be faster."""
+
+
+class SlotDecoder:
+    """Continuous batching in padded passes: each reads prompts, or adds single tokens.
+
+    With `deterministic`, a row's numbers do not depend on its neighbours. The shape of every forward
+    pass then follows from the row alone (matrix products of another shape differ in the last bits):
+    rows of like shape go together, filled up to a fixed number. And nothing is carried over to a
+    conversation's next turn, since a token read in a prompt and one read alone differ as well.
+    """
+
+    def __init__(self, policy: Policy, *, slots: int, deterministic: bool, eight_bits: bool) -> None:
+        """`slots` conversations keep what they have read between two turns."""
+        self._policy = policy
+        self._deterministic, self._eight_bits = deterministic, eight_bits
+        self._kinds = layer_kinds(policy.model)
+        self._table = SlotTable(slots, least=_FIXED_ROWS if deterministic else 1)
+        self._kv = KvSlots(len(self._kinds), len(self._table))
+        self._inputs = InputMaker(
+            policy, torch.float32 if eight_bits else next(policy.model.parameters()).dtype
+        )
+        self._postponed = 0
+        self._fused = self._made()
+
+    @torch.inference_mode()
+    def step(self, rows: Sequence[Row]) -> list[Row]:
+        """Read prompts or add single tokens; append a token to each row that has been read whole.
+
+        Returns the rows that gained a token. Raises EngineError when the logits are not finite.
+        """
+        self._take_in(rows)
+        grown: list[Row] = []
+        for batch in self._batches(rows):
+            logits_BV = self._forward(batch)
+            if read := [row for row in batch if row.pending == 0]:
+                append_samples(read, logits_BV)
+                grown += read
+        return grown
+
+    def release(self, row: Row) -> None:
+        """The row is over. The tokens read stay in the slot, until another conversation needs it."""
+        self._table.release(row)
+
+    def forget(self) -> None:
+        """The weights changed: the slots' contents go. Rows in flight are read again from their start."""
+        self._table.forget()
+        self._fused = self._made()
+
+    def _made(self) -> FusedLlama | None:
+        """A copy of the model that is faster, where there is one."""
+        if not fuses(self._policy, eight_bits=self._eight_bits):
+            return None
+        return FusedLlama(self._policy.model, eight_bits=self._eight_bits)
+
+    def _take_in(self, rows: Sequence[Row]) -> None:
+        """Give slots to new rows, and copy what these need not read."""
+        if new := [row for row in rows if row.slot < 0]:
+            for row in new:
+                self._table.place(row, reuse=not self._deterministic)
+            self._kv.reserve(self._table.lengths(), 0)
+        self._kv.copy(self._table.copies())
+
+    def _batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+        """The rows of this step's forward passes.
+
+        Prompts wait for company (reading one costs as much as reading many), but not for long.
+        """
+        reading = [row for row in rows if row.pending > 1 and not self._table.waits(row)]
+        speaking = [row for row in rows if row.pending == 1] if len(reading) < len(rows) else []
+        if reading and (len(reading) * 4 >= len(speaking) or self._postponed >= PATIENCE):
+            self._postponed = 0
+            chosen = _within_budget(reading)
+        else:
+            self._postponed += 1
+            chosen = speaking
+        if not chosen:
+            return  # Those whom others wait for were cancelled a moment ago.
+        if not self._deterministic:
+            yield self._gathered(chosen) if chosen is speaking else chosen
+            return
+        alike = defaultdict(list)
+        for row in chosen:
+            alike[_fixed_shape(row)].append(row)
+        for (width, _), group in sorted(alike.items()):
+            size = _fixed_rows(width)
+            yield from (group[start : start + size] for start in range(0, len(group), size))
+
+    def _gathered(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows in slot order, their slots brought to the front: attention then reads them in place."""
+        count = len(rows)
+        outside = [row.slot for row in rows if row.slot >= count]
+        if outside:
+            inside = {row.slot for row in rows}
+            free = (slot for slot in range(count) if slot not in inside)
+            pairs = zip(outside, free, strict=False)
+            self._kv.copy([copy for pair in pairs for copy in self._table.swap(*pair)])
+        return sorted(rows, key=lambda row: row.slot)
+
+    def _forward(self, rows: list[Row]) -> torch.Tensor:
+        """Logits after each of the rows that are read whole then, [., V]; marks the tokens read as cached."""
+        counts = [min(row.pending, CHUNK) for row in rows]
+        if self._deterministic:
+            width, span = _fixed_shape(rows[0])
+            fill = _fixed_rows(width) - len(rows)
+        else:
+            width, fill = max(counts), 0
+            span = span_of(max(row.cached + count for row, count in zip(rows, counts, strict=True)))
+        self._kv.reserve(self._table.lengths(), span)
+        slots = [row.slot for row in rows]
+        if fill:
+            taken = set(slots)
+            # Rows of padding write to the waste bin of slots that others own, and harm nothing there.
+            slots += islice((slot for slot in range(len(self._table)) if slot not in taken), fill)
+        # In deterministic mode slots are always copied, so that memory looks the same wherever they are.
+        leading = not self._deterministic and slots == list(range(len(slots)))
+        inputs = self._inputs.padded(rows, slots, (width, span), self._kv, leading=leading)
+        for row, count in zip(rows, counts, strict=True):
+            row.cached += count
+        read = tensor([index for index, row in enumerate(rows) if row.pending == 0], self._policy.device)
+        logits_BV = self._logits(inputs)
+        return logits_BV if len(read) == len(slots) else logits_BV[read]
+
+    def _logits(self, inputs: StepInputs) -> torch.Tensor:
+        """After each row's last token, [B, V]."""
+        if self._fused is not None:
+            count, width = inputs.ids_BT.shape
+            last = torch.arange(width - 1, count * width, width)
+            return self._fused(padded(inputs, self._kv.plan), self._kv, last)
+        masks = inputs.masks
+        output = self._policy.model(
+            input_ids=inputs.ids_BT,
+            position_ids=inputs.position_BT,
+            attention_mask=masks if len(masks) > 1 else masks[self._kinds[0]],
+            past_key_values=self._kv,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits_BV: torch.Tensor = output.logits[:, -1]
+        return logits_BV
+
+
+def fuses(policy: Policy, *, eight_bits: bool) -> bool:
+    """Whether there is to be a copy of the model that is faster: of a large one that several policies share,
+    only in eight bits."""
+    parameters = sum(value.numel() for value in policy.model.parameters()) if policy.shares_base else 0
+    return eight_bits or (parameters <= _COPIED and can_fuse(policy.model))
+
+
+def _within_budget(rows: list[Row]) -> list[Row]:
+    """As many rows as a step may read, the longest waiting first."""
+    width = 0
+    for index, row in enumerate(rows):
+        width = max(width, min(row.pending, CHUNK))
+        if index and width * (index + 1) > STEP_TOKENS:
+            return rows[:index]
+    return rows
+
+
+def _fixed_shape(row: Row) -> tuple[int, int]:
+    """Width and span of the forward pass that reads the row next, whatever its company."""
+    count = min(row.pending, CHUNK)
+    width = 1 if count == 1 else max(16, 1 << (count - 1).bit_length())
+    return width, span_for(1 << (row.cached + count - 1).bit_length())
+
+
+def _fixed_rows(width: int) -> int:
+    return _FIXED_ROWS if width == 1 else _FIXED_TOKENS // width
