@@ -24,6 +24,8 @@ class _Held:
     row: Row | None = None
     blocks: list[int] = field(default_factory=list)
     """Those of the table that lead here."""
+    uses: int = 0
+    """How often others began with what it holds, halved whenever it was spared for that."""
 
     @property
     def length(self) -> int:
@@ -50,8 +52,8 @@ class SlotTable:
         self._unused: list[_Held] = []
         self._idle: dict[_Held, None] = {}
         """Used and released, the longest ago first."""
-        self._blocks: dict[int, _Held] = {}
-        """By the hash of all tokens up to a block's end, a slot that begins with them."""
+        self._blocks: dict[int, dict[_Held, None]] = {}
+        """By the hash of all tokens up to a block's end, the slots that begin with them, the first one first."""
         self._waiting: dict[Row, tuple[Row, int]] = {}
         """Rows that will copy as many tokens from another row, once that has read them."""
         self._copies: list[tuple[Row, Copy]] = []
@@ -73,6 +75,7 @@ class SlotTable:
         held, shared = self._best_own(row) if reuse else (None, 0)
         source, more = self._alike(row) if reuse else (None, 0)
         if source is not None and source is not held and more > shared:
+            source.uses += 1
             held, leader, slot = held or self._fresh(), source.row, source.slot
             if leader is None:
                 self._copies.append((row, Copy(slot, held.slot, more)))
@@ -81,11 +84,15 @@ class SlotTable:
         held = held or self._fresh()
         self._idle.pop(held, None)
         for block in held.blocks:
-            del self._blocks[block]
+            holders = self._blocks[block]
+            del holders[held]
+            if not holders:
+                del self._blocks[block]
         held.row, held.conversation, held.ids = row, row.conversation, row.ids
         row.slot, row.cached = held.slot, shared
-        new = _blocks(held.ids) if reuse else ()
-        held.blocks = [block for block in new if self._blocks.setdefault(block, held) is held]
+        held.blocks = [*_blocks(held.ids)] if reuse else []
+        for block in held.blocks:
+            self._blocks.setdefault(block, {})[held] = None
 
     def waits(self, row: Row) -> bool:
         """Whether the row is not to read anything yet, because another is about to read the same."""
@@ -116,7 +123,7 @@ class SlotTable:
         """Nothing that the slots hold is valid any more; rows in them are read again from their start."""
         self._blocks.clear()
         for held in self._held:
-            held.blocks = []
+            held.blocks, held.uses = [], 0
             if held.row is None:
                 held.ids = []
             else:
@@ -152,14 +159,24 @@ class SlotTable:
         for block in _blocks(row.ids):
             if block not in self._blocks:
                 break
-            best = self._blocks[block]
+            best = next(iter(self._blocks[block]))
         return (None, 0) if best is None else (best, min(_shared(best.ids, row.ids), len(row.ids) - 1))
 
     def _fresh(self) -> _Held:
-        """A slot without regard to what it holds, made where there is none to spare."""
+        """A slot without regard to its conversation, made where there is none to spare.
+
+        The one that was released the longest ago; but one with which others began is spared, the more often
+        the longer: so the prompts of systems outlive what stands between two of their uses.
+        """
         if not self._unused and (len(self) < self._kept or not self._idle):
             self._grow(max(len(self), _FIRST_SLOTS) if len(self) < self._kept else len(self) // 2)
-        return self._unused.pop() if self._unused else next(iter(self._idle))
+        if self._unused:
+            return self._unused.pop()
+        while (oldest := next(iter(self._idle))).uses:
+            oldest.uses //= 2
+            del self._idle[oldest]
+            self._idle[oldest] = None
+        return oldest
 
     def _grow(self, count: int) -> None:
         made = [_Held(slot) for slot in range(len(self), len(self) + count)]
