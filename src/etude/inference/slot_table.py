@@ -53,7 +53,7 @@ class SlotTable:
         self._idle: dict[_Held, None] = {}
         """Used and released, the longest ago first."""
         self._blocks: dict[int, dict[_Held, None]] = {}
-        """By the hash of all tokens up to a block's end, the slots that begin with them, the first one first."""
+        """By the hash of all tokens up to a block's end, the slots that begin with them, in order."""
         self._waiting: dict[Row, tuple[Row, int]] = {}
         """Rows that will copy as many tokens from another row, once that has read them."""
         self._copies: list[tuple[Row, Copy]] = []

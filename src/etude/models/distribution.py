@@ -214,8 +214,9 @@ def _shaped(logits_BV: Tensor, shapes: Sequence[Shape], kept_B: Tensor | None) -
     beyond = _beyond(logits_BV.detach()[rows], [shapes[index].sampling for index in cut])
     if kept_B is not None:
         beyond = beyond.scatter(1, kept_B[rows][:, None], False)
-    mask = torch.zeros_like(logits_BV, dtype=torch.bool).index_copy(0, rows, beyond)
-    return logits_BV.masked_fill(mask, -torch.inf)
+    if len(cut) < len(shapes):
+        beyond = torch.zeros_like(logits_BV, dtype=torch.bool).index_copy(0, rows, beyond)
+    return logits_BV.masked_fill(beyond, -torch.inf)
 
 
 def words_of(vocabulary: int) -> int:
@@ -276,12 +277,15 @@ def _beyond(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     # To sort the whole vocabulary takes many times as long as to make its logits.
     fewer = min(max(_LIKELIEST, *(each.top_k for each in samplings)), vocabulary)
     for size in (fewer, vocabulary):
-        ordered_BN, _ = probs_BV.topk(size)
+        ordered_BN = _largest(probs_BV, size)
         rank_N = torch.arange(size, device=logits_BV.device)
         least_B1 = min_p_B1 * ordered_BN[:, :1]
         kept_BN = (ordered_BN >= least_B1) & (rank_N < top_k_B1)
         ordered_BN = ordered_BN.masked_fill(~kept_BN, 0.0)
-        possible_B1 = probs_BV.masked_fill(probs_BV < least_B1, 0.0).sum(dim=-1, keepdim=True)
+        possible_BV = probs_BV
+        if any(each.min_p for each in samplings):
+            possible_BV = probs_BV.masked_fill(probs_BV < least_B1, 0.0)
+        possible_B1 = possible_BV.sum(dim=-1, keepdim=True)
         # Running sums do not depend on how many tokens are looked at, and so not on the other rows.
         running_BN = ordered_BN.cumsum(dim=-1)
         mass_B1 = torch.where(top_k_B1 < vocabulary, running_BN[:, -1:], possible_B1)
@@ -292,9 +296,19 @@ def _beyond(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
             break
     count_B1 = kept_BN.sum(dim=-1, keepdim=True)
     last_B1 = ordered_BN.gather(1, count_B1 - 1)
-    equal_BV = probs_BV == last_B1
-    room_B1 = count_B1 - (probs_BV > last_B1).sum(dim=-1, keepdim=True)
-    if bool((equal_BV.sum(dim=-1, keepdim=True) > room_B1).any()):
-        equal_BV &= equal_BV.cumsum(dim=-1) <= room_B1
-    left_out_BV: Tensor = (probs_BV < last_B1) | ((probs_BV == last_B1) & ~equal_BV)
+    left_out_BV: Tensor = probs_BV < last_B1
+    if bool(((probs_BV >= last_B1).sum(dim=-1, keepdim=True) > count_B1).any()):
+        equal_BV = probs_BV == last_B1
+        room_B1 = count_B1 - (probs_BV > last_B1).sum(dim=-1, keepdim=True)
+        left_out_BV |= equal_BV & (equal_BV.cumsum(dim=-1) > room_B1)
     return left_out_BV
+
+
+def _largest(numbers_BV: Tensor, count: int) -> Tensor:
+    """The largest numbers of each row in falling order [B, count]."""
+    if numbers_BV.device.type != "cpu":
+        return numbers_BV.topk(count).values
+    # torch orders places along with the numbers, which takes up to twenty times as long.
+    places = numbers_BV.shape[1] - count
+    largest = np.partition(numbers_BV.numpy(), places, axis=1)[:, places:]
+    return torch.from_numpy(np.sort(largest, axis=1)[:, ::-1].copy())
