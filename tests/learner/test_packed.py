@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -11,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from etude.algorithms.dpo import Dpo
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.supervised import Supervised
+from etude.learner import tree
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.packed import PackedStep
 from etude.learner.tree_model import why_not_trees
@@ -116,6 +118,17 @@ def test_long_prompts_are_looked_back_at_over_many_tiles():
         for one in forest(1, 30)
     ]
     assert_same(*both(policy(), batch_of(sequences), Grpo()))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "mistral"])
+def test_long_spans_are_cut_and_their_parts_looked_back_at(monkeypatch, name):
+    monkeypatch.setattr(tree, "_SPAN", 3)
+    monkeypatch.setattr(tree, "_OWN", 2)
+    config, changes = FAMILIES[name]
+    batch = batch_of(forest(7, 40))
+    layout = tree.TreeLayout.of(tree.token_tree([batch[0][0].ids]), torch.device("cpu"), np.arange(1), 2)
+    assert {block.shape[1] for block in layout.all.back} == {3}
+    assert_same(*both(family(config, **changes), batch, Grpo()))
 
 
 def test_lora_weights_have_the_gradient_of_padding():

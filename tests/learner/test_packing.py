@@ -26,7 +26,7 @@ def test_every_unit_is_in_one_pack_and_packs_are_within_the_budget(sequences, to
     found, sizes = packed(units, token_budget)
     assert sorted(np.concatenate(found)) == list(range(len(units)))
     for pack, tokens in zip(found, sizes, strict=True):
-        assert tokens <= token_budget or len(pack) == 1
+        assert tokens <= max(token_budget, *(packed([units[index]], 10**6)[1][0] for index in pack))
 
 
 @given(SEQUENCES, st.integers(1, 20))
@@ -58,5 +58,10 @@ def test_a_tree_that_is_too_large_is_cut_where_its_prompt_is_repeated_least():
     assert sizes == [8, 8]
 
 
-def test_a_unit_above_the_budget_goes_alone():
+def test_a_unit_above_the_budget_takes_along_only_what_is_a_part_of_it():
     assert packed([[tuple(range(20))], [(1,)], [(2,)]], 5)[0] == [[0], [1, 2]]
+    conversation = tuple(range(20))
+    assert packed([[conversation[:8]], [(1,)], [conversation], [conversation[:14]]], 5) == (
+        [[0, 2, 3], [1]],
+        [20, 1],
+    )

@@ -15,9 +15,9 @@ def packs(tree: TokenTree, units: Sequence[Sequence[Places]], token_budget: int)
     """Indices of `units` by pack; a pack has at most `token_budget` tokens of the tree.
 
     A unit is given as the paths of its sequences in `tree`. It is never split, and one above the budget
-    goes alone. The largest subtrees that fit stay whole; a pack with a part of a larger one repeats what
-    comes before it. Each subtree goes where the least room is left (best fit), of those packs that already
-    have most of its tokens.
+    takes along only units that are all in it. The largest subtrees that fit stay whole; a pack with a part of
+    a larger one repeats what comes before it. Each subtree goes where the least room is left (best fit), of
+    those packs that already have most of its tokens.
     """
     if units and len(tree) <= token_budget:
         return [list(range(len(units)))]
@@ -26,7 +26,9 @@ def packs(tree: TokenTree, units: Sequence[Sequence[Places]], token_budget: int)
     used: list[int] = []
     for piece, wanted in _pieces(tree, units, token_budget):
         costs = [len(wanted) - int(mask[wanted].sum()) for mask in held]
-        fitting = [number for number, cost in enumerate(costs) if used[number] + cost <= token_budget]
+        fitting = [
+            number for number, cost in enumerate(costs) if not cost or used[number] + cost <= token_budget
+        ]
         if fitting:
             best = min(fitting, key=lambda number: (costs[number], -used[number]))
         else:

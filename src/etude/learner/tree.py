@@ -22,6 +22,9 @@ _OWN = 96
 """Queries of a block with a mask at most: fewer cost more calls, more compute more of what is masked."""
 _BACK = 1024
 """Queries of a block without."""
+_SPAN = 512
+"""Tokens of a span at most: a longer one is cut, as if it were several, so that most of what its tokens attend to
+is in blocks without a mask."""
 _KEPT_SCORES = 1 << 22
 """Masks of so many scores in all are kept from layer to layer; larger ones are made anew."""
 
@@ -232,6 +235,7 @@ def _blocks(tree: TokenTree, places: Places, most: int) -> Iterator[Block]:
             after = int(tree.ends[start])
             turn = np.searchsorted(turns, start, side="right")
             stop = min(int(turns[turn]), after) if turn < len(turns) else after
+            stop = min(stop, start + _SPAN)
             yield from _cut(tree, places, start, stop, most)
             yield from _cut(tree, places, stop, after, _BACK, (start, stop))
             left.append((stop, after))
