@@ -84,7 +84,7 @@ class LocalAdapter(TrainerAdapter):
         lora = self.adapter_config.lora_with(self._hyperparameters)
         if lora is None and self._policy.is_quantized:
             raise CapabilityError(
-                "a model with `quantization: 4bit` trains LoRA weights only: set 'lora' in its adapter, as "
+                "a model with `quantization` trains LoRA weights only: set 'lora' in its adapter, as "
                 "`lora: {r: 16}`, or leave 'quantization' out"
             )
         if lora is not None:

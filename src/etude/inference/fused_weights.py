@@ -16,10 +16,12 @@ from torch import nn
 
 from etude.inference.linear import EightBitLinear, Linear, LowRank, PackedLinear
 from etude.models.architecture import without_lora
+from etude.models.eight_bits import EightBitWeights
 
 _LLAMAS = "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 _GEMMAS = "GemmaForCausalLM", "Gemma3ForCausalLM"
 """They scale their embeddings, and multiply by one more than a norm's weight."""
+_AFFINE = nn.Linear, EightBitWeights
 _FIXED_ROPE = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary embedding whose frequencies do not depend on the length."""
 
@@ -36,7 +38,7 @@ class AfterNorm:
     ) -> None:
         """`modules` are linear layers of the same input, as for `linear`."""
         scale = norm_scale(norm) * len(norm.weight) ** 0.5
-        is_folded = norm.weight.dtype == torch.float32 and not eight_bits
+        is_folded = norm.weight.dtype == torch.float32 and not (eight_bits or _are_rounded(modules))
         self.scale = None if is_folded else scale
         """Factors of their elements [E], where these are no part of the linear layer."""
         self.linear = linear(
@@ -87,7 +89,12 @@ def _is_plain(model: Any, classes: Sequence[str]) -> bool:
     known = type(inner).__name__ in classes and type(inner).__module__.startswith("transformers.models.")
     if not known or "forward" in vars(inner) or "forward" in vars(model):
         return False  # Where someone stands before the forward pass, it is to be asked.
-    dtypes = {value.dtype for name, value in inner.named_parameters() if ".lora_" not in name}
+    dtypes = {
+        value.dtype
+        for name, module in inner.named_modules()
+        if ".lora_" not in name and type(module) is not EightBitWeights
+        for value in module.parameters(recurse=False)
+    }
     body = inner.model
     ropes = body.rotary_emb.rope_type
     ropes = {ropes} if isinstance(ropes, str) else {*ropes.values()}
@@ -144,9 +151,9 @@ def linear(
 
     In float32 these are merged. `scale` are factors of the input [in], for layers that are merged.
     """
-    bases = [getattr(module, "base_layer", module) for module in modules]
-    weights = [base.weight.detach() for base in bases]
-    lows = [_low_rank(module) for module in modules]
+    bases, rounded = [_base(module) for module in modules], _are_rounded(modules)
+    weights = [base.widened() if rounded else base.weight.detach() for base in bases]
+    lows, eight_bits = [_low_rank(module) for module in modules], eight_bits or rounded
     merges = weights[0].dtype == torch.float32 and not eight_bits
     if merges:
         pairs = zip(weights, lows, strict=True)
@@ -157,6 +164,16 @@ def linear(
     if eight_bits:
         return EightBitLinear(weight, bias, low)
     return PackedLinear(weight if scale is None else weight * scale, bias, low)
+
+
+def _base(module: Any) -> Any:
+    """A linear layer without its LoRA weights."""
+    return getattr(module, "base_layer", module)
+
+
+def _are_rounded(modules: Sequence[Any]) -> bool:
+    """Whether layers have eight bits already, which `EightBitLinear` leaves as they are."""
+    return all(type(_base(module)) is EightBitWeights for module in modules)
 
 
 def _low_rank(module: Any) -> LowRank | None:
@@ -202,5 +219,5 @@ def _paired(rows: torch.Tensor, size: int) -> torch.Tensor:
 def _is_affine(module: Any) -> bool:
     """A linear layer, or one with plain LoRA weights."""
     if hasattr(module, "get_delta_weight"):
-        return type(module.base_layer) is nn.Linear and not module.lora_variant
-    return type(module) is nn.Linear
+        return type(module.base_layer) in _AFFINE and not module.lora_variant
+    return type(module) in _AFFINE

@@ -104,17 +104,19 @@ class EightBitLinear:
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """From [N, in] to [N, out]; written to `out` where that is given."""
+        x = x.float()
         step_N1 = x.abs().amax(dim=1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny).div_(_MOST)
         steps = x / step_N1
         coarse = steps.round()
         fine = steps.sub_(coarse).mul_(_FINE)
         both = torch.ops.quantized.linear_dynamic(torch.cat([coarse, fine, self._ends]), self._packed)
-        y = torch.add(both[: len(x)], both[len(x) : -1], alpha=1 / _FINE, out=out).mul_(step_N1)
+        into = None if out is None or out.dtype != x.dtype else out
+        y = torch.add(both[: len(x)], both[len(x) : -1], alpha=1 / _FINE, out=into).mul_(step_N1)
         if self._bias is not None:
             y.add_(self._bias)
         if self._low is not None:
             self._low.add_to(y, x)
-        return y
+        return y if out is None or out is into else out.copy_(y)
 
     def add_to(self, target: torch.Tensor, x: torch.Tensor) -> None:
         """Add what comes of `x` [N, in] to `target` [N, out]."""

@@ -40,9 +40,10 @@ class LocalLlmConfig(LlmConfig, name="local"):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """`auto` is bfloat16 on CUDA, and for 10 million parameters or more on CPUs that multiply it
     (AVX512-BF16, AMX); float32 elsewhere."""
-    quantization: Literal["4bit"] | None = None
-    """`4bit` holds the base in NF4 numbers, in about a quarter of bfloat16's memory, under LoRA weights that
-    are trained. It needs CUDA and the extra `bnb`."""
+    quantization: Literal["4bit", "8bit"] | None = None
+    """How the base is held under LoRA weights that are trained. `4bit` holds it in NF4 numbers, in about a
+    quarter of bfloat16's memory; it needs CUDA and the extra `bnb`. `8bit` holds a byte for a weight of the
+    decoder's linear layers, a quarter of float32 and half of bfloat16, on any device."""
     sampling_weights: Annotated[Literal["same", "int8"], CHANGEABLE] = "same"
     """`int8` samples on a CPU from a copy of the weights that is rounded to eight bits, up to half as fast
     again where there is one request at a time. Logprobs are those of what was sampled, so GRPO's `correction`

@@ -23,8 +23,8 @@ _OWN = 96
 _BACK = 1024
 """Queries of a block without."""
 _SPAN = 512
-"""Tokens of a span at most: a longer one is cut, as if it were several, so that most of what its tokens attend to
-is in blocks without a mask."""
+"""Tokens of a span at most: a longer one is cut, as if it were several, so that most of what its tokens
+attend to is in blocks without a mask."""
 _KEPT_SCORES = 1 << 22
 """Masks of so many scores in all are kept from layer to layer; larger ones are made anew."""
 

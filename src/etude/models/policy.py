@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -25,8 +25,17 @@ from etude.models.architecture import (
     without_lora,
 )
 from etude.models.device import choose_device, choose_dtype, limit_threads
+from etude.models.eight_bits import round_to_eight_bits
 from etude.models.masking import mend_masks
-from etude.models.quantized import four_bits, is_quantized, prepared, require_four_bits
+from etude.models.quantized import (
+    EIGHT_BITS,
+    FOUR_BITS,
+    Quantization,
+    four_bits,
+    is_quantized,
+    prepared,
+    require_quantization,
+)
 from etude.models.source import locate, not_loaded
 from etude.models.speech import Speech
 from etude.models.weights import digest, load_tensors, part_like, save_tensors
@@ -84,7 +93,7 @@ class Policy:
         *,
         device: str = "auto",
         dtype: str = "auto",
-        quantization: Literal["4bit"] | None = None,
+        quantization: Quantization | None = None,
     ) -> Policy:
         """Load a causal LM and its tokenizer from a folder or by its Hugging Face name.
 
@@ -96,17 +105,21 @@ class Policy:
         mend_masks()
         chosen, name = choose_device(device), locate(source)
         if quantization is not None:
-            require_four_bits(chosen)
+            require_quantization(quantization, chosen)
         try:
             config = AutoConfig.from_pretrained(name)
             parameters = parameters_of(config)
             limit_threads(parameters)
             kind = choose_dtype(dtype, chosen, parameters)
-            more = {} if quantization is None else four_bits(kind, chosen)
+            more = four_bits(kind, chosen) if quantization == FOUR_BITS else {}
             tokenizer = AutoTokenizer.from_pretrained(name)
-            model = model_class(config).from_pretrained(name, dtype=kind, **more)
+            # What is to be rounded is never there in more bits than on the disk.
+            loaded: Any = "auto" if quantization == EIGHT_BITS else kind
+            model = model_class(config).from_pretrained(name, dtype=loaded, **more)
         except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
             raise not_loaded(source, error) from error
+        if quantization == EIGHT_BITS:
+            round_to_eight_bits(model, kind)
         model = (prepared(model) if more else model.to(chosen)).eval()
         if reason := why_unusable(model):
             kind = model.config.model_type
@@ -302,7 +315,7 @@ class Policy:
     def export(self, folder: Path, *, merge: bool = True) -> None:
         """Write a folder that `transformers` loads: merged weights, or LoRA weights alone.
 
-        Raises StoreError when the disk refuses, and RequestError for weights of four bits: they would be
+        Raises StoreError when the disk refuses, and RequestError for quantised weights: they would be
         rounded once more.
         """
         if merge and self.is_quantized:

@@ -1,27 +1,33 @@
-"""Base weights of four bits each, under LoRA weights that are trained (QLoRA; Dettmers et al., 2023).
+"""Base weights of four or eight bits each, under LoRA weights that are trained.
 
-They are NF4 numbers of bitsandbytes, whose scales are quantised once more: half a byte and a bit for a weight
-of a linear layer. Products are computed in the model's own type; norms, embeddings and head are float32.
+Those of four bits (QLoRA; Dettmers et al., 2023) are NF4 numbers of bitsandbytes, whose scales are quantised
+once more: half a byte and a bit for a weight of a linear layer. Products are computed in the model's own
+type; norms, embeddings and head are float32. Those of eight bits are `EightBitWeights`, on any device.
 """
 
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 
 from etude.core.errors import MissingExtraError, RequestError
+from etude.models.eight_bits import has_eight_bits
 
-FOUR_BITS = "4bit"
+Quantization: TypeAlias = Literal["4bit", "8bit"]
+FOUR_BITS: Quantization = "4bit"
+EIGHT_BITS: Quantization = "8bit"
 
 
-def require_four_bits(device: torch.device) -> None:
+def require_quantization(quantization: Quantization, device: torch.device) -> None:
     """Raise RequestError where there are no such weights, and MissingExtraError without bitsandbytes."""
+    if quantization == EIGHT_BITS:
+        return
     if device.type != "cuda":
         raise RequestError(
             f"quantization '{FOUR_BITS}' needs a CUDA device, and the model is to run on '{device.type}': "
-            "leave 'quantization' out, or take a machine with an NVIDIA GPU"
+            f"take '{EIGHT_BITS}', leave 'quantization' out, or take a machine with an NVIDIA GPU"
         )
     if find_spec("bitsandbytes") is None:
         raise MissingExtraError(f"quantization '{FOUR_BITS}' (bitsandbytes not installed)", "bnb")
@@ -49,4 +55,4 @@ def prepared(model: Any) -> Any:
 
 def is_quantized(model: Any) -> bool:
     """Whether the weights of a model are held in fewer bits than they can be trained in."""
-    return bool(getattr(model, "is_quantized", False))
+    return bool(getattr(model, "is_quantized", False)) or has_eight_bits(model)

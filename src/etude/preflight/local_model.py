@@ -18,9 +18,10 @@ from etude.inference.local import LocalLlmConfig
 from etude.learner.memory import ModelNumbers, fits
 from etude.models.architecture import model_class
 from etude.models.device import choose_device, choose_dtype
+from etude.models.eight_bits import rounded_layers
 from etude.models.memory import available_memory, shown_bytes
 from etude.models.policy import LoraOptions, Policy
-from etude.models.quantized import require_four_bits
+from etude.models.quantized import EIGHT_BITS, FOUR_BITS, Quantization, require_quantization
 from etude.models.source import locate, not_loaded
 from etude.preflight.drift import TOOL
 from etude.preflight.finding import Findings
@@ -45,14 +46,16 @@ def check_local_model(
     """
     device = choose_device(llm.device)
     if llm.quantization is not None:
-        require_four_bits(device)
+        require_quantization(llm.quantization, device)
         if adapter is not None and adapter.lora is None:
             raise RequestError(
-                "`quantization: 4bit` trains LoRA weights only: set 'lora' in the trainer adapter"
+                f"`quantization: {llm.quantization}` trains LoRA weights only: set 'lora' in the trainer "
+                "adapter"
             )
     policy = outline(base)
     parameters = sum(value.numel() for value in policy.model.parameters())
     dtype = choose_dtype(llm.dtype, device, parameters)
+    held = _bytes_held(policy, llm.quantization, dtype)
     if adapter is not None and adapter.lora is not None:
         lora = adapter.lora
         try:
@@ -65,7 +68,7 @@ def check_local_model(
         parameters=parameters,
         trainable=trainable,
         layers=int(getattr(policy.model.config, "num_hidden_layers", 12)),
-        bytes_per_parameter=dtype.itemsize if llm.quantization is None else 0.5,
+        bytes_per_parameter=held / parameters,
         device=device.type,
         prompt_tokens=statistics.median(prompts) if prompts else 0.0,
     )
@@ -77,8 +80,18 @@ def check_local_model(
     )
     _check_template(what, policy, llm.chat_template_kwargs, findings)
     _check_context(what, llm, policy, prompts, findings)
-    _check_memory(what, llm, policy, size, max(prompts, default=0), adapter, findings)
+    _check_memory(what, llm, policy, size, dtype, max(prompts, default=0), adapter, findings)
     return size
+
+
+def _bytes_held(policy: Policy, quantization: Quantization | None, dtype: torch.dtype) -> float:
+    """Bytes of a base model's weights in memory."""
+    numbers: int = sum(value.numel() for value in policy.model.parameters())
+    if quantization == FOUR_BITS:
+        return numbers / 2
+    rounded = rounded_layers(policy.model) if quantization == EIGHT_BITS else {}
+    of_a_byte = sum(layer.weight.numel() for layer in rounded.values())
+    return float((numbers - of_a_byte) * dtype.itemsize + of_a_byte)
 
 
 def outline(source: str) -> Policy:
@@ -165,6 +178,7 @@ def _check_memory(
     llm: LocalLlmConfig,
     policy: Policy,
     size: ModelSize,
+    dtype: torch.dtype,
     longest: int,
     adapter: LocalAdapterConfig | None,
     findings: Findings,
@@ -173,9 +187,8 @@ def _check_memory(
     free, needed = available_memory(size.device), int(size.parameters * size.bytes_per_parameter)
     use = "needs"
     if adapter is not None:
-        number = max(1, int(size.bytes_per_parameter), 2 * (llm.quantization is not None))
         tokens = min(adapter.token_budget, longest + llm.max_tokens, policy.max_context)
-        numbers = replace(ModelNumbers.of(policy), weights=needed, size=number)
+        numbers = replace(ModelNumbers.of(policy), weights=needed, size=dtype.itemsize)
         training = numbers.training(
             tokens,
             tokens,
