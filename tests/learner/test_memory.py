@@ -64,8 +64,7 @@ def test_weights_gradients_moments_and_copies_are_counted_by_their_bytes():
         8 * count,
         4 * count,
     )
-    # The moments are copied when they are written, after the gradients are gone.
-    assert whole.total == (4 + 4 + 8 + 8) * count
+    assert whole.total == (4 + 4 + 8 + 4) * count
     half = replace(numbers, size=2).training(on_gpu=True)
     assert half.copies == 4 * count, "masters in float32"
     assert numbers.training(on_gpu=True, parts=4).moments == 2 * count

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from etude.models import weights
 from etude.models.weights import digest, load_tensors, save_tensors
 
 
@@ -25,3 +26,24 @@ def test_a_digest_is_that_of_names_and_values():
     # Runs on disk have digests of this kind: another one would be taken for other weights.
     assert digest(tensors) == digest(dict(reversed(tensors.items()))) == "8f0cbe71462e473d727c10d36fb7b734"
     assert digest({**tensors, "b": torch.tensor([0.0, 1e-30])}) != digest(tensors)
+
+
+def test_what_lies_on_a_cpu_as_it_is_to_be_written_is_not_copied(tmp_path, monkeypatch):
+    plain, turned = torch.arange(6.0).view(2, 3), torch.arange(6.0).view(2, 3).t()
+    given = {"plain": plain, "turned": turned, "part": plain[1], "half": plain.bfloat16()}
+    written, write = {}, weights.save_file
+
+    def watched(tensors, path):
+        written.update(tensors)
+        write(tensors, path)
+
+    monkeypatch.setattr(weights, "save_file", watched)
+    save_tensors(given, tmp_path / "some.safetensors")
+    assert {name: one.data_ptr() == given[name].data_ptr() for name, one in written.items()} == {
+        "plain": True,
+        "turned": False,
+        "part": False,
+        "half": True,
+    }
+    found = load_tensors(tmp_path / "some.safetensors")
+    assert all(torch.equal(found[name], one) for name, one in given.items())

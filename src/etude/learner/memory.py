@@ -42,9 +42,9 @@ class TrainingMemory:
         return self.weights + self.copies + self.to_come(has_moments=False)
 
     def to_come(self, *, has_moments: bool) -> int:
-        """The rise from before the first step: to the gradients', or to that of moments being written."""
-        step = max(self.gradients + self.activations, self.moments)
-        return step + self.overhead + (0 if has_moments else self.moments)
+        """The rise from before the first step."""
+        moments = 0 if has_moments else self.moments
+        return self.gradients + self.activations + self.overhead + moments
 
     def shown(self, *names: str) -> str:
         """Some of the fields, for people."""
