@@ -204,6 +204,7 @@ def test_a_job_whose_steps_do_not_fit_into_memory_is_refused_before_the_first(tm
         *learner.largest_pass(job._data.largest(job.steps)), on_gpu=False
     )
     processes = int(team.sum({"": 1})[""])
+    learner.options = replace(OPTIONS, gradient_checkpointing=False)
     free.append(int(0.7 * processes * needed.to_come(has_moments=False)))
     with pytest.raises(TooLittleMemory, match=r"\d tokens at a time takes about .*, and .* are free on cpu"):
         job.run(threading.Event())
@@ -214,6 +215,30 @@ def test_a_job_whose_steps_do_not_fit_into_memory_is_refused_before_the_first(tm
     free.append(0)  # What has been allowed is not asked about again.
     learner.reset()
     JobTraining(learner, data(), listener).run(threading.Event())
+
+
+def test_layers_are_computed_twice_where_memory_would_not_be_enough_otherwise(tmp_path, monkeypatch):
+    learner, job = training(tmp_path, listener := Listener())
+    passes = learner.largest_pass(job._data.largest(job.steps))
+    numbers = replace(ModelNumbers.of(learner.policy), layers=4000)
+    monkeypatch.setattr(ModelNumbers, "of", lambda policy: numbers)
+    plain, twice = (numbers.training(*passes, on_gpu=False, checkpointed=own) for own in (False, True))
+    assert twice.total < 0.6 * plain.total
+    monkeypatch.setattr(job_memory, "available_memory", lambda device: twice.total)
+    job.run(threading.Event())
+    assert learner.computes_twice and "layers are computed twice" in learner.note
+    assert len(listener.steps) == 6
+
+    expected, other = training(None, Listener())
+    monkeypatch.setattr(job_memory, "available_memory", lambda device: plain.total)
+    other.run(threading.Event())
+    assert not expected.computes_twice and expected.note is None
+    assert weights(learner) == weights(expected)
+
+    _, last = training(None, Listener())
+    monkeypatch.setattr(job_memory, "available_memory", lambda device: int(0.5 * twice.total))
+    with pytest.raises(TooLittleMemory, match="lower token_budget or batch_size, train LoRA weights"):
+        last.run(threading.Event())
 
 
 def test_what_sequences_share_is_found_out_once_a_step_where_memory_is_ample(tmp_path, monkeypatch):

@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from etude.algorithms.grpo import Grpo
+from etude.learner import tree_attention
 from etude.learner.checkpointing import checkpointed
 from etude.learner.lean import is_lean
+from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.objective import Likelihood
 from etude.models.policy import LoraOptions, Policy
-from tests.learner.gradients import Gradient, assert_same, batch_of, gradient_of
+from tests.learner.gradients import Gradient, assert_same, batch_of, gradient_of, train
 from tests.learner.trees import forest
 from tests.models.tiny_models import family, fresh_policy
 
@@ -82,6 +84,22 @@ def test_layers_that_are_computed_twice_have_the_same_gradient_to_the_last_bit(n
     _, plain = gradient_of(of, batch, Grpo())
     _, again = gradient_of(of, batch, Grpo(), gradient_checkpointing=True)
     assert all(torch.equal(plain[name], again[name]) for name in plain)
+
+
+def test_attention_is_not_computed_twice_and_nothing_of_it_stays(monkeypatch):
+    of, kept, attended = fresh_policy(), [], tree_attention._attended
+
+    def watched(inputs, spec):
+        kept.append(spec.kept)
+        return attended(inputs, spec)
+
+    monkeypatch.setattr(tree_attention, "_attended", watched)
+    learner = Learner(of, LearnerOptions(gradient_checkpointing=True))
+    batch = batch_of(forest(4, 40))
+    train(learner, batch, Grpo())
+    kept.clear()
+    train(learner, batch, Grpo())
+    assert kept == [[], []]
 
 
 def test_other_models_and_layers_that_someone_stands_before_keep_their_modules():

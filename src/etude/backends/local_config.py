@@ -54,9 +54,9 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
     """Tokens that go through the model at a time: memory for speed."""
     packing: Literal["tree", "padded"] = "tree"
     """Compute tokens that trajectories share once (`tree`), or for each of them (`padded`)."""
-    gradient_checkpointing: Annotated[bool, CHANGEABLE] = False
-    """Compute what happens inside of layers again for the gradient in place of keeping it: less memory, about
-    a third more time."""
+    gradient_checkpointing: Annotated[bool | None, CHANGEABLE] = None
+    """Compute what happens inside of layers again for the gradient in place of keeping it: less memory, up to
+    a third more time. Left out: where memory would not be enough otherwise."""
     lora: LoraConfig | None = None
     """Train LoRA weights; left out: all weights."""
     shard_training: Annotated[bool, CHANGEABLE] = False

@@ -19,6 +19,7 @@ class TooLittleMemory(TrainingError):
 def require_room(learner: Learner, units: Sequence[Unit]) -> None:
     """Raise TooLittleMemory where a step on `units` takes more memory than is free.
 
+    Where it fits with gradient checkpointing, and the options leave that open, there is some from then on.
     It is asked by the processes of a team together; those on one machine or GPU need it together. What is no
     larger than a step that was allowed before is not looked at.
     """
@@ -27,6 +28,8 @@ def require_room(learner: Learner, units: Sequence[Unit]) -> None:
         if tokens <= learner.allowed_tokens:
             return
         why_not = _why_not(learner, tokens, choices, is_lean)
+        if why_not is not None and not by_length and learner.spare_memory():
+            why_not = _why_not(learner, tokens, choices, is_lean)
         if why_not is None:
             learner.allowed_tokens = tokens
             return
@@ -42,7 +45,7 @@ def _why_not(learner: Learner, tokens: int, choices: int, is_lean: bool) -> str 
         choices,
         is_lean,
         on_gpu=device.type == "cuda",
-        checkpointed=learner.options.gradient_checkpointing,
+        checkpointed=learner.computes_twice,
         parts=team.size if team.shards else 1,
     )
     own, free = needed.to_come(has_moments=learner.optimiser.has_moments), available_memory(str(device))
@@ -53,9 +56,10 @@ def _why_not(learner: Learner, tokens: int, choices: int, is_lean: bool) -> str 
         return None
     if free is None or not short:
         return "another process of the job has too little memory"
+    twice = "" if learner.computes_twice else "set gradient_checkpointing, "
     return (
         f"training on {tokens} tokens at a time takes about {shown_bytes(together)} of memory beside the "
         f"weights ({needed.shown('gradients', 'moments', 'activations', 'overhead')}), and "
         f"{shown_bytes(free)} are free on {device} of {platform.node()}; lower token_budget or "
-        "batch_size, set gradient_checkpointing, train LoRA weights, or free some memory"
+        f"batch_size, {twice}train LoRA weights, or free some memory"
     )

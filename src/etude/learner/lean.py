@@ -7,6 +7,7 @@ rounded to their precision.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -47,9 +48,13 @@ def lean_hidden(model: Any, ids_N: Tensor, layout: TreeLayout) -> Tensor:
     return _summed(body.norm, x_NE, more_NE)[1]
 
 
-def _twice(*args: Any) -> tuple[Tensor, Tensor]:
-    """A layer, of which only its input is kept for the gradient."""
+def _twice(
+    layer: Any, x_NE: Tensor, more_NE: Tensor | None, turn_N1C: Tensor, spec: AttentionSpec
+) -> tuple[Tensor, Tensor]:
+    """A layer, of which only its input and what it attended to are kept for the gradient."""
     run: Callable[..., tuple[Tensor, Tensor]] = checkpoint
+    input_NE = x_NE if more_NE is None else x_NE + more_NE
+    args = layer, input_NE, None, turn_N1C, replace(spec, kept=[])
     return run(_layer, *args, use_reentrant=False, preserve_rng_state=False)
 
 

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from etude.core.errors import StoreError, TrainingError
+from etude.core.errors import RequestError, StoreError, TrainingError
 from etude.core.sample import Sample
 from etude.learner.checkpointing import checkpointed, layers_of
 from etude.learner.head import has_plain_head
@@ -53,8 +53,9 @@ class LearnerOptions:
     token_budget: int = 16384
     """Tokens that go through the model at a time."""
     packing: Packing = "tree"
-    gradient_checkpointing: bool = False
-    """Compute what happens inside of the model's layers twice, and keep it never."""
+    gradient_checkpointing: bool | None = None
+    """Compute what happens inside of the model's layers twice, and keep it never; None for where memory would
+    not be enough otherwise, as `Learner.spare_memory` is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class Learner:
         self.team = team or Team()
         self.options = options
         self.note: str | None = None
-        """Why tokens that sequences share are computed for each of them, once it is known that they are."""
+        """Why more is computed than need be, once it is known that it is."""
         self.witness: Witness | None = None
         """Looks on while gradients are made."""
         self.step = 0
@@ -89,6 +90,7 @@ class Learner:
         """Trainings that are over, since the base model."""
         self.allowed_tokens = 0
         """Tokens of the largest pass that memory was known to be enough for."""
+        self._spares_memory = False
         if options.gradient_checkpointing:
             layers_of(policy.model)
         self._run = self.team.hold(policy)
@@ -103,8 +105,31 @@ class Learner:
         if not self.team.any(reason is not None):
             return True
         why = reason or "another process cannot run this model on token trees"
-        self.note = f"tokens that sequences share are computed for each of them: {why}"
+        self._add_note(f"tokens that sequences share are computed for each of them: {why}")
         return False
+
+    @property
+    def computes_twice(self) -> bool:
+        """Whether there is gradient checkpointing now."""
+        wish = self.options.gradient_checkpointing
+        return self._spares_memory if wish is None else wish
+
+    def spare_memory(self) -> bool:
+        """Begin gradient checkpointing, where the options leave it open and the model can; whether it did."""
+        if self.options.gradient_checkpointing is not None or self._spares_memory:
+            return False
+        try:
+            layers_of(self.policy.model)
+        except RequestError:
+            return False
+        self._spares_memory = True
+        self._add_note(
+            "layers are computed twice, since what they keep for the gradient does not fit into memory"
+        )
+        return True
+
+    def _add_note(self, note: str) -> None:
+        self.note = note if self.note is None else f"{self.note}; {note}"
 
     @cached_property
     def _has_plain_head(self) -> bool:
@@ -236,7 +261,7 @@ class Learner:
         return totals, tokens
 
     def _loss(self, chunk: Pass | None, objective: Objective) -> tuple[torch.Tensor, dict[str, float]]:
-        twice = self.options.gradient_checkpointing and torch.is_grad_enabled()
+        twice = self.computes_twice and torch.is_grad_enabled()
         with checkpointed(self.policy.model) if twice else nullcontext():
             if chunk is None:
                 return self._run(idle), {}

@@ -131,8 +131,8 @@ class ModelNumbers:
         many processes share out the weights.
         """
         kept = self.kept_by_a_layer(is_lean=is_lean) * tokens
-        between = _FLOAT32 if is_lean else self.size
-        body = kept + self.layers * self.width * between * tokens if checkpointed else self.layers * kept
+        between = self.width * _FLOAT32 + self.queries * self.size if is_lean else self.width * self.size
+        body = kept + self.layers * between * tokens if checkpointed else self.layers * kept
         activations = body + held_logits(self.vocabulary, choices, self.size, on_gpu)
         half = self.size < _FLOAT32 and not self.is_lora
         copies = self.trained * ((_FLOAT32 if half else 0) + (self.size if reference else 0))

@@ -95,6 +95,8 @@ class AttentionSpec:
     """As `TreeLayout.binding` gives it."""
     scale: float
     softcap: float | None = None
+    kept: list[_Attended] | None = None
+    """Where the forward pass leaves its results, for one more that is only there to be gone back through."""
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
@@ -115,9 +117,13 @@ class _BlockAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         """Values, weighed by how much each query attends to their keys."""
-        dtype, inputs = query.dtype, _widened(query, key, value)
-        out, sums = _attended(inputs, spec)
-        out = out.to(dtype)
+        if spec.kept:
+            out, sums = spec.kept.pop()
+        else:
+            out, sums = _attended(_widened(query, key, value), spec)
+            out = out.to(query.dtype)
+            if spec.kept is not None:
+                spec.kept.append((out.detach(), sums))
         ctx.save_for_backward(query, key, value, out, sums)
         ctx.spec = spec
         return out

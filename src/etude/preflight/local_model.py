@@ -193,7 +193,7 @@ def _check_memory(
             tokens,
             tokens,
             on_gpu=size.device == "cuda",
-            checkpointed=adapter.gradient_checkpointing,
+            checkpointed=adapter.gradient_checkpointing is not False,
             reference=True,
         )
         use, needed = f"training it on {tokens} tokens at a time takes", training.total
