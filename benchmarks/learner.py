@@ -2,7 +2,8 @@
 
 Loss and gradient only, from the same sequences on the same model in float32 with one thread. The padded
 loop is Etude's own with `packing: padded`. Each peer has several settings, of which its fastest counts. CPU
-time is that of this process, and the ways take turns.
+time is that of this process, and the ways take turns. `--long` measures conversations of 2k to 8k tokens, and
+nothing else.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 from common import parse_arguments, print_json, print_table, progress, silent
-from learner_data import MODELS, SHAPES, model
+from learner_data import LONG, MODELS, SHAPES, model
 from learner_trl import Step, steps
 from torch.profiler import ProfilerActivity, profile
 
@@ -35,9 +36,14 @@ GOALS = {
     "trl": {"short": 3.0, "long": 8.0, "turns": 10.0},
     "padded": {"short": 1.8, "long": 4.5, "turns": 5.0},
 }
+"""None are set for what `--long` measures."""
 HEADLINE = next(iter(MODELS))
 """The model and the method of the JSON's ratios; `settings` has the others."""
 PADDED_BUDGETS = (512, 2048, 16384)
+LONG_MODEL = "0.9M"
+LONG_BUDGETS = (8192,)
+LONG_ROWS = (1, 2)
+"""Rows at a time, for TRL: more take more than 4 GB."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,11 @@ def settings(quick: bool) -> list[Setting]:
     return [Setting(name, method, shape) for name, method in pairs for shape in SHAPES]
 
 
+def long_settings() -> list[Setting]:
+    """GRPO on long conversations."""
+    return [Setting(LONG_MODEL, "grpo", shape) for shape in LONG]
+
+
 def units_of(method: str, sequences: Sequence[Sample]) -> list[tuple[Sample, ...]]:
     """Pairs for DPO, of neighbours."""
     if method == "dpo":
@@ -101,13 +112,14 @@ def own_step(policy: Policy, setting: Setting, units: Sequence[Any], **options: 
 
 def measure(setting: Setting, repeats: int) -> Cost:
     """Medians of all ways on one setting, each at its fastest."""
-    policy, sequences = model(setting.model), SHAPES[setting.shape](random.Random(0))
+    policy, sequences = model(setting.model), (SHAPES | LONG)[setting.shape](random.Random(0))
     units = units_of(setting.method, sequences)
-    padded = [own_step(policy, setting, units, packing="padded", token_budget=b) for b in PADDED_BUDGETS]
+    budgets = PADDED_BUDGETS if setting.shape in SHAPES else LONG_BUDGETS
+    padded = [own_step(policy, setting, units, packing="padded", token_budget=one) for one in budgets]
     ways = {
         "tree": own_step(policy, setting, units),
         "padded": fastest(padded),
-        "trl": fastest(steps(setting.method, policy, sequences).values()),
+        "trl": fastest(_of_trl(policy, setting, sequences)),
     }
     found: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeats):
@@ -121,6 +133,13 @@ def measure(setting: Setting, repeats: int) -> Cost:
         tokens=sum(len(one.ids) for one in sequences),
         distinct=packed.size,
     )
+
+
+def _of_trl(policy: Policy, setting: Setting, sequences: Sequence[Sample]) -> list[Step]:
+    if setting.shape in SHAPES:
+        return [*steps(setting.method, policy, sequences).values()]
+    candidates = steps(setting.method, policy, sequences, LONG_ROWS)
+    return [candidates[str(rows)] for rows in LONG_ROWS]
 
 
 def cpu_ms(step: Step) -> float:
@@ -164,19 +183,21 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one - other).abs().max() / other.abs().max())
 
 
-def measure_all(quick: bool, note: Callable[[str], None]) -> dict[Setting, Cost]:
+def measure_all(quick: bool, long: bool, note: Callable[[str], None]) -> dict[Setting, Cost]:
     """All settings; `note` is told what is measured next."""
     torch.set_num_threads(1)
     costs = {}
-    for setting in settings(quick):
+    repeats = (3, 5)[not quick] if long else (5, 7)[not quick]
+    for setting in long_settings() if long else settings(quick):
         note(setting.name)
-        costs[setting] = measure(setting, repeats=5 if quick else 7)
+        costs[setting] = measure(setting, repeats)
     return costs
 
 
 def as_json(costs: dict[Setting, Cost]) -> dict[str, Any]:
     """The object that `--json` prints; the ratios are those of GRPO on the first model."""
-    first = {one.shape: cost for one, cost in costs.items() if (one.model, one.method) == (HEADLINE, "grpo")}
+    name = next(iter(costs)).model
+    first = {one.shape: cost for one, cost in costs.items() if (one.model, one.method) == (name, "grpo")}
     return {
         "ratio_vs_trl": {shape: round(cost.ratio("trl"), 2) for shape, cost in first.items()},
         "ratio_vs_padded": {shape: round(cost.ratio("padded"), 2) for shape, cost in first.items()},
@@ -218,7 +239,7 @@ def print_results(costs: dict[Setting, Cost]) -> None:
                 one.name,
                 f"{cost.distinct} of {cost.tokens}",
                 *(f"{ms[name]:.0f}" for name in ("tree", "padded", "trl")),
-                *(f"{cost.ratio(peer):.1f} ({GOALS[peer][one.shape]:g})" for peer in ("padded", "trl")),
+                *(_ratio(cost.ratio(peer), GOALS[peer].get(one.shape)) for peer in ("padded", "trl")),
                 *(f"{mb[name]:.0f}" for name in ("tree", "padded", "trl")),
             ]
         )
@@ -236,10 +257,14 @@ def print_results(costs: dict[Setting, Cost]) -> None:
     )
 
 
+def _ratio(ratio: float, goal: float | None) -> str:
+    return f"{ratio:.1f}" if goal is None else f"{ratio:.1f} ({goal:g})"
+
+
 def main() -> None:
     """Measure, and print a table or JSON."""
-    arguments = parse_arguments(__doc__ or "")
-    costs = measure_all(arguments.quick, silent if arguments.json else progress)
+    arguments = parse_arguments(__doc__ or "", long="conversations of 2k to 8k tokens alone")
+    costs = measure_all(arguments.quick, arguments.long, silent if arguments.json else progress)
     if arguments.json:
         print_json(as_json(costs))
     else:

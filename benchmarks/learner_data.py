@@ -10,8 +10,8 @@ from etude.models.policy import Policy
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 
 MODELS = {
-    "0.13M": TinyShape(max_context=2048),
-    "0.9M": TinyShape(hidden_size=128, layers=4, heads=4, intermediate_size=384, max_context=2048),
+    "0.13M": TinyShape(max_context=8192),
+    "0.9M": TinyShape(hidden_size=128, layers=4, heads=4, intermediate_size=384, max_context=8192),
 }
 """The demos' Llama, and one with twice its width and depth."""
 
@@ -46,6 +46,25 @@ def turns(choose: random.Random) -> list[Sample]:
     return conversations(choose, prompt=210, answer=(20, 60), told=(10, 30))
 
 
+def agents(choose: random.Random) -> list[Sample]:
+    """4 conversations of an agent with tools, of 4 to 8 turns, which end at 2k to 8k tokens.
+
+    After a prompt of 700 tokens, answers of 30 to 120 and results of tools of all lengths; each call is a
+    sequence of its own.
+    """
+    start, found = _tokens(choose, 700), []
+    for _ in range(4):
+        count, end = choose.randint(4, 8), choose.randint(2000, 8000)
+        answers = [choose.randint(30, 120) for _ in range(count)]
+        shares = [choose.random() for _ in range(count - 1)]
+        results = [int((end - len(start) - sum(answers)) * share / sum(shares)) for share in shares]
+        context = start
+        for answer, result in zip(answers, [*results, 0], strict=True):
+            found.append(_sequence(choose, context, answer))
+            context = [*found[-1].ids, *_tokens(choose, result)]
+    return found
+
+
 def groups(choose: random.Random, count: int, *, prompt: Range, completion: Range) -> list[Sample]:
     """So many prompts, with 8 completions each."""
     prompts = [_tokens(choose, choose.randint(*prompt)) for _ in range(count)]
@@ -65,6 +84,8 @@ def conversations(
     return found
 
 
+LONG: dict[str, Callable[[random.Random], list[Sample]]] = {"agents": agents}
+"""Those of `--long`."""
 SHAPES: dict[str, Callable[[random.Random], list[Sample]]] = {
     "short": short,
     "long": long,

@@ -127,6 +127,10 @@ def test_the_learners_json_has_the_keys_that_others_read(monkeypatch: pytest.Mon
     assert found["peak_memory_ratio"] == dict.fromkeys(shapes, 0.25)
     assert found["max_relative_gradient_error"] == 1e-7
     assert len(found["settings"]) == 3
+    found = learner.as_json({one: learner.Cost(ms, mb, 1e-7, 100, 20) for one in learner.long_settings()})
+    assert found["ratio_vs_trl"] == {"agents": 10.0} and found["ratio_vs_padded"] == {"agents": 5.0}
+    lengths = [len(one.ids) for one in importlib.import_module("learner_data").agents(random.Random(0))]
+    assert 16 <= len(lengths) <= 32 and 2000 < max(lengths) <= 8000
 
 
 @pytest.mark.filterwarnings("ignore")
