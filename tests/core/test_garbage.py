@@ -12,9 +12,11 @@ from etude.core.garbage import collect_rarely, collected_rarely
 
 @pytest.fixture(autouse=True)
 def thresholds():
-    before = gc.get_threshold()
+    before, callbacks = gc.get_threshold(), list(gc.callbacks)
     yield before
     gc.set_threshold(*before)
+    gc.callbacks[:] = callbacks
+    gc.unfreeze()
 
 
 class Ring:
@@ -31,11 +33,29 @@ def test_only_the_young_are_looked_at_more_rarely(thresholds):
     assert older == list(thresholds[1:])
 
 
+def test_what_a_program_begins_with_is_looked_through_once():
+    collect_rarely()
+    at_first, kept = gc.get_threshold()[0], [[]]
+    gc.collect()
+    assert 10 * gc.get_threshold()[0] < at_first
+    assert not any(value is kept for value in gc.get_objects())
+    later = [kept]
+    assert any(value is later for value in gc.get_objects())
+
+
+def test_a_threshold_that_the_program_sets_itself_stays():
+    collect_rarely()
+    gc.set_threshold(5_000)
+    gc.collect()
+    assert gc.get_threshold()[0] == 5_000
+
+
 def test_what_is_part_of_a_cycle_is_collected_all_the_same():
     collect_rarely()
     ring = weakref.ref(Ring())
     kept = []
-    while ring() is not None and len(kept) < 10 * gc.get_threshold()[0]:
+    most = 2 * gc.get_threshold()[0]
+    while ring() is not None and len(kept) < most:
         kept.append([])
     assert ring() is None
 
