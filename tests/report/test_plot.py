@@ -63,6 +63,19 @@ def test_the_report_draws_now_and_then_and_at_the_end(tmp_path):
     assert plot.exists()
 
 
+def test_a_picture_of_the_same_history_stays(tmp_path):
+    past, path = history([0.1, 0.3], {0: 0.1}), tmp_path / "plot.png"
+    write_reward_plot(past, path)
+    drawn = path.stat().st_ino
+    write_reward_plot(History.model_validate_json(past.model_dump_json()), path)
+    assert path.stat().st_ino == drawn
+    write_reward_plot(history([0.1, 0.4], {0: 0.1}), path)
+    assert path.stat().st_ino != drawn
+    path.write_bytes(path.read_bytes()[:40])
+    write_reward_plot(past, path)
+    assert path.read_bytes() == render_reward_plot(past)
+
+
 def test_importing_the_report_does_not_load_matplotlib():
     code = "import sys, etude.report.files, etude.report.live; print('matplotlib' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"

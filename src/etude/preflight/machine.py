@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,8 @@ _BYTES_PER_SECOND = {"cpu": 1e10, "mps": 1e11, "cuda": 1e12}
 _EFFICIENCY = 0.35
 """Share of a large matrix product's speed that a whole model reaches."""
 
-_PROBE_SECONDS = 0.1
+_PROBE_SECONDS, _PROBES = 0.1, 5
+"""How long it is tried how fast matrices are multiplied, and how often at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,6 @@ def seconds_for(size: ModelSize, *, prompt: float, sampled: float, trained: floa
 def _operations_per_second(size: ModelSize) -> float:
     """Of a matrix product on this machine as it is now, in the model's type and with as many threads."""
     import torch
-    from torch.utils.benchmark import Timer
 
     from etude.models.device import limit_threads
 
@@ -81,11 +83,14 @@ def _operations_per_second(size: ModelSize) -> float:
     is_half = size.device == "cpu" and size.bytes_per_parameter == torch.bfloat16.itemsize
     dtype = torch.bfloat16 if is_half else torch.float32
     matrix = torch.ones(side, side, device=size.device, dtype=dtype)
-    timer = Timer(
-        "(matrix @ matrix)[0, 0].item()", globals={"matrix": matrix}, num_threads=torch.get_num_threads()
-    )
-    seconds: float = timer.blocked_autorange(min_run_time=_PROBE_SECONDS).median
-    return 2 * side**3 / seconds
+    seconds: list[float] = []
+    until = time.perf_counter() + _PROBE_SECONDS
+    # torch's own Timer imports a compiler's machinery, and takes three times as long over it.
+    while len(seconds) < _PROBES or time.perf_counter() < until:
+        began = time.perf_counter()
+        (matrix @ matrix)[0, 0].item()  # Which waits for a GPU.
+        seconds.append(time.perf_counter() - began)
+    return 2 * side**3 / statistics.median(seconds)
 
 
 def existing_folder(path: Path) -> Path:

@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import secrets
 import shlex
 import subprocess
@@ -37,6 +38,8 @@ DATABASE = "run.db"
 LOCK = "lock"
 
 _GIT_SECONDS = 5
+_FIELD = re.compile(r"^(Name|Version): *(.*?) *\r?$", re.MULTILINE)
+"""In the description of an installed package."""
 
 _MOODS = """
     agile brisk bright calm candid clear deft eager fleet fluent gentle golden keen light lively lucid
@@ -207,9 +210,7 @@ def describe_environment(*, seed: int | None = None) -> dict[str, Any]:
 
     Environment variables are left out on purpose: they hold keys.
     """
-    # Each `metadata` reads and parses a file.
-    about = [package.metadata for package in importlib.metadata.distributions()]
-    packages = {package["Name"]: package["Version"] for package in about}
+    packages = dict(map(_name_and_version, importlib.metadata.distributions()))
     return {
         "etude": importlib.metadata.version("etude"),
         "python": platform.python_version(),
@@ -220,6 +221,16 @@ def describe_environment(*, seed: int | None = None) -> dict[str, Any]:
         "git": git_state(Path.cwd()),
         "packages": {name: packages[name] for name in sorted(filter(None, packages), key=str.lower)},
     }
+
+
+def _name_and_version(package: importlib.metadata.Distribution) -> tuple[str | None, str | None]:
+    """The name and release of an installed package, where it says them.
+
+    From the first lines of its description: to parse all of it as a message took 1.5 ms each.
+    """
+    text = package.read_text("METADATA") or package.read_text("PKG-INFO") or ""
+    found = dict(_FIELD.findall(text.partition("\n\n")[0]))
+    return found.get("Name"), found.get("Version")
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
