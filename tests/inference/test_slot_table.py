@@ -101,6 +101,25 @@ def test_samples_of_one_prompt_wait_for_the_first_and_copy_what_it_has_read():
     assert not any(map(table.waits, rows))
 
 
+def test_short_prompts_are_shared_whole_and_the_shortest_are_not():
+    table = SlotTable(kept=8, least=1)
+    rows = [placed(table, str(number), *LONG[:12]) for number in range(3)]
+    assert [table.waits(one) for one in rows] == [False, True, True]
+    rows[0].cached = 12
+    assert [one.length for one in table.copies()] == [11, 11]
+    assert not any(table.waits(placed(table, str(number), *LONG[:7])) for number in range(2))
+
+
+def test_samples_of_a_question_share_it_and_not_only_what_all_questions_begin_with():
+    table = SlotTable(kept=8, least=1)
+    questions = (*LONG[:70], 1, 2, 3), (*LONG[:70], 4, 5, 6)
+    rows = [placed(table, f"{number}", *ids) for ids in questions for number in range(2)]
+    rows[0].cached = 73
+    assert [(one.source, one.length) for one in table.copies()] == [(rows[0].slot, 72), (rows[0].slot, 70)]
+    rows[2].cached = 73
+    assert table.copies() == [Copy(rows[2].slot, rows[3].slot, 72)]
+
+
 def test_another_conversation_copies_the_tokens_with_which_it_begins_alike():
     table = SlotTable(kept=8, least=1)
     slot, _ = read(table, "a", *LONG)
@@ -115,7 +134,7 @@ def test_what_is_copied_in_this_step_is_not_copied_on_in_it():
     table = SlotTable(kept=8, least=1)
     read(table, "a", *LONG[:70])
     middle = placed(table, "b", *LONG)
-    last = placed(table, "c", *LONG)
+    last = placed(table, "c", *LONG, 1)
     assert [one.length for one in table.copies()] == [70, 70]
     assert (middle.cached, last.cached) == (70, 70)
 

@@ -9,8 +9,10 @@ from etude.inference.sampler import Row
 
 _FIRST_SLOTS = 8
 _BLOCK = 64
-"""Tokens by which a prompt that begins like another is found; what is shared is counted exactly.
-To read fewer takes less time than to wait until another row has read them."""
+"""Tokens by which a prompt that begins like another is found; what is shared is counted exactly."""
+_LEAST = 8
+"""Tokens of a prompt that is found by the whole of it too, as the answers of a group have it in common: to
+read fewer takes less time than to wait until another row has read them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -185,11 +187,13 @@ class SlotTable:
 
 
 def _blocks(ids: list[int]) -> Iterator[int]:
-    """For each whole block, a hash of all tokens up to its end."""
-    block = 0
+    """For each whole block, a hash of all tokens up to its end; and one of all tokens."""
+    block = end = 0
     for end in range(_BLOCK, len(ids) + 1, _BLOCK):
         block = hash((block, *ids[end - _BLOCK : end]))
         yield block
+    if end < len(ids) >= _LEAST:
+        yield hash((block, *ids[end:]))
 
 
 def _shared(held: list[int], wanted: list[int]) -> int:
