@@ -26,7 +26,7 @@ from etude.core.keys import generator
 from etude.runners.frames import Stream
 from etude.runners.process import ProcessEnd
 from etude.runners.program import Invitation
-from etude.store.database import Operation, Put, Waiter, Writer, _settle
+from etude.store.database import Operation, Put, Waiter, Writer, _Item, _settle
 from etude.store.journal import Journal
 
 _SMALL = 2
@@ -188,8 +188,8 @@ class VirtualWriter(Writer):
     def _run(self) -> None:
         """The thread has nothing to do."""
 
-    def submit(self, operation: Operation, waiter: Waiter) -> None:
-        super().submit(operation, waiter)
+    def submit(self, operation: Operation, *waiters: Waiter) -> None:
+        super().submit(operation, *waiters)
         if not self._is_busy:
             self._begin()
 
@@ -199,13 +199,13 @@ class VirtualWriter(Writer):
         seconds = self._cluster.costs.step * sum(isinstance(operation, Put) for operation, _ in batch)
         done = self._cluster.disk.done_at(self._cluster.loop.time(), seconds)
         self._is_busy = True
-        self._cluster.loop.call_at(done, self._end, [waiter for _, waiter in batch], error)
+        self._cluster.loop.call_at(done, self._end, batch, error)
 
-    def _end(self, waiters: list[Waiter], error: Any) -> None:
-        self._settled += len(waiters)
-        self.committed += len(waiters)
+    def _end(self, batch: list[_Item], error: Any) -> None:
+        self._settled += len(batch)
+        self.committed += len(batch)
         self._is_busy = False
-        _settle(waiters, error)
+        _settle([waiter for _, waiters in batch for waiter in waiters], error)
         if self.waiting:
             self._begin()
 

@@ -38,7 +38,7 @@ ENDED_BY = {
     # By an event that is set right before it: a thread that looks at it ends.
     "jobs.part.asked_to_end: thread.join()": "`over`; each look has a time limit",
     "rollout.loop_watch.stop: self._thread.join()": "`_stopped`",
-    "store.database.close: self._thread.join()": "the end of the queue, which the disk takes or refuses",
+    "store.database.close: self._thread.join()": "the end of what came in, which the disk takes or refuses",
     # By a task that has a limit.
     "rollout.collector.collect: finished.get()": "`eval.general.timeout` of each episode",
     "rewards.gathering.output_of: slots.acquire()": "the evaluators' `timeout`",

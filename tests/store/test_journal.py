@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.core.errors import StoreError
+from etude.store.database import Writer
 from etude.store.journal import Journal
 
 keys = st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
@@ -436,3 +437,32 @@ async def test_a_closed_journal_has_no_beginnings(tmp_path: Path) -> None:
         journal.close()
         with pytest.raises(StoreError, match="closed"):
             journal.get("a/1")
+
+
+async def test_what_is_stored_in_one_turn_of_the_event_loop_is_one_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    sizes: list[int] = []
+    write = Writer._write
+
+    def noted(self: Writer, batch: list[Any], soon: list[Any]) -> None:
+        sizes.append(len(batch))
+        write(self, batch, soon)
+
+    monkeypatch.setattr(Writer, "_write", noted)
+    with Journal(tmp_path / "run.db") as journal:
+        await asyncio.gather(*(journal.put(f"{number}", number) for number in range(20)))
+        assert sizes == [20]
+        assert [value for _, value in journal.scan()] == sorted(range(20), key=str)
+
+
+def test_what_one_event_loop_had_queued_at_its_end_is_stored(tmp_path: Path):
+    async def queue() -> None:
+        task = asyncio.ensure_future(journal.put("first", 1))
+        await asyncio.sleep(0)
+        task.cancel()
+
+    with Journal(tmp_path / "run.db") as journal:
+        asyncio.run(queue())
+        asyncio.run(journal.put("second", 2))
+        assert [journal.get(key) for key in ("first", "second")] == [1, 2]

@@ -1,8 +1,8 @@
 """The SQLite file behind a journal: opening it, its errors in words, and the thread that writes it.
 
 Writers queue rows and wait. The thread takes all rows that are queued, commits them at once, and
-wakes every writer. While one commit runs the next rows gather, so that the cost of a commit is
-shared by as many steps as there are in flight.
+wakes every writer. While one commit runs the next rows gather, and so do those of one turn of the
+event loop, so that the cost of a commit is shared by as many steps as there are in flight.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
@@ -184,7 +185,7 @@ class Delete:
 Operation: TypeAlias = Put | Delete | None
 """None is a barrier: it does nothing, and is over when everything queued before it has been tried."""
 
-_Item: TypeAlias = "tuple[Operation, Waiter | None]"
+_Item: TypeAlias = "tuple[Operation, tuple[Waiter, ...]]"
 
 
 class Writer:
@@ -195,7 +196,12 @@ class Writer:
         self._path = path
         self._connection = open_database(path)
         self._mark = Mark(path)
-        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._incoming: deque[_Item] = deque()
+        self._queue: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """Each item has the thread look whether anything has come in."""
+        self._waking: asyncio.AbstractEventLoop | None = None
+        """The event loop that is to wake the thread at the end of its turn."""
+        self._is_closing = False
         self._soon: dict[str, Callable[[], object]] = {}
         self._submitted = self._settled = 0
         self._moved = time.monotonic()
@@ -204,17 +210,30 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name=f"etude-journal {path}", daemon=True)
         self._thread.start()
 
-    def submit(self, operation: Operation, waiter: Waiter) -> None:
-        """Queue an operation; `waiter` is resolved when it is committed, or given a StoreError."""
+    def submit(self, operation: Operation, *waiters: Waiter) -> None:
+        """Queue an operation; `waiters` are resolved when it is committed, or given a StoreError.
+
+        To be called on the event loop of the first of them. The thread is woken at the end of its turn, once
+        for all that is queued in it.
+        """
         self._count()
-        self._queue.put((operation, waiter))
+        self._incoming.append((operation, waiters))
+        loop = waiters[0].get_loop()
+        if self._waking is not loop:
+            self._waking = loop
+            loop.call_soon(self._wake)
+
+    def _wake(self) -> None:
+        self._waking = None
+        self._queue.put(None)
 
     def submit_soon(self, key: str, value: Callable[[], object]) -> None:
         """Have the latest value of a key committed with the next batch, which begins now if none is near."""
         self._soon[key] = value
         if not self.waiting:
             self._count()
-            self._queue.put((None, None))
+            self._incoming.append((None, ()))
+            self._queue.put(None)
 
     def _count(self) -> None:
         if not self.waiting:
@@ -233,6 +252,7 @@ class Writer:
 
     def close(self) -> None:
         """Write out what is queued and end the thread."""
+        self._is_closing = True
         self._queue.put(None)
         self._thread.join()
         self._connection.close()
@@ -256,22 +276,17 @@ class Writer:
                 self._soon.setdefault(key, value)
         self._settled += len(batch)
         self._moved = time.monotonic()
-        _resolve([waiter for _, waiter in batch if waiter is not None], error)
+        _resolve([waiter for _, waiters in batch for waiter in waiters], error)
 
     def _take(self) -> list[_Item]:
         """At least one operation, and the others that are queued behind it; none at the end."""
-        item = self._queue.get()
-        batch = []
-        while item is not None:
-            batch.append(item)
-            if isinstance(item[0], Delete) or len(batch) == _ROWS_PER_STATEMENT:
-                return batch
-            try:
-                item = self._queue.get_nowait()
-            except queue.Empty:
-                return batch
-        if batch:
-            self._queue.put(None)  # The end comes after this batch.
+        while not self._incoming and not self._is_closing:
+            self._queue.get()
+        batch: list[_Item] = []
+        while self._incoming and len(batch) < _ROWS_PER_STATEMENT:
+            batch.append(self._incoming.popleft())
+            if isinstance(batch[-1][0], Delete):
+                break
         return batch
 
     def _tried(

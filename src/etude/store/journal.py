@@ -132,23 +132,30 @@ class Journal:
     async def _run_step(
         self, key: str, fn: Callable[[], Awaitable[Any]], encode: Callable[[Any], Json] | None
     ) -> Any:
-        running: Waiter = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        running: Waiter = loop.create_future()
         self._running[key] = running
-        running.add_done_callback(lambda settled: self._forget(key, settled))
         try:
             value = await fn()
             text = _dumps(key, value if encode is None else encode(value))
-            self._require_writer().submit(self._put(key, text), running)
+            # Two futures: when this task is cancelled now, the value is still stored, and others wait for it.
+            stored: Waiter = loop.create_future()
+            self._require_writer().submit(self._put(key, text), stored, running)
         except BaseException as error:
-            # Forgotten at once, so that whoever asks next runs the step anew.
-            self._running.pop(key, None)
             if isinstance(error, asyncio.CancelledError):
                 running.set_result(None)
             else:
                 running.set_exception(error)
+            # At once, so that whoever asks next runs the step anew.
+            self._forget(key, running)
             raise
-        # Shielded: when this task is cancelled now, the value is still stored, and others wait for it.
-        await asyncio.shield(running)
+        try:
+            await stored
+        finally:
+            if running.done():
+                self._forget(key, running)
+            else:  # Cancelled while it is being stored.
+                running.add_done_callback(lambda settled: self._forget(key, settled))
         return json.loads(text) if encode is None else value
 
     def _forget(self, key: str, settled: Waiter) -> None:
