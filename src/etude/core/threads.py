@@ -13,7 +13,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from etude.core.errors import words_of
 
@@ -28,10 +28,20 @@ GRACE_SECONDS = 1.0
 """How long code that was told to stop may take to clean up, before it is left to itself."""
 
 _IDLE_SECONDS = 10.0
-_idle: list[SimpleQueue[ThreadCall[Any]]] = []
+_idle: list[SimpleQueue[Job]] = []
 """The queues of threads that have nothing to do; a thread that is not used for a while ends."""
 _left: set[ThreadCall[Any]] = set()
 """Calls that nobody waits for any more; their threads may still run."""
+
+
+class Job(Protocol):
+    """Anything that a thread does."""
+
+    is_given_up: bool
+    """Whether the thread is to end afterwards."""
+
+    def run(self) -> None:
+        """Do it, in the thread."""
 
 
 class GivenUp(BaseException):
@@ -50,6 +60,8 @@ class ThreadCall(Generic[T]):
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._done: asyncio.Future[tuple[Any, BaseException | None]] = self._loop.create_future()
+        self.settle: Callable[[Callable[[], None]], object] = self._loop.call_soon_threadsafe
+        """Has the event loop call a function."""
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         """The one that is in the function now."""
@@ -57,16 +69,22 @@ class ThreadCall(Generic[T]):
         self.is_given_up = False
         """Whether its thread was given up."""
 
-    async def result(self, stop: Callable[[], None] | None = None) -> T:
+    async def result(
+        self, stop: Callable[[], None] | None = None, start: Callable[[ThreadCall[T]], object] | None = None
+    ) -> T:
         """The function's result; to be awaited once. A cancelled call is left to itself.
+
+        `start` has it run by some thread, by default one of its own.
 
         Where `stop` is given, that is called first, and the function has a moment to end; if it does not, its
         thread is given up. Raises what the function raises, and RuntimeError for what would end the program.
         """
-        _take_thread().put(self)
+        (start or run_in_thread)(self)
         try:
-            result, error = await asyncio.shield(self._done)
+            result, error = await self._done
         except asyncio.CancelledError:
+            if self._done.cancelled():
+                self._done = self._loop.create_future()
             if stop is not None:
                 stop()
                 await self._given_up()
@@ -116,7 +134,7 @@ class ThreadCall(Generic[T]):
             self._thread, self._is_over = None, True
         # The loop is closed when the program has gone on without this thread.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._settle, result, error)
+            self.settle(lambda: self._settle(result, error))
 
     def _settle(self, *outcome: Any) -> None:
         if not self._done.done():
@@ -235,28 +253,29 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-def _take_thread() -> SimpleQueue[ThreadCall[Any]]:
-    """The queue of an idle thread, or of a new one."""
-    with contextlib.suppress(IndexError):
-        return _idle.pop()
-    queue: SimpleQueue[ThreadCall[Any]] = SimpleQueue()
-    threading.Thread(target=_work, args=(queue,), name="etude-user-code", daemon=True).start()
-    return queue
+def run_in_thread(job: Job) -> None:
+    """Have an idle thread do it, or a new one."""
+    try:
+        queue = _idle.pop()
+    except IndexError:
+        queue = SimpleQueue()
+        threading.Thread(target=_work, args=(queue,), name="etude-user-code", daemon=True).start()
+    queue.put(job)
 
 
-def _work(queue: SimpleQueue[ThreadCall[Any]]) -> None:
+def _work(queue: SimpleQueue[Job]) -> None:
     with contextlib.suppress(GivenUp):
         while True:
             try:
-                call = queue.get(timeout=_IDLE_SECONDS)
+                job = queue.get(timeout=_IDLE_SECONDS)
             except Empty:
                 try:
                     _idle.remove(queue)
                 except ValueError:
                     continue  # The queue was taken this moment: a call is on its way.
                 return
-            call.run()
-            if call.is_given_up:
+            job.run()
+            if job.is_given_up:
                 return  # The interruption may still be on its way.
-            del call  # Or it would keep its arguments alive until the next one.
+            del job  # Or it would keep its arguments alive until the next one.
             _idle.append(queue)

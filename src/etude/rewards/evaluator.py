@@ -17,13 +17,13 @@ from etude.config.component import CHANGEABLE, EvaluatorConfig
 from etude.config.import_path import import_object, where_defined
 from etude.config.references import Refers
 from etude.config.registry import register_evaluator
+from etude.core.brief import call_briefly
 from etude.core.data_model import kind_of, number
 from etude.core.errors import RequestError
 from etude.core.evaluation import LARGEST_SCORE, EvalInputItem, EvalOutputItem, is_score
 from etude.core.example import Example
 from etude.core.interfaces import Evaluator
 from etude.core.secrets import masked, masked_data
-from etude.core.threads import call_in_thread
 from etude.store.plain import jsonable
 
 if TYPE_CHECKING:
@@ -117,11 +117,15 @@ class FunctionEvaluator(Evaluator):
         )
 
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
+        return scored(item, await self.result_of(item))
+
+    async def result_of(self, item: EvalInputItem) -> Any:
+        """Whatever the function returns, which is to be made a score."""
         given = (_example_of(item), item.output_obj, *([item.episode] if self._takes_episode else []))
         if self._is_async:
-            return scored(item, await self._fn(*given, **self._arguments))
-        result = await call_in_thread(lambda: self._fn(*given, **self._arguments), stop=lambda: None)
-        return scored(item, await result if inspect.isawaitable(result) else result)
+            return await self._fn(*given, **self._arguments)
+        result = await call_briefly(lambda: self._fn(*given, **self._arguments), stop=lambda: None)
+        return await result if inspect.isawaitable(result) else result
 
 
 def as_evaluator(candidate: Any) -> Evaluator:
