@@ -44,8 +44,17 @@ Bias: TypeAlias = Annotated[float, Field(ge=-100, le=100)]
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 
 
+class _Derived:
+    """Results of the methods of a `Sampling`, which never changes: every call asks for them several times."""
+
+    __slots__ = ("_changed", "_shape")
+
+    _changed: dict[str, Any]
+    _shape: Sampling
+
+
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class Sampling(_Derived):
     """How to sample. Fields and defaults are OpenAI's, and vLLM's where OpenAI has none."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -77,6 +86,13 @@ class Sampling:
 
     def shape(self) -> Sampling:
         """As far as the distribution of a token depends on it, which how the answer ends does not change."""
+        try:
+            return self._shape
+        except AttributeError:
+            object.__setattr__(self, "_shape", self._as_shape())
+            return self._shape
+
+    def _as_shape(self) -> Sampling:
         without = {"max_tokens", "stop", "seed"}
         if not self.min_tokens:
             without.add("stop_token_ids")
@@ -87,7 +103,12 @@ class Sampling:
 
     def changed(self) -> dict[str, Any]:
         """The fields that are not at their defaults, by name."""
-        return {name: value for name, default in _DEFAULTS if (value := getattr(self, name)) != default}
+        try:
+            return self._changed.copy()
+        except AttributeError:
+            own = {name: value for name, default in _DEFAULTS if (value := getattr(self, name)) != default}
+            object.__setattr__(self, "_changed", own)
+            return own.copy()
 
 
 _DEFAULTS = tuple((option.name, option.default) for option in fields(Sampling))

@@ -94,11 +94,12 @@ def sample_of(
     try:
         if len(returns) != len(items):
             raise ValueError(f"{len(returns)} shaped rewards for {len(items)} sampled messages")
+        answers: list[Answer] = []
+        for item, value in zip(items, returns, strict=True):
+            end = answers[-1].turn.stop if answers else 0
+            answers.append(_answer_of(item, value, end, encoder, needs_logprobs))
         return Sample.of_answers(
-            [
-                _answer_of(item, value, encoder, needs_logprobs)
-                for item, value in zip(items, returns, strict=True)
-            ],
+            answers,
             reward=trajectory.reward,
             example=trajectory.example_id,
             episode=trajectory.episode_id,
@@ -134,8 +135,9 @@ def message_of(item: EpisodeItem) -> Message:
 
 
 def _answer_of(
-    item: EpisodeItem, value: float | None, encoder: Encoder | None, needs_logprobs: bool
+    item: EpisodeItem, value: float | None, end: int, encoder: Encoder | None, needs_logprobs: bool
 ) -> Answer:
+    """The answer of an item; `end` is where the one before it ends."""
     ids, values = item.token_ids, {name: getattr(item, name) for name in PER_TOKEN}
     if ids is None and item.replaced and encoder is not None:
         ids = encoder.answer(item.content)
@@ -146,7 +148,10 @@ def _answer_of(
             "local, or openai with return_token_ids: true, where a router before it passes that on)"
         )
     values["logprobs"] = values["logprobs"] or (() if needs_logprobs else (0.0,) * len(ids))
+    start = end + len(item.context_ids)
     turn = Turn(
+        start,
+        start + len(ids),
         sampling=item.sampling,
         model_version=item.model_version,
         finish_reason=item.finish_reason,

@@ -93,10 +93,12 @@ class Sample:
     """For people who look at it. Nothing depends on them."""
 
     def __post_init__(self) -> None:
-        fields = [self.ids, self.mask, *(getattr(self, name) for name in PER_TOKEN)]
-        lengths = {len(values) for values in fields if values is not None}
-        if len(lengths) != 1:
-            raise ValueError(f"per-token fields differ in length: {sorted(lengths)}")
+        length = len(self.ids)
+        given = (self.mask, self.logprobs, self.advantages, self.weights, self.teacher_logprobs)
+        for values in given:
+            if values is not None and len(values) != length:
+                lengths = {length, *(len(values) for values in given if values is not None)}
+                raise ValueError(f"per-token fields differ in length: {sorted(lengths)}")
 
     @classmethod
     def of_answers(cls, answers: Sequence[Answer], **facts: Any) -> Sample:
@@ -115,7 +117,8 @@ class Sample:
             start = len(ids) + len(context_ids)
             ids += [*context_ids, *token_ids]
             mask += [False] * len(context_ids) + [True] * len(token_ids)
-            turns.append(replace(turn, start=start, stop=len(ids)))
+            is_placed = (turn.start, turn.stop) == (start, len(ids))
+            turns.append(turn if is_placed else replace(turn, start=start, stop=len(ids)))
         for name in PER_TOKEN:
             if answers and all(answer.values[name] is not None for answer in answers):
                 spread: list[float] = []
@@ -128,9 +131,9 @@ class Sample:
     def answers(self) -> list[Answer]:
         """The turns with their tokens, which together are the whole sequence."""
         answers, end = [], 0
+        fields = {name: getattr(self, name) for name in PER_TOKEN}
         for turn in self.turns:
             own = slice(turn.start, turn.stop)
-            fields = {name: getattr(self, name) for name in PER_TOKEN}
             values = {name: None if field is None else field[own] for name, field in fields.items()}
             answers.append(Answer(turn, self.ids[end : turn.start], self.ids[own], values))
             end = turn.stop

@@ -6,13 +6,13 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from etude.budget.purpose import Role, asking_for
-from etude.core.call import Call, ChatRequest, Delta, Sampling
+from etude.core.call import Call, ChatRequest, Completion, Delta, Sampling
 from etude.core.episode import SIMULATED_USER
 from etude.core.errors import EpisodeError, EtudeError, ModelOut, RequestError, StoreError, words_of
 from etude.core.interfaces import Engine, KeepsConversations
@@ -21,7 +21,7 @@ from etude.core.message import Message, Tool
 from etude.store.encode import encode_call, shared_messages
 from etude.store.episodes import CallReader, call_key
 from etude.store.journal import Json, Steps
-from etude.wire.attempts import RetryCount, counting_retries
+from etude.wire.attempts import counting_retries
 from etude.wire.sampling import change_sampling
 
 _ADMIT_SECONDS = 0.05
@@ -29,9 +29,9 @@ _PARENT_CANDIDATES = 8
 """How many of the latest calls are looked at for the one that a new call continues."""
 _IN_EVERY_DIGEST = ("temperature", "top_p", "max_tokens", "stop", "seed")
 """Fields of `Sampling` that are hashed even at their defaults."""
-_FREE_FORM = ["auto", True, {}]
-"""Tool choice, parallel calls and the template's options of most requests, which are hashed only where they
-differ."""
+_FREE_FORM = ["auto", True, {}, None, 0, None]
+"""Tool choice, parallel calls, the template's options and what follows, of most requests: hashed only
+where they differ."""
 _JSON = json.JSONEncoder(default=asdict)
 
 
@@ -161,24 +161,26 @@ class Recorder:
         await self._admit()
         model = self.models.choose(model)
         chosen = self._sampling(model, sampling, choice)
+        defaults = self.models.template_options.get(model, {})
+        options = {**defaults, **(template_options or {})}
+        form = [tool_choice, parallel_tool_calls, options, prompt, top_logprobs, prompt_logprobs]
+        digest = _digest(model, messages, tools, chosen, form)
+        count = self._asked.get(digest, 0)
+        self._asked[digest] = count + 1
+        name = f"{digest}/{count}"
         request = ChatRequest(
             messages,
             tools,
             chosen,
-            conversation=self.episode_id,
+            fold(self._seed, self.episode_id, name) if chosen.seed is None else chosen.seed,
+            self.episode_id,
             tool_choice=tool_choice,
             parallel_tool_calls=parallel_tool_calls,
-            template_options={**self.models.template_options.get(model, {}), **(template_options or {})},
+            template_options=options,
             prompt=prompt,
             top_logprobs=top_logprobs,
             prompt_logprobs=prompt_logprobs,
         )
-        digest = _digest(model, request)
-        count = self._asked.get(digest, 0)
-        self._asked[digest] = count + 1
-        name = f"{digest}/{count}"
-        key = fold(self._seed, self.episode_id, name) if chosen.seed is None else chosen.seed
-        request = replace(request, key=key)
         index = len(self._calls)
         self._calls.append(None)
         self._under_way[index] = time.monotonic()
@@ -217,44 +219,32 @@ class Recorder:
 
     async def _make(self, name: str, asked: Call, on_delta: Callable[[Delta], None] | None) -> Call:
         """The call with its answer, from the model or from the journal."""
-
-        async def sample() -> Call:
-            earlier = tuple(
-                call
-                for call in self._calls
-                if call is not None and call.model == asked.model and call.completion is not None
-            )
-            engine, request = self.models.engines[asked.model], asked.request
-            waiting = object()
-            self.models.under_way[waiting] = asked.model, time.monotonic()
-            role: Role = "user" if asked.function == SIMULATED_USER else "agent"
-            try:
-                with asking_for(role, self.episode_id):
-                    completion = await engine.complete(replace(request, earlier=earlier, on_delta=on_delta))
-            finally:
-                del self.models.under_way[waiting]
-            answered = Call(asked.index, asked.function, asked.model, asked.request, completion)
-            return with_retries(timed(answered), count)
-
         began, since = time.time(), time.monotonic()
 
-        def timed(call: Call) -> Call:
-            return replace(call, began=began, seconds=time.monotonic() - since)
+        def ended(completion: Completion | None, error: str | None = None) -> Call:
+            return Call(
+                asked.index,
+                asked.function,
+                asked.model,
+                asked.request,
+                completion,
+                error,
+                retried=dict(count.causes),
+                waited=count.waited,
+                failed_at=tuple(count.failed_at),
+                began=began,
+                seconds=time.monotonic() - since,
+            )
+
+        async def sample() -> Call:
+            return ended(await self._complete(asked, on_delta))
 
         def encode(call: Call) -> Json:
             return encode_call(call, self._parent(call))
 
         def decode(data: Json) -> Call:
             stored = self._reader.decode(name, data)
-            return replace(
-                asked,
-                completion=stored.completion,
-                retried=stored.retried,
-                waited=stored.waited,
-                failed_at=stored.failed_at,
-                began=stored.began,
-                seconds=stored.seconds,
-            )
+            return replace(stored, index=asked.index, function=asked.function, request=asked.request)
 
         try:
             with counting_retries() as count:
@@ -266,10 +256,29 @@ class Recorder:
             raise
         except BaseException as error:
             if not self._closed:
-                self._calls[asked.index] = with_retries(timed(replace(asked, error=_reason(error))), count)
+                self._calls[asked.index] = ended(None, _reason(error))
             raise
         self._reader.add(name, call)
         return call
+
+    async def _complete(self, asked: Call, on_delta: Callable[[Delta], None] | None) -> Completion:
+        """The answer of the model."""
+        model, request = asked.model, asked.request
+        earlier = tuple(
+            call
+            for call in self._calls
+            if call is not None and call.model == model and call.completion is not None
+        )
+        if earlier or on_delta is not None:
+            request = replace(request, earlier=earlier, on_delta=on_delta)
+        waiting = object()
+        self.models.under_way[waiting] = model, time.monotonic()
+        role: Role = "user" if asked.function == SIMULATED_USER else "agent"
+        try:
+            with asking_for(role, self.episode_id):
+                return await self.models.engines[model].complete(request)
+        finally:
+            del self.models.under_way[waiting]
 
     def _parent(self, call: Call) -> tuple[str, Call] | None:
         """The recent call that shares the most messages with this one, and its name."""
@@ -285,26 +294,27 @@ class Recorder:
         return best
 
 
-def _digest(model: str, request: ChatRequest) -> str:
-    """A hash of all that can change the answer: 16 hexadecimal digits."""
-    sampling = request.sampling
+def _digest(
+    model: str,
+    messages: tuple[Message, ...],
+    tools: tuple[Tool, ...],
+    sampling: Sampling,
+    form: Sequence[Any],
+) -> str:
+    """A hash of all that can change the answer: 16 hexadecimal digits.
+
+    `form` has tool choice, parallel calls, template options, prompt, and the two numbers of logprobs.
+    """
     chosen: list[Any] = [getattr(sampling, name) for name in _IN_EVERY_DIGEST]
     rest = {name: value for name, value in sampling.changed().items() if name not in _IN_EVERY_DIGEST}
-    form: list[Any] = [request.tool_choice, request.parallel_tool_calls, dict(request.template_options)]
-    form += (
-        [request.prompt, request.top_logprobs] if request.prompt is not None or request.top_logprobs else []
-    )
-    form += [] if request.prompt_logprobs is None else ["prompt", request.prompt_logprobs]
-    parts = [model, request.messages, request.tools, chosen + [rest] * bool(rest)]
-    text = _JSON.encode(parts + form * (form != _FREE_FORM))
+    parts: list[Any] = [model, messages, tools, [*chosen, rest] if rest else chosen]
+    if form != _FREE_FORM:
+        *usual, prompt, top_logprobs, prompt_logprobs = form
+        parts += usual
+        parts += [prompt, top_logprobs] if prompt is not None or top_logprobs else []
+        parts += [] if prompt_logprobs is None else ["prompt", prompt_logprobs]
+    text = _JSON.encode(parts)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def with_retries(call: Call, count: RetryCount) -> Call:
-    """The call with what was tried again for it."""
-    if not count.causes and not count.failed_at:
-        return call
-    return replace(call, retried=dict(count.causes), waited=count.waited, failed_at=tuple(count.failed_at))
 
 
 def _reason(error: BaseException) -> str:

@@ -18,7 +18,6 @@ from etude.core.interfaces import Engine, KeepsConversations, Portable
 from etude.core.job import ModelVersion
 from etude.inference.routes import HasAddresses
 from etude.rollout.collector import EpisodeJob
-from etude.rollout.recorder import with_retries
 from etude.runners.calls import Known, decode_request, encode_answer, encode_delta
 from etude.runners.frames import Disconnected, Stream
 from etude.runners.link import Link, Note
@@ -61,7 +60,14 @@ class Head:
                 return call
         completion = await self.engines[asked.model].complete(asked.request)
         request = replace(asked.request, earlier=(), on_delta=None)
-        call = with_retries(replace(asked, request=request, completion=completion), count)
+        call = replace(
+            asked,
+            request=request,
+            completion=completion,
+            retried=dict(count.causes),
+            waited=count.waited,
+            failed_at=tuple(count.failed_at),
+        )
         answers.append(call)
         return call
 

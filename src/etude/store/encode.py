@@ -41,7 +41,7 @@ def encode_call(call: Call, parent: tuple[str, Call] | None) -> Json:
         "model": call.model,
         "function": call.function,
         "key": request.key,
-        "sampling": to_jsonable_python(request.sampling.changed()) or None,
+        "sampling": to_jsonable_python(changed) if (changed := request.sampling.changed()) else None,
         "tool_choice": None if request.tool_choice == "auto" else request.tool_choice,
         "parallel_tool_calls": None if request.parallel_tool_calls else False,
         "template_options": dict(request.template_options) or None,
@@ -197,7 +197,7 @@ def _pack(code: str, numbers: Sequence[int] | Sequence[float] | None) -> str | N
     packed = array(code, numbers)
     if sys.byteorder == "big":
         packed.byteswap()
-    return binascii.b2a_base64(packed.tobytes(), newline=False).decode("ascii")
+    return binascii.b2a_base64(packed, newline=False).decode("ascii")
 
 
 def _unpack(code: str, text: str | None) -> tuple[Any, ...] | None:
