@@ -149,6 +149,6 @@ def test_a_large_base_that_is_shared_has_no_copies_that_are_faster(monkeypatch):
     first = fresh_policy()
     first.beside()
     assert make_decoder(first, slots=2, deterministic=False)._fused is not None
-    monkeypatch.setattr("etude.inference.decoder._COPIED", 1000)
+    monkeypatch.setattr("etude.inference.slot_decoder._COPIED", 1000)
     assert make_decoder(first, slots=2, deterministic=False)._fused is None
     assert make_decoder(fresh_policy(), slots=2, deterministic=False)._fused is not None
