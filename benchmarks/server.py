@@ -52,20 +52,13 @@ class Round:
 
 async def ask(place: Place, concurrency: int, count: int) -> Round:
     """Send `count` chat requests for logprobs and token ids, each answered with 32 tokens."""
-    body = {
-        "model": place.model,
-        "messages": [{"role": "user", "content": "what is 1 + 2?"}],
-        "max_tokens": TOKENS,
-        "logprobs": True,
-        "return_token_ids": True,
-    }
     latencies: list[float] = []
     numbers = iter(range(count))
 
     async def work(client: httpx.AsyncClient) -> None:
         for number in numbers:
             start = time.perf_counter()
-            reply = await client.post("/v1/chat/completions", json=body | {"seed": number})
+            reply = await client.post("/v1/chat/completions", json=place.chat(number))
             reply.raise_for_status()
             latencies.append(time.perf_counter() - start)
 

@@ -32,6 +32,17 @@ class Place:
     pid: int = 0
     """Of its process, where that is known."""
 
+    def chat(self, seed: int) -> dict[str, Any]:
+        """A request for so many tokens, with their logprobs and ids."""
+        return {
+            "model": self.model,
+            "messages": [{"role": "user", "content": "what is 1 + 2?"}],
+            "max_tokens": TOKENS,
+            "logprobs": True,
+            "return_token_ids": True,
+            "seed": seed,
+        }
+
 
 @dataclass(frozen=True)
 class Taken:
@@ -84,17 +95,10 @@ def _client(place: Place) -> httpx.AsyncClient:
 
 
 async def _batch(client: httpx.AsyncClient, place: Place, taken: Taken) -> None:
-    body = {
-        "model": place.model,
-        "messages": [{"role": "user", "content": "what is 1 + 2?"}],
-        "max_tokens": TOKENS,
-        "logprobs": True,
-        "return_token_ids": True,
-    }
     before = _cpu_seconds(place.pid)
     for number in range(BATCH):
         start = time.perf_counter()
-        reply = await client.post("/v1/chat/completions", json=body | {"seed": number})
+        reply = await client.post("/v1/chat/completions", json=place.chat(number))
         taken.wall.append(1e3 * (time.perf_counter() - start))
         reply.raise_for_status()
         if len(reply.json()["choices"][0]["token_ids"]) != TOKENS:
