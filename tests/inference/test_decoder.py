@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import weakref
 
 import pytest
 import torch
 
 from etude.core.call import Sampling
-from etude.inference import ragged
+from etude.inference import ragged, slot_decoder
 from etude.inference.decoder import RecomputeDecoder, make_decoder
 from etude.inference.fused_llama import FusedLlama
 from etude.inference.sampler import Row, uniforms
@@ -162,6 +163,25 @@ def test_forgetting_in_the_middle_reads_again_and_goes_on():
             assert {row.cached for row in rows} == {0}
         decoder.step(rows)
     assert_right(of, rows)
+
+
+def test_the_old_copy_of_the_weights_is_gone_before_the_new_one_is_made(monkeypatch):
+    copies = []
+
+    class Copy(FusedLlama):
+        def __init__(self, *args, **kwargs):
+            assert not [other for other in copies if other() is not None]
+            copies.append(weakref.ref(self))
+            super().__init__(*args, **kwargs)
+
+    monkeypatch.setattr(slot_decoder, "FusedLlama", Copy)
+    decoder = make_decoder(policy(), slots=8, deterministic=False)
+    decoder.step(rows_of_many_lengths(3)[0])
+    rows = [Row(str(n), [9, 10 + n], Sampling(), uniforms(n)) for n in range(3)]
+    for _ in range(3):
+        decoder.step(rows)
+    decoder.forget()
+    assert len(copies) == 2
 
 
 def test_a_prompt_waits_for_company_but_not_for_long():

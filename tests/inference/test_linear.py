@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch.nn import functional
@@ -51,3 +53,12 @@ def test_of_eight_bits_it_is_the_product_with_the_rounded_weights(rows, biased):
     for one in (found, written, added_to - 1):
         assert ((one - expected).abs() <= 1e-4 * size + 1e-6 * expected.abs() + 1e-6).all()
     torch.testing.assert_close(alone, found[:1], atol=1e-3, rtol=1e-5)
+
+
+def test_where_it_is_packed_nothing_else_holds_the_weight():
+    weight = torch.randn(1024, 256)
+    seen = weakref.ref(weight)
+    layer = PackedLinear(weight, None)
+    del weight
+    assert layer(torch.ones(1, 256)).shape == (1, 1024)
+    assert seen() is None

@@ -14,7 +14,9 @@ _LEAST = 2**17
 """Elements of a weight below which oneDNN costs more than it saves."""
 _MOST = 127
 """Weights of eight bits are whole numbers from -127 to 127 times a scale of their row."""
-_FINE = 2 * _MOST
+_MOST_IN = 63
+"""Inputs are from -63 to 63: CPUs without VNNI add two products in 16 bits, where larger ones do not fit."""
+_FINE = 2 * _MOST_IN
 """Parts into which a step of the coarse half of an input is cut again."""
 
 
@@ -35,14 +37,19 @@ class LowRank:
 class PackedLinear:
     """`x @ weight.T + bias`."""
 
-    __slots__ = ("_bias", "_low", "_packed", "_weight")
+    __slots__ = ("_bias", "_is_packed", "_low", "_weight")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, low: LowRank | None = None) -> None:
         """`weight` [out, in], `bias` [out] and `low` in one dtype on a CPU."""
-        self._weight, self._bias, self._low = weight.detach().t(), bias, low
-        self._packed: torch.Tensor | None = None
-        if weight.numel() >= _LEAST and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
+        self._bias, self._low = bias, low
+        self._is_packed = weight.numel() >= _LEAST and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        weight = weight.detach()
+        # The packed copy alone, as the other would take as much memory again.
+        self._weight = (
+            torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
+            if self._is_packed
+            else weight.t()
+        )
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """From [N, in] to [N, out]; written to `out` where that is given."""
@@ -52,8 +59,8 @@ class PackedLinear:
         return y
 
     def _plain(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-        if self._packed is not None:
-            y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+        if self._is_packed:
+            y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
             return y if out is None else out.copy_(y)
         if out is not None and out.dtype != x.dtype:
             return out.copy_(self._plain(x, None))
@@ -68,8 +75,8 @@ class PackedLinear:
             if self._low is not None:  # Apart: small numbers stay what they are in float32.
                 self._low.add_to(target, x)
             return
-        if self._packed is not None:
-            total = torch.ops.mkldnn._linear_pointwise.binary(x, target, self._packed, self._bias, "add")
+        if self._is_packed:
+            total = torch.ops.mkldnn._linear_pointwise.binary(x, target, self._weight, self._bias, "add")
             target.copy_(total)
             return
         target.addmm_(x, self._weight)
@@ -81,7 +88,7 @@ class EightBitLinear:
     """`x @ weight.T + bias` in float32, each row of the weight rounded to multiples of a step of its own.
 
     The kernel multiplies inputs of eight bits, with one step for all of them. So each row comes in two
-    halves, the coarse one and 254 times what it leaves, both as multiples of the row's own step: a row gives
+    halves, the coarse one and 126 times what it leaves, both as multiples of the row's own step: a row gives
     what its float32 numbers would to one part in ten thousand, whatever the rows beside it.
     """
 
@@ -100,12 +107,13 @@ class EightBitLinear:
             self._packed = torch.ops.quantized.linear_prepack(rounded, None)
         self._bias, self._low = bias, low
         self._ends = torch.zeros(1, weight.shape[1])
-        self._ends[0, :2] = torch.tensor([-_MOST - 1, _MOST])  # They make a step of the kernel's be one.
+        # They make a step of the kernel's be one, and its numbers from 1 to 127 (that of zero is 64).
+        self._ends[0, :2] = torch.tensor([-_MOST_IN - 1, 254 - _MOST_IN])
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """From [N, in] to [N, out]; written to `out` where that is given."""
         x = x.float()
-        step_N1 = x.abs().amax(dim=1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny).div_(_MOST)
+        step_N1 = x.abs().amax(dim=1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny).div_(_MOST_IN)
         steps = x / step_N1
         coarse = steps.round()
         fine = steps.sub_(coarse).mul_(_FINE)

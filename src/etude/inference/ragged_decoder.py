@@ -60,8 +60,8 @@ class RaggedDecoder(SlotDecoder):
 
     def forget(self) -> None:
         """The weights changed: the slots' contents go. Rows in flight are read again from their start."""
-        super().forget()
         self._going = None
+        super().forget()
 
     def _chunks(self, rows: Sequence[Row], speaking: int) -> tuple[list[Row], list[int]]:
         """Rows that read in this step, and how much: those that came first, within what a step reads.

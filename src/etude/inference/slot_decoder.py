@@ -76,6 +76,7 @@ class SlotDecoder:
     def forget(self) -> None:
         """The weights changed: the slots' contents go. Rows in flight are read again from their start."""
         self._table.forget()
+        del self._fused  # First, or both copies would be in memory at once.
         self._fused = self._made()
 
     def _made(self) -> FusedLlama | None:
