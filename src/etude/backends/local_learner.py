@@ -37,7 +37,7 @@ class LocalLearner:
 
     async def train(self, job: Job, start: ModelVersion, number: int) -> FinishedJob:
         """Train in a thread, with the policy's lock held."""
-        return await asyncio.to_thread(self._train, job, start.number, number)
+        return await asyncio.to_thread(self._train, job, start, number)
 
     def go_to(self, number: int) -> None:
         """Put the optimiser to where it was when a version was made."""
@@ -50,21 +50,21 @@ class LocalLearner:
         if self._optimiser_of == version.number:
             self._take_optimiser_of(version.number)
 
-    def _train(self, job: Job, start: int, number: int) -> FinishedJob:
+    def _train(self, job: Job, start: ModelVersion, number: int) -> FinishedJob:
         learner, policy = self.learner, self._policy
-        content = replace(job.content, start=str(start))
+        content = replace(job.content, start=str(start.number))
         work = Work(job.name, number, job.algorithm, job.config, job.groups, content, self._seed)
         job.groups = []  # They are no longer needed once the job is over.
         with policy.lock:
-            self.go_to(start)
-            before = policy.copy_tensors()
+            self.go_to(start.number)
             learner.options = learner_options(job.config, self._run)
             try:
                 metrics = work.train(learner, job, job.canceled)
                 finished = work.write(learner, self._versions, metrics)
             except BaseException as error:
-                policy.load_tensors(before)
-                self._take_optimiser_of(start)
+                policy.mark_changed(start.number)  # Whatever they are: `adopt` compares them.
+                policy.adopt(start)
+                self._take_optimiser_of(start.number)
                 if isinstance(error, RuntimeError):
                     raise failure(error) from error
                 raise

@@ -38,7 +38,7 @@ from etude.models.quantized import (
 )
 from etude.models.source import locate, not_loaded
 from etude.models.speech import Speech
-from etude.models.weights import digest, load_tensors, part_like, save_tensors
+from etude.models.weights import digest, load_tensors, load_with_digest, part_like, save_tensors
 
 WEIGHTS_FILE = "trained.safetensors"
 """The tensors that training changes, by parameter name; what a version is restored from."""
@@ -258,9 +258,8 @@ class Policy:
         `tensors` are these, where the policy itself holds only parts of them.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        written = self.trainable() if tensors is None else tensors
-        save_tensors(written, folder / WEIGHTS_FILE)
-        return ModelVersion(number=number, location=str(folder), digest=digest(written))
+        written = save_tensors(self.trainable() if tensors is None else tensors, folder / WEIGHTS_FILE)
+        return ModelVersion(number=number, location=str(folder), digest=written)
 
     def adopt(self, version: ModelVersion) -> None:
         """Make `version` the weights in memory.
@@ -271,12 +270,13 @@ class Policy:
         with self.lock:
             if self.version == version.number and self.digest() == version.digest:
                 return
+            tensors: Mapping[str, torch.Tensor]
             if version.number:
-                tensors: Mapping[str, torch.Tensor] = load_tensors(Path(version.location) / WEIGHTS_FILE)
+                tensors, actual = load_with_digest(Path(version.location) / WEIGHTS_FILE)
             else:
                 # Before any training, what is in memory is the base, whoever asks for it.
                 tensors = self.trainable() if self._base is None else self._base
-            actual = digest(tensors)
+                actual = digest(tensors)
             if actual != version.digest:
                 raise EngineError(
                     f"the weights in {version.location} are not those of version {version.number}: "

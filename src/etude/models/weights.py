@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from etude.core.errors import StoreError
 from etude.store.sums import note_sum, require_as_written
+
+_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+"""What safetensors calls the types that are trained."""
+_ALIGNMENT = 8
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -33,34 +37,55 @@ def part_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    """A hash of names and values, to tell whether weights changed; 32 hexadecimal digits."""
-    hasher = hashlib.blake2b(digest_size=16)
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().to("cpu").contiguous()
-        hasher.update(name.encode())
-        hasher.update(tensor.flatten().view(torch.uint8).numpy().data)
+    """The SHA-256 of the file that `save_tensors` would write; it tells whether weights changed."""
+    hasher = hashlib.sha256()
+    for part in file_parts(tensors):
+        hasher.update(part)
     return hasher.hexdigest()
 
 
-def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Write tensors to a safetensors file, and its digest beside it. Raises StoreError."""
+def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> str:
+    """Write tensors to a safetensors file, and its digest beside it; gives the digest. Raises StoreError."""
     try:
-        _write(tensors, path)
-        note_sum(path)
-    except (OSError, SafetensorError) as error:
+        written = _write(tensors, path)
+        note_sum(path, written)
+    except OSError as error:
         raise StoreError(f"cannot write {path}: {error}; free some space and run `etude resume`") from error
+    return written
 
 
-def _write(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
-    plain: dict[str, torch.Tensor] = {}
-    written: set[int] = set()
-    for name, tensor in tensors.items():
-        here = tensor.detach().to("cpu").contiguous()
-        memory = here.untyped_storage().data_ptr()
-        # safetensors refuses tensors that share memory. To copy all would take as long as to write them.
-        plain[name] = here.clone() if memory in written else here
-        written.add(memory)
-    save_file(plain, path)
+def _write(tensors: Mapping[str, torch.Tensor], path: Path) -> str:
+    """The digest of the file, which is computed as it is written: nothing is read back."""
+    hasher = hashlib.sha256()
+    with path.open("wb") as file:
+        for part in file_parts(tensors):
+            hasher.update(part)
+            file.write(part)
+    return hasher.hexdigest()
+
+
+def file_parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
+    """The content of a safetensors file, the same in whichever order the tensors are given.
+
+    A header says where each lies, wide numbers first and then by name; their bytes come after it, without a
+    copy of those that lie so on a CPU already. (safetensors' own writer does not give its bytes away.)
+    """
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header, end = dict[str, Any](), 0
+    for name in order:
+        tensor, start = tensors[name], end
+        end += tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": [*tensor.shape],
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    yield len(text).to_bytes(_ALIGNMENT, "little") + text
+    for name in order:
+        here = tensors[name].detach().to("cpu").contiguous()
+        yield here.flatten().view(torch.uint8).numpy().data
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -68,9 +93,14 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
 
     Raises DamagedError when it is not as it was written, StoreError when it cannot be read.
     """
-    require_as_written(path)
+    return load_with_digest(path)[0]
+
+
+def load_with_digest(path: Path) -> tuple[dict[str, torch.Tensor], str]:
+    """The same, and the digest that `save_tensors` gave."""
+    written = require_as_written(path)
     try:
-        return load_file(path)  # type: ignore[no-any-return]
+        return load_file(path), written
     except (OSError, SafetensorError) as error:
         raise StoreError(f"cannot read weights from {path}: {error}") from error
 
@@ -110,5 +140,5 @@ def write_lora_folder(
         (folder / "adapter_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
         plain = {name.replace(f"{_ADAPTER}.weight", ".weight"): value for name, value in tensors.items()}
         _write(plain, folder / "adapter_model.safetensors")
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise StoreError(f"cannot write {folder}: {error}; free some space") from error

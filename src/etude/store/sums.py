@@ -32,12 +32,13 @@ class DamagedError(StoreError):
         """Which file of the folder, and what was found."""
 
 
-def note_sum(path: Path) -> None:
+def note_sum(path: Path, digest: str | None = None) -> None:
     """Write the digest of a file that was just written into the sums of its folder. Raises OSError.
 
-    The folder is a draft: it and its sums get their name once all is there. Several threads may write to it.
+    `digest` is its SHA-256, where whoever wrote it knows that. The folder is a draft: it and its sums get
+    their name once all is there. Several threads may write to it.
     """
-    digest, sums = _digest(path), path.with_name(SUMS)
+    digest, sums = digest or _digest(path), path.with_name(SUMS)
     with _noting:
         known = _parsed(sums.read_text(encoding="utf-8")) if sums.exists() else {}
         sums.write_text(_text({**known, path.name: digest}), encoding="utf-8")
@@ -56,14 +57,16 @@ def damage_in(folder: Path) -> list[str]:
     return [clause for clause in clauses if clause is not None]
 
 
-def require_as_written(path: Path) -> None:
-    """Raise DamagedError, saying what was found, when a file is not what was written."""
+def require_as_written(path: Path) -> str:
+    """The SHA-256 of a file. Raises DamagedError, saying what was found, when it is not what was written."""
     folder = path.parent
     if not folder.is_dir():
         raise DamagedError(folder, f"{folder.name} is missing")
-    clause = _damage(path, _sums_of(folder).get(path.name))
+    expected = _sums_of(folder).get(path.name, "")
+    clause = _damage(path, expected or None)
     if clause is not None:
         raise DamagedError(folder, clause)
+    return expected
 
 
 def note_sums(folder: Path) -> None:
