@@ -1,6 +1,6 @@
 """One connection by plain HTTP/1.1, for requests one after another.
 
-A request takes 1.0 ms of CPU by httpx's client, and 0.3 by this one. Its answers and errors are httpx's.
+A request takes 1.0 ms of CPU by httpx's client, and 0.3 by this one. Its errors are httpx's.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import cast
 
 import h11
 import httpx
+
+from etude.inference.plain_http import GoodAnswer, PostHead, usual_head
 
 _MOST_UNREAD = 2**18
 """Bytes that are taken from the system before somebody reads them."""
@@ -29,16 +32,50 @@ class PlainConnection:
     """A connection to one server, made at the first request, and anew where it has ended or was idle."""
 
     def __init__(
-        self, url: httpx.URL, *, connect_seconds: float, read_seconds: float | None, idle_seconds: float
+        self,
+        url: httpx.URL,
+        *,
+        connect_seconds: float,
+        read_seconds: float | None,
+        idle_seconds: float,
+        short: int = _SHORT,
     ) -> None:
-        """`read_seconds` limits the wait for each piece of an answer."""
+        """`read_seconds` limits the wait for each piece of an answer; bodies of up to `short` bytes are read
+        at once."""
         self._host, self._port = url.raw_host.decode(), url.port or 80
         self._connect_seconds = connect_seconds
         self._read_seconds = read_seconds
         self._idle_seconds = idle_seconds
+        self._short = min(short, _SHORT)
         self._bytes: _Bytes | None = None
         self._http = h11.Connection(h11.CLIENT)
         self._idle_until = 0.0
+
+    async def post(self, head: PostHead, content: bytes) -> GoodAnswer | httpx.Response:
+        """As `send`, in a third of its time where request and answer are as usual."""
+        if not head.is_usual:
+            return await self.send(head.request(content))
+        try:
+            with _as_httpx(partial(head.request, content)):
+                wire = await self._open()
+                await wire.write([head.with_body(content)])
+                received = await self._piece(wire)
+                if (found := usual_head(received, self._short)) is not None:
+                    headers, begin, end = found
+                    while len(received) < end and (piece := await self._piece(wire)):
+                        received += piece
+                    if len(received) >= end:
+                        self._keep(len(received) == end)
+                        return GoodAnswer(headers, received[begin:end])
+                # h11 has seen nothing of it so far.
+                request = head.request(content)
+                self._written(request)
+                if received:
+                    self._http.receive_data(received)
+                return await self._answer(wire, request)
+        except BaseException:
+            self._drop()
+            raise
 
     async def send(self, request: httpx.Request) -> httpx.Response:
         """The answer to a request whose content is in memory, its body unread unless it is short.
@@ -46,30 +83,19 @@ class PlainConnection:
         Close it before the next request. Raises httpx.RequestError.
         """
         try:
-            with _as_httpx(request):
-                wire = await self._open(request)
+            with _as_httpx(lambda: request):
+                wire = await self._open()
                 await wire.write(self._written(request))
-                event = await self._event(wire, request)
-                while isinstance(event, h11.InformationalResponse):
-                    event = await self._event(wire, request)
-                assert isinstance(event, h11.Response)
-                # Read at once: as a stream, each layer of httpx's would take its part of the time.
-                content = await self._read(wire, request) if _is_short(event) else None
+                return await self._answer(wire, request)
         except BaseException:
             self._drop()
             raise
-        status, headers = event.status_code, event.headers.raw_items()
-        if content is not None:
-            self._finish()
-            return httpx.Response(status, headers=headers, content=content, request=request)
-        body = _Body(self._body(wire, request), self._finish)
-        return httpx.Response(status, headers=headers, stream=body, request=request)
 
     async def aclose(self) -> None:
         """End it; a request under way fails."""
         self._drop()
 
-    async def _open(self, request: httpx.Request) -> _Bytes:
+    async def _open(self) -> _Bytes:
         loop = asyncio.get_running_loop()
         if self._bytes is not None and loop.time() < self._idle_until and self._bytes.is_quiet():
             return self._bytes
@@ -78,10 +104,10 @@ class PlainConnection:
             async with asyncio.timeout(self._connect_seconds):
                 self._bytes = await self._connected(loop)
         except TimeoutError as error:
-            raise httpx.ConnectTimeout("", request=request) from error
+            raise httpx.ConnectTimeout("") from error
         except OSError as error:
             # In httpx's words: checks ask by its client, and what they tell is what a run tells.
-            raise httpx.ConnectError("All connection attempts failed", request=request) from error
+            raise httpx.ConnectError("All connection attempts failed") from error
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LARGEST_HEAD)
         return self._bytes
 
@@ -98,39 +124,64 @@ class PlainConnection:
         parts = [self._http.send(head), self._http.send(h11.Data(data=request.content))]
         return [part for part in (*parts, self._http.send(h11.EndOfMessage())) if part]
 
-    async def _event(self, wire: _Bytes, request: httpx.Request) -> object:
+    async def _answer(self, wire: _Bytes, request: httpx.Request) -> httpx.Response:
+        """An answer as h11 reads it, its body unread unless it is short."""
+        event = await self._event(wire)
+        while isinstance(event, h11.InformationalResponse):
+            event = await self._event(wire)
+        assert isinstance(event, h11.Response)
+        status, headers = event.status_code, event.headers.raw_items()
+        if self._is_short(event):
+            # Read at once: as a stream, each layer of httpx's would take its part of the time.
+            content = b""
+            while isinstance(data := await self._event(wire), h11.Data):
+                content += data.data
+            self._finish()
+            return httpx.Response(status, headers=headers, content=content, request=request)
+        body = _Body(self._body(wire, request), self._finish)
+        return httpx.Response(status, headers=headers, stream=body, request=request)
+
+    def _is_short(self, answer: h11.Response) -> bool:
+        """Whether a body is known to be small, and is sent as it is: what is compressed is expanded
+        piecewise."""
+        headers = dict(answer.headers)
+        length = headers.get(b"content-length", b"")
+        return length.isdigit() and int(length) <= self._short and b"content-encoding" not in headers
+
+    async def _event(self, wire: _Bytes) -> object:
         """The next event of the answer."""
         while (event := self._http.next_event()) is h11.NEED_DATA:
-            try:
-                async with asyncio.timeout(self._read_seconds):
-                    data = await wire.read()
-            except TimeoutError as error:
-                raise httpx.ReadTimeout("", request=request) from error
-            except OSError as error:
-                raise httpx.ReadError(str(error), request=request) from error
+            data = await self._piece(wire)
             if not data and self._http.their_state is h11.SEND_RESPONSE:
-                none = "Server disconnected without sending a response."
-                raise httpx.RemoteProtocolError(none, request=request)
+                raise httpx.RemoteProtocolError("Server disconnected without sending a response.")
             self._http.receive_data(data)
         return event
 
-    async def _read(self, wire: _Bytes, request: httpx.Request) -> bytes:
-        """The whole body of an answer."""
-        content = b""
-        while isinstance(event := await self._event(wire, request), h11.Data):
-            content += event.data
-        return content
+    async def _piece(self, wire: _Bytes) -> bytes:
+        """Some bytes of the answer; none at its end."""
+        try:
+            return await wire.read(self._read_seconds)
+        except TimeoutError as error:
+            raise httpx.ReadTimeout("") from error
+        except OSError as error:
+            raise httpx.ReadError(str(error)) from error
 
     async def _body(self, wire: _Bytes, request: httpx.Request) -> AsyncIterator[bytes]:
-        with _as_httpx(request):
-            while isinstance(event := await self._event(wire, request), h11.Data):
+        with _as_httpx(lambda: request):
+            while isinstance(event := await self._event(wire), h11.Data):
                 yield bytes(event.data)
 
     def _finish(self) -> None:
         """Be ready for another request; where the answer was not read to its end, by another connection."""
         is_over = self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
-        if is_over and not self._http.trailing_data[0]:
+        is_over = is_over and not self._http.trailing_data[0]
+        if is_over:
             self._http.start_next_cycle()
+        self._keep(is_over)
+
+    def _keep(self, is_over: bool) -> None:
+        """Keep the connection for another request if nothing of it is left to read."""
+        if is_over:
             self._idle_until = asyncio.get_running_loop().time() + self._idle_seconds
         else:
             self._drop()
@@ -139,13 +190,6 @@ class PlainConnection:
         if self._bytes is not None:
             self._bytes.abort()
             self._bytes = None
-
-
-def _is_short(answer: h11.Response) -> bool:
-    """Whether a body is known to be small, and is sent as it is: what is compressed is expanded piecewise."""
-    headers = dict(answer.headers)
-    length = headers.get(b"content-length", b"")
-    return length.isdigit() and int(length) <= _SHORT and b"content-encoding" not in headers
 
 
 class _Body(httpx.AsyncByteStream):
@@ -205,14 +249,15 @@ class _Bytes(asyncio.Protocol):
         while self._is_full:
             await self._change()
 
-    async def read(self) -> bytes:
-        """Some bytes; none at the end. Raises OSError where the connection was broken."""
+    async def read(self, seconds: float | None = None) -> bytes:
+        """Some bytes; none at the end. Raises TimeoutError where nothing comes in time, and another OSError
+        where the connection was broken."""
         while not self._unread:
             if self._error is not None:
                 raise self._error
             if self._is_over:
                 return b""
-            await self._change()
+            await self._change(seconds)
         data = self._unread.popleft()
         if self._size > _MOST_UNREAD >= self._size - len(data):
             self._transport.resume_reading()
@@ -235,21 +280,37 @@ class _Bytes(asyncio.Protocol):
         """End it now."""
         self._transport.abort()
 
-    async def _change(self) -> None:
-        self._waiting = asyncio.get_running_loop().create_future()
-        await self._waiting
+    async def _change(self, seconds: float | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        self._waiting = loop.create_future()
+        if seconds is None:
+            await self._waiting
+            return
+        late = loop.call_later(seconds, _give_up, self._waiting)  # `asyncio.timeout` takes twice as long.
+        try:
+            await self._waiting
+        finally:
+            late.cancel()
 
     def _wake(self) -> None:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
 
+def _give_up(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_exception(TimeoutError())
+
+
 @contextmanager
-def _as_httpx(request: httpx.Request) -> Iterator[None]:
-    """h11's errors as httpx's."""
+def _as_httpx(asked: Callable[[], httpx.Request]) -> Iterator[None]:
+    """h11's errors as httpx's, which all have the request."""
     try:
         yield
     except h11.LocalProtocolError as error:
-        raise httpx.LocalProtocolError(str(error), request=request) from error
+        raise httpx.LocalProtocolError(str(error), request=asked()) from error
     except h11.RemoteProtocolError as error:
-        raise httpx.RemoteProtocolError(str(error), request=request) from error
+        raise httpx.RemoteProtocolError(str(error), request=asked()) from error
+    except httpx.RequestError as error:
+        error.request = asked()
+        raise

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ssl
 import urllib.request
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import httpx
 
     from etude.inference.http_connection import PlainConnection
+    from etude.inference.plain_http import HttpAnswer, PostHead
 
     _Lane: TypeAlias = httpx.AsyncClient | PlainConnection
 
@@ -45,60 +46,58 @@ class HttpLanes:
         # Here and not above: a command that samples nothing should not wait for the import.
         import httpx
 
-        from etude.wire.answer_size import ACCEPTED, limiting_answers
+        from etude.inference.plain_http import PostHead
+        from etude.wire.answer_size import ACCEPTED, MEGABYTE, limiting_answers
 
         self._httpx = httpx
         self._headers = httpx.Headers({"accept-encoding": ACCEPTED, **headers})
+        self._most = int(most_megabytes * MEGABYTE)
         self._limit = limiting_answers(most_megabytes, setting)
         self._read_seconds = read_seconds
         self._extensions = {"timeout": {"read": read_seconds, "connect": _CONNECT_SECONDS}}
         """Of requests by httpx's clients."""
+        self._head: Callable[[str], PostHead] = lru_cache(maxsize=64)(
+            lambda url: PostHead(httpx.URL(url), self._headers)
+        )
         self._idle: dict[str, list[_Lane]] = defaultdict(list)
         """By scheme, host and port."""
         self._all: list[_Lane] = []
         self._tls: ssl.SSLContext | None = None
 
-    async def post(
-        self, url: str, content: bytes, headers: Mapping[str, str] | None = None
-    ) -> httpx.Response:
+    async def post(self, url: str, content: bytes, headers: Mapping[str, str] | None = None) -> HttpAnswer:
         """Send `content`, with more headers, and read the whole answer. No limit to the whole time: the
         caller sets one.
 
         Raises httpx.RequestError when there is no answer, or one that is too large. Cancelling closes the
         connection.
         """
-        async with self.stream(url, content, headers) as response:
-            await response.aread()
-            return response
+        address, origin = _parsed(url)
+        with self._lane(address, origin) as lane:
+            if headers or isinstance(lane, self._httpx.AsyncClient):
+                answer = await self._sent(lane, self._request(address, content, headers))
+            else:
+                whole = await lane.post(self._head(url), content)
+                if not isinstance(whole, self._httpx.Response):
+                    return whole
+                answer = whole
+            async with self._within_limits(answer):
+                await answer.aread()
+                return answer
 
-    async def get(self, url: str) -> httpx.Response:
+    async def get(self, url: str) -> HttpAnswer:
         """Like `post`, for what only has to be read."""
         async with self.stream(url, None) as response:
             await response.aread()
             return response
 
     @asynccontextmanager
-    async def stream(
-        self, url: str, content: bytes | None, headers: Mapping[str, str] | None = None
-    ) -> AsyncIterator[httpx.Response]:
+    async def stream(self, url: str, content: bytes | None) -> AsyncIterator[httpx.Response]:
         """Like `post`, for an answer that is read piece by piece; without content it is a GET."""
-        address = _parsed(url)
-        idle = self._idle[f"{address.scheme}://{address.netloc.decode()}"]
-        lane = idle.pop() if idle else self._open(address)
-        method = "GET" if content is None else "POST"
-        own = {**self._headers, **headers} if headers else self._headers
-        request = self._httpx.Request(
-            method, address, headers=own, content=content, extensions=self._extensions
-        )
-        try:
-            response = await self._sent(lane, request)
-            try:
-                await self._limit(response)
-                yield response
-            finally:
-                await response.aclose()
-        finally:
-            idle.append(lane)
+        address, origin = _parsed(url)
+        with self._lane(address, origin) as lane:
+            answer = await self._sent(lane, self._request(address, content))
+            async with self._within_limits(answer):
+                yield answer
 
     async def close(self) -> None:
         """Close all connections. Calling it twice is fine."""
@@ -106,6 +105,31 @@ class HttpLanes:
         self._idle.clear()
         for lane in lanes:
             await lane.aclose()
+
+    @contextmanager
+    def _lane(self, address: httpx.URL, origin: str) -> Iterator[_Lane]:
+        """A lane that is nobody else's within the block."""
+        idle = self._idle[origin]
+        lane = idle.pop() if idle else self._open(address)
+        try:
+            yield lane
+        finally:
+            idle.append(lane)
+
+    def _request(
+        self, address: httpx.URL, content: bytes | None, headers: Mapping[str, str] | None = None
+    ) -> httpx.Request:
+        method = "GET" if content is None else "POST"
+        own = {**self._headers, **headers} if headers else self._headers
+        return self._httpx.Request(method, address, headers=own, content=content, extensions=self._extensions)
+
+    @asynccontextmanager
+    async def _within_limits(self, answer: httpx.Response) -> AsyncIterator[None]:
+        try:
+            await self._limit(answer)
+            yield
+        finally:
+            await answer.aclose()
 
     async def _sent(self, lane: _Lane, request: httpx.Request) -> httpx.Response:
         if isinstance(lane, self._httpx.AsyncClient):
@@ -125,6 +149,7 @@ class HttpLanes:
             connect_seconds=_CONNECT_SECONDS,
             read_seconds=self._read_seconds,
             idle_seconds=_KEEPALIVE_SECONDS,
+            short=self._most,
         )
 
     def _client(self, address: httpx.URL) -> httpx.AsyncClient:
@@ -139,10 +164,12 @@ class HttpLanes:
 
 
 @lru_cache(maxsize=1024)
-def _parsed(url: str) -> httpx.URL:
+def _parsed(url: str) -> tuple[httpx.URL, str]:
+    """An address, and its scheme, host and port."""
     import httpx
 
-    return httpx.URL(url)
+    address = httpx.URL(url)
+    return address, f"{address.scheme}://{address.netloc.decode()}"
 
 
 def _is_plain(address: httpx.URL) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -78,15 +78,16 @@ class VllmEngine:
 
         def hear(token: SampledToken) -> None:
             nonlocal heard
-            if on_token is not None:
-                heard += 1
-                on_token(token)
+            assert on_token is not None
+            heard += 1
+            on_token(token)
 
         while True:
             call = self._processes.call(self._name, conversation, self._wait, tried)
             async with call as (address, url, name):
                 try:
-                    sampled = await self._sampled(request, url, body | {"model": name}, hear)
+                    listener = None if on_token is None else hear
+                    sampled = await self._sampled(request, url, body | {"model": name}, listener)
                 except EngineAway:
                     address.failed += 1
                     tried.add(address.url)
@@ -98,26 +99,26 @@ class VllmEngine:
                     return sampled
 
     async def _sampled(
-        self, request: TokenRequest, url: str, body: Mapping[str, Any], on_token: OnToken
+        self, request: TokenRequest, url: str, body: Mapping[str, Any], on_token: OnToken | None
     ) -> Sampled:
         """The continuation by the process at `url`."""
-        tokens: list[SampledToken] = []
-        finish_reason = ""
+        tokens, finish_reason = _Tokens(), ""
         scores: list[tuple[float, TopLogprobs]] = []
         async for choice in self._choices(url, body):
             new, scores = self._read(choice, request)
-            for token in new:
-                tokens.append(token)
-                on_token(token)
+            tokens.add(new)
+            if on_token is not None:
+                for token in new.each():
+                    on_token(token)
             finish_reason = choice.get("finish_reason") or finish_reason
         if not finish_reason:
             raise EngineError("vLLM ended its answer half-way")
-        ids = tuple([token.id for token in tokens])
+        ids = tuple(tokens.ids)
         return Sampled(
             prompt_ids=request.prompt_ids,
             ids=ids,
-            logprobs=tuple([token.logprob for token in tokens]),
-            top=tuple([token.top for token in tokens]) if request.top else (),
+            logprobs=tuple(tokens.logprobs),
+            top=tuple(tokens.tops),
             text=self._text(ids, request.sampling),
             finish_reason="length" if finish_reason == "length" else "stop",
             version=self.version,
@@ -164,22 +165,17 @@ class VllmEngine:
 
     async def _choices(self, base_url: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """The only choice, in pieces where it is streamed. Raises EngineError for whatever goes wrong."""
+        url, content = f"{base_url}/v1/completions", to_json(body)
         try:
-            async with self._lanes.stream(f"{base_url}/v1/completions", to_json(body)) as reply:
+            if not body["stream"]:
+                answer = await self._lanes.post(url, content)
+                if answer.status_code != httpx.codes.OK:
+                    raise _failure(answer.status_code, answer.content)
+                yield from_json(answer.content)["choices"][0]
+                return
+            async with self._lanes.stream(url, content) as reply:
                 if reply.status_code != httpx.codes.OK:
-                    text = (await reply.aread()).decode("utf-8", "replace")[:300]
-                    reason = f"vLLM answered {reply.status_code}: {text}"
-                    # When its engine has died, vLLM answers 500 to all requests until it ends.
-                    if reply.status_code >= _SERVER_AT_FAULT:
-                        raise EngineAway(reason)
-                    raise (
-                        ImpossibleCall(reason)
-                        if reply.status_code in _REQUEST_AT_FAULT
-                        else EngineError(reason)
-                    )
-                if not body["stream"]:
-                    yield from_json(await reply.aread())["choices"][0]
-                    return
+                    raise _failure(reply.status_code, await reply.aread())
                 async for line in reply.aiter_lines():
                     data = line.removeprefix("data:").strip()
                     if not line.startswith("data:") or data == "[DONE]":
@@ -196,18 +192,15 @@ class VllmEngine:
 
     def _read(
         self, choice: Mapping[str, Any], request: TokenRequest
-    ) -> tuple[list[SampledToken], list[tuple[float, TopLogprobs]]]:
+    ) -> tuple[_Tokens, list[tuple[float, TopLogprobs]]]:
         """New tokens of a piece, and the scores of the prompt's. Raises EngineError for what cannot be."""
         try:
-            tokens = _tokens(choice, request.top)
+            tokens = _tokens(choice, request.top, self.speech.vocabulary)
             count = request.prompt_logprobs
             rows = None if count is None else choice["prompt_logprobs"]
-            scores = read_prompt_logprobs(rows, request.prompt_ids, count or 0)
-            require_logprobs([token.logprob for token in tokens], "logprobs.token_logprobs[#]")
-            require_ids([token.id for token in tokens], self.speech.vocabulary, "token_ids")
-        except (ValueError, KeyError, TypeError) as error:
+            return tokens, read_prompt_logprobs(rows, request.prompt_ids, count or 0)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise _unreadable(error) from error
-        return tokens, scores
 
     def _text(self, ids: tuple[int, ...], sampling: Sampling) -> str:
         """Without the end of turn, and cut before the first stop string."""
@@ -217,8 +210,26 @@ class VllmEngine:
         return text if cut is None else cut
 
 
-def _tokens(choice: Mapping[str, Any], count: int) -> list[SampledToken]:
-    """The new tokens of a streamed piece."""
+@dataclass(slots=True)
+class _Tokens:
+    """Sampled tokens, column by column: an object for each is made only for who listens."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    tops: list[TopLogprobs] = field(default_factory=list)
+    """Empty where none were asked for."""
+
+    def add(self, more: _Tokens) -> None:
+        self.ids += more.ids
+        self.logprobs += more.logprobs
+        self.tops += more.tops
+
+    def each(self) -> Iterator[SampledToken]:
+        return map(SampledToken, self.ids, self.logprobs, self.tops or [()] * len(self.ids))
+
+
+def _tokens(choice: Mapping[str, Any], count: int, vocabulary: int) -> _Tokens:
+    """The new tokens of a piece. Raises ValueError, TypeError and AttributeError for what cannot be."""
     ids = choice.get("token_ids") or []
     fields = choice.get("logprobs") or {}
     logprobs = fields.get("token_logprobs") or []
@@ -227,10 +238,20 @@ def _tokens(choice: Mapping[str, Any], count: int) -> list[SampledToken]:
         raise ValueError(
             f"{len(ids)} token ids, {len(logprobs)} logprobs, {len(tops)} lists of the likeliest"
         )
-    return [
-        SampledToken(int(token), float(logprob), _top(top, count))
-        for token, logprob, top in zip(ids, logprobs, tops, strict=True)
-    ]
+    return _Tokens(
+        list(require_ids(ids, vocabulary, "token_ids")),
+        list(require_logprobs(logprobs, "logprobs.token_logprobs[#]")),
+        [_top(top, count) for top in tops] if count else [],
+    )
+
+
+def _failure(status: int, body: bytes) -> EngineError:
+    """The meaning of an answer other than 200."""
+    reason = f"vLLM answered {status}: {body.decode('utf-8', 'replace')[:300]}"
+    # When its engine has died, vLLM answers 500 to all requests until it ends.
+    if status >= _SERVER_AT_FAULT:
+        return EngineAway(reason)
+    return ImpossibleCall(reason) if status in _REQUEST_AT_FAULT else EngineError(reason)
 
 
 def _unreadable(error: Exception) -> EngineError:
