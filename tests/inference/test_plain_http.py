@@ -1,4 +1,4 @@
-"""What is read and written without h11 is what h11 reads and writes."""
+"""Answers that are read and requests that are written without h11, held to what h11 makes of them."""
 
 from __future__ import annotations
 

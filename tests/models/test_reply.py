@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.models.reply import TemplateReader
+from etude.models.reply import TemplateReader, decoded
 from etude.models.syntaxes import SYNTAXES
 from etude.models.template import ChatTemplate
 from tests.models.tiny_models import CALCULATOR, tokenizer
@@ -38,8 +39,9 @@ def test_plain_text_is_the_content():
 @given(text=st.text(alphabet="ab :=/]}>|.\n", max_size=12))
 def test_text_without_a_mark_is_what_the_parser_makes_of_it(syntax, text):
     words, ids = tokenizer(), tokenizer()(text, add_special_tokens=False)["input_ids"]
-    known = TemplateReader(syntax, words, SYNTAXES[syntax])
-    parsing = TemplateReader(syntax, words, SYNTAXES[syntax], is_own=True)
+    decode = partial(decoded, words)
+    known = TemplateReader(syntax, decode, SYNTAXES[syntax])
+    parsing = TemplateReader(syntax, decode, SYNTAXES[syntax], is_own=True)
     for tools in ((), (CALCULATOR,)):
         assert known.read((), ids, tools) == parsing.read((), ids, tools)
 
@@ -155,7 +157,7 @@ and calls."""
 
 @pytest.mark.parametrize(("syntax", "text", "parts"), FORMS)
 def test_the_forms_of_known_syntaxes_are_read(syntax, text, parts):
-    reader = TemplateReader(syntax, tokenizer(), SYNTAXES[syntax])
+    reader = TemplateReader(syntax, partial(decoded, tokenizer()), SYNTAXES[syntax])
     answer = reader.read((), tokenizer()(text, add_special_tokens=False)["input_ids"], [CALCULATOR])
     calls = [(name, json.loads(arguments)) for name, arguments in answer.calls]
     assert (answer.thinking, answer.content, calls) == (parts or ("", text, []))

@@ -57,6 +57,12 @@ async def test_a_message_is_a_chat_completion(server):
     assert asked.function == "search"
 
 
+@pytest.mark.parametrize("stops", [[""], ["a"] * 129, [3]])
+async def test_stop_sequences_have_the_limits_of_stop(server, stops):
+    with pytest.raises(anthropic.BadRequestError, match="stop_sequences"):
+        await ask(server, Scripted(), stop_sequences=stops)
+
+
 async def test_tools_and_their_results_are_those_of_a_chat(server):
     handler = Scripted(CALLING, "3")
     async with client(server.open(handler)) as connected:

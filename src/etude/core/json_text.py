@@ -34,6 +34,9 @@ def read_json(
 
 def _require_limits(data: bytes, deepest: int, most_values: int) -> None:
     """Look at brackets and commas outside of strings, without making values of them."""
+    opened = data.count(b"[") + data.count(b"{")
+    if opened <= deepest and opened + data.count(b",") < most_values:
+        return  # There are no more, even with those in strings.
     depth, values, position, end = 0, 1, 0, len(data)
     while (found := _STRUCTURE.search(data, position)) is not None:
         values += data.count(b",", position, found.start())

@@ -25,14 +25,16 @@ class HttpAnswer(Protocol):
     """A whole answer, by httpx or not."""
 
     @property
-    def status_code(self) -> int: ...
+    def status_code(self) -> int:
+        """The status."""
 
     @property
     def headers(self) -> Mapping[str, str]:
         """To be asked by names in lower case."""
 
     @property
-    def content(self) -> bytes: ...
+    def content(self) -> bytes:
+        """The body, expanded where it was sent compressed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,7 @@ def _text_readers(rendering: Rendering) -> Iterator[Reader]:
     tokenizer = rendering.tokenizer
     if own := getattr(tokenizer, "response_template", None):
         try:
-            reader = TemplateReader("its own", tokenizer, own, is_own=True)
+            reader = TemplateReader("its own", rendering.decode, own, is_own=True)
         except (ValueError, KeyError, TypeError) as error:
             raise ImpossibleCall(
                 f"the response_template of the tokenizer of '{tokenizer.name_or_path}', by which its answers "
@@ -152,8 +152,8 @@ def _text_readers(rendering: Rendering) -> Iterator[Reader]:
         if rendering.thinking_key is None:
             # Tags that the model was only asked for in the prompt are a part of its text.
             fields = {field: spec for field, spec in fields.items() if field != "reasoning_content"}
-        yield TemplateReader(name, tokenizer, {**SYNTAXES[name], "fields": fields})
-    yield TextReader(tokenizer)
+        yield TemplateReader(name, rendering.decode, {**SYNTAXES[name], "fields": fields})
+    yield TextReader(rendering.decode)
 
 
 def _written(rendering: Rendering, options: Options) -> Iterator[WrittenAnswer]:

@@ -19,6 +19,8 @@ from etude.models.roles import Roles, left_out
 
 _KEPT_TEXTS = 1024
 """Renderings that are remembered: the generations of one example begin with the same prompt."""
+_KEPT_DECODED = 4
+"""Answers whose text is remembered: it is searched for stop texts, held to what was sampled, and read."""
 _KEPT_TOKENS = 2**16
 """Tokens whose texts are remembered."""
 _OWN_VARIABLES = frozenset(
@@ -58,6 +60,7 @@ class Rendering:
         """Matches the tokens that were added to the vocabulary, like `<|im_end|>`."""
         self._rendered = lru_cache(maxsize=_KEPT_TEXTS)(self._render)
         self.ids = lru_cache(maxsize=_KEPT_TEXTS)(lambda text: self.ids_of([text])[0])
+        self._decoded = lru_cache(maxsize=_KEPT_DECODED)(lambda ids: decoded(tokenizer, ids))
         self.token_text = lru_cache(maxsize=_KEPT_TOKENS)(lambda token: decoded(tokenizer, [token]))
         """The text of a single token. Logprobs name one token after the other, and each took 8 µs."""
 
@@ -184,7 +187,7 @@ class Rendering:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included, exactly as it stands."""
-        return decoded(self.tokenizer, ids)
+        return self._decoded(tuple(ids))
 
     @cached_property
     def source(self) -> str:

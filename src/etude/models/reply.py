@@ -9,11 +9,11 @@ import ast
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from etude.core.message import Message, Tool
 from etude.models.quoted import hide_end_marks
@@ -27,6 +27,10 @@ _MARK = re.compile(r"[<\[{]")
 """With one of these begins every mark of the syntaxes that Etude knows: text without any needs no parser."""
 _KEPT_PREFIXES = 1024
 _PYTHON_NAMES = {"true": True, "false": False, "null": None}
+
+
+Decode: TypeAlias = Callable[[Sequence[int]], str]
+"""The text of token ids, as `decoded` has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,26 +81,26 @@ class TextReader:
 
     name, way = "none", "text only"
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
 
     def read(self, prompt_ids: Sequence[int], ids: Sequence[int], tools: Sequence[Tool]) -> Answer:
         """All of the answer as its content."""
-        return Answer(decoded(self._tokenizer, ids))
+        return Answer(self._decode(ids))
 
 
 class TemplateReader:
     """A response template, as `transformers` reads it: the tokenizer's own, or that of a known syntax."""
 
     def __init__(
-        self, name: str, tokenizer: Any, template: Mapping[str, Any], *, is_own: bool = False
+        self, name: str, decode: Decode, template: Mapping[str, Any], *, is_own: bool = False
     ) -> None:
         """Raises ValueError for a template that is not well formed."""
         from transformers.utils.chat_parsing.response_templates import load_response_template
 
         self.name = name
         self.way = "the tokenizer's response template" if is_own else "a response template of Etude"
-        self._tokenizer = tokenizer
+        self._decode = decode
         self._is_own = is_own
         fields = dict(template["fields"])
         self._calls = fields.pop("tool_calls", {})
@@ -106,7 +110,7 @@ class TemplateReader:
 
     def read(self, prompt_ids: Sequence[int], ids: Sequence[int], tools: Sequence[Tool]) -> Answer:
         """The parts of an answer; text where the template raises an error."""
-        text, prefix = decoded(self._tokenizer, ids), self._prefix(prompt_ids)
+        text, prefix = self._decode(ids), self._prefix(prompt_ids)
         if not self._is_own and not prefix and not _MARK.search(text):
             return Answer(text)
         answer = None
@@ -148,11 +152,11 @@ class TemplateReader:
     def _prefix(self, prompt_ids: Sequence[int]) -> str:
         """The part of the prompt that belongs to the answer; an own template finds it by itself."""
         if self._is_own:
-            return decoded(self._tokenizer, prompt_ids)
+            return self._decode(prompt_ids)
         return self._prefilled(tuple(prompt_ids[-_TAIL:]))
 
     def _prefilled_by(self, tail: tuple[int, ...]) -> str:
-        match = _PREFILLED.search(decoded(self._tokenizer, tail))
+        match = _PREFILLED.search(self._decode(tail))
         return match.group() if match else ""
 
 

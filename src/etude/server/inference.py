@@ -24,7 +24,7 @@ from etude.wire.dialect import AnswerMemory, ChatBody
 from etude.wire.gateway import Gateway
 from etude.wire.messages import MessagesBody
 from etude.wire.responses import ResponsesBody
-from etude.wire.sampling import change_sampling
+from etude.wire.sampling import with_checked
 from etude.wire.tokens import DetokenizeBody, TokenizeBody
 
 _KEY_BITS = 63
@@ -58,7 +58,7 @@ class Inference:
         if not asked.model:
             raise RequestError("model: Field required", param="model")
         # Each answer has a seed of its own; that of the first is as in a request for just one.
-        sampling = change_sampling(Sampling(), {**asked.sampling, "seed": None})
+        sampling = with_checked(Sampling(), {**asked.sampling, "seed": None})
         seed = asked.sampling.get("seed", secrets.randbits(_KEY_BITS))
         async with self._pool.using(asked.model, 1) as engine:
             rendering = engine.speech.template.rendering
@@ -132,7 +132,7 @@ def _endpoint(gateway: Gateway) -> Callable[[Request], Awaitable[Response]]:
         body = await request.body()
 
         async def respond() -> Response:
-            method, path = request.method, request.url.path
+            method, path = request.method, request.scope["path"]
             return (await gateway.respond(method, path, request.headers, body)).as_starlette()
 
         return await unless_gone(request, respond)

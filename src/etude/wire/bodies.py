@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import BaseModel, Field, model_validator
@@ -105,16 +104,16 @@ class InferenceBody(RequestBody):
             )
         return self
 
-    def request(self) -> ChatBody:
+    def request(self, **fields: Any) -> ChatBody:
         """The request without its prompts."""
-        return replace(
-            super().request(),
-            prompt_logprobs=self.prompt_logprobs,
-            n=self.n or 1,
-            include_usage=self.stream_options is not None and self.stream_options.include_usage,
-            return_token_ids=bool(self.return_token_ids),
-            tokens_as_ids=bool(self.return_tokens_as_token_ids),
-        )
+        shared = {
+            "prompt_logprobs": self.prompt_logprobs,
+            "n": self.n or 1,
+            "include_usage": self.stream_options is not None and self.stream_options.include_usage,
+            "return_token_ids": bool(self.return_token_ids),
+            "tokens_as_ids": bool(self.return_tokens_as_token_ids),
+        }
+        return super().request(**shared | fields)
 
 
 class ChatCompletionBody(InferenceBody):
@@ -146,12 +145,11 @@ class ChatCompletionBody(InferenceBody):
         newer = {"max_tokens": self.max_completion_tokens} if self.max_completion_tokens else {}
         return super().given() | newer
 
-    def request(self) -> ChatBody:
+    def request(self, **fields: Any) -> ChatBody:
         """The request with its messages and tools."""
         effort = effort_options(self.reasoning_effort, "reasoning_effort")
         tools, tool_choice = choose_tools(tuple(self.tools or ()), self.tool_choice)
-        return replace(
-            super().request(),
+        return super().request(
             messages=tuple(map(without_unset, self.messages)),
             tools=tools,
             tool_choice=tool_choice,
@@ -159,6 +157,7 @@ class ChatCompletionBody(InferenceBody):
             template_options=effort | (self.chat_template_kwargs or {}),
             logprobs=bool(self.logprobs),
             top_logprobs=self.top_logprobs or 0,
+            **fields,
         )
 
 
@@ -179,7 +178,7 @@ class CompletionBody(InferenceBody):
         """The parameters of sampling. The API's own default is a short answer."""
         return {"max_tokens": _DEFAULT_TOKENS} | super().given()
 
-    def request(self) -> ChatBody:
+    def request(self, **fields: Any) -> ChatBody:
         """The request with its prompts, which are texts or token ids."""
         prompt: Any = self.prompt
         alone = isinstance(prompt, str) or isinstance(prompt[0], int)
@@ -190,9 +189,7 @@ class CompletionBody(InferenceBody):
                 f"{_MOST_ANSWERS} answers to a request",
                 param="prompt",
             )
-        asked = super().request()
-        return replace(
-            asked,
+        return super().request(
             echo=bool(self.echo),
             prompt_logprobs=self.logprobs
             if self.echo and self.prompt_logprobs is None
@@ -200,6 +197,7 @@ class CompletionBody(InferenceBody):
             prompts=tuple(each if isinstance(each, str) else tuple(each) for each in prompts),
             logprobs=self.logprobs is not None,
             top_logprobs=self.logprobs or 0,
+            **fields,
         )
 
 

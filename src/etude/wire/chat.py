@@ -149,10 +149,10 @@ def ids_of(tokens: Iterable[TokenLogprob]) -> list[int]:
 def logprobs_object(tokens: Iterable[TokenLogprob], heading: Heading) -> dict[str, Any]:
     """The `logprobs` of a choice."""
 
-    names_are_texts = heading.name is not named_by_id
+    name, names_are_texts = heading.name, heading.name is not named_by_id
 
     def entry(token: Token, logprob: float) -> dict[str, Any]:
-        text = heading.called(token)
+        text = token if isinstance(token, str) else name(token)
         # A token that is a part of a character has no text of its own, and so none to give the bytes of.
         is_text = (names_are_texts or isinstance(token, str)) and _REPLACEMENT not in text
         return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode()) if is_text else None}
@@ -160,7 +160,7 @@ def logprobs_object(tokens: Iterable[TokenLogprob], heading: Heading) -> dict[st
     content = []
     for token, logprob, top in tokens:
         sampled = entry(token, logprob)
-        sampled["top_logprobs"] = [entry(*other) for other in top]
+        sampled["top_logprobs"] = [entry(*other) for other in top] if top else []
         content.append(sampled)
     return {"content": content, "refusal": None}
 

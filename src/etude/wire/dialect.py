@@ -97,9 +97,10 @@ class RequestBody(SamplingFields):
                 )
         return self
 
-    def request(self) -> ChatBody:
-        """The request, whatever API it came by."""
-        return ChatBody(self.model or "", (), sampling=self.given(), stream=bool(self.stream))
+    def request(self, **fields: Any) -> ChatBody:
+        """The request, whatever API it came by, with the `fields` that are its body's own."""
+        known: dict[str, Any] = {"model": self.model or "", "messages": (), "sampling": self.given()}
+        return ChatBody(stream=bool(self.stream), **known | fields)
 
 
 def _unsupported(name: str) -> RequestError:

@@ -27,7 +27,7 @@ from etude.wire.dialect import (
     validated,
 )
 from etude.wire.forms import choose_tools, effort_options, only_one, read_format
-from etude.wire.sampling import Flag, Integer
+from etude.wire.sampling import Flag, Integer, Stops
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERROR_TYPES = {
@@ -195,7 +195,7 @@ class MessagesBody(RequestBody):
     output_config: _Output | None = None
     output_format: dict[str, Any] | None = None
     """The older place of `output_config.format`."""
-    stop: tuple[str, ...] | None = Field(default=None, alias="stop_sequences")
+    stop: Stops | None = Field(default=None, alias="stop_sequences")
 
     @model_validator(mode="after")
     def _ends_with_the_user(self) -> MessagesBody:
@@ -212,19 +212,19 @@ class MessagesBody(RequestBody):
         )
         return super().given() | only_one(forms)
 
-    def request(self) -> ChatBody:
+    def request(self, **fields: Any) -> ChatBody:
         """The request, its system prompt as the first message."""
         system = _text(self.system or ())
         messages = [chat for message in self.messages for chat in message.as_chat()]
         effort = self.output_config.effort if self.output_config else None
         wish = self.thinking.type if self.thinking else "adaptive"  # Which leaves it to the model.
         thinking = {} if wish == "adaptive" else {"enable_thinking": wish == "enabled"}
-        return replace(
-            super().request(),
+        return super().request(
             messages=(*([{"role": "system", "content": system}] if system else []), *messages),
             tools=tuple(tool.as_chat() for tool in self.tools or ()),
             parallel_tool_calls=not (self.tool_choice or {}).get("disable_parallel_tool_use"),
             template_options=thinking | effort_options(effort, "output_config.effort"),
+            **fields,
         )
 
 

@@ -142,15 +142,14 @@ class ResponsesBody(RequestBody):
             [read_format(self.text.format if self.text else None, "text.format")]
         )
 
-    def request(self) -> ChatBody:
+    def request(self, **fields: Any) -> ChatBody:
         """The request, its instructions as the first message."""
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         effort = effort_options(self.reasoning.effort if self.reasoning else None, "reasoning.effort")
         has_logprobs = _LOGPROBS in (self.include or ())
         offered = tuple(chat for tool in self.tools or () for chat in tool.as_chat())
         tools, tool_choice = choose_tools(offered, self.tool_choice)
-        return replace(
-            super().request(),
+        return super().request(
             messages=(*first, *_messages(self.input)),
             tools=tools,
             tool_choice=tool_choice,
@@ -158,6 +157,7 @@ class ResponsesBody(RequestBody):
             template_options=effort | (self.chat_template_kwargs or {}),
             logprobs=has_logprobs,
             top_logprobs=(self.top_logprobs or 0) if has_logprobs else 0,
+            **fields,
         )
 
 

@@ -18,7 +18,7 @@ Flag: TypeAlias = Annotated[bool, Strict()]
 """A field that is true or false, and not a number or a word that could be taken for it."""
 Integer: TypeAlias = Annotated[int, Strict()]
 """A field that is a whole number, and not a text or true or false."""
-_MOST_STOPS = 128
+Stops: TypeAlias = Annotated[tuple[Text, ...], Field(max_length=128)]
 
 
 def _by_token(bias: Any) -> Any:
@@ -32,7 +32,7 @@ class SamplingFields(BaseModel):
     temperature: Temperature | None = Field(default=None, strict=True)
     top_p: TopP | None = Field(default=None, strict=True)
     max_tokens: int | None = Field(default=None, ge=1, strict=True)
-    stop: Text | Annotated[tuple[Text, ...], Field(max_length=_MOST_STOPS)] | None = None
+    stop: Text | Stops | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63, strict=True)
     top_k: int | None = Field(default=None, ge=-1, strict=True)
     min_p: Share | None = Field(default=None, strict=True)
@@ -75,6 +75,12 @@ def change_sampling(base: Sampling, changes: Mapping[str, Any]) -> Sampling:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])
         raise RequestError(f"{name}: {first['msg']}, found {changes[name]!r:.80}", param=name) from error
+    return with_checked(base, given)
+
+
+def with_checked(base: Sampling, given: Mapping[str, Any]) -> Sampling:
+    """`base` with what `SamplingFields` has checked and `given`. Raises RequestError where two of them
+    contradict each other."""
     changed = replace(base, **given)
     if changed.max_tokens is not None and changed.min_tokens > changed.max_tokens:
         raise RequestError(
