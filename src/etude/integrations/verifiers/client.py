@@ -24,6 +24,8 @@ NOWHERE = "http://127.0.0.1:9/v1"
 NO_KEY = "ETUDE_NO_KEY"
 """The variable that a client's config must name for its key; nothing reads it."""
 
+_EVENT_END = b"\n\n"
+
 
 class EpisodeCalls:
     """The model calls of one episode, answered inside of this process and recorded by Etude."""
@@ -103,8 +105,10 @@ class EpisodeClient(vf.Client):
         response = await self._calls.send(dialect.upstream_path, body, self._agent)
 
         async def chunks() -> AsyncIterator[bytes]:
-            async for chunk in response.aiter_raw():
-                yield chunk
+            # verifiers takes each chunk for one event. A piece of Etude's has one or several, each whole.
+            async for piece in response.aiter_raw():
+                for event in piece.split(_EVENT_END)[:-1]:
+                    yield event + _EVENT_END
 
         return RelayReply("text/event-stream", chunks(), response.aclose)
 
