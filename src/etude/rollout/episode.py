@@ -70,6 +70,8 @@ class Episode:
         self._workplace = Workplace()
         self.said = AnswerMemory()
         """The answers that clients were given, to be known again in whatever form they come back."""
+        self.readers = EpisodeReaders(recorder.models)
+        """The models that clients may ask, and how they read."""
 
     @property
     def id(self) -> str:
@@ -151,9 +153,7 @@ class Episode:
             return self.home.wait(_endpoint_of(self))
         if self._endpoint is None:
             try:
-                self._endpoint = self._server.open(
-                    self.answer, self.said, EpisodeReaders(self._recorder.models)
-                )
+                self._endpoint = self._server.open(self.answer, self.said, self.readers)
             except RequestError as error:
                 self._recorder.fatal = error
                 raise

@@ -32,7 +32,7 @@ class EpisodeCalls:
 
     def __init__(self, episode: Episode) -> None:
         self._episode = episode
-        self._gateway = Gateway(self._answer, episode.said)
+        self._gateway = Gateway(self._answer, episode.said, episode.readers)
         self.errors: list[EtudeError] = []
         """Why calls had no answer."""
 

@@ -1,0 +1,78 @@
+"""The client by which verifiers' server asks for what a program of an agent's asked it for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etude.rollout.episode import Episode
+from etude.store.journal import Journal
+from tests.rollout.running import collect_one, tiny_engine
+from tests.support import ScriptedEngine, tool_call
+
+pytestmark = [
+    pytest.mark.verifiers,
+    pytest.mark.skipif(find_spec("verifiers") is None, reason="verifiers is not installed"),
+]
+
+ASK = [{"role": "user", "content": "Who?"}]
+ASKED: dict[str, dict[str, Any]] = {
+    "/chat/completions": {"messages": ASK},
+    "/responses": {"input": "Who?"},
+    "/v1/messages": {"messages": ASK, "max_tokens": 64},
+}
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with Journal(tmp_path / "run.db") as journal:
+        yield journal
+
+
+def client_of(episode: Episode) -> Any:
+    from etude.integrations.verifiers.client import EpisodeCalls, EpisodeClientConfig
+
+    return EpisodeClientConfig.of(EpisodeCalls(episode)).client("agent")
+
+
+def dialect_of(path: str) -> Any:
+    from verifiers.v1.dialects import DIALECTS
+
+    return next(dialect for dialect in DIALECTS if dialect.upstream_path == path)
+
+
+@pytest.mark.parametrize("answer", ["It was Ada.", tool_call("search", {"q": "Ada"})], ids=["text", "tool"])
+@pytest.mark.parametrize("path", ASKED)
+async def test_a_stream_is_the_answer_that_is_recorded(path: str, answer: Any, journal: Journal):
+    from verifiers.v1.interception.server import _collect_stream
+
+    async def play(example: Any, episode: Episode) -> tuple[str | None, list[str]]:
+        dialect, body = dialect_of(path), {"model": "policy", "stream": True, **ASKED[path]}
+        read, _ = await _collect_stream(dialect, await client_of(episode).relay(dialect, body))
+        return read.message.content, [each.name for each in read.message.tool_calls or ()]
+
+    record = await collect_one(play, journal, engine=ScriptedEngine([answer]))
+    assert record.failure is None, record.failure
+    assert [call.function for call in record.calls] == ["agent"]
+    text, tools = record.output
+    assert (text or None, tools) == (("It was Ada.", []) if isinstance(answer, str) else (None, ["search"]))
+
+
+async def test_a_prompts_tokens_are_counted(journal: Journal):
+    engine = tiny_engine()
+
+    async def play(example: Any, episode: Episode) -> int:
+        dialect, body = dialect_of("/v1/messages"), {"model": "policy", "messages": ASK}
+        counted = await client_of(episode).relay_aux(dialect, "/v1/messages/count_tokens", body)
+        await episode.chat(ASK, max_tokens=1)
+        return int(counted["input_tokens"])
+
+    record = await collect_one(play, journal, engine=engine)
+    await engine.close()
+    assert record.failure is None, record.failure
+    completion = record.calls[0].completion
+    assert completion is not None and record.output == len(completion.prompt_ids or ())
