@@ -151,6 +151,14 @@ def test_everyone_whom_the_engine_is_compared_with_samples_what_was_asked(monkey
     asyncio.run(own.close())
 
 
+def test_rows_that_share_a_prompt_are_measured_against_rows_that_do_not(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    benchmark = importlib.import_module("shared_prefixes")
+    policy = importlib.import_module("engine").model("0.13M")
+    found = benchmark.milliseconds(policy, 1, 2, 20, steps=3)
+    assert set(found) == {"shared", "apart"} and min(found.values()) > 0
+
+
 def test_the_engines_json_has_the_keys_that_others_read(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     engine = importlib.import_module("engine")

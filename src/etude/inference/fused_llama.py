@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy
 import torch
 from torch.nn import functional
 
 from etude.inference.fused_weights import AfterNorm, FusedLayer, fused_layer, is_gemma
-from etude.inference.kv_slots import KvSlots, SlotLayer, tensor
+from etude.inference.kv_slots import KvSlots, SlotLayer
 from etude.inference.linear import Linear
 from etude.inference.ragged import Group, Ragged
 from etude.models.architecture import layer_kinds, without_lora
@@ -247,59 +246,3 @@ def attend(
         query_BGRD, keys, values, attn_mask=mask_BGRS, scale=scale
     )
     mixed_MRD.view(query_BGRD.shape).copy_(mixed_BGRD)
-
-
-class SingleTokens:
-    """Makes once whatever stays the same from step to step, and counts up in place whatever a token changes.
-
-    The rows are in the first slots, where keys and values are read without a copy.
-    """
-
-    def __init__(self, model: FusedLlama, kv: KvSlots, rows: int, span: int) -> None:
-        """For as long as there are as many rows, and all their positions are within `span`."""
-        model.reach(kv.columns)
-        self._model = model
-        self._positions: list[int] = []
-        """Of the tokens read last."""
-        self._memory = rows, span, kv.slots, kv.columns
-        self._numbers = torch.empty(2, rows * model.groups, dtype=torch.long)
-        position_M, self._place_M = self._numbers
-        self._position_B, self._position_M1 = position_M[:: model.groups], position_M[:, None]
-        self._columns = torch.arange(span)
-        self._hide = torch.tensor(torch.finfo(model.dtype).min, dtype=model.dtype)
-        self._mask_MS = torch.empty(rows * model.groups, span, dtype=model.dtype)
-        self._mask_BG1S = self._mask_MS.view(rows, model.groups, 1, span)
-        self._room = model.room(rows)
-        self._layers = []
-        for kind, layer, held in zip(model.kinds, model.layers, kv.layers, strict=True):
-            by_token = held.by_token(model.groups, model.size, model.dtype)
-            self._layers.append((kind, layer, by_token, *as_batch(*held.of(slice(rows), span))))
-
-    def serves(self, rows: int, span: int, kv: KvSlots) -> bool:
-        """Whether what is kept is right for a step of so many rows."""
-        return self._memory == (rows, span, kv.slots, kv.columns)
-
-    def __call__(self, ids: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
-        """Logits [B, V] after one more token of each row, at `positions`."""
-        model, room = self._model, self._room
-        before = [position - 1 for position in positions]
-        if before != self._positions:
-            self._place(before)
-        self._positions = list(positions)
-        self._numbers.add_(1)
-        self._mask_MS.scatter_(1, self._position_M1, 0.0)
-        turns = model.turns(self._position_B)
-        model.embed(tensor(ids), room)
-        for kind, layer, by_token, keys, values in self._layers:
-            model.project(layer, room, turns[kind])
-            by_token.index_copy_(0, self._place_M, room.new)
-            attend(room.query, room.mixed_by_group, keys, values, self._mask_BG1S, model.scale)
-            model.finish(layer, room)
-        return model.logits(room.x)
-
-    def _place(self, positions: Sequence[int]) -> None:
-        """Be where tokens at `positions` were just read."""
-        position_M = numpy.array(positions, numpy.int64).repeat(self._model.groups)
-        place_M = position_M + self._memory[-1] * numpy.arange(len(position_M))
-        self._numbers.copy_(torch.from_numpy(numpy.stack([position_M, place_M])))
-        torch.mul(self._columns > self._position_M1, self._hide, out=self._mask_MS)

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from etude.inference.drafter import Drafter
-from etude.inference.fused_llama import FusedLlama, SingleTokens
+from etude.inference.fused_llama import FusedLlama
 from etude.inference.kv_slots import span_of, tensor
-from etude.inference.ragged import attends_alone, ragged
+from etude.inference.ragged import ragged
 from etude.inference.sampler import Row, append_samples
+from etude.inference.single_tokens import SingleTokens
 from etude.inference.slot_decoder import CHUNK, PATIENCE, STEP_TOKENS, SlotDecoder
 from etude.models.device import is_large
 from etude.models.policy import Policy
@@ -83,20 +84,16 @@ class RaggedDecoder(SlotDecoder):
         return chosen, counts
 
     def _goes_on_singly(self, rows: Sequence[Row]) -> bool:
-        """Whether single tokens of the rows attend together, in one way in all layers."""
-        longest = max(row.cached for row in rows) + 1
-        return self._inputs.looks_back(span_of(longest)) and not attends_alone(
-            longest, 1, self._fused.key_size
-        )
+        """Whether single tokens of the rows attend in one way in all layers."""
+        return self._inputs.looks_back(span_of(max(row.cached for row in rows) + 1))
 
     def _one_more(self, rows: list[Row]) -> torch.Tensor:
         """Logits [B, V] after the last token of each row; marks it as cached. They are in the first slots."""
         positions, going = [row.cached for row in rows], self._going
-        span = span_of(max(positions) + 1)
-        if going is None or not going.serves(len(rows), span, self._kv):
-            self._kv.reserve(self._table.lengths(), span)
-            going = self._going = SingleTokens(self._fused, self._kv, len(rows), span)
-        logits_BV = going([row.ids[-1] for row in rows], positions)
+        if going is None or not going.serves(rows, positions, self._kv):
+            self._kv.reserve(self._table.lengths(), span_of(max(positions) + 1))
+            going = self._going = SingleTokens(self._fused, self._kv, rows)
+        logits_BV = going(positions)
         for row in rows:
             row.cached += 1
         return logits_BV

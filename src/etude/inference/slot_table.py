@@ -150,7 +150,7 @@ class SlotTable:
         for held in self._idle:
             if held.conversation == row.conversation:
                 # The last token is always read anew: what comes after it is what is wanted.
-                shared = min(_shared(held.ids, row.ids), len(row.ids) - 1)
+                shared = min(shared_length(held.ids, row.ids), len(row.ids) - 1)
                 if shared > most:
                     best, most = held, shared
         return best, most
@@ -162,7 +162,7 @@ class SlotTable:
             if block not in self._blocks:
                 break
             best = next(iter(self._blocks[block]))
-        return (None, 0) if best is None else (best, min(_shared(best.ids, row.ids), len(row.ids) - 1))
+        return (None, 0) if best is None else (best, min(shared_length(best.ids, row.ids), len(row.ids) - 1))
 
     def _fresh(self) -> _Held:
         """A slot without regard to its conversation, made where there is none to spare.
@@ -196,7 +196,7 @@ def _blocks(ids: list[int]) -> Iterator[int]:
         yield hash((block, *ids[end:]))
 
 
-def _shared(held: list[int], wanted: list[int]) -> int:
+def shared_length(held: list[int], wanted: list[int]) -> int:
     """How many leading tokens are the same."""
     same, differs = 0, min(len(held), len(wanted)) + 1
     if held[: differs - 1] == wanted[: differs - 1]:

@@ -1,0 +1,258 @@
+"""A prefix that rows share is read once, and what is sampled is what it would be without that."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etude.core.call import Sampling
+from etude.inference import shared_prefixes as module
+from etude.inference import single_tokens
+from etude.inference.decoder import make_decoder
+from etude.inference.sampler import Row, uniforms
+from etude.inference.shared_prefixes import Prefix, Run, reading, shared_prefixes
+from tests.inference.test_decoder import assert_right, run
+from tests.models.tiny_models import family, policy
+
+MODELS = {
+    "llama": lambda: family("LlamaConfig"),
+    "a key for each query": lambda: policy(max_context=512),
+    "qwen3": lambda: family("Qwen3Config", head_dim=16),
+    "gemma3, narrow and wide": lambda: family(
+        "Gemma3TextConfig", head_dim=16, query_pre_attn_scalar=16, sliding_window=64, sliding_window_pattern=2
+    ),
+}
+
+
+@pytest.fixture
+def cheap(monkeypatch):
+    """Calls cost next to nothing, so that the shortest prefix counts."""
+    monkeypatch.setattr(module, "_PREFIX", 10)
+    monkeypatch.setattr(module, "_RUN", 10)
+
+
+@pytest.fixture
+def prefixes(monkeypatch):
+    """Of all that was planned."""
+    seen = []
+
+    def seeing(*args, **kwargs):
+        plan = reading(*args, **kwargs)
+        seen.append(plan.prefixes)
+        return plan
+
+    monkeypatch.setattr(single_tokens, "reading", seeing)
+    return seen
+
+
+def tokens_of(text):
+    return [ord(letter) for letter in text]
+
+
+TABLES = {
+    "nothing in common": (["abcdefgh", "bcdefghi", "cdefghij"], []),
+    "one prompt": (["promptA", "promptB", "promptC"], [((0, 1, 2), 6)]),
+    "too short for two": (["samplerA", "samplerB", "xyzxyzxyz"], []),
+    "long enough for two": (["longer prefix A", "longer prefix B"], [((0, 1), 14)]),
+    "two prompts, rows among each other": (
+        ["aaaaaaaaaa1", "bbbbbbbbbb1", "aaaaaaaaaa2", "bbbbbbbbbb2"],
+        [((0, 2), 10), ((1, 3), 10)],
+    ),
+    "a long system prompt and short questions": (
+        ["system prompt Q1a", "system prompt Q1b", "system prompt Q2a", "system prompt Q2b"],
+        [((0, 1, 2, 3), 15)],
+    ),
+    "a short system prompt and long questions": (
+        ["sysfirst question a", "sysfirst question b", "sysother question a", "sysother question b"],
+        [((0, 1), 18), ((2, 3), 18)],
+    ),
+    "one that begins like a group, and is shorter": (
+        ["same prefix A", "same prefix B", "same"],
+        [((0, 1), 12)],
+    ),
+    "two that are the same": (["abcdefghijkl", "abcdefghijkl"], [((0, 1), 11)]),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_prefixes_that_save_more_than_they_cost(name, monkeypatch):
+    monkeypatch.setattr(module, "_PREFIX", 9)
+    texts, expected = TABLES[name]
+    found = shared_prefixes([tokens_of(text) for text in texts], [len(text) - 1 for text in texts], 1)
+    assert sorted((prefix.rows, prefix.length) for prefix in found) == expected
+
+
+def test_only_what_is_cached_counts(monkeypatch):
+    monkeypatch.setattr(module, "_PREFIX", 9)
+    ids = [tokens_of("one prompt for all")] * 3
+    assert shared_prefixes(ids, [17, 12, 17], 1) == [Prefix((0, 1, 2), 12)]
+    assert shared_prefixes(ids, [17, 0, 17], 1) == [Prefix((0, 2), 17)]
+    assert shared_prefixes(ids, [17, 0, 0], 1) == []
+
+
+def most_saved(ids, cached, cost):
+    """By any way to cut the rows, in the order of their tokens, in parts."""
+    order = sorted(range(len(ids)), key=ids.__getitem__)
+    best = 0
+    for cuts in range(2 ** (len(order) - 1)):
+        ends = [place for place in range(1, len(order)) if cuts >> (place - 1) & 1]
+        saved = 0
+        for first, last in pairwise([0, *ends, len(order)]):
+            part = order[first:last]
+            length = 0
+            while all(length < cached[row] and ids[row][length] == ids[part[0]][length] for row in part):
+                length += 1
+            saved += max(0, (len(part) - 1) * length - cost)
+        best = max(best, saved)
+    return best
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=12), min_size=1, max_size=7), st.integers(1, 9)
+)
+def test_no_other_partition_saves_more(ids, cost):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_PREFIX", cost)
+        cached = [len(own) - 1 for own in ids]
+        found = shared_prefixes(ids, cached, 1)
+        rows = [row for prefix in found for row in prefix.rows]
+        assert len(rows) == len(set(rows))
+        for prefix in found:
+            assert len({tuple(ids[row][: prefix.length]) for row in prefix.rows}) == 1
+            assert all(prefix.length <= cached[row] for row in prefix.rows)
+        saved = sum((len(prefix.rows) - 1) * prefix.length - cost for prefix in found)
+        # A prefix of one token is not worth a thought; it would save one for each row.
+        assert most_saved(ids, cached, cost) - len(ids) <= saved <= most_saved(ids, cached, cost)
+
+
+def test_neighbours_read_together_what_is_cheaper_than_calls(monkeypatch):
+    monkeypatch.setattr(module, "_PREFIX", 10)
+    monkeypatch.setattr(module, "_RUN", 20)
+    nothing = [[row] * 200 for row in range(4)]
+    assert reading(nothing, [100, 105, 30, 31], 1, shares=True).runs == [
+        Run(slice(0, 2), 0, 112),
+        Run(slice(2, 4), 0, 38),
+    ]
+    same = [[*range(50), row] * 2 for row in range(3)]
+    found = reading([*same, nothing[0]], [55, 60, 59, 63], 1, shares=True)
+    assert found.prefixes == [Prefix((0, 1, 2), 50)]
+    assert found.runs == [Run(slice(0, 3), 49, 61), Run(slice(3, 4), 0, 64)]
+    assert reading(same, [55, 60, 59], 1, shares=False).prefixes == []
+
+
+def test_prefixes_are_left_where_rows_are_so_scattered_that_calls_take_longer(monkeypatch):
+    monkeypatch.setattr(module, "_PREFIX", 10)
+    ids = [row for number in range(6) for row in ([*range(40), number], [100 + number] * 41)]
+    for cost, expected in ((10, [Prefix((0, 2, 4, 6, 8, 10), 40)]), (50, [])):
+        monkeypatch.setattr(module, "_RUN", cost)
+        assert reading(ids, [40] * 12, 1, shares=True).prefixes == expected
+
+
+def rows_of(choose, groups, most, system):
+    """Rows of some prompts, all of which may begin with the same tokens, in any order."""
+    start = [choose.randrange(7, 300) for _ in range(system)]
+    rows = []
+    for group in range(groups):
+        prompt = [*start, *(choose.randrange(7, 300) for _ in range(choose.choice([1, 9, 40, 90])))]
+        for number in range(choose.randrange(1, most + 1)):
+            own = [choose.randrange(7, 300) for _ in range(choose.choice([0, 0, 3, 20]))]
+            key = 100 * group + number
+            rows.append(Row(str(key), [*prompt, *own], Sampling(), uniforms(key)))
+    choose.shuffle(rows)
+    return rows
+
+
+def sampled(of, seed, groups, most, system, *, cost):
+    """As rows join one by one, and finish when they like."""
+    choose = random.Random(seed)
+    rows = rows_of(choose, groups, most, system)
+    until = {row: len(row.ids) + choose.randrange(2, 24) for row in rows}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_PREFIX", cost)
+        patch.setattr(module, "_RUN", min(cost, 2000))
+        run(make_decoder(of, slots=8, deterministic=False), rows, until, start=len(rows) // 2)
+    return rows
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 4),
+    st.integers(1, 6),
+    st.sampled_from([0, 8, 70]),
+    st.sampled_from([50, 3000]),
+    st.sampled_from(sorted(MODELS)),
+)
+def test_tokens_and_logprobs_are_those_without_sharing(seed, groups, most, system, cost, name):
+    of = MODELS[name]()
+    plain = sampled(of, seed, groups, most, system, cost=2**60)
+    shared = sampled(of, seed, groups, most, system, cost=cost)
+    for one, other in zip(plain, shared, strict=True):
+        assert one.ids == other.ids
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+    assert_right(of, shared)
+
+
+def grouped(count, *, prompt=60):
+    choose = random.Random(3)
+    ids = [choose.randrange(7, 300) for _ in range(prompt)]
+    return [Row(str(n), list(ids), Sampling(), uniforms(n)) for n in range(count)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_prefix_is_shared_and_the_logprobs_are_the_models_own(name, cheap, prefixes):
+    rows, of = grouped(5), MODELS[name]()
+    run(make_decoder(of, slots=8, deterministic=False), rows, dict.fromkeys(rows, 72))
+    assert prefixes[0] == [Prefix((0, 1, 2, 3, 4), 59)]  # The last token of a prompt is read by each row.
+    assert_right(of, rows)
+
+
+def test_others_go_on_when_the_row_that_was_read_for_all_finishes_first(cheap, prefixes):
+    rows, of = grouped(4), policy()
+    run(make_decoder(of, slots=8, deterministic=False), rows, {row: 66 + 6 * n for n, row in enumerate(rows)})
+    assert next(len(found[0].rows) for found in prefixes if found) == 4
+    assert {len(prefix.rows) for found in prefixes for prefix in found} == {4, 3, 2}
+    assert_right(of, rows)
+
+
+def test_one_that_takes_the_place_of_another_has_a_prefix_of_its_own(cheap, prefixes):
+    """As many rows as before, in the same slots."""
+    rows, of = grouped(3), policy()
+    decoder = make_decoder(of, slots=3, deterministic=False)
+    for _ in range(3):
+        decoder.step(rows)
+    decoder.release(rows[1])
+    other = Row("other", [9, 8], Sampling(), uniforms(9))
+    rows[1] = other
+    for _ in range(9):
+        decoder.step(rows)
+    assert prefixes[-1] and all(1 not in prefix.rows for prefix in prefixes[-1])
+    assert_right(of, rows)
+
+
+def test_a_change_of_weights_in_the_middle_reads_again(cheap, prefixes):
+    rows, of = grouped(3), policy()
+    decoder = make_decoder(of, slots=8, deterministic=False)
+    for step in range(9):
+        if step == 4:
+            decoder.forget()
+        decoder.step(rows)
+    assert len(prefixes) > 1
+    assert_right(of, rows)
+
+
+def test_nothing_is_shared_in_bfloat16_nor_where_numbers_must_not_depend_on_neighbours(cheap, prefixes):
+    of = family("LlamaConfig")
+    rows = grouped(3)
+    run(make_decoder(of, slots=8, deterministic=True), rows, dict.fromkeys(rows, 66))
+    assert not prefixes
+    of.model.to(torch.bfloat16)
+    rows = grouped(3)
+    run(make_decoder(of, slots=8, deterministic=False), rows, dict.fromkeys(rows, 66))
+    assert prefixes and not any(prefixes)
