@@ -16,7 +16,7 @@ from etude.core.errors import StoreError
 from etude.store.sums import note_sum, require_as_written
 
 _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-"""What safetensors calls the types that are trained."""
+"""The names that safetensors has for the types that are trained."""
 _ALIGNMENT = 8
 
 
