@@ -12,6 +12,7 @@ from etude.inference.fused_weights import can_fuse
 from etude.inference.ragged_decoder import RaggedDecoder
 from etude.inference.sampler import Row, append_samples
 from etude.inference.slot_decoder import SlotDecoder, fuses
+from etude.inference.step_graphs import cuda_graphs
 from etude.models.architecture import logits_after, takes_key_value_slots
 from etude.models.policy import Policy
 
@@ -40,7 +41,14 @@ def make_decoder(
     if not takes_key_value_slots(policy.model):
         return RecomputeDecoder(policy, deterministic=deterministic)
     if deterministic or not fuses(policy, eight_bits=eight_bits):
-        return SlotDecoder(policy, slots=slots, deterministic=deterministic, eight_bits=eight_bits)
+        on_cuda = policy.device.type == "cuda"
+        return SlotDecoder(
+            policy,
+            slots=slots,
+            deterministic=deterministic,
+            eight_bits=eight_bits,
+            record=cuda_graphs(policy.device) if on_cuda and not deterministic else None,
+        )
     return RaggedDecoder(policy, slots=slots, eight_bits=eight_bits, speculates=speculates)
 
 

@@ -220,25 +220,37 @@ class InputMaker:
         window = getattr(text_config(policy.model), "sliding_window", None)
         self._window: int | None = window if SLIDING in self._kinds else None
         self._hide = torch.tensor(torch.finfo(dtype).min, dtype=dtype, device=policy.device)
-        self._columns = torch.arange(0)
 
     def padded(
         self, rows: Sequence[Row], slots: Sequence[int], shape: tuple[int, int], kv: KvSlots, *, leading: bool
     ) -> StepInputs:
         """For up to as many tokens of each row as `shape`, width and span, allows; plans the step of `kv`.
 
-        They are padded on the left, and where there are more slots than rows, with rows of padding.
         `leading` says whether the slots are 0…B-1 and may be read in place.
         """
         width, span = shape
-        numbers_3BT = numpy.zeros((3, len(slots), width), numpy.int64)
+        numbers_3BT = self.numbers(rows, (len(slots), width), kv)
+        return self.planned(numbers_3BT, tensor(slots, self._device), span, kv, leading=leading)
+
+    def numbers(self, rows: Sequence[Row], shape: tuple[int, int], kv: KvSlots) -> torch.Tensor:
+        """Ids, positions and columns of the next tokens, [3, B, T].
+
+        They are padded on the left, and where `shape`, B and T, has more rows, with rows of padding.
+        """
+        numbers_3BT = numpy.zeros((3, *shape), numpy.int64)
         numbers_3BT[2] = kv.waste
         for index, row in enumerate(rows):
-            end = min(row.cached + width, len(row.ids))
-            new = numbers_3BT[:, index, width - end + row.cached :]
+            end = min(row.cached + shape[1], len(row.ids))
+            new = numbers_3BT[:, index, shape[1] - end + row.cached :]
             new[0], new[1:] = row.ids[row.cached : end], numpy.arange(row.cached, end)
-        ids_BT, position_BT, column_BT = tensor(numbers_3BT, self._device)
-        kv.plan = StepPlan(tensor(slots, self._device), column_BT, span, leading)
+        return tensor(numbers_3BT, self._device)
+
+    def planned(
+        self, numbers_3BT: torch.Tensor, slot_B: torch.Tensor, span: int, kv: KvSlots, *, leading: bool
+    ) -> StepInputs:
+        """Inputs of these numbers; plans the step of `kv`."""
+        ids_BT, position_BT, column_BT = numbers_3BT
+        kv.plan = StepPlan(slot_B, column_BT, span, leading)
         return StepInputs(ids_BT, position_BT, self.masks(position_BT, span))
 
     def looks_back(self, span: int) -> bool:
@@ -247,9 +259,7 @@ class InputMaker:
 
     def masks(self, position_BT: torch.Tensor, span: int) -> dict[str, torch.Tensor]:
         """By kind of layer, for tokens at these positions."""
-        if len(self._columns) < span:
-            self._columns = torch.arange(span, device=self._device)
-        column_S, last_B1T1 = self._columns[:span], position_BT[:, None, :, None]
+        column_S, last_B1T1 = torch.arange(span, device=self._device), position_BT[:, None, :, None]
         hidden_B1TS = column_S > last_B1T1
         masks = dict.fromkeys(self._kinds, hidden_B1TS * self._hide)
         if self._window is not None and self._window < span:

@@ -112,6 +112,10 @@ def append_samples(
     drawn = [
         (token, logprob) for (token,), (logprob,) in zip(ids_N1.tolist(), logprobs_N1.tolist(), strict=True)
     ]
+    if any(math.isnan(logprob) for _, logprob in drawn):
+        raise EngineError(
+            "the model's logits are not finite: its weights are damaged, or overflow in its dtype"
+        )
     start = 0
     for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
         row.append(*drawn[start])
@@ -132,8 +136,8 @@ def draw(
     """One token id a row [B, 1], and its logprob [B, 1] under the distribution that it was drawn from.
 
     Inverse-CDF sampling: one uniform number a token, so that a row's draw depends on that row alone. Greedy
-    rows, none where `greedy_B` is None, take the likeliest. Raises EngineError when the probabilities are not
-    finite.
+    rows, none where `greedy_B` is None, take the likeliest. Where probabilities are not numbers, neither is
+    the logprob, and the token is any one.
     """
     blocks = probs_BV.shape[1] // _BLOCK
     if blocks < _BLOCK:
@@ -149,18 +153,14 @@ def draw(
         ids_B1 = _drawn_within(probs_BV, block_B1 * _BLOCK, threshold_B1 - before_B1)
     if greedy_B is not None:
         ids_B1 = torch.where(greedy_B[:, None], probs_BV.argmax(dim=-1, keepdim=True), ids_B1)
+    ids_B1 = ids_B1.clamp(0, probs_BV.shape[1] - 1)  # What is compared with no number is nowhere.
     return ids_B1, probs_BV.gather(1, ids_B1).log_()
 
 
 def _threshold(uniform_B1: torch.Tensor, cdf_BN: torch.Tensor) -> torch.Tensor:
     """Where the draw lies in a running sum of masses [B, 1]: below their total."""
-    total_B1 = cdf_BN[:, -1:]
-    if not all(math.isfinite(total) for (total,) in total_B1.tolist()):
-        raise EngineError(
-            "the model's logits are not finite: its weights are damaged, or overflow in its dtype"
-        )
     # Below the total even where the product is rounded up to it: past the end there is no token.
-    return uniform_B1.clamp(max=1 - 2**-23).mul_(total_B1)
+    return uniform_B1.clamp(max=1 - 2**-23).mul_(cdf_BN[:, -1:])
 
 
 def _drawn_within(probs_BV: torch.Tensor, start_B1: torch.Tensor, threshold_B1: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from etude.inference.kv_slots import InputMaker, KvSlots, StepInputs, span_for, 
 from etude.inference.ragged import padded
 from etude.inference.sampler import Row, append_samples
 from etude.inference.slot_table import SlotTable
+from etude.inference.step_graphs import Record, StepGraphs
 from etude.models.architecture import layer_kinds
 from etude.models.policy import Policy
 
@@ -41,8 +42,17 @@ class SlotDecoder:
     conversation's next turn, since a token read in a prompt and one read alone differ as well.
     """
 
-    def __init__(self, policy: Policy, *, slots: int, deterministic: bool, eight_bits: bool) -> None:
-        """`slots` conversations keep what they have read between two turns."""
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        slots: int,
+        deterministic: bool,
+        eight_bits: bool,
+        record: Record | None = None,
+    ) -> None:
+        """`slots` conversations keep what they have read between two turns. With `record`, steps that add
+        single tokens are recorded and replayed; their shapes follow from the company."""
         self._policy = policy
         self._deterministic, self._eight_bits = deterministic, eight_bits
         self._kinds = layer_kinds(policy.model)
@@ -53,6 +63,8 @@ class SlotDecoder:
         )
         self._postponed = 0
         self._fused = self._made()
+        weights = policy.model.parameters()
+        self._graphs = None if record is None else StepGraphs(self._leading_logits, record, self._kv, weights)
 
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> list[Row]:
@@ -78,6 +90,8 @@ class SlotDecoder:
         self._table.forget()
         del self._fused  # First, or both copies would be in memory at once.
         self._fused = self._made()
+        if self._graphs is not None:
+            self._graphs.renew(self._policy.model.parameters())
 
     def _made(self) -> FusedLlama | None:
         """A copy of the model that is faster, where there is one."""
@@ -132,6 +146,8 @@ class SlotDecoder:
     def _forward(self, rows: list[Row]) -> torch.Tensor:
         """Logits after each of the rows that are read whole then, [., V]; marks the tokens read as cached."""
         counts = [min(row.pending, CHUNK) for row in rows]
+        if self._graphs is not None and max(counts) == 1:
+            return self._replayed(rows, self._graphs)
         if self._deterministic:
             width, span = _fixed_shape(rows[0])
             fill = _fixed_rows(width) - len(rows)
@@ -152,6 +168,22 @@ class SlotDecoder:
         read = tensor([index for index, row in enumerate(rows) if row.pending == 0], self._policy.device)
         logits_BV = self._logits(inputs)
         return logits_BV if len(read) == len(slots) else logits_BV[read]
+
+    def _replayed(self, rows: list[Row], graphs: StepGraphs) -> torch.Tensor:
+        """The same for rows in the first slots that add a token each."""
+        longest = max(row.cached for row in rows) + 1
+        self._kv.reserve(self._table.lengths(), graphs.shape(len(rows), longest)[1])
+        count, span = graphs.shape(len(rows), longest)
+        # Rows of padding write to the waste bin of slots that others own, and harm nothing there.
+        logits_BV = graphs(self._inputs.numbers(rows, (count, 1), self._kv), span)
+        for row in rows:
+            row.cached += 1
+        return logits_BV[: len(rows)]
+
+    def _leading_logits(self, numbers_3B1: torch.Tensor, span: int) -> torch.Tensor:
+        """Logits [B, V] after single tokens of the first slots."""
+        slot_B = torch.arange(numbers_3B1.shape[1], device=numbers_3B1.device)
+        return self._logits(self._inputs.planned(numbers_3B1, slot_B, span, self._kv, leading=True))
 
     def _logits(self, inputs: StepInputs) -> torch.Tensor:
         """After each row's last token, [B, V]."""

@@ -12,12 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from etude.models.architecture import logits_after, text_config, without_lora
+from etude.models.architecture import logits_after, off_by, text_config, without_lora
 from etude.models.distribution import Shape, shaped
-
-_TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-4}
-_ROUGHLY = 5e-2
-"""By how much of the largest logit others may be off; half precision rounds as much."""
 
 _HELD = 1 << 27
 """Bytes of logits that are held at a time on a CPU, in the model's precision."""
@@ -75,13 +71,6 @@ def head_logits(model: Any, hidden_ED: Tensor) -> Tensor:
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
-def off_by(model: Any, logits: Tensor, plain: Tensor) -> str | None:
-    """By how much of the largest logit `logits` are off, if that is more than rounding; None if not."""
-    difference = float((plain.float() - logits.float()).abs().max() / plain.abs().max())
-    within = difference <= _TOLERANCES.get(next(model.parameters()).dtype, _ROUGHLY)
-    return None if within else f"{difference:.1g}"  # Nor is not-a-number within.
-
-
 @torch.no_grad()
 def has_plain_head(model: Any) -> bool:
     """Whether `head_logits` of the last hidden states are the model's logits. It is seen by trying."""
@@ -92,7 +81,7 @@ def has_plain_head(model: Any) -> bool:
     except (ValueError, TypeError, RuntimeError, AttributeError, KeyError, IndexError):
         return False
     plain = logits_after(model, ids_1T, torch.arange(6, device=device))[0]
-    return logits.shape == plain.shape and off_by(model, logits, plain) is None
+    return logits.shape == plain.shape and off_by(logits, plain) is None
 
 
 def selective_logprobs(

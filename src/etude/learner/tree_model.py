@@ -8,11 +8,19 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from etude.learner.head import head_logits, off_by
+from etude.learner.head import head_logits
 from etude.learner.lean import is_lean, lean_hidden
 from etude.learner.tree import Kernel, TreeLayout, token_tree
 from etude.learner.tree_attention import tree_attention
-from etude.models.architecture import FULL, SLIDING, layer_kinds, logits_after, text_config, without_lora
+from etude.models.architecture import (
+    FULL,
+    SLIDING,
+    layer_kinds,
+    logits_after,
+    off_by,
+    text_config,
+    without_lora,
+)
 
 
 def tree_hidden(model: Any, ids_N: torch.Tensor, layout: TreeLayout) -> torch.Tensor:
@@ -69,4 +77,4 @@ def _try(model: Any, kernel: Kernel | None) -> tuple[list[int | None], str | Non
         plain.append(logits_after(model, torch.tensor([sequence], device=device), positions)[0])
         rows = np.searchsorted(needed, path[len(stem) - 1 :])
         logits.append(logits_QV[torch.from_numpy(rows).to(device)])
-    return layout.windows, off_by(model, torch.cat(logits), torch.cat(plain))
+    return layout.windows, off_by(torch.cat(logits), torch.cat(plain))

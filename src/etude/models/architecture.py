@@ -15,7 +15,10 @@ _TRIAL = 12
 """Tokens that a model is tried on."""
 _AHEAD = {torch.float32: 1e-4}
 _AHEAD_IN_HALF = 1e-2
-"""Share of the largest logit that rounding does not make up."""
+"""Share of the largest logit that rounding does not make up, for a token."""
+_ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-4}
+_ROUNDING_IN_HALF = 5e-2
+"""The same for the worst of many tokens."""
 _UNCALLED = "conv1d", "dt_proj", "out_proj"
 """Layers of a state space (Mamba; Gu and Dao, 2023) whose weights its kernels take without calling them."""
 
@@ -129,6 +132,13 @@ def why_unusable(model: Any) -> str | None:
             "it looks ahead: later tokens change what it says of earlier ones, so it cannot be sampled from"
         )
     return None
+
+
+def off_by(logits: torch.Tensor, plain: torch.Tensor) -> str | None:
+    """By how much of the largest logit `logits` are off, if that is more than rounding; None if not."""
+    difference = float((plain.float() - logits.float()).abs().max() / plain.abs().max())
+    within = difference <= _ROUNDING.get(plain.dtype, _ROUNDING_IN_HALF)
+    return None if within else f"{difference:.1g}"  # Nor is not-a-number within.
 
 
 def undo_mask_patch() -> None:
