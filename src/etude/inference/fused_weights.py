@@ -63,7 +63,9 @@ class FusedLayer:
 
 
 def can_fuse(model: Any) -> bool:
-    """Whether FusedLlama knows all that the model does."""
+    """Whether FusedLlama knows all that the model does: on a CPU."""
+    if any(value.device.type != "cpu" for value in model.parameters()):
+        return False
     config = without_lora(model).config
     if is_gemma(model):
         caps = "attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"
@@ -74,7 +76,7 @@ def can_fuse(model: Any) -> bool:
 
 
 def is_llama(model: Any) -> bool:
-    """Whether it is a Llama or one of its like on a CPU, in float32 or bfloat16, with nothing else to it."""
+    """Whether it is a Llama or one of its like, in float32 or bfloat16, with nothing else to it."""
     return _is_plain(model, _LLAMAS) and without_lora(model).config.hidden_act == "silu"
 
 
@@ -84,7 +86,7 @@ def is_gemma(model: Any) -> bool:
 
 
 def _is_plain(model: Any, classes: Sequence[str]) -> bool:
-    """Whether it is of one of these classes of `transformers`, on a CPU, and nothing in it was replaced."""
+    """Whether it is of one of these classes of `transformers`, and nothing in it was replaced."""
     inner = without_lora(model)
     known = type(inner).__name__ in classes and type(inner).__module__.startswith("transformers.models.")
     if not known or "forward" in vars(inner) or "forward" in vars(model):
@@ -99,8 +101,7 @@ def _is_plain(model: Any, classes: Sequence[str]) -> bool:
     ropes = body.rotary_emb.rope_type
     ropes = {ropes} if isinstance(ropes, str) else {*ropes.values()}
     return (
-        all(value.device.type == "cpu" for value in model.parameters())
-        and dtypes in ({torch.float32}, {torch.bfloat16})
+        dtypes in ({torch.float32}, {torch.bfloat16})
         and ropes <= {*_FIXED_ROPE}
         and isinstance(body.embed_tokens, nn.Embedding)
         and isinstance(inner.lm_head, nn.Linear)

@@ -101,20 +101,28 @@ def cuda_graphs(device: torch.device) -> Record:
     with torch.cuda.device(device):
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
+    def captured(function: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may go on asking the device for memory.
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            return graph, function()
+        finally:
+            graph.capture_end()
+
+    with torch.cuda.stream(stream):
+        # Shared memory is gone with the last graph in it, and cannot be asked for again.
+        anchor = captured(lambda: torch.zeros(1, device=device))
+
     def record(function: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay]:
-        graph, usual = torch.cuda.CUDAGraph(), torch.cuda.current_stream(device)
+        usual = torch.cuda.current_stream(device)
         stream.wait_stream(usual)
         with torch.cuda.stream(stream):
             plain = function()  # What is made once, such as room for matrix products, is made here.
-            # Other threads may go on asking the device for memory.
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                result = function()
-            finally:
-                graph.capture_end()
+            graph, result = captured(function)
         usual.wait_stream(stream)
 
-        def replay() -> torch.Tensor:
+        def replay(beside: object = anchor) -> torch.Tensor:
             graph.replay()
             return result
 

@@ -12,17 +12,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from etude.learner.fused import fused, is_kernel
 from etude.models.architecture import logits_after, off_by, text_config, without_lora
+from etude.models.device import sent
 from etude.models.distribution import Shape, shaped
 
 _HELD = 1 << 27
 """Bytes of logits that are held at a time on a CPU, in the model's precision."""
+_HELD_ON_GPU = 1 << 30
+"""The same on a GPU. Each chunk reads the head's weights again, and adds to their gradient."""
 _LOGITS = 1 << 24
 """Logits that are held at a time where more than their temperature is changed: several copies in float32."""
 _IN_CACHE = 1 << 18
 """Logits that a CPU computes with in float32 at a time: a megabyte of its cache."""
 _LOGITS_ON_GPU = 1 << 27
-"""Half a gigabyte in float32. Each chunk reads the head's weights again, and adds to their gradient."""
+"""The same there, half a gigabyte in float32."""
 
 _OF_LOGITS = 12
 """Bytes that each takes on a GPU: it, its logprob and the gradient of either, in float32."""
@@ -47,7 +51,7 @@ class Head:
     logits: Callable[[Tensor], Tensor]
     """Hidden states [E, D] to logits [E, V]."""
     weight_VD: Tensor | None = None
-    """Where logits are nothing but the product with this, on a CPU."""
+    """Where logits are nothing but the product with this, on a CPU or CUDA."""
 
     @classmethod
     def of(cls, model: Any) -> Head:
@@ -56,7 +60,7 @@ class Head:
         plain = type(module) is nn.Linear and module.bias is None and "forward" not in vars(module)
         if any(getattr(config, name, None) not in (None, 1.0) for name in _EXTRAS) or not plain:
             return cls(partial(head_logits, model))
-        is_here = type(module.weight) is nn.Parameter and module.weight.device.type == "cpu"
+        is_here = type(module.weight) is nn.Parameter and module.weight.device.type in ("cpu", "cuda")
         hooked = module._forward_pre_hooks or module._forward_hooks
         return cls(partial(head_logits, model), module.weight if is_here and not hooked else None)
 
@@ -101,8 +105,11 @@ def selective_logprobs(
     """
     tempered = all(shape is None or shape.is_tempered for shape in shapes_E)
     chosen = _tempered if tempered and head.weight_VD is not None else _shaped
-    held = _HELD // hidden_ED.element_size() if chosen is _tempered else _LOGITS
-    size = max(1, (_LOGITS_ON_GPU if hidden_ED.is_cuda else held) // vocabulary)
+    if chosen is _tempered:
+        held = (_HELD_ON_GPU if hidden_ED.is_cuda else _HELD) // hidden_ED.element_size()
+    else:
+        held = _LOGITS_ON_GPU if hidden_ED.is_cuda else _LOGITS
+    size = max(1, held // vocabulary)
     shapes = [shapes_E[start : start + size] for start in range(0, len(shapes_E), size)] or [shapes_E]
     parts = list(zip(torch.split(hidden_ED, size), torch.split(targets_E, size), shapes, strict=True))
     made = [
@@ -126,7 +133,7 @@ def _shaped(head: Head, hidden_ED: Tensor, targets_E: Tensor, shapes_E: Shapes, 
 
 def _tempered(head: Head, hidden_ED: Tensor, targets_E: Tensor, shapes_E: Shapes, entropies: bool) -> Tensor:
     heat = [1.0 if shape is None else shape.temperature for shape in shapes_E]
-    cold_E1 = None if set(heat) <= {1.0} else 1 / torch.tensor(heat, dtype=torch.float32)[:, None]
+    cold_E1 = None if set(heat) <= {1.0} else sent(1 / torch.tensor(heat)[:, None], hidden_ED.device)
     made: Tensor = _Tempered.apply(hidden_ED, head.weight_VD, targets_E, cold_E1, entropies)  # type: ignore[no-untyped-call]
     return made if entropies else made[0]
 
@@ -144,7 +151,7 @@ class _Tempered(torch.autograd.Function):
     """Logprobs of some tokens, and entropies where they are wanted, under softmax(c · hidden · weight).
 
     Logits are kept as the product gives them, and become their own gradient. What is computed of them is
-    in float32, a few rows at a time that stay in the cache.
+    in float32; on a CPU a few rows at a time, that stay in the cache.
     """
 
     @staticmethod
@@ -158,43 +165,75 @@ class _Tempered(torch.autograd.Function):
     ) -> Tensor:
         """One or two rows [n, E]; `cold_E1` is one over the temperatures."""
         logits_EV = hidden_ED @ weight_VD.t()
-        found_nE = hidden_ED.new_empty(1 + entropies, len(targets_E), dtype=torch.float32)
+        found_En = hidden_ED.new_empty(len(targets_E), 1 + entropies, dtype=torch.float32)
         sums_E1 = hidden_ED.new_empty(len(targets_E), 1, dtype=torch.float32)
         for rows in _rows(logits_EV):
-            logits_RV = _cooled(logits_EV, cold_E1, rows)
-            sums_E1[rows] = torch.logsumexp(logits_RV, dim=-1, keepdim=True)
-            logprobs_RV = logits_RV.sub_(sums_E1[rows])
-            found_nE[0, rows] = logprobs_RV.gather(1, targets_E[rows, None]).squeeze(1)
-            if entropies:
-                found_nE[1, rows] = -(logprobs_RV.exp() * logprobs_RV).sum(dim=-1)
-        ctx.save_for_backward(hidden_ED, weight_VD, targets_E, cold_E1, logits_EV, sums_E1, found_nE)
-        return found_nE
+            cold_R1 = None if cold_E1 is None else cold_E1[rows]
+            found_En[rows], sums_E1[rows] = _found(logits_EV[rows], targets_E[rows, None], cold_R1, entropies)
+        ctx.save_for_backward(hidden_ED, weight_VD, targets_E, cold_E1, logits_EV, sums_E1, found_En)
+        return found_En.t()
 
     @staticmethod
     def backward(ctx: Any, grad_nE: Tensor) -> tuple[Tensor | None, ...]:
-        """With probabilities p and entropy H, that of log p_t is 1_t - p, and that of H is -p·(log p + H)."""
-        hidden_ED, weight_VD, targets_E, cold_E1, logits_EV, sums_E1, found_nE = ctx.saved_tensors
+        """Of hidden states and weight."""
+        hidden_ED, weight_VD, targets_E, cold_E1, logits_EV, sums_E1, found_En = ctx.saved_tensors
+        grad_En = grad_nE.t()
         for rows in _rows(logits_EV):
-            logprobs_RV = _cooled(logits_EV, cold_E1, rows).sub_(sums_E1[rows])
-            of_logprob_R1, *of_entropy_R1 = grad_nE[:, rows, None]
-            factor_RV = of_logprob_R1
-            if of_entropy_R1:
-                factor_RV = (logprobs_RV + found_nE[1, rows, None]).mul_(of_entropy_R1[0]).add_(of_logprob_R1)
-            grad_RV = logprobs_RV.exp_().mul_(factor_RV).neg_()
-            grad_RV.scatter_add_(1, targets_E[rows, None], of_logprob_R1)
-            logits_EV[rows] = grad_RV if cold_E1 is None else grad_RV.mul_(cold_E1[rows])
+            cold_R1 = None if cold_E1 is None else cold_E1[rows]
+            numbers = sums_E1[rows], found_En[rows], grad_En[rows]
+            _become_gradient(logits_EV[rows], targets_E[rows, None], cold_R1, *numbers)
         of_hidden = logits_EV @ weight_VD if ctx.needs_input_grad[0] else None
         of_weight = logits_EV.t() @ hidden_ED if ctx.needs_input_grad[1] else None
         return of_hidden, of_weight, None, None, None
 
 
+@fused
+def _found(
+    logits_RV: Tensor, target_R1: Tensor, cold_R1: Tensor | None, entropies: bool
+) -> tuple[Tensor, Tensor]:
+    """Logprobs of tokens and, where wanted, entropies [R, n], and the logarithms of sums [R, 1]."""
+    logits_RV = _cooled(logits_RV, cold_R1)
+    sums_R1 = torch.logsumexp(logits_RV, dim=-1, keepdim=True)
+    chosen_R1 = logits_RV.gather(1, target_R1) - sums_R1
+    if not entropies:
+        return chosen_R1, sums_R1
+    logprobs_RV = logits_RV.sub_(sums_R1)
+    entropy_R1 = -(logprobs_RV.exp() * logprobs_RV).sum(dim=-1, keepdim=True)
+    return torch.cat([chosen_R1, entropy_R1], dim=-1), sums_R1
+
+
+@fused
+def _become_gradient(
+    logits_RV: Tensor,
+    target_R1: Tensor,
+    cold_R1: Tensor | None,
+    sums_R1: Tensor,
+    found_Rn: Tensor,
+    grad_Rn: Tensor,
+) -> None:
+    """Write the gradient of logits over them: with probabilities p and entropy H, that of log p_t is
+    1_t - p, and that of H is -p·(log p + H)."""
+    logprobs_RV = _cooled(logits_RV, cold_R1).sub_(sums_R1)
+    of_logprob_R1 = grad_Rn[:, :1]
+    factor_RV = of_logprob_R1
+    if grad_Rn.shape[1] > 1:
+        factor_RV = (logprobs_RV + found_Rn[:, 1:]).mul_(grad_Rn[:, 1:]).add_(of_logprob_R1)
+    grad_RV = logprobs_RV.exp_().mul_(factor_RV).neg_()
+    if is_kernel(logits_RV):
+        is_target_RV = torch.arange(logits_RV.shape[1], device=logits_RV.device) == target_R1
+        grad_RV = torch.where(is_target_RV, grad_RV + of_logprob_R1, grad_RV)
+    else:
+        grad_RV.scatter_add_(1, target_R1, of_logprob_R1)
+    logits_RV.copy_(grad_RV if cold_R1 is None else grad_RV.mul_(cold_R1))
+
+
 def _rows(logits_EV: Tensor) -> Iterator[slice]:
-    """So many at a time that they stay in the cache."""
-    size = max(1, _IN_CACHE // logits_EV.shape[1])
+    """All; on a CPU so many at a time that they stay in the cache."""
+    size = max(1, len(logits_EV) if logits_EV.is_cuda else _IN_CACHE // logits_EV.shape[1])
     return (slice(start, start + size) for start in range(0, len(logits_EV), size))
 
 
-def _cooled(logits_EV: Tensor, cold_E1: Tensor | None, rows: slice) -> Tensor:
+def _cooled(logits_RV: Tensor, cold_R1: Tensor | None) -> Tensor:
     """Logits over the temperature in float32, in memory of their own."""
-    logits_RV = logits_EV[rows].to(torch.float32, copy=True)
-    return logits_RV if cold_E1 is None else logits_RV.mul_(cold_E1[rows])
+    logits_RV = logits_RV.to(torch.float32, copy=True)
+    return logits_RV if cold_R1 is None else logits_RV.mul_(cold_R1)

@@ -1,7 +1,7 @@
 """Llama's decoder over a token tree with fewer ways through memory than its modules take.
 
 States go from layer to layer in float32, whatever the weights are in; what is multiplied by weights is
-rounded to their precision.
+rounded to their precision. On CUDA the operations between two matrix products are one kernel or two.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from etude.inference.fused_weights import is_llama
 from etude.learner.checkpointing import is_checkpointed
+from etude.learner.fused import fused, is_kernel
 from etude.learner.tree import TreeLayout
 from etude.learner.tree_attention import AttentionSpec, attend
 from etude.models.architecture import SLIDING, layer_kinds
@@ -24,9 +25,14 @@ from etude.models.architecture import SLIDING, layer_kinds
 
 def is_lean(model: Any) -> bool:
     """Whether `lean_hidden` knows all that the model does. `model` has no LoRA weights around it."""
-    return is_llama(model) and not any(
-        ("forward" in vars(layer) and not is_checkpointed(layer)) or layer._forward_pre_hooks
-        for layer in model.model.layers
+    devices = {value.device.type for value in model.parameters()}
+    return (
+        is_llama(model)
+        and devices <= {"cpu", "cuda"}
+        and not any(
+            ("forward" in vars(layer) and not is_checkpointed(layer)) or layer._forward_pre_hooks
+            for layer in model.model.layers
+        )
     )
 
 
@@ -45,6 +51,8 @@ def lean_hidden(model: Any, ids_N: Tensor, layout: TreeLayout) -> Tensor:
         spec = AttentionSpec(layout, queries, layout.binding(window), layer.self_attn.scaling)
         run = _twice if is_checkpointed(layer) else _layer
         x_NE, more_NE = run(layer, x_NE, more_NE, turn_N1C, spec)
+    if layout.kernel != "blocks" and more_NE is not None:  # All tokens were in the last layer too.
+        x_NE, more_NE = (x.index_select(0, layout.last.places_Q) for x in (x_NE, more_NE))
     return _summed(body.norm, x_NE, more_NE)[1]
 
 
@@ -69,7 +77,7 @@ def _layer(
     x_NE, normed_NE = _summed(layer.input_layernorm, x_NE, more_NE)
     key = _turned(_heads(attention, "k", normed_NE), turn_N1C)
     value = _heads(attention, "v", normed_NE)
-    if len(queries.places_Q) < len(x_NE):
+    if spec.tree.kernel == "blocks" and len(queries.places_Q) < len(x_NE):
         rows = queries.places_Q
         x_NE, normed_NE, turn_N1C = (x.index_select(0, rows) for x in (x_NE, normed_NE, turn_N1C))
     query = _turned(_heads(attention, "q", normed_NE), turn_N1C)
@@ -110,16 +118,13 @@ class _Turn(torch.autograd.Function):
     def forward(ctx: Any, heads_NHD: Tensor, turn_N1C: Tensor) -> Tensor:
         """In float32, and back to the precision of the heads."""
         ctx.save_for_backward(turn_N1C)
-        real, imaginary = heads_NHD.float().unflatten(-1, (2, -1)).unbind(-2)  # type: ignore
-        turned = torch.view_as_real(torch.complex(real, imaginary).mul_(turn_N1C)).flatten(-2)
-        return turned.to(heads_NHD.dtype)
+        return _turn(heads_NHD, torch.view_as_real(turn_N1C))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         """Turned back."""
         (turn_N1C,) = ctx.saved_tensors
-        pairs = torch.view_as_complex(grad.float().unflatten(-1, (-1, 2))) * turn_N1C.conj()  # type: ignore
-        return torch.cat([pairs.real, pairs.imag], dim=-1).to(grad.dtype), None
+        return _turn_back(grad, torch.view_as_real(turn_N1C)), None
 
 
 class _Norm(torch.autograd.Function):
@@ -128,7 +133,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """In the shape of `x` and the precision of `weight`."""
-        normed, scale = _norm(x.float(), weight, epsilon)
+        normed, scale = _norm(x, weight, epsilon)
         ctx.save_for_backward(x, scale, weight)
         return normed
 
@@ -136,8 +141,7 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Of `x` and `weight`."""
         x, scale, weight = ctx.saved_tensors
-        of_x, of_weight = _norm_back(grad, x.float(), scale, weight, ctx.needs_input_grad[1])
-        return of_x.to(x.dtype), of_weight, None
+        return *_norm_back(grad, x, scale, weight, ctx.needs_input_grad[1]), None
 
 
 class _Sum(torch.autograd.Function):
@@ -146,8 +150,7 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, more: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
         """The sum of `x` and `more`, and that normed, in the precision of `weight`."""
-        x = x + more
-        normed, scale = _norm(x, weight, epsilon)
+        x, normed, scale = _sum(x, more, weight, epsilon)
         ctx.save_for_backward(x, scale, weight)
         ctx.dtype = more.dtype
         return x, normed
@@ -156,28 +159,7 @@ class _Sum(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, of_normed: Tensor) -> tuple[Tensor | None, ...]:
         """Of `x`, `more` and `weight`."""
         x, scale, weight = ctx.saved_tensors
-        of_x, of_weight = _norm_back(of_normed, x, scale, weight, ctx.needs_input_grad[2])
-        of_x += grad
-        return of_x, of_x.to(ctx.dtype), of_weight, None
-
-
-def _norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """RMSNorm of `x` in float32, and what its rows were multiplied by."""
-    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    scale = norm.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
-    return (x * scale).mul_(weight).to(weight.dtype), scale
-
-
-def _norm_back(
-    grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor, is_trained: bool
-) -> tuple[Tensor, Tensor | None]:
-    """With y = x·s and g the gradient of y: that of x is s·(g - y·mean(g·y))."""
-    grad, weight_E = grad.float(), weight.float()
-    product = grad * x
-    mean = (product @ weight_E).unsqueeze(-1).mul_(scale.square()).div_(x.shape[-1])
-    of_x = (grad * weight_E).addcmul_(x, mean, value=-1).mul_(scale)
-    of_weight = (scale.flatten() @ product.flatten(0, -2)).to(weight.dtype) if is_trained else None
-    return of_x, of_weight
+        return *_sum_back(of_normed, x, scale, weight, ctx.needs_input_grad[2], grad, ctx.dtype), None
 
 
 class _Gate(torch.autograd.Function):
@@ -187,10 +169,102 @@ class _Gate(torch.autograd.Function):
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         """In the shape of both."""
         ctx.save_for_backward(gate, up)
-        return F.silu(gate).mul_(up)
+        return _gate(gate, up)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Of `gate` and `up`."""
-        gate, up = ctx.saved_tensors
-        return torch.ops.aten.silu_backward(grad * up, gate), F.silu(gate).mul_(grad)
+        return _gate_back(grad, *ctx.saved_tensors)
+
+
+@fused
+def _turn(heads_NHD: Tensor, turn_N1C2: Tensor) -> Tensor:
+    real, imaginary = heads_NHD.float().unflatten(-1, (2, -1)).unbind(-2)  # type: ignore[no-untyped-call]
+    if is_kernel(heads_NHD):  # Complex numbers are not compiled.
+        cos, sin = turn_N1C2.unbind(-1)
+        turned = torch.stack([real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-1)
+    else:
+        turned = torch.view_as_real(torch.complex(real, imaginary).mul_(torch.view_as_complex(turn_N1C2)))
+    return turned.flatten(-2).to(heads_NHD.dtype)
+
+
+@fused
+def _turn_back(grad_NHD: Tensor, turn_N1C2: Tensor) -> Tensor:
+    grad_NHC2 = grad_NHD.float().unflatten(-1, (-1, 2))  # type: ignore[no-untyped-call]
+    if is_kernel(grad_NHD):
+        (real, imaginary), (cos, sin) = grad_NHC2.unbind(-1), turn_N1C2.unbind(-1)
+        parts = [real * cos + imaginary * sin, imaginary * cos - real * sin]
+    else:
+        turned = torch.view_as_complex(grad_NHC2) * torch.view_as_complex(turn_N1C2).conj()
+        parts = [turned.real, turned.imag]
+    return torch.cat(parts, dim=-1).to(grad_NHD.dtype)
+
+
+def _normed(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """RMSNorm of `x`, and what its rows were multiplied by."""
+    x = x.float()
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    scale = norm.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
+    return (x * scale).mul_(weight).to(weight.dtype), scale
+
+
+def _normed_back(
+    grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor, is_trained: bool
+) -> tuple[Tensor, Tensor | None]:
+    """With y = x·s and g the gradient of y: that of x is s·(g - y·mean(g·y)), in float32."""
+    grad, x, weight_E, of_weight = grad.float(), x.float(), weight.float(), None
+    product = grad * x
+    if is_kernel(x):
+        sums = (product * weight_E).sum(dim=-1, keepdim=True)
+        if is_trained:
+            of_weight = (product * scale).flatten(0, -2).sum(dim=0).to(weight.dtype)
+    else:
+        sums = (product @ weight_E).unsqueeze(-1)
+        if is_trained:
+            of_weight = (scale.flatten() @ product.flatten(0, -2)).to(weight.dtype)
+    mean = sums.mul_(scale.square()).div_(x.shape[-1])
+    return (grad * weight_E).addcmul_(x, mean, value=-1).mul_(scale), of_weight
+
+
+@fused
+def _norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    return _normed(x, weight, epsilon)
+
+
+@fused
+def _norm_back(
+    grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor, is_trained: bool
+) -> tuple[Tensor, Tensor | None]:
+    of_x, of_weight = _normed_back(grad, x, scale, weight, is_trained)
+    return of_x.to(x.dtype), of_weight
+
+
+@fused
+def _sum(x: Tensor, more: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    x = x + more
+    return x, *_normed(x, weight, epsilon)
+
+
+@fused
+def _sum_back(
+    of_normed: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    weight: Tensor,
+    is_trained: bool,
+    grad: Tensor,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    of_x, of_weight = _normed_back(of_normed, x, scale, weight, is_trained)
+    of_x += grad
+    return of_x, of_x.to(dtype), of_weight
+
+
+@fused
+def _gate(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate).mul_(up)
+
+
+@fused
+def _gate_back(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.ops.aten.silu_backward(grad * up, gate), F.silu(gate).mul_(grad)

@@ -71,14 +71,10 @@ def _attend(
     tree.windows.append(sliding_window)
     window = tree.binding(sliding_window)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if tree.kernel != "blocks":
-        scores = flex.Scores(scale, softcap, window)
-        out = flex.attend(query, key, value, tree.block_mask(window), scores, tree.kernel == "flex")
-        return out.transpose(1, 2), None
     last = getattr(module, "layer_idx", None) == text_config(module).num_hidden_layers - 1
     queries = tree.last if last else tree.all
     spec = AttentionSpec(tree, queries, window, scale, softcap)
-    if queries is tree.all:
+    if queries is tree.all or tree.kernel != "blocks":
         return attend(query[0], key[0], value[0], spec).unsqueeze(0), None
     out_QHD = attend(query[0].index_select(1, queries.places_Q), key[0], value[0], spec)
     out_NHD = query.new_zeros(query.shape[2], *out_QHD.shape[1:])
@@ -100,7 +96,15 @@ class AttentionSpec:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
-    """Queries [H, Q, D] over keys [G, N, D] and values [G, N, W], H a multiple of G; gives [Q, H, W]."""
+    """Queries [H, Q, D] over keys [G, N, D] and values [G, N, W], H a multiple of G; gives [Q, H, W].
+
+    Raises ValueError where FlexAttention is wanted, for which queries are all tokens, and does not run.
+    """
+    tree = spec.tree
+    if tree.kernel != "blocks":
+        scores, mask = flex.Scores(spec.scale, spec.softcap, spec.window), tree.block_mask(spec.window)
+        out = flex.attend(query[None], key[None], value[None], mask, scores, tree.kernel == "flex")
+        return out[0].transpose(0, 1)
     query_GRQD = query.view(len(key), -1, *query.shape[1:])
     out_GRQD = _BlockAttention.apply(query_GRQD, key, value, spec)  # type: ignore[no-untyped-call]
     return out_GRQD.permute(2, 0, 1, 3).flatten(1, 2)  # type: ignore[no-any-return]

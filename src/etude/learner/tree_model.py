@@ -26,12 +26,12 @@ from etude.models.architecture import (
 def tree_hidden(model: Any, ids_N: torch.Tensor, layout: TreeLayout) -> torch.Tensor:
     """Last hidden states [Q, D] of the tokens of `layout.last`; a token's position is its depth."""
     plain = without_lora(model)
-    if layout.kernel == "blocks" and is_lean(plain):
-        return lean_hidden(plain, ids_N, layout)
-    filled_1N = F.pad(ids_N, (0, len(layout.depths_N) - len(ids_N)))[None]
+    filled_N = F.pad(ids_N, (0, len(layout.depths_N) - len(ids_N)))
+    if is_lean(plain):
+        return lean_hidden(plain, filled_N, layout)
     with tree_attention(model):
         output = plain.base_model(
-            input_ids=filled_1N, position_ids=layout.depths_N[None], use_cache=False, tree=layout
+            input_ids=filled_N[None], position_ids=layout.depths_N[None], use_cache=False, tree=layout
         )
     hidden_QD: torch.Tensor = output.last_hidden_state[0].index_select(0, layout.last.places_Q)
     return hidden_QD
