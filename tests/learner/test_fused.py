@@ -1,4 +1,4 @@
-"""What CUDA runs as kernels gives what a CPU computes step by step: by its formulas, and compiled."""
+"""Kernels on CUDA give what a CPU computes step by step: by their formulas, and compiled."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ from tests.learner.trees import forest
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 ROOMS = "etude.learner.lean", "etude.learner.head"
+
+
+@pytest.fixture(autouse=True)
+def however_small(monkeypatch):
+    monkeypatch.setattr(fused, "_LEAST", 0)
 
 
 def with_formulas_of_kernels(monkeypatch):

@@ -15,6 +15,8 @@ import torch
 
 _LOG = logging.getLogger("etude.learner")
 
+_LEAST = 1 << 22
+"""Numbers that a function is given at least where it is compiled: fewer take less time than to compile."""
 _COMPILATIONS = 64
 """Of a function at most: for each kind of model, with and without what may be left out."""
 
@@ -23,16 +25,17 @@ T = TypeVar("T")
 
 
 def fused(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, compiled on CUDA for any number of rows: the first dimension of its tensors."""
+    """The function, on CUDA compiled for any number of rows, which are the first dimension of its tensors."""
     compiled = cache(lambda: torch.compile(function, fullgraph=True))
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
         tensors = [each for each in args if isinstance(each, torch.Tensor)]
-        if not is_kernel(tensors[0]) or not _compiles(tensors[0].device):
+        first = tensors[0]
+        if not is_kernel(first) or first.numel() < _LEAST or not _compiles(first.device):
             return function(*args, **kwargs)
         for tensor in tensors:
-            if tensor.dim() and len(tensor) == len(tensors[0]):
+            if tensor.dim() and len(tensor) == len(first):
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
         with torch._dynamo.config.patch(recompile_limit=_COMPILATIONS):
             found: T = compiled()(*args, **kwargs)
