@@ -50,9 +50,8 @@ class StepGraphs:
         Rows grow by a quarter of a power of two, as padding is free where a step takes as long as to read the
         weights; spans by an eighth.
         """
-        return min(_filled(rows, _quarter(rows)), self._kv.slots), _filled(
-            length, max(_SPAN, _quarter(length) // 2)
-        )
+        span = _filled(length, max(_SPAN, _quarter(length) // 2))
+        return min(_filled(rows, _quarter(rows)), self._kv.slots), span
 
     def __call__(self, numbers_3B1: torch.Tensor, span: int) -> torch.Tensor:
         """Logits [B, V], in memory that later calls write to."""
