@@ -37,7 +37,7 @@ class Size:
     config: dict[str, Any]
     shapes: dict[str, Callable[[random.Random], list[Sample]]]
     rows: tuple[int, ...] = (2, 8)
-    """Rows at a time, for TRL."""
+    """Rows at a time, for TRL: as far as memory takes them, or 1."""
     concurrencies: tuple[int, ...] = (1, 8, 32)
     prompt: int = 64
     answer: int = 32
@@ -56,7 +56,12 @@ def turns(choose: random.Random) -> list[Sample]:
     return conversations(choose, prompt=232, answer=(20, 60), told=(10, 30), count=4, turns=4)
 
 
-SHAPES = {"short": short, "long": long, "turns": turns}
+def talk(choose: random.Random) -> list[Sample]:
+    """One conversation of 6 turns up to 7,500 tokens: 6 calls, each a sequence of its own."""
+    return conversations(choose, prompt=1024, answer=(384, 640), told=(512, 768), count=1, turns=6)
+
+
+SHAPES = {"short": short, "long": long, "turns": turns, "talk": talk}
 SMOLLM = Size(
     "SmolLM2-135M",
     "llama",

@@ -17,6 +17,8 @@ from etude.models.policy import Policy
 
 TRIED = 4
 """Sequences that TRL's settings are tried with, before the fastest takes a whole step."""
+HELD = 4096
+"""Tokens that TRL has at a time at most, where a row is not longer: twice as many took 13 GB."""
 
 
 def measure(size: Size, quick: bool, note: Note) -> dict[str, Any]:
@@ -59,11 +61,13 @@ def _measured(size: Size, shape: str, policies: dict[str, Policy], count: int, n
 def _fastest_trl(size: Size, policies: dict[str, Policy], sequences: Sequence[Sample]) -> tuple[str, Step]:
     """The precision, and how many rows at a time, that take the least for a few sequences in all places."""
     few = sequences[:: max(1, len(sequences) // TRIED)][:TRIED]
+    longest = max(len(one.ids) for one in sequences)
+    counts = [count for count in size.rows if count * longest <= HELD] or [1]
     found = []
     for dtype, policy in policies.items():
-        candidates = steps("grpo", policy, few, size.rows)
+        candidates = steps("grpo", policy, few, counts)
         # All rows of a step at once would not fit into memory.
-        for rows in map(str, size.rows):
+        for rows in map(str, counts):
             candidates[rows]()
             found.append((timed(candidates[rows])[0], dtype, rows))
             _drop_gradient(candidates[rows])
