@@ -1,7 +1,8 @@
 """Steps of rows that share a prompt: CPU time against that of rows whose prompts have nothing in common.
 
 8 and 32 rows after prompts of 1,000 random tokens, and 8 times 8 after prompts of 32; Llamas of 0.13M and
-30M parameters in float32 with one thread. The two take turns, step by step.
+30M parameters in float32, and the larger one in bfloat16 too where the CPU multiplies that, with one thread.
+The two take turns, step by step.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from common import parse_arguments, print_json, print_table
 from engine import LARGE, SMALL, model, random_prompts
+from real_model import DTYPES, PRECISIONS
 
 from etude.core.call import Sampling
 from etude.inference.decoder import Decoder, make_decoder
@@ -56,8 +58,13 @@ def measure(quick: bool) -> dict[str, dict[str, float]]:
     """By model and load."""
     torch.set_num_threads(1)
     found = {}
-    for name, steps in {SMALL: 160, **({} if quick else {LARGE: 48})}.items():
-        policy = model(name, context=2048)
+    models = [(SMALL, torch.float32, 160)]
+    if not quick:
+        models += [(LARGE, DTYPES[precision], 48) for precision in PRECISIONS]
+    for size, dtype, steps in models:
+        policy = model(size, context=2048)
+        policy.model.to(dtype)
+        name = size if dtype == torch.float32 else f"{size} in bfloat16"
         for load, (groups, each, length) in LOADS.items():
             found[f"{name}, {load}"] = milliseconds(policy, groups, each, length, steps)
     return found

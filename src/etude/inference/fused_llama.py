@@ -240,9 +240,18 @@ def attend(
         scores_MRS = torch.baddbmm(mask_BG1S.flatten(0, 1), query_MRD, keys, alpha=scale)
         torch.bmm(torch.softmax(scores_MRS, dim=-1), values, out=mixed_MRD)
         return
+    mixed_BGRD, _ = flash_attention(query_MRD, keys, values, mask_BG1S, scale)
+    mixed_MRD.view(mixed_BGRD.shape).copy_(mixed_BGRD)
+
+
+def flash_attention(
+    query_MRD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask_BG1S: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of single tokens [B, G, R, D] in bfloat16; and in float32 the logarithms of the sums of the
+    exponentials of their scores [B, G, R]."""
     query_BGRD = query_MRD.view(*mask_BG1S.shape[:2], *query_MRD.shape[1:])
     mask_BGRS = mask_BG1S.expand(-1, -1, query_BGRD.shape[2], -1)
-    mixed_BGRD, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+    mixed_BGRD, score_BGR = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query_BGRD, keys, values, attn_mask=mask_BGRS, scale=scale
     )
-    mixed_MRD.view(query_BGRD.shape).copy_(mixed_BGRD)
+    return mixed_BGRD, score_BGR

@@ -66,13 +66,13 @@ class Reading:
         return tokens * numbers + _PREFIX * len(self.prefixes) + _RUN * len(self.runs)
 
 
-def reading(ids: Sequence[list[int]], cached: Sequence[int], numbers: int, *, shares: bool) -> Reading:
+def reading(ids: Sequence[list[int]], cached: Sequence[int], numbers: int) -> Reading:
     """For rows of neighbouring slots that hold as many leading tokens and add one.
 
-    A token has so many `numbers` among the keys and values of a layer. Without `shares`, no prefixes.
+    A token has so many `numbers` among the keys and values of a layer.
     """
     alone = Reading([], _runs([0] * len(cached), cached, numbers))
-    prefixes = shared_prefixes(ids, cached, numbers) if shares else []
+    prefixes = shared_prefixes(ids, cached, numbers)
     if not prefixes:
         return alone
     starts = [0] * len(cached)

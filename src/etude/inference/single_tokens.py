@@ -3,7 +3,9 @@
 A prefix that rows share is attended to by the queries of all of them at once, with the keys and values of
 one. What they find there then counts as one column more of what each row attends to by itself: its score is
 the logarithm of the sum of the exponentials of the prefix's scores, and its value the average of the prefix's
-values. So one softmax is over both, and the result is exact up to rounding.
+values. So one softmax is over both, and the result is exact up to rounding. In bfloat16, where scores that
+are stored would be rounded, each part has a softmax of its own, and the two results are averaged in float32:
+the weights are in the ratio of the sums of exponentials.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Sequence
 import numpy
 import torch
 
-from etude.inference.fused_llama import FusedLlama, Room, as_batch, attend
+from etude.inference.fused_llama import FusedLlama, Room, as_batch, attend, flash_attention
 from etude.inference.kv_slots import KvSlots, tensor
 from etude.inference.sampler import Row
 from etude.inference.shared_prefixes import Prefix, Run, reading
@@ -34,8 +36,7 @@ class SingleTokens:
         """Of the tokens read last."""
         self._memory = kv.slots, kv.columns
         ids, cached = [row.ids for row in rows], [row.cached for row in rows]
-        # In bfloat16 parts that were rounded would be added up, and nothing is known of its speed.
-        plan = reading(ids, cached, 2 * model.key_size, shares=model.dtype == torch.float32)
+        plan = reading(ids, cached, 2 * model.key_size)
         self._ends = [(run.rows, run.end) for run in plan.runs]
         span = max(run.end for run in plan.runs)
         self._numbers = torch.empty(2, len(rows) * model.groups, dtype=torch.long)
@@ -80,7 +81,7 @@ class SingleTokens:
             for run, held in zip(self._own, own, strict=True):
                 run.attend(*held, model.scale)
             if prefixes is not None:
-                room.mixed_by_group.addcmul_(prefixes.weight_MR1, prefixes.value_MRD)
+                prefixes.add(room.mixed_by_group)
             model.finish(layer, room)
         return model.logits(room.x)
 
@@ -105,21 +106,24 @@ class _Prefixes:
         head_G1 = torch.arange(model.groups)[:, None]
         places = [(rows * model.groups + head_G1).flatten() for rows in self._rows]
         self._place_K, self._counts = torch.cat(places), [len(own) for own in places]
-        self.value_MRD = torch.zeros(room.query.shape)
+        self._value_MRD = torch.zeros(room.query.shape, dtype=model.dtype)
         """The result of each head in its row's prefix; zeros where that has none."""
         self.score_MR1 = torch.zeros(*room.query.shape[:2], 1)
         self.weight_MR1 = torch.zeros_like(self.score_MR1)
         """Of that in the head's result. Runs write it."""
+        is_wide = model.dtype == torch.float32
+        self.own_MRD = room.mixed_by_group if is_wide else torch.zeros(room.query.shape)
+        """The rest of that, in float32. Runs write it."""
         self.column_M1 = torch.zeros(len(room.query), 1, dtype=torch.long)
-        """Where each row's prefix ends, and its score stands."""
+        """The first that a row looks at by itself; in float32 its prefix's last, for the score to take."""
         for prefix, own in zip(prefixes, places, strict=True):
-            self.column_M1[own] = prefix.length - 1
+            self.column_M1[own] = prefix.length - is_wide
 
     def attend(self, query_MRD: torch.Tensor, held: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """To keys and values [1, G, L, D] of each prefix."""
         _, per_group, size = query_MRD.shape
         queries = torch.split(query_MRD.index_select(0, self._place_K), self._counts)
-        value_BGRD = self.value_MRD.view(-1, self._groups, per_group, size)
+        value_BGRD = self._value_MRD.view(-1, self._groups, per_group, size)
         score_BGR = self.score_MR1.view(value_BGRD.shape[:3])
         for rows, query, (keys, values) in zip(self._rows, queries, held, strict=True):
             value_1GTD, score_1GT = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -129,6 +133,10 @@ class _Prefixes:
             value_BGRD.index_copy_(0, rows, value_1GTD.view(*shape, size).transpose(0, 1))
             score_BGR.index_copy_(0, rows, score_1GT.view(shape).transpose(0, 1))
 
+    def add(self, mixed_MRD: torch.Tensor) -> None:
+        """Write the result of both parts."""
+        torch.addcmul(self.own_MRD, self.weight_MR1, self._value_MRD, out=mixed_MRD)
+
 
 class _Own:
     """Attention of neighbours to what each of them has for itself."""
@@ -137,7 +145,8 @@ class _Own:
         rows = len(room.x)
         groups = len(room.query) // rows
         heads = slice(run.rows.start * groups, run.rows.stop * groups)
-        self._query, self._mixed = room.query[heads], room.mixed_by_group[heads]
+        self._query = room.query[heads]
+        self._mixed = (room.mixed_by_group if prefixes is None else prefixes.own_MRD)[heads]
         self._mask_BG1S = mask_MS.view(rows, groups, 1, -1)[run.rows, ..., run.start : run.end]
         self._column_MR1: torch.Tensor | None = None
         if prefixes is not None and run.start:
@@ -148,6 +157,12 @@ class _Own:
         """Write what comes of it, and which part the rows' prefixes have beside it."""
         if self._column_MR1 is None:
             attend(self._query, self._mixed, keys, values, self._mask_BG1S, scale)
+            return
+        if keys.dtype != torch.float32:
+            own_BGRD, score_BGR = flash_attention(self._query, keys, values, self._mask_BG1S, scale)
+            weight_BGR = self._weight_MR1.view(score_BGR.shape)
+            torch.sigmoid(self._score_MR1.view(score_BGR.shape) - score_BGR, out=weight_BGR)
+            torch.mul(own_BGRD, (1 - weight_BGR)[..., None], out=self._mixed.view(own_BGRD.shape))
             return
         score_MRS = torch.baddbmm(self._mask_BG1S.flatten(0, 1), self._query, keys, alpha=scale)
         weight_MRS = score_MRS.scatter_(2, self._column_MR1, self._score_MR1).softmax(dim=-1)
