@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from etude.inference.kv_slots import KvSlots, StepPlan, span_for
 from etude.inference.slot_table import Copy
@@ -62,6 +64,23 @@ def test_copies_are_all_read_before_any_is_written():
     keys, _ = write(kv, [0, 2], [10, 10], 2.0)
     assert keys[0, 0, :, 0].nonzero().flatten().tolist() == [2, 10]
     assert keys[1, 0, :, 0].nonzero().flatten().tolist() == [1, 10]
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 6)), max_size=6))
+def test_whatever_the_copies_each_gets_what_was_there_before(wanted):
+    """From one slot to many, round in a circle, or to a slot that others copy from."""
+    copies = [Copy(source, target, length) for source, target, length in wanted if source != target]
+    kv = KvSlots(layers=1, slots=5)
+    for column in range(6):
+        write(kv, [0, 1, 2, 3, 4], [column] * 5, 1.0)
+    held = kv.layers[0].keys
+    held[:, :, :6] = torch.arange(5.0)[:, None, None, None] * 10 + torch.arange(6.0)[:, None]
+    before, expected = held.clone(), held.clone()
+    for copy in copies:
+        expected[copy.target, :, : copy.length] = before[copy.source, :, : copy.length]
+    kv.copy(copies)
+    assert torch.equal(held, expected)
 
 
 def test_both_ways_of_writing_come_to_the_same():

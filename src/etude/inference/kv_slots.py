@@ -120,7 +120,12 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         if not self.is_initialized:
             return
         for held in (self.keys, self.values) if self._both is None else self._both.transpose(0, 1)[None]:
-            read = [held[copy.source, ..., : copy.length, :].clone() for copy in copies]
+            read, written = list[torch.Tensor](), set[int]()
+            for copy in copies:
+                tokens = held[copy.source, ..., : copy.length, :]
+                # A second copy only where the first one of another would overwrite it.
+                read.append(tokens.clone() if copy.source in written else tokens)
+                written.add(copy.target)
             for copy, tokens in zip(copies, read, strict=True):
                 held[copy.target, ..., : copy.length, :] = tokens
 
