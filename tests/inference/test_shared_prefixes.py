@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from etude.algorithms.grpo import Grpo
 from etude.core.call import Sampling
 from etude.core.sample import Sample
+from etude.inference import ragged_decoder, single_tokens
 from etude.inference import shared_prefixes as module
-from etude.inference import single_tokens
 from etude.inference.decoder import make_decoder
 from etude.inference.sampler import Row, uniforms
-from etude.inference.shared_prefixes import Prefix, Run, reading, shared_prefixes
+from etude.inference.shared_prefixes import Prefix, Run, plan_of, shared_prefixes
 from etude.inference.single_tokens import SingleTokens
 from etude.inference.slot_table import shared_length
 from etude.learner.learner import Learner, LearnerOptions
 from tests.inference.test_decoder import assert_right, run
 from tests.learner.gradients import batch_of, train
-from tests.models.tiny_models import family, policy
+from tests.models.tiny_models import family, policy, true_logprobs
 
 MODELS = {
     "llama": lambda: family("LlamaConfig"),
@@ -48,11 +48,12 @@ def prefixes(monkeypatch):
     seen = []
 
     def seeing(*args, **kwargs):
-        plan = reading(*args, **kwargs)
+        plan = plan_of(*args, **kwargs)
         seen.append(plan.prefixes)
         return plan
 
-    monkeypatch.setattr(single_tokens, "reading", seeing)
+    for user in (single_tokens, ragged_decoder):
+        monkeypatch.setattr(user, "plan_of", seeing)
     return seen
 
 
@@ -141,12 +142,12 @@ def test_neighbours_read_together_what_is_cheaper_than_calls(monkeypatch):
     monkeypatch.setattr(module, "_PREFIX", 10)
     monkeypatch.setattr(module, "_RUN", 20)
     nothing = [[row] * 200 for row in range(4)]
-    assert reading(nothing, [100, 105, 30, 31], 1).runs == [
+    assert plan_of(nothing, [100, 105, 30, 31], range(4), 1).runs == [
         Run(slice(0, 2), 0, 112),
         Run(slice(2, 4), 0, 38),
     ]
     same = [[*range(50), row] * 2 for row in range(3)]
-    found = reading([*same, nothing[0]], [55, 60, 59, 63], 1)
+    found = plan_of([*same, nothing[0]], [55, 60, 59, 63], range(4), 1)
     assert found.prefixes == [Prefix((0, 1, 2), 50)]
     assert found.runs == [Run(slice(0, 3), 49, 61), Run(slice(3, 4), 0, 64)]
 
@@ -156,7 +157,7 @@ def test_prefixes_are_left_where_rows_are_so_scattered_that_calls_take_longer(mo
     ids = [row for number in range(6) for row in ([*range(40), number], [100 + number] * 41)]
     for cost, expected in ((10, [Prefix((0, 2, 4, 6, 8, 10), 40)]), (50, [])):
         monkeypatch.setattr(module, "_RUN", cost)
-        assert reading(ids, [40] * 12, 1).prefixes == expected
+        assert plan_of(ids, [40] * 12, range(12), 1).prefixes == expected
 
 
 def rows_of(choose, groups, most, system):
@@ -227,6 +228,37 @@ def test_others_go_on_when_the_row_that_was_read_for_all_finishes_first(cheap, p
     assert next(len(found[0].rows) for found in prefixes if found) == 4
     assert {len(prefix.rows) for found in prefixes for prefix in found} == {4, 3, 2}
     assert_right(of, rows)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_prefix_is_shared_beside_prompts_that_are_read_and_where_slots_are_not_next_to_each_other(
+    name, dtype, cheap, monkeypatch
+):
+    of, exact = in_bfloat16(name) if dtype == torch.bfloat16 else [MODELS[name]()] * 2
+    rows, decoder = grouped(5, prompt=30), make_decoder(of, slots=8, deterministic=False)
+    while not all(row.logprobs for row in rows):
+        decoder.step(rows)
+    decoder.release(rows.pop(2))
+    plans = []
+
+    def seeing(*args):
+        plans.append(plan_of(*args))
+        return plans[-1]
+
+    monkeypatch.setattr(ragged_decoder, "plan_of", seeing)
+    monkeypatch.setattr(module, "_RUN", 2**16)
+    rows.append(Row("other", [*range(20, 60)], Sampling(), uniforms(9)))
+    decoder.step(rows[::-1])
+    (plan,) = plans
+    assert plan.slots == [0, 1, 3, 4] and [run.rows for run in plan.runs] == [slice(0, 2), slice(2, 4)]
+    assert plan.prefixes[0].rows == (0, 1, 2, 3) and plan.prefixes[0].length >= 29
+    for _ in range(6):
+        decoder.step(rows)
+    if dtype == torch.float32:
+        assert_right(of, rows)
+        return
+    assert off(exact, rows) < 0.02
 
 
 def test_one_that_takes_the_place_of_another_has_a_prefix_of_its_own(cheap, prefixes):
@@ -303,6 +335,17 @@ def test_in_bfloat16_sharing_is_as_near_to_float32_as_reading_alone(name, cheap,
             errors[way] += float((one - other).abs().mean()) / 8
     assert errors["shared"] < 1.2 * errors["alone"] < 0.02
     assert 0 < errors["between"] < 1.2 * errors["alone"]
+
+
+def off(exact, rows):
+    """By how much the logprobs of rows are wrong on the average."""
+    errors = []
+    for row in rows:
+        prompt, answer = row.ids[: -len(row.logprobs)], row.ids[-len(row.logprobs) :]
+        errors += [
+            abs(a - b) for a, b in zip(row.logprobs, true_logprobs(exact, prompt, answer), strict=True)
+        ]
+    return sum(errors) / len(errors)
 
 
 def test_in_bfloat16_the_learner_finds_the_logprobs_that_were_sampled(cheap, prefixes):

@@ -10,8 +10,8 @@ In bfloat16 the states between layers, norms and rotary embeddings are in float3
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn import functional
@@ -31,6 +31,7 @@ class Room:
 
     def __init__(self, memory: Sequence[torch.Tensor], groups: int, size: int) -> None:
         """`memory` as `FusedLlama` allocates it; `groups` of heads share keys, and a head has `size` D."""
+        self._made_of = memory, groups, size
         self.x, self.length, self.scaled, self.turning = memory[:4]
         """In float32: [N, E], [N, 1], [N, E] and [N, G * (R + 2) * D] in the order of `FusedLayer.qkv`."""
         self.normed, self.heads, self.mixed, self.gate_up = memory[4:]
@@ -46,6 +47,15 @@ class Room:
         """The same as complex numbers [N, G, R + 1, D / 2]."""
         self.mixed_by_group = self.mixed.view(self.query.shape)
         self.gate, self.up = self.gate_up.chunk(2, dim=1)
+
+    def first(self, tokens: int) -> Room:
+        """That of so many of the first tokens."""
+        memory, groups, size = self._made_of
+        return Room([each[:tokens] for each in memory], groups, size)
+
+
+Apart: TypeAlias = Callable[[Room], Callable[[SlotLayer], None]]
+"""Attention of the first tokens of a pass that are in no group: in a room, to what a layer holds."""
 
 
 class FusedLlama:
@@ -85,7 +95,9 @@ class FusedLlama:
         self._memory = self._allocated(0)
         self._rooms: dict[int, Room] = {}
 
-    def __call__(self, inputs: Ragged, kv: KvSlots, read: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, inputs: Ragged, kv: KvSlots, read: torch.Tensor, apart: Apart | None = None
+    ) -> torch.Tensor:
         """Logits [B, V] after those of the tokens that `read` names."""
         tokens = len(inputs.ids_N)
         self.reach(kv.columns)
@@ -93,10 +105,13 @@ class FusedLlama:
         room = self.room(tokens) if is_few else Room(self._allocated(tokens), self.groups, self.size)
         turns = self.turns(inputs.position_N)
         places = kv.places(self.groups, inputs.slot_N, inputs.column_N)
+        attend_apart = None if apart is None else apart(room)
         self.embed(inputs.ids_N, room)
         for kind, layer, held in zip(self.kinds, self.layers, kv.layers, strict=True):
             self.project(layer, room, turns[kind])
             held.by_token(self.groups, self.size, self.dtype).index_copy_(0, places, room.new)
+            if attend_apart is not None:
+                attend_apart(held)
             for group in inputs.groups:
                 self._attend(room, group, held, group.masks[kind])
             self.finish(layer, room)

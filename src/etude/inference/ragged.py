@@ -57,14 +57,17 @@ def padded(inputs: StepInputs, plan: StepPlan) -> Ragged:
 
 
 def ragged(
-    rows: Sequence[Row], counts: Sequence[int], inputs: InputMaker, size: int
+    rows: Sequence[Row], counts: Sequence[int], inputs: InputMaker, size: int, apart: int = 0
 ) -> tuple[Ragged, list[int]]:
     """For the next `counts` tokens of the rows; a token has keys of `size` numbers in a layer.
 
-    And of each row the place of the first of its tokens.
+    And of each row the place of the first of its tokens. So many of the first rows, of one token each, attend
+    `apart` and are in no group; theirs are the first tokens.
     """
     together: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
+    if apart:
+        together[0, -1] = [*range(apart)]
+    for index, (row, count) in enumerate(zip(rows[apart:], counts[apart:], strict=True), apart):
         is_alone = attends_alone(row.cached + count, count, size)
         together[count.bit_length(), index if is_alone else -1].append(index)
     ids, starts, groups = list[int](), [0] * len(rows), list[Group]()
@@ -79,7 +82,8 @@ def ragged(
             positions.append(numpy.arange(row.cached, row.cached + count))
             slots.append(numpy.full(count, row.slot))
         own = [(rows[index], counts[index]) for index in members]
-        groups.append(_group(own, first, inputs))
+        if first >= apart:
+            groups.append(_group(own, first, inputs))
     numbers_2N = numpy.stack([numpy.concatenate(positions), numpy.concatenate(slots)])
     position_N, slot_N = tensor(numbers_2N)
     return Ragged(tensor(ids), position_N, slot_N, position_N, groups), starts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -11,8 +12,10 @@ from etude.inference.fused_llama import FusedLlama
 from etude.inference.kv_slots import span_of, tensor
 from etude.inference.ragged import ragged
 from etude.inference.sampler import Row, append_samples
+from etude.inference.shared_prefixes import Reading, plan_of
 from etude.inference.single_tokens import SingleTokens
 from etude.inference.slot_decoder import CHUNK, PATIENCE, STEP_TOKENS, SlotDecoder
+from etude.inference.split_attention import once
 from etude.models.device import is_large
 from etude.models.policy import Policy
 
@@ -98,10 +101,20 @@ class RaggedDecoder(SlotDecoder):
             row.cached += 1
         return logits_BV
 
+    def _sharing(self, speaking: list[Row]) -> Reading | None:
+        """How these read prefixes that they share, if they do; puts them in the order of their slots."""
+        if len(speaking) < 2 or not self._goes_on_singly(speaking):
+            return None
+        speaking.sort(key=lambda row: row.slot)
+        ids, cached = [row.ids for row in speaking], [row.cached for row in speaking]
+        plan = plan_of(ids, cached, [row.slot for row in speaking], 2 * self._fused.key_size)
+        return plan if plan.prefixes else None
+
     def _pass(
         self, speaking: list[Row], drafts: Sequence[list[int]], reading: list[Row], counts: list[int]
     ) -> list[Row]:
         """One forward pass of all rows; gives those that gained a token."""
+        plan = None if drafts else self._sharing(speaking)
         rows = [*speaking, *reading]
         own = [*(drafts or [[]] * len(speaking)), *([[]] * len(reading))]
         counts = [*(1 + len(draft) for draft in own[: len(speaking)]), *counts]
@@ -110,7 +123,8 @@ class RaggedDecoder(SlotDecoder):
         self._kv.reserve(
             self._table.lengths(), max(row.cached + count for row, count in zip(rows, counts, strict=True))
         )
-        inputs, starts = ragged(rows, counts, self._inputs, self._fused.key_size)
+        apart = 0 if plan is None else len(speaking)
+        inputs, starts = ragged(rows, counts, self._inputs, self._fused.key_size, apart)
         read, grown = list[int](), list[int]()
         for index, (row, draft) in enumerate(zip(rows, own, strict=True)):
             del row.ids[len(row.ids) - len(draft) :]
@@ -118,7 +132,8 @@ class RaggedDecoder(SlotDecoder):
             if row.cached + counts[index] - len(draft) == len(row.ids):
                 grown.append(index)
                 read += range(end - len(draft) - 1, end)
-        logits_NV = self._fused(inputs, self._kv, tensor(read))
+        split = None if plan is None else partial(once, self._fused, plan, [row.cached for row in speaking])
+        logits_NV = self._fused(inputs, self._kv, tensor(read), split)
         done = [rows[index] for index in grown]
         if done:
             append_samples(done, logits_NV, [own[index] for index in grown] if drafts else ())

@@ -25,9 +25,10 @@ class Prefix:
     rows: tuple[int, ...]
     length: int
 
-    def keys_and_values(self, held: SlotLayer) -> tuple[torch.Tensor, torch.Tensor]:
-        """[1, H, length, D], where rows are in the slots of their number."""
-        return held.of(slice(self.rows[0], self.rows[0] + 1), self.length)
+    def keys_and_values(self, held: SlotLayer, slots: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """[1, H, length, D], of rows in these slots."""
+        slot = slots[self.rows[0]]
+        return held.of(slice(slot, slot + 1), self.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +48,19 @@ class Run:
         """How many are read, those included that are not looked at."""
         return len(range(self.rows.start, self.rows.stop)) * (self.end - self.start)
 
-    def keys_and_values(self, held: SlotLayer) -> tuple[torch.Tensor, torch.Tensor]:
-        """[rows, H, end - start, D], where rows are in the slots of their number."""
-        keys, values = held.of(self.rows, self.end)
+    def keys_and_values(self, held: SlotLayer, slots: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """[rows, H, end - start, D], of rows in these slots."""
+        own = slots[self.rows]
+        keys, values = held.of(slice(own[0], own[-1] + 1), self.end)
         return keys[:, :, self.start :], values[:, :, self.start :]
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The plan of a step of single tokens."""
+    """The plan of rows that add a token."""
 
+    slots: Sequence[int]
+    """Those of the rows."""
     prefixes: list[Prefix]
     runs: list[Run]
 
@@ -66,12 +70,12 @@ class Reading:
         return tokens * numbers + _PREFIX * len(self.prefixes) + _RUN * len(self.runs)
 
 
-def reading(ids: Sequence[list[int]], cached: Sequence[int], numbers: int) -> Reading:
-    """For rows of neighbouring slots that hold as many leading tokens and add one.
+def plan_of(ids: Sequence[list[int]], cached: Sequence[int], slots: Sequence[int], numbers: int) -> Reading:
+    """For rows that hold as many leading tokens in slots, in the order of these, and add one.
 
     A token has so many `numbers` among the keys and values of a layer.
     """
-    alone = Reading([], _runs([0] * len(cached), cached, numbers))
+    alone = Reading(slots, [], _runs([0] * len(cached), cached, slots, numbers))
     prefixes = shared_prefixes(ids, cached, numbers)
     if not prefixes:
         return alone
@@ -79,7 +83,7 @@ def reading(ids: Sequence[list[int]], cached: Sequence[int], numbers: int) -> Re
     for prefix in prefixes:
         for row in prefix.rows:
             starts[row] = prefix.length
-    shared = Reading(prefixes, _runs(starts, cached, numbers))
+    shared = Reading(slots, prefixes, _runs(starts, cached, slots, numbers))
     return min(shared, alone, key=lambda one: one.cost(numbers))
 
 
@@ -118,7 +122,7 @@ def _best(ids: Sequence[list[int]], cached: Sequence[int], numbers: int, rows: S
     return prefixes[-1]
 
 
-def _runs(starts: Sequence[int], cached: Sequence[int], numbers: int) -> list[Run]:
+def _runs(starts: Sequence[int], cached: Sequence[int], slots: Sequence[int], numbers: int) -> list[Run]:
     """Neighbours together as long as columns that some of them have no use for take less time than calls."""
     longest = max(cached) + 1
     left = span_of(longest) - longest
@@ -128,7 +132,8 @@ def _runs(starts: Sequence[int], cached: Sequence[int], numbers: int) -> list[Ru
         start, end = max(starts[row] - 1, 0), cached[row] + 1 + left
         lowest, highest = min(low, start), max(high, end)
         more = (row - first) * (highest - lowest - high + low) + highest - lowest - end + start
-        if (low > 0) == (start > 0) and more * numbers <= _RUN:
+        is_next = slots[row] == slots[row - 1] + 1
+        if is_next and (low > 0) == (start > 0) and more * numbers <= _RUN:
             low, high = lowest, highest
         else:
             runs.append(Run(slice(first, row), low, high))

@@ -1,12 +1,4 @@
-"""Steps that add one token to each row: whatever stays the same from step to step is made once.
-
-A prefix that rows share is attended to by the queries of all of them at once, with the keys and values of
-one. What they find there then counts as one column more of what each row attends to by itself: its score is
-the logarithm of the sum of the exponentials of the prefix's scores, and its value the average of the prefix's
-values. So one softmax is over both, and the result is exact up to rounding. In bfloat16, where scores that
-are stored would be rounded, each part has a softmax of its own, and the two results are averaged in float32:
-the weights are in the ratio of the sums of exponentials.
-"""
+"""Steps that add one token to each row: whatever stays the same from step to step is made once."""
 
 from __future__ import annotations
 
@@ -15,10 +7,11 @@ from collections.abc import Sequence
 import numpy
 import torch
 
-from etude.inference.fused_llama import FusedLlama, Room, as_batch, attend, flash_attention
+from etude.inference.fused_llama import FusedLlama
 from etude.inference.kv_slots import KvSlots, tensor
 from etude.inference.sampler import Row
-from etude.inference.shared_prefixes import Prefix, Run, reading
+from etude.inference.shared_prefixes import plan_of
+from etude.inference.split_attention import SplitAttention
 
 
 class SingleTokens:
@@ -36,23 +29,16 @@ class SingleTokens:
         """Of the tokens read last."""
         self._memory = kv.slots, kv.columns
         ids, cached = [row.ids for row in rows], [row.cached for row in rows]
-        plan = reading(ids, cached, 2 * model.key_size)
+        plan = plan_of(ids, cached, range(len(rows)), 2 * model.key_size)
         self._ends = [(run.rows, run.end) for run in plan.runs]
-        span = max(run.end for run in plan.runs)
         self._numbers = torch.empty(2, len(rows) * model.groups, dtype=torch.long)
         position_M, self._place_M = self._numbers
         self._position_B, self._position_M1 = position_M[:: model.groups], position_M[:, None]
-        self._columns = torch.arange(span)
-        self._hide = torch.tensor(torch.finfo(model.dtype).min, dtype=model.dtype)
-        self._mask_MS = torch.empty(len(rows) * model.groups, span, dtype=model.dtype)
-        self._prefixes = _Prefixes(model, self._room, plan.prefixes) if plan.prefixes else None
-        self._own = [_Own(self._room, self._mask_MS, run, self._prefixes) for run in plan.runs]
+        self._attend = SplitAttention(model, self._room, plan)
         self._layers = []
         for kind, layer, held in zip(model.kinds, model.layers, kv.layers, strict=True):
             by_token = held.by_token(model.groups, model.size, model.dtype)
-            shared = [prefix.keys_and_values(held) for prefix in plan.prefixes]
-            own = [as_batch(*run.keys_and_values(held)) for run in plan.runs]
-            self._layers.append((kind, layer, by_token, shared, own))
+            self._layers.append((kind, layer, by_token, self._attend.held(held)))
 
     def serves(self, rows: Sequence[Row], positions: Sequence[int], kv: KvSlots) -> bool:
         """Whether what is kept is right for a step of these rows, whose last tokens are at `positions`."""
@@ -64,24 +50,19 @@ class SingleTokens:
 
     def __call__(self, positions: Sequence[int]) -> torch.Tensor:
         """Logits [B, V] after the last token of each row, the only one that is not cached."""
-        model, room, prefixes = self._model, self._room, self._prefixes
+        model, room = self._model, self._room
         before = [position - 1 for position in positions]
         if before != self._positions:
             self._place(before)
         self._positions = list(positions)
         self._numbers.add_(1)
-        self._mask_MS.scatter_(1, self._position_M1, 0.0)
+        self._attend.look_at(self._position_M1)
         turns = model.turns(self._position_B)
         model.embed(tensor([row.ids[-1] for row in self._rows]), room)
-        for kind, layer, by_token, shared, own in self._layers:
+        for kind, layer, by_token, held in self._layers:
             model.project(layer, room, turns[kind])
             by_token.index_copy_(0, self._place_M, room.new)
-            if prefixes is not None:
-                prefixes.attend(room.query, shared)
-            for run, held in zip(self._own, own, strict=True):
-                run.attend(*held, model.scale)
-            if prefixes is not None:
-                prefixes.add(room.mixed_by_group)
+            self._attend(held)
             model.finish(layer, room)
         return model.logits(room.x)
 
@@ -91,81 +72,4 @@ class SingleTokens:
         position_M = numpy.array(positions, numpy.int64).repeat(groups)
         place_M = position_M + columns * numpy.arange(len(position_M))
         self._numbers.copy_(torch.from_numpy(numpy.stack([position_M, place_M])))
-        is_hidden_MS = self._columns > self._position_M1
-        if self._prefixes is not None:
-            is_hidden_MS |= self._columns < self._prefixes.column_M1
-        torch.mul(is_hidden_MS, self._hide, out=self._mask_MS)
-
-
-class _Prefixes:
-    """Attention to the prefixes, for all rows that have one."""
-
-    def __init__(self, model: FusedLlama, room: Room, prefixes: Sequence[Prefix]) -> None:
-        self._groups, self._scale = model.groups, model.scale
-        self._rows = [tensor(prefix.rows) for prefix in prefixes]
-        head_G1 = torch.arange(model.groups)[:, None]
-        places = [(rows * model.groups + head_G1).flatten() for rows in self._rows]
-        self._place_K, self._counts = torch.cat(places), [len(own) for own in places]
-        self._value_MRD = torch.zeros(room.query.shape, dtype=model.dtype)
-        """The result of each head in its row's prefix; zeros where that has none."""
-        self.score_MR1 = torch.zeros(*room.query.shape[:2], 1)
-        self.weight_MR1 = torch.zeros_like(self.score_MR1)
-        """Of that in the head's result. Runs write it."""
-        is_wide = model.dtype == torch.float32
-        self.own_MRD = room.mixed_by_group if is_wide else torch.zeros(room.query.shape)
-        """The rest of that, in float32. Runs write it."""
-        self.column_M1 = torch.zeros(len(room.query), 1, dtype=torch.long)
-        """The first that a row looks at by itself; in float32 its prefix's last, for the score to take."""
-        for prefix, own in zip(prefixes, places, strict=True):
-            self.column_M1[own] = prefix.length - is_wide
-
-    def attend(self, query_MRD: torch.Tensor, held: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """To keys and values [1, G, L, D] of each prefix."""
-        _, per_group, size = query_MRD.shape
-        queries = torch.split(query_MRD.index_select(0, self._place_K), self._counts)
-        value_BGRD = self._value_MRD.view(-1, self._groups, per_group, size)
-        score_BGR = self.score_MR1.view(value_BGRD.shape[:3])
-        for rows, query, (keys, values) in zip(self._rows, queries, held, strict=True):
-            value_1GTD, score_1GT = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                query.view(1, self._groups, -1, size), keys, values, scale=self._scale
-            )
-            shape = self._groups, len(rows), per_group
-            value_BGRD.index_copy_(0, rows, value_1GTD.view(*shape, size).transpose(0, 1))
-            score_BGR.index_copy_(0, rows, score_1GT.view(shape).transpose(0, 1))
-
-    def add(self, mixed_MRD: torch.Tensor) -> None:
-        """Write the result of both parts."""
-        torch.addcmul(self.own_MRD, self.weight_MR1, self._value_MRD, out=mixed_MRD)
-
-
-class _Own:
-    """Attention of neighbours to what each of them has for itself."""
-
-    def __init__(self, room: Room, mask_MS: torch.Tensor, run: Run, prefixes: _Prefixes | None) -> None:
-        rows = len(room.x)
-        groups = len(room.query) // rows
-        heads = slice(run.rows.start * groups, run.rows.stop * groups)
-        self._query = room.query[heads]
-        self._mixed = (room.mixed_by_group if prefixes is None else prefixes.own_MRD)[heads]
-        self._mask_BG1S = mask_MS.view(rows, groups, 1, -1)[run.rows, ..., run.start : run.end]
-        self._column_MR1: torch.Tensor | None = None
-        if prefixes is not None and run.start:
-            self._score_MR1, self._weight_MR1 = prefixes.score_MR1[heads], prefixes.weight_MR1[heads]
-            self._column_MR1 = (prefixes.column_M1[heads, None] - run.start).expand(self._score_MR1.shape)
-
-    def attend(self, keys: torch.Tensor, values: torch.Tensor, scale: float) -> None:
-        """Write what comes of it, and which part the rows' prefixes have beside it."""
-        if self._column_MR1 is None:
-            attend(self._query, self._mixed, keys, values, self._mask_BG1S, scale)
-            return
-        if keys.dtype != torch.float32:
-            own_BGRD, score_BGR = flash_attention(self._query, keys, values, self._mask_BG1S, scale)
-            weight_BGR = self._weight_MR1.view(score_BGR.shape)
-            torch.sigmoid(self._score_MR1.view(score_BGR.shape) - score_BGR, out=weight_BGR)
-            torch.mul(own_BGRD, (1 - weight_BGR)[..., None], out=self._mixed.view(own_BGRD.shape))
-            return
-        score_MRS = torch.baddbmm(self._mask_BG1S.flatten(0, 1), self._query, keys, alpha=scale)
-        weight_MRS = score_MRS.scatter_(2, self._column_MR1, self._score_MR1).softmax(dim=-1)
-        torch.gather(weight_MRS, 2, self._column_MR1, out=self._weight_MR1)
-        weight_MRS.scatter_(2, self._column_MR1, 0.0)
-        torch.bmm(weight_MRS, values, out=self._mixed)
+        self._attend.look(self._position_M1)
