@@ -82,7 +82,7 @@ class StepGraphs:
         own_3B1, span = numbers_3B1.clone(), key[1]
         try:
             plain_BV, replay = self._record(lambda: self._forward(own_3B1, span))
-            off = off_by(replay(), plain_BV)
+            off = off_by(replay(), plain_BV, plain_BV.dtype)
             if off is not None:
                 raise RuntimeError(f"a replay's logits are off by {off} of the largest")
         except RuntimeError as error:

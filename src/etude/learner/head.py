@@ -78,14 +78,14 @@ def head_logits(model: Any, hidden_ED: Tensor) -> Tensor:
 @torch.no_grad()
 def has_plain_head(model: Any) -> bool:
     """Whether `head_logits` of the last hidden states are the model's logits. It is seen by trying."""
-    device, size = next(model.parameters()).device, text_config(model).vocab_size
-    ids_1T = (torch.arange(6, device=device) * 7 % size)[None]
+    weight, size = next(model.parameters()), text_config(model).vocab_size
+    ids_1T = (torch.arange(6, device=weight.device) * 7 % size)[None]
     try:
         logits = head_logits(model, last_hidden(model, ids_1T)[0])
     except (ValueError, TypeError, RuntimeError, AttributeError, KeyError, IndexError):
         return False
-    plain = logits_after(model, ids_1T, torch.arange(6, device=device))[0]
-    return logits.shape == plain.shape and off_by(logits, plain) is None
+    plain = logits_after(model, ids_1T, torch.arange(6, device=weight.device))[0]
+    return logits.shape == plain.shape and off_by(logits, plain, weight.dtype) is None
 
 
 def selective_logprobs(

@@ -77,4 +77,5 @@ def _try(model: Any, kernel: Kernel | None) -> tuple[list[int | None], str | Non
         plain.append(logits_after(model, torch.tensor([sequence], device=device), positions)[0])
         rows = np.searchsorted(needed, path[len(stem) - 1 :])
         logits.append(logits_QV[torch.from_numpy(rows).to(device)])
-    return layout.windows, off_by(torch.cat(logits), torch.cat(plain))
+    dtype = next(model.parameters()).dtype
+    return layout.windows, off_by(torch.cat(logits), torch.cat(plain), dtype)

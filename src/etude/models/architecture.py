@@ -134,10 +134,13 @@ def why_unusable(model: Any) -> str | None:
     return None
 
 
-def off_by(logits: torch.Tensor, plain: torch.Tensor) -> str | None:
-    """By how much of the largest logit `logits` are off, if that is more than rounding; None if not."""
+def off_by(logits: torch.Tensor, plain: torch.Tensor, dtype: torch.dtype) -> str | None:
+    """By how much of the largest logit `logits` are off, if that is more than rounding; None if not.
+
+    `dtype` is that of the model, whose logits may be in another.
+    """
     difference = float((plain.float() - logits.float()).abs().max() / plain.abs().max())
-    within = difference <= _ROUNDING.get(plain.dtype, _ROUNDING_IN_HALF)
+    within = difference <= _ROUNDING.get(dtype, _ROUNDING_IN_HALF)
     return None if within else f"{difference:.1g}"  # Nor is not-a-number within.
 
 
