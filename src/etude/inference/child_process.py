@@ -73,12 +73,18 @@ async def start_guarded(*command: str, **options: Any) -> tuple[Process, int]:
 async def guard_of(group: int) -> Process:
     """A process that kills a process group as soon as this process is no more, even by SIGKILL.
 
-    To be killed itself once the group has ended: its number may then be another's.
+    To be killed itself once the group has ended: its number may then be another's. The group is killed at
+    once where this cannot be started, or is not waited for.
     """
     command = (sys.executable, "-I", "-S", "-c", _GUARD, str(group))
-    return await asyncio.create_subprocess_exec(
-        *command, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True
-    )
+    try:
+        return await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True
+        )
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+        raise
 
 
 def mark_process(path: Path, pid: int) -> None:
