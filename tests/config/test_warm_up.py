@@ -48,7 +48,7 @@ def test_a_file_is_found_beside_the_config_and_a_missing_one_matters_in_training
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("{", r"t\.jsonl:2:2: broken JSON"),
+        ("{", r"t\.jsonl:2:1: broken JSON"),
         (
             '{"messages": [{"role": "user", "content": "x"}]}',
             r"t\.jsonl:2: .*no message of the role assistant",

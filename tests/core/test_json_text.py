@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.core.json_text import DEEPEST, read_json
+from etude.core.json_text import DEEPEST, JsonError, read_json
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -48,5 +48,37 @@ def test_too_many_values_are_refused() -> None:
     "text", ['"\\ud800"', '{"\\udc00": 1}', "NaN", "[Infinity]", '"\\', '"', "", b"\xff", "\ud800"]
 )
 def test_what_is_no_json_is_a_value_error(text) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(JsonError):
         read_json(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "line", "column"),
+    [
+        ('{"a": 1,\n "a": 2}', 'key "a" is given twice; keep one', 2, 6),
+        ("[1,\n1" + "0" * 5000 + "]", "a whole number has more than 4300 digits; write it as text", 2, 4302),
+        ('[1,\n"\\ud83d"]', "half of a surrogate pair", 2, 8),
+        (b'[1,\n"\xe4"]', "byte 0xe4 is not UTF-8 text; save it as UTF-8", 2, 2),
+        ("[1,\n-Infinity]", "NaN and Infinity are no numbers of JSON; write null", 2, 2),
+        ("[1,\n" + "[" * 65, "nested deeper than 64 levels", 2, None),
+        ("[1e400]", "a number is too large for a float; write it as text", None, None),
+    ],
+)
+def test_an_error_says_where_and_what_to_do(text, problem: str, line: int | None, column: int | None) -> None:
+    with pytest.raises(JsonError) as caught:
+        read_json(text)
+    assert problem in caught.value.problem
+    assert (caught.value.line, caught.value.column) == (line, column)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_value() -> None:
+    assert read_json(b'\xef\xbb\xbf{"a": 1}') == {"a": 1} == read_json('\ufeff{"a": 1}')
+
+
+def test_what_a_model_says_may_have_a_key_twice() -> None:
+    assert read_json('{"a": 1, "a": 2}', unique_keys=False) == {"a": 2}
+
+
+def test_large_numbers_that_have_a_float_and_digits_in_texts_are_read() -> None:
+    value = {"a": 1e308, "b": "1e999", "c": 10**4000, "d": "9" * 500, "e": 1e-999}
+    assert read_json(json.dumps(value)) == value

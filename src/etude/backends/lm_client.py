@@ -13,6 +13,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from etude.core.errors import BackendError
+from etude.core.json_text import read_json
 from etude.core.secrets import keep_secret
 from etude.wire.client import error_text
 from etude.wire.retries import (
@@ -293,7 +294,7 @@ class LanguageModelClient:
         if response.is_success:
             return response
         try:
-            problem = error_text(response.json())
+            problem = error_text(read_json(response.content))
         except ValueError:
             problem = error_text(response.text)
         status, reason = response.status_code, f"{where} answered {response.status_code}: {problem}"

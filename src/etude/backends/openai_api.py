@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pydantic import Field, SecretStr, field_validator
 from etude.config.component import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
 from etude.core.errors import BackendError, CapabilityError, RequestError, TrainingError
+from etude.core.json_text import JsonError, read_json
 from etude.core.secrets import keep_secret
 from etude.inference.openai_config import OpenAiLlmConfig, plain_address
 from etude.wire.retries import USUAL, USUAL_MEGABYTES, Again, RetryPolicy, is_worth_retrying, retry_after
@@ -143,8 +143,8 @@ def problem_of(answer: httpx.Response) -> str | None:
     if request.method == "GET" and request.url.path.endswith("/content"):
         return None
     try:
-        body = json.loads(answer.content)
-    except (ValueError, RecursionError):
+        body = read_json(answer.content)
+    except JsonError:
         return f"malformed JSON, of {len(answer.content)} bytes"
     resources: Any = [body]
     if request.method == "GET" and request.url.path.rsplit("/", 1)[-1] in _LISTS:

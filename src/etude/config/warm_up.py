@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
+from etude.config.data_files import read_jsonl
 from etude.config.import_path import import_object, is_import_path, where_raised
-from etude.config.jsonl import read_jsonl
 from etude.core.data_model import DataModel
 from etude.core.errors import DatasetError, EtudeError
 from etude.core.example import Example
@@ -85,6 +85,8 @@ class Transcript:
 
     messages: Sequence[Message]
     tools: Sequence[Tool] = ()
+    where: str = ""
+    """The place that it was read from: `file:line`."""
 
 
 def read_transcripts(source: str, examples: Sequence[Example], seed: int) -> list[Transcript]:
@@ -94,7 +96,7 @@ def read_transcripts(source: str, examples: Sequence[Example], seed: int) -> lis
             _transcript(f"{source}: transcript {n}", row) for n, row in _made(source, examples, seed)
         ]
     else:
-        transcripts = [_transcript(where, row) for where, row in _read(Path(source))]
+        transcripts = [_transcript(where, row) for where, row in read_jsonl(Path(source))]
     if not transcripts:
         raise DatasetError(f"{source}: there are no transcripts to imitate")
     return transcripts
@@ -116,13 +118,6 @@ def _made(source: str, examples: Sequence[Example], seed: int) -> Iterator[tuple
         raise DatasetError(f"{source} failed: {where_raised(error)}") from error
 
 
-def _read(file: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        yield from read_jsonl(file)
-    except (OSError, UnicodeDecodeError) as error:
-        raise DatasetError(f"{file}: the transcripts cannot be read: {error}") from error
-
-
 def _transcript(where: str, row: Any) -> Transcript:
     """The conversation of a row: its messages alone, or an object with `messages` and `tools`."""
     content = {"messages": row} if isinstance(row, list | tuple) else row
@@ -131,5 +126,7 @@ def _transcript(where: str, row: Any) -> Transcript:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         at = ".".join(map(str, first["loc"]))
-        raise DatasetError(f"{where}: {f'{at}: ' if at else ''}{first['msg']}") from error
-    return Transcript([message.to_wire() for message in checked.messages], checked.tools or ())
+        raise DatasetError(
+            f"{where}: {f'{at}: ' if at else ''}{first['msg'].removeprefix('Value error, ')}"
+        ) from error
+    return Transcript([message.to_wire() for message in checked.messages], checked.tools or (), where)

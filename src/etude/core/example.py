@@ -29,9 +29,13 @@ class Example:
 def text_id(value: Any) -> str:
     """An id as text: a number, a UUID and the like by their text, so that 1 and "1" are one id.
 
-    Raises ValueError for what names nothing, such as None.
+    Raises ValueError for what names nothing, such as None, and for half of a surrogate pair.
     """
     if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"an id is text of whole characters, found {value!r:.80}") from None
         return str(value)
     if value is None or isinstance(value, bool | dict | list | tuple | set | bytes):
         raise ValueError(f"an id is text or a whole number, found {value!r:.80}")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
-from pydantic_core import from_json
+import jiter
 
 DEEPEST = 64
 """Levels of lists and objects in one another. What walks through a value, and what is written with it later,
@@ -17,25 +18,106 @@ MOST_VALUES = 2_000_000
 _STRUCTURE = re.compile(rb'["\[\]{}]')
 _STRING_PIECE = re.compile(rb'(?:[^"\\]{1,4096}+|\\.){0,256}+', re.DOTALL)
 """Of limited length, because other threads wait for as long as a match takes."""
+_LARGE = re.compile(rb"\d[eE]\+?\d{3}|\d{300}")
+"""Digits that may be of a number beyond those of a float."""
+_PIECE, _OVERLAP = 2**16, 512
+"""Bytes that `_LARGE` looks at in one go, and those that it looks at twice."""
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_NOT_FINITE = re.compile(rb"-?(?:NaN|Infinity)")
+_WHERE = re.compile(r"(.*) at line (\d+) column (\d+)", re.DOTALL)
+_MARK = b"\xef\xbb\xbf"
+"""Some editors begin a file with it."""
+_NOT_UTF8 = "byte 0x{:02x} is not UTF-8 text; save it as UTF-8"
+_ESCAPE = 0xDC00
+"""`surrogateescape` adds it to a byte."""
+_HALF = "half of a surrogate pair, which is no character; write the whole character, or leave it out"
 
 
-def read_json(
-    text: bytes | str, *, deepest: int = DEEPEST, most_values: int = MOST_VALUES, finite: bool = True
-) -> Any:
-    """The value of a JSON text in UTF-8; with `finite`, `NaN` and `Infinity` are no numbers.
+class JsonError(ValueError):
+    """A text is no JSON, or is beyond the limits."""
 
-    Raises ValueError for what is no JSON, for half of a surrogate pair, and for more levels or values than
-    the limits.
+    def __init__(self, problem: str, line: int | None = None, column: int | None = None) -> None:
+        at = (f"{name} {number}" for name, number in (("line", line), ("column", column)) if number)
+        super().__init__(" ".join([problem, *(["at", *at] if line else [])]))
+        self.problem = problem
+        """Without the place."""
+        self.line = line
+        self.column = column
+
+
+def read_json(text: bytes | str, *, most_values: int = MOST_VALUES, unique_keys: bool = True) -> Any:
+    """The value of a JSON text in UTF-8, with or without a byte-order mark.
+
+    Raises JsonError for what is no JSON, which `NaN` and `Infinity` are not; for half of a surrogate pair, a
+    key that is given twice, and a number that is beyond a float or has more than 4300 digits; and for more
+    levels or values than the limits. Without `unique_keys`, the last of equal keys counts.
     """
-    data = text.encode() if isinstance(text, str) else text
-    _require_limits(data, deepest, most_values)
-    return from_json(data, allow_inf_nan=not finite)
+    data = (to_utf8(text) if isinstance(text, str) else text).removeprefix(_MARK)
+    _require_limits(data, most_values)
+    try:
+        value = jiter.from_json(data, allow_inf_nan=False, catch_duplicate_keys=unique_keys)
+    except ValueError as error:
+        raise _explained(str(error), data) from None
+    if _may_be_large(data) and not _is_finite(value):
+        raise JsonError("a number is too large for a float; write it as text")
+    return value
 
 
-def _require_limits(data: bytes, deepest: int, most_values: int) -> None:
+def to_utf8(text: str) -> bytes:
+    """The bytes of a text. Raises JsonError for half of a surrogate pair.
+
+    A file that was opened with the error handler `surrogateescape` has such in place of bytes that are not
+    UTF-8, and the error says so.
+    """
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        byte = ord(error.object[error.start]) - _ESCAPE
+        raise JsonError(_NOT_UTF8.format(byte) if 0x80 <= byte <= 0xFF else _HALF) from None
+
+
+def _explained(message: str, data: bytes) -> JsonError:
+    """The error in words that say what to do."""
+    found = _WHERE.fullmatch(message)
+    problem, line, column = (found[1], int(found[2]), int(found[3])) if found else (message, 1, 1)
+    start = 0
+    for _ in range(line - 1):
+        start = data.find(b"\n", start) + 1
+    at = start + column - 1
+    if "hex escape" in problem or "surrogate" in problem:
+        problem = _HALF if _SURROGATE.search(data, max(start, at - 14), at + 1) else problem
+    elif problem.startswith("Detected duplicate key"):
+        problem = f"{problem.removeprefix('Detected duplicate ')} is given twice; keep one"
+    elif problem == "number out of range":
+        problem = "a whole number has more than 4300 digits; write it as text"
+    elif _NOT_FINITE.match(data, max(start, at - 1)) or _NOT_FINITE.match(data, at):
+        problem = "NaN and Infinity are no numbers of JSON; write null"
+    else:
+        try:
+            data.decode()
+        except UnicodeDecodeError as error:
+            line = data.count(b"\n", 0, error.start) + 1
+            column = error.start - data.rfind(b"\n", 0, error.start)
+            problem = _NOT_UTF8.format(data[error.start])
+    return JsonError(problem, line, column)
+
+
+def _may_be_large(data: bytes) -> bool:
+    starts = range(0, len(data), _PIECE)
+    return any(_LARGE.search(data, start, start + _PIECE + _OVERLAP) for start in starts)
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return all(map(_is_finite, items))
+
+
+def _require_limits(data: bytes, most_values: int) -> None:
     """Look at brackets and commas outside of strings, without making values of them."""
     opened = data.count(b"[") + data.count(b"{")
-    if opened <= deepest and opened + data.count(b",") < most_values:
+    if opened <= DEEPEST and opened + data.count(b",") < most_values:
         return  # There are no more, even with those in strings.
     depth, values, position, end = 0, 1, 0, len(data)
     while (found := _STRUCTURE.search(data, position)) is not None:
@@ -53,9 +135,10 @@ def _require_limits(data: bytes, deepest: int, most_values: int) -> None:
             values += 1
         else:
             depth -= 1
-        if depth > deepest:
-            raise ValueError(f"it is nested deeper than {deepest} levels")
+        if depth > DEEPEST:
+            line = data.count(b"\n", 0, position) + 1
+            raise JsonError(f"it is nested deeper than {DEEPEST} levels", line)
         if values > most_values:
-            raise ValueError(f"it has more than {most_values} values")
+            raise JsonError(f"it has more than {most_values} values")
     if values + data.count(b",", position) > most_values:
-        raise ValueError(f"it has more than {most_values} values")
+        raise JsonError(f"it has more than {most_values} values")

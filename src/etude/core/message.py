@@ -8,10 +8,12 @@ that a person writes or reads.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from etude.core.data_model import DataModel
-from etude.core.json_text import read_json
+from etude.core.errors import RequestError
+from etude.core.json_text import JsonError, read_json
 
 Message: TypeAlias = dict[str, Any]
 """`{"role": …, "content": …}` and, where they apply, `tool_calls`, `tool_call_id` and `name`."""
@@ -46,10 +48,24 @@ def is_text(message: Message) -> bool:
     return all(isinstance(part, dict) and part.get("type", "text") == "text" for part in parts)
 
 
+def arguments_of(function: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a tool call, which are JSON text. Raises RequestError where they are no object."""
+    text, problem = function.get("arguments"), "no JSON object"
+    try:
+        arguments = read_json(text, unique_keys=False) if isinstance(text, str) else text
+    except JsonError as error:
+        arguments, problem = None, f"broken JSON ({error.problem})"
+    if not isinstance(arguments, dict):
+        raise RequestError(
+            f"the arguments of the call of {function.get('name')!r} are {problem}: {text!r:.80}"
+        )
+    return arguments
+
+
 def _call_key(function: dict[str, Any]) -> dict[str, Any]:
     """A call without the spaces in its arguments: some client libraries write these anew."""
     try:
-        return {**function, "arguments": read_json(function["arguments"])}
+        return {**function, "arguments": read_json(function["arguments"], unique_keys=False)}
     except (KeyError, TypeError, ValueError):
         return function
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from etude.core.call import Call
 from etude.core.episode import EpisodeRecord
+from etude.core.json_text import JsonError, read_json
 from etude.core.keys import generator
 from etude.core.message import Message
 from etude.loop.evaluation import Evaluation
@@ -129,8 +129,8 @@ def _answer(message: Message) -> Iterator[str]:
 
 def _arguments(text: str) -> str:
     try:
-        arguments = json.loads(text)
-    except json.JSONDecodeError:
+        arguments = read_json(text, unique_keys=False)
+    except JsonError:
         arguments = None
     if not isinstance(arguments, dict):
         return _short(text)

@@ -6,7 +6,6 @@ them, and what came of it.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from etude.algorithms.episodes import is_play
 from etude.core.call import Call, continues
 from etude.core.episode import WORKFLOW, EpisodeRecord, Event, call_counts
 from etude.core.errors import RequestError
+from etude.core.json_text import read_json
 from etude.core.keys import content_hash
 from etude.core.message import Message, is_text, text_of
 from etude.protocols.transcripts import as_json, as_yaml, transcript
@@ -195,6 +195,6 @@ def _tool_call(wire: Any) -> dict[str, Any]:
     function = wire.get("function", {})
     arguments = function.get("arguments")
     try:
-        return {str(function.get("name")): json.loads(arguments)}
+        return {str(function.get("name")): read_json(arguments, unique_keys=False)}
     except (TypeError, ValueError):
         return {str(function.get("name")): jsonable(arguments)}

@@ -68,6 +68,6 @@ def _json_end(text: str, start: int) -> int:
     """Where the probed arguments end that start at `start`; 0 if they do not stand there."""
     try:
         value, end = json.JSONDecoder().raw_decode(text, start)
-    except ValueError:
+    except (ValueError, RecursionError):
         return 0
     return end if value == ARGUMENTS else 0

@@ -310,5 +310,5 @@ def _with_object(call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"]
     arguments = function.get("arguments")
     with contextlib.suppress(ValueError):
-        arguments = read_json(arguments) if isinstance(arguments, str) else arguments
+        arguments = read_json(arguments, unique_keys=False) if isinstance(arguments, str) else arguments
     return {**call, "function": {**function, "arguments": arguments}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import BaseModel, Field
 
 from etude.config.component import DatasetConfig
+from etude.config.data_files import Placed, read_csv, read_json_file, read_jsonl, read_parquet
 from etude.config.import_path import import_object
-from etude.config.jsonl import read_jsonl
 from etude.config.nearest import alternatives, nearest
 from etude.config.registry import register_dataset
 from etude.core.errors import DatasetError, EtudeError, MissingExtraError
@@ -84,7 +83,9 @@ class RowsConfig(DatasetConfig):
         """
         source = getattr(self, self.source_key)
         for number, content in enumerate(self._contents(), start=1):
-            yield Row(f"{source}: row {number}", content)
+            row = Row(f"{source}: row {number}", content)
+            _require_kept(row)
+            yield row
 
     def _contents(self) -> Iterable[Any]:
         raise DatasetError(f"dataset type '{self.type_name}' has no reader")
@@ -104,82 +105,49 @@ class FileDatasetConfig(RowsConfig):
 
     def read(self) -> Iterator[Row]:
         """The rows of the file. Raises DatasetError when it is missing, not UTF-8 or not readable."""
-        path = self.file_path
-        if not path.is_file():
-            raise DatasetError(_why_missing(path))
-        try:
-            yield from self._rows()
-        except UnicodeDecodeError as error:
-            raise DatasetError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from error
-        except OSError as error:
-            raise DatasetError(f"{path} cannot be read: {error.strerror or error}") from error
+        if not self.file_path.is_file():
+            raise DatasetError(_why_missing(self.file_path))
+        for where, content in self._rows():
+            yield Row(where, content)
 
-    def _rows(self) -> Iterator[Row]:
-        return super().read()
+    def _rows(self) -> Iterator[Placed]:
+        raise DatasetError(f"dataset type '{self.type_name}' has no reader")
 
 
 class JsonDatasetConfig(FileDatasetConfig, name="json"):
     """A JSON file: a list of objects."""
 
-    def _contents(self) -> Iterable[Any]:
+    def _rows(self) -> Iterator[Placed]:
         path = self.file_path
-        try:
-            data = json.loads(path.read_text(encoding="utf-8-sig"))
-        except json.JSONDecodeError as error:
-            raise DatasetError(f"{path}:{error.lineno}:{error.colno}: broken JSON: {error.msg}") from error
+        data = read_json_file(path)
         if not isinstance(data, list):
             raise DatasetError(
                 f"{path}: a JSON dataset is a list of objects, found {type(data).__name__}; "
                 f"for one object per line use the type jsonl"
             )
-        return data
+        for number, content in enumerate(data, start=1):
+            yield f"{path}: row {number}", content
 
 
 class JsonlDatasetConfig(FileDatasetConfig, name="jsonl"):
     """A JSON Lines file: one object per line."""
 
-    def _rows(self) -> Iterator[Row]:
-        for where, content in read_jsonl(self.file_path):
-            yield Row(where, content)
+    def _rows(self) -> Iterator[Placed]:
+        return read_jsonl(self.file_path)
 
 
 class CsvDatasetConfig(FileDatasetConfig, name="csv"):
     """A CSV file whose first line names the columns. All values are text."""
 
-    def _rows(self) -> Iterator[Row]:
-        with self.file_path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            try:
-                for content in reader:
-                    where = f"{self.file_path}:{reader.line_num}"
-                    # DictReader keeps surplus fields under None, and gives missing ones the value None.
-                    if None in content or None in content.values():
-                        amount = "more" if None in content else "fewer"
-                        raise DatasetError(
-                            f"{where}: this row has {amount} fields than the first line names columns "
-                            f"({len(reader.fieldnames or ())}); put quotes around fields that hold commas"
-                        )
-                    yield Row(where, content)
-            except csv.Error as error:
-                where = f"{self.file_path}:{reader.reader.line_num}"
-                raise DatasetError(f"{where}: broken CSV: {error}") from error
+    def _rows(self) -> Iterator[Placed]:
+        return read_csv(self.file_path)
 
 
 class ParquetDatasetConfig(FileDatasetConfig, name="parquet"):
     """A Parquet file. Needs the extra `data`."""
 
-    def _contents(self) -> Iterator[Any]:
-        try:
-            import pyarrow
-            import pyarrow.parquet
-        except ImportError as error:
-            raise MissingExtraError("reading Parquet", "data") from error
-        try:
-            with pyarrow.parquet.ParquetFile(self.file_path) as file:
-                for batch in file.iter_batches():
-                    yield from batch.to_pylist()
-        except pyarrow.ArrowException as error:
-            raise DatasetError(f"{self.file_path} cannot be read as Parquet: {error}") from error
+    def _rows(self) -> Iterator[Placed]:
+        return read_parquet(self.file_path)
 
 
 class HuggingFaceDatasetConfig(RowsConfig, name="huggingface"):
@@ -284,7 +252,23 @@ def _example(config: RowsConfig, row: Row) -> Example:
         question = value(config.structure.question_key)
         inputs.pop(config.structure.question_key, None)
         inputs["question"] = question
-    return Example(_id(config, columns, row.where), inputs, answer)
+    try:
+        return Example(_id(config, columns, row.where), inputs, answer)
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(f"{row.where}: no id can be made of this row: {error}") from error
+
+
+def _require_kept(row: Row) -> None:
+    """Raises DatasetError for a row of Python's that no journal can keep: a huge number, or endless lists."""
+    content = row.content
+    values = [dict(content.inputs), content.expected] if isinstance(content, Example) else dict(content)
+    try:
+        json.dumps(values, skipkeys=True, default=lambda value: None)
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(
+            f"{row.where}: it has a whole number of more than 4300 digits, or is nested too deeply; give it "
+            "as text"
+        ) from error
 
 
 def _id(config: RowsConfig, columns: Mapping[str, Any], where: str) -> str:

@@ -15,6 +15,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from etude.core.call import Call
 from etude.core.errors import RequestError
+from etude.core.json_text import read_json
 from etude.core.message import Message, Tool
 from etude.store.plain import plain
 
@@ -77,7 +78,7 @@ def reply_of(call: Call) -> Reply:
 def _tool_call(wire: Any) -> ToolCall:
     raw = wire["function"]["arguments"]
     try:
-        arguments = json.loads(raw)
+        arguments = read_json(raw, unique_keys=False)
     except ValueError:
         arguments = None
     return ToolCall(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from etude.config.component import DatasetConfig
 from etude.config.registry import register_dataset
 from etude.core.errors import DatasetError, RequestError
 from etude.core.example import Example
+from etude.core.json_text import JsonError, read_json
 from etude.core.keys import generator
 from etude.protocols.decision import ACCEPT, REJECT
 from etude.rollout.datasets import (
@@ -221,8 +221,8 @@ def _json(value: Any, name: str, where: str) -> Any:
     if not value.strip():
         return None
     try:
-        return json.loads(value)
-    except ValueError as error:
+        return read_json(value)
+    except JsonError as error:
         raise DatasetError(f"{where}: column '{name}' is broken JSON: {error}") from error
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,9 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
 
-from etude.core.errors import DatasetError, MissingExtraError
+from etude.config.data_files import MOST_VALUES, json_value, read_parquet
+from etude.core.errors import DatasetError
 from etude.core.evaluation import without_numbers
-from etude.core.json_text import read_json
+from etude.core.json_text import JsonError, read_json
 from etude.traces import langfuse, openai, otlp, phoenix
 from etude.traces.record import LeftOut, Record, RowError, shown
 
@@ -23,8 +23,6 @@ FORMATS: Mapping[str, ModuleType] = {"otlp": otlp, "langfuse": langfuse, "phoeni
 
 _BROKEN = 120
 """Characters of what is wrong with rows that are left out."""
-_MOST_VALUES = 100_000_000
-"""Of one text: an export may be a single list."""
 _MARK = b"\xef\xbb\xbf"
 _BLANK = _MARK + b" \t\r\n"
 
@@ -105,34 +103,28 @@ def _opened(path: Path) -> IO[bytes]:
 def _value_of(line: bytes) -> Any:
     """The value of a line; None where it is no JSON."""
     try:
-        return read_json(line, most_values=_MOST_VALUES)
-    except ValueError:
+        return read_json(line, most_values=MOST_VALUES)
+    except JsonError:
         return None
 
 
 def _line(path: Path, number: int, line: bytes) -> Row:
     def read() -> Any:
         try:
-            return read_json(line, most_values=_MOST_VALUES)
-        except ValueError as error:
-            raise RowError(f"{path}:{number}", f"broken JSON: {error}") from error
+            return read_json(line, most_values=MOST_VALUES)
+        except JsonError as error:
+            raise RowError(f"{path}:{number}", f"broken JSON: {error.problem}") from error
 
     return Row(f"{path}:{number}", read)
 
 
 def _whole(path: Path) -> Iterator[Row]:
     with _opened(path) as file:
-        text = file.read().removeprefix(_MARK)
+        text = file.read()
     try:
-        value = json.loads(text)
-        read_json(text, most_values=_MOST_VALUES)
-    except UnicodeDecodeError as error:
-        raise DatasetError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from error
-    except json.JSONDecodeError as error:
-        where = f"{path}:{error.lineno}:{error.colno}"
-        raise DatasetError(f"{where}: broken JSON: {error.msg}; mend it, or write a row a line") from error
-    except (ValueError, RecursionError) as error:
-        raise DatasetError(f"{path}:1: broken JSON: {error}; mend it, or write a row a line") from error
+        value = json_value(text, path)
+    except DatasetError as error:
+        raise DatasetError(f"{error}; mend it, or write a row a line") from error
     yield from _items(str(path), value)
 
 
@@ -155,17 +147,5 @@ def _transposed(value: dict[str, Any]) -> Any:
 
 
 def _parquet(path: Path) -> Iterator[Row]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtraError("reading Parquet", "data") from error
-    number = 0
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches():
-                for content in batch.to_pylist():
-                    number += 1
-                    yield Row(f"{path}: row {number}", lambda content=content: content)  # type: ignore[misc]
-    except pyarrow.ArrowException as error:
-        raise DatasetError(f"{path} cannot be read as Parquet: {error}") from error
+    for where, content in read_parquet(path):
+        yield Row(where, lambda content=content: content)  # type: ignore[misc]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from etude.core.json_text import read_json
 
 
 def messages_as_parts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -39,6 +40,6 @@ def _parts(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text)
+        return read_json(text, unique_keys=False)
     except ValueError:
         return text

@@ -312,7 +312,7 @@ def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
 def arguments_object(arguments: str) -> dict[str, Any]:
     """The arguments of a tool call as an object; under `raw_arguments` where they are none."""
     try:
-        value = read_json(arguments)
+        value = read_json(arguments, unique_keys=False)
     except ValueError:
         value = None
     return value if isinstance(value, dict) else {RAW: arguments}

@@ -13,6 +13,7 @@ import httpx
 
 from etude.core.call import Completion
 from etude.core.errors import TrainingError
+from etude.core.json_text import read_json
 from etude.core.secrets import keep_secret
 from etude.integrations.art.config import ArtAdapterConfig
 from etude.integrations.art.wire import Json, model_of
@@ -98,7 +99,7 @@ class _Peer:
     def _refused(self, request: str, status: int, content: bytes, headers: Mapping[str, str]) -> ArtError:
         """The error of an answer that is not 200, in one line."""
         try:
-            body = json.loads(content)
+            body = read_json(content)
         except ValueError:
             body = content.decode(errors="replace")
         text = error_text(body)
@@ -192,7 +193,7 @@ class ArtClient(_Peer):
     def _metrics(self, line: str) -> dict[str, float]:
         try:
             metrics = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ArtError(f"{self._name} sent no JSON: {line[:200]!r}") from error
         if not isinstance(metrics, dict):
             raise ArtError(f"{self._name} sent metrics that are no object: {line[:200]!r}")
@@ -206,7 +207,7 @@ class ArtClient(_Peer):
         answer = await self._ask(method, path, body, seconds)
         try:
             return json.loads(answer)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ArtError(f"{self._name} answers {method} {path} with no JSON") from error
 
 
@@ -221,7 +222,7 @@ class ArtInference(_Peer):
         """The names of the models that are served. Raises ArtError."""
         answer = await self._ask("GET", "/models")
         try:
-            return [str(entry["id"]) for entry in json.loads(answer)["data"]]
+            return [str(entry["id"]) for entry in read_json(answer)["data"]]
         except (ValueError, KeyError, TypeError) as error:
             raise ArtError(f"{self.url}/models does not list models: {answer[:200]!r}") from error
 

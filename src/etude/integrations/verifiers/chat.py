@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -13,6 +12,7 @@ import verifiers.v1 as vf
 from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 
+from etude.core.json_text import JsonError, read_json
 from etude.integrations.verifiers import CHAT
 
 __all__ = ["ChatHarness"]
@@ -89,8 +89,8 @@ class _Tools:
         if name not in self._dispatch:
             return f"error: unknown tool {name!r}"
         try:
-            arguments = json.loads(written or "{}")
-        except json.JSONDecodeError as error:
+            arguments = read_json(written or "{}", unique_keys=False)
+        except JsonError as error:
             return f"error: invalid JSON in tool arguments ({error}); resend the call with valid JSON"
         if not isinstance(arguments, dict):
             return "error: tool arguments must be a JSON object; resend the call with one"
@@ -155,8 +155,8 @@ class _Loop:
         """Whether the task lets a tool be called: verifiers asks its hooks before each call."""
         function = call["function"]
         try:
-            arguments = json.loads(function.get("arguments") or "{}")
-        except json.JSONDecodeError:
+            arguments = read_json(function.get("arguments") or "{}", unique_keys=False)
+        except JsonError:
             arguments = function.get("arguments")
         asked = {"tool_call_id": call["id"], "name": function["name"], "arguments": arguments}
         async with self._web.post(str(self._gate), json=asked) as response:

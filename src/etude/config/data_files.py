@@ -1,0 +1,135 @@
+"""The files that rows come in: JSON, JSON Lines, CSV and Parquet.
+
+Each row has the place where it stands. Whatever is wrong with a file is a DatasetError that names that place.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from etude.core.errors import DatasetError, MissingExtraError
+from etude.core.json_text import JsonError, read_json, to_utf8
+
+MOST_VALUES = 100_000_000
+"""Of one JSON text in a file, which may be a single list."""
+
+_LONGEST_FIELD = 2**31 - 1
+
+Placed: TypeAlias = tuple[str, Any]
+"""`file:line`, or `file: row 3`, and the content."""
+
+
+def read_json_file(path: Path) -> Any:
+    """The value of a JSON file. Raises DatasetError."""
+    with readable(path):
+        text = path.read_bytes()
+    return json_value(text, path)
+
+
+def read_jsonl(path: Path) -> Iterator[Placed]:
+    """The values of a JSON Lines file. Raises DatasetError."""
+    # Bytes that are not UTF-8 become half surrogates, which the reader of a line refuses.
+    with readable(path), path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield f"{path}:{number}", json_value(line.rstrip("\n"), path, number)
+
+
+def json_value(text: bytes | str, path: Path, first_line: int = 1) -> Any:
+    """The value of a JSON text that begins at a line of a file. Raises DatasetError."""
+    try:
+        return read_json(text, most_values=MOST_VALUES)
+    except JsonError as error:
+        line = first_line - 1 + (error.line or 1)
+        column = f":{error.column}" if error.column else ""
+        raise DatasetError(f"{path}:{line}{column}: broken JSON: {error.problem}") from error
+
+
+def read_csv(path: Path) -> Iterator[Placed]:
+    """The rows of a CSV file, as objects; its first line names the columns. Raises DatasetError.
+
+    Blanks around the names are no part of them. Where the names have blanks after their commas, so have the
+    fields, and these are no part of them either.
+    """
+    with readable(path), path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        rows = _fields(path, file, skip_blanks=False)
+        _, header = next(rows, ("", []))
+        if any(name.startswith(" ") for name in header[1:]):
+            file.seek(0)
+            rows = _fields(path, file, skip_blanks=True)
+            _, header = next(rows)
+        names = [name.strip() for name in header]
+        twice = next((name for name, count in Counter(names).items() if count > 1), None)
+        if twice is not None:
+            columns = f"two columns are named '{twice}'" if twice else "two columns have no name"
+            raise DatasetError(f"{path}:1: {columns}; give each a name of its own")
+        for where, fields in rows:
+            if len(fields) != len(names):
+                amount = "more" if len(fields) > len(names) else "fewer"
+                raise DatasetError(
+                    f"{where}: this row has {amount} fields than the first line names columns "
+                    f"({len(names)}); put quotes around fields that hold commas"
+                )
+            yield where, dict(zip(names, fields, strict=True))
+
+
+def _fields(path: Path, file: Iterable[str], *, skip_blanks: bool) -> Iterator[tuple[str, list[str]]]:
+    """The fields of each line that has some. Raises DatasetError."""
+    reader = csv.reader(file, strict=True, skipinitialspace=skip_blanks)
+    while True:
+        try:
+            with _fields_of_any_length():
+                fields = next(reader, None)
+            if fields is None:
+                return
+            to_utf8("".join(fields))
+        except (csv.Error, JsonError) as error:
+            raise DatasetError(f"{path}:{reader.line_num}: broken CSV: {error}") from error
+        if fields:
+            yield f"{path}:{reader.line_num}", fields
+
+
+@contextmanager
+def _fields_of_any_length() -> Iterator[None]:
+    """The limit is the process's: others find it as they left it."""
+    limit = csv.field_size_limit(_LONGEST_FIELD)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(limit)
+
+
+def read_parquet(path: Path) -> Iterator[Placed]:
+    """The rows of a Parquet file. Raises DatasetError, and MissingExtraError without the extra `data`."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtraError("reading Parquet", "data") from error
+    number = 0
+    try:
+        with readable(path), pyarrow.parquet.ParquetFile(path) as file:
+            names = Counter(file.schema_arrow.names)
+            if twice := next((name for name, count in names.items() if count > 1), None):
+                raise DatasetError(f"{path}: two columns are named '{twice}'; give each a name of its own")
+            for batch in file.iter_batches():
+                for content in batch.to_pylist():
+                    number += 1
+                    yield f"{path}: row {number}", content
+    except (pyarrow.ArrowException, ValueError, OverflowError) as error:
+        after = f" after row {number}" if number else ""
+        raise DatasetError(f"{path} cannot be read as Parquet{after}: {error}") from error
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Raises DatasetError where the file cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise DatasetError(f"{path} cannot be read: {error.strerror or error}") from error

@@ -1,0 +1,114 @@
+"""Files of rows: what is odd in them is read, or refused with its place and what to do."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etude.config.data_files import read_csv, read_json_file, read_jsonl, read_parquet
+from etude.core.errors import DatasetError
+
+BROKEN = {
+    "more digits than Python reads": ('"q": 1' + "0" * 5000, "more than 4300 digits; write it as text"),
+    "too deep": ('"q": ' + "[" * 5000 + "]" * 5000, "nested deeper than 64 levels"),
+    "half a character": (r'"q": "x\ud83d"', "half of a surrogate pair"),
+    "the other half": (r'"q": "\udc00 x"', "half of a surrogate pair"),
+    "half a character as a key": (r'"\ud83d": 1', "half of a surrogate pair"),
+    "a key twice": ('"q": 1, "q": 2', 'key "q" is given twice; keep one'),
+    "no number": ('"q": NaN', "NaN and Infinity are no numbers of JSON; write null"),
+    "no end": ('"q": -Infinity', "NaN and Infinity are no numbers of JSON; write null"),
+    "beyond a float": ('"q": [1e999]', "too large for a float"),
+    "digits beyond a float": ('"q": ' + "9" * 400 + ".5", "too large for a float"),
+    "another quote": ("'q': 1", "key must be a string"),
+    "another encoding": ('"q": "\udce4"', "byte 0xe4 is not UTF-8 text; save it as UTF-8"),
+}
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    return path
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_odd_json_is_refused_with_its_line(tmp_path: Path, name: str) -> None:
+    content, problem = BROKEN[name]
+    lines = write(tmp_path / "rows.jsonl", '{"id": 1}\n\n{"id": 2, ' + content + "}\n")
+    with pytest.raises(DatasetError, match=rf"rows\.jsonl:3:?\d*: broken JSON: .*{problem}"):
+        list(read_jsonl(lines))
+    whole = write(tmp_path / "rows.json", '[{"id": 1},\n{"id": 2, ' + content + "}]")
+    line = 2 if "too large" not in problem else 1  # It is found when all is read.
+    with pytest.raises(DatasetError, match=rf"rows\.json:{line}:?\d*: broken JSON: .*{problem}"):
+        read_json_file(whole)
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_what_is_whole_is_read_as_it_is(tmp_path: Path, mark: str) -> None:
+    row = {"id": "ä", "big": 10**4000, "e": 1e300, "text": "1e999 and " + "9" * 400, "deep": [[[]]]}
+    text = json.dumps(row)
+    assert list(read_jsonl(write(tmp_path / "r.jsonl", f"{mark}{text}\r\n"))) == [
+        (f"{tmp_path / 'r.jsonl'}:1", row)
+    ]
+    assert read_json_file(write(tmp_path / "r.json", f"{mark}[{text}]")) == [row]
+
+
+def rows(path: Path, text: str) -> list[Any]:
+    return [row for _, row in read_csv(write(path / "rows.csv", text))]
+
+
+def test_a_csv_field_may_be_of_any_length(tmp_path: Path) -> None:
+    limit = csv.field_size_limit()
+    assert rows(tmp_path, f"id,q\n1,{'x' * 200_000}\n") == [{"id": "1", "q": "x" * 200_000}]
+    assert csv.field_size_limit() == limit, "others find it as it was"
+
+
+@pytest.mark.parametrize(
+    ("text", "row"),
+    [
+        ("id, question, answer\n1, a, b\n", {"id": "1", "question": "a", "answer": "b"}),
+        ('id, question\n1, "a, b"\n', {"id": "1", "question": "a, b"}),
+        ("id ,question\n1, a\n", {"id": "1", "question": " a"}),
+        ("\ufeffid,q\n\n1,a\n", {"id": "1", "q": "a"}),
+        ('id,q\r\n1,"a\nb"\r\n', {"id": "1", "q": "a\nb"}),
+    ],
+)
+def test_blanks_around_csv_names_are_no_part_of_them(tmp_path: Path, text: str, row: Any) -> None:
+    assert rows(tmp_path, text) == [row]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("id,answer,answer\n1,a,b\n", "rows.csv:1: two columns are named 'answer'"),
+        ("id, answer,answer \n1,a,b\n", "rows.csv:1: two columns are named 'answer'"),
+        ("id,,\n1,a,b\n", "rows.csv:1: two columns have no name"),
+        ("id,q\n1,a\n2,\udce4\n", "rows.csv:3: broken CSV: byte 0xe4 is not UTF-8 text"),
+        ("id,q\n1,a,b\n", "rows.csv:2: this row has more fields"),
+        ('id,q\n1,"a" b\n', "rows.csv:2: broken CSV"),
+    ],
+)
+def test_odd_csv_is_refused_with_its_line(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(DatasetError, match=problem):
+        rows(tmp_path, text)
+
+
+def test_parquet_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = [pyarrow.array([1]), pyarrow.array(["a"]), pyarrow.array(["b"])]
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_arrays(columns, names=["id", "q", "q"]), path)
+    with pytest.raises(DatasetError, match="two columns are named 'q'"):
+        list(read_parquet(path))
+
+
+@pytest.mark.parametrize("read", [read_json_file, read_jsonl, read_csv, read_parquet])
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path, read: Callable[[Path], Any]) -> None:
+    with pytest.raises(DatasetError, match="rows cannot be read: "):
+        found = read(tmp_path / "rows")
+        assert isinstance(found, Iterator) and list(found)
