@@ -1,14 +1,18 @@
-"""Rows of training files with thinking in them: every answer is learned once, after what was thought."""
+"""Rows of training files: every answer is learned once, as the model would say it, or the row is refused."""
 
 from __future__ import annotations
+
+import json
+from typing import Any
 
 import pytest
 
 from etude.algorithms.supervised import Supervised
-from etude.core.errors import TrainingError
-from etude.core.training_rows import SupervisedRow
+from etude.core.errors import EngineError, RequestError, TrainingError
+from etude.core.training_rows import DpoRow, PromptRow, SupervisedRow
+from etude.jobs.rows import require_written
 from etude.jobs.training import units_of_rows
-from tests.models.tiny_models import CHATML, chatml_policy
+from tests.models.tiny_models import CALCULATOR, CHATML, chatml_policy
 
 FORGETS = CHATML.replace(
     "{{ message.content }}{%- for call",
@@ -65,3 +69,136 @@ def test_thinking_of_context_may_be_dropped() -> None:
 def test_thinking_that_the_template_does_not_write_is_refused() -> None:
     with pytest.raises(TrainingError, match=r"row 1: .*does not write all of reasoning_content"):
         learned(CHATML, *TALK[:2])
+
+
+NO_TOOLS = CHATML.replace("message.tool_calls or []", "[]")
+SPEAKS_OR_CALLS = CHATML.replace(
+    "{{ message.content }}{%- for call",
+    "{% if not message.tool_calls %}{{ message.content }}{% endif %}{%- for call",
+)
+FIRST_CALL = CHATML.replace("message.tool_calls or []", "(message.tool_calls or [])[:1]")
+ONLY_NAMES = CHATML.replace("{{ call.function.arguments | tojson }}", "{}")
+DROPS_INLINE = CHATML.replace(
+    "{{ message.content }}{%- for", "{{ message.content.split('</think>')[-1] }}{%- for"
+)
+THINKS = CHATML + "{%- if add_generation_prompt %}<think>\n{% endif %}"
+"""As Nemotron 3: the prompt begins the thinking."""
+TRIMS = CHATML.replace("{{ message.content }}{%- for", "{{ message.content | trim }}{%- for")
+
+
+def call(arguments: str, name: str = "calculator") -> dict[str, Any]:
+    return {"id": "call_1", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def calls(*arguments: str, text: str | None = None) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, "tool_calls": [*map(call, arguments)]}
+
+
+def checked(template: str, *messages: dict[str, Any]) -> None:
+    """As an upload is."""
+    row = SupervisedRow.model_validate({"messages": messages, "tools": [CALCULATOR]})
+    require_written(row, chatml_policy(template).template)
+
+
+LAST = {"role": "assistant", "content": "3"}
+RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "3"}
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"a": 1', "[1, 2]", "null", "3", '"{}"', "", "{'a': 1}", '{"a": NaN}']
+)
+@pytest.mark.parametrize("weight", [None, 0])
+def test_arguments_that_are_no_json_object_are_no_row(arguments: str, weight: int | None) -> None:
+    answer = calls(arguments) | ({} if weight is None else {"weight": weight})
+    with pytest.raises(ValueError, match=r"the arguments of the call of 'calculator' are (no|broken) JSON"):
+        SupervisedRow.model_validate({"messages": [user("1+2?"), answer, RESULT, LAST]})
+    pair = {
+        "input": {"messages": [user("1+2?")]},
+        "preferred_output": [LAST],
+        "non_preferred_output": [answer],
+    }
+    with pytest.raises(ValueError, match="the arguments of the call"):
+        DpoRow.model_validate(pair)
+    with pytest.raises(ValueError, match="the arguments of the call"):
+        PromptRow.model_validate({"messages": [user("1+2?"), answer, RESULT]})
+
+
+@pytest.mark.parametrize(
+    ("template", "answer", "lost"),
+    [
+        (NO_TOOLS, calls('{"a": 1}'), "all of the call of 'calculator'"),
+        (SPEAKS_OR_CALLS, calls("{}", text="I reckon."), "all of content.*'I reckon.'"),
+        (FIRST_CALL, calls("{}", "{}"), "all of the call of 'calculator'"),
+        (ONLY_NAMES, calls('{"left": 1}'), "all of the call.*'left' is missing"),
+        (DROPS_INLINE, {"role": "assistant", "content": "<think>well</think>3"}, "all of content"),
+        (CHATML, said("3", "it is 3."), "all of reasoning_content.*'it is 3.'"),
+        (CHATML, LAST | {"name": "alice"}, "all of name.*'alice'"),
+        (
+            CHATML,
+            LAST | {"content": "3<|im_end|>\n"},
+            "it holds '<|im_end|>', with which the model ends".replace("|", r"\|"),
+        ),
+        (CHATML, calls('{"a": "<|im_end|>"}'), "it holds"),
+    ],
+)
+def test_what_the_template_does_not_write_is_refused(
+    template: str, answer: dict[str, Any], lost: str
+) -> None:
+    with pytest.raises(RequestError, match=lost):
+        checked(template, user("1+2?"), answer)
+    pair = {
+        "input": {"messages": [user("1+2?")]},
+        "preferred_output": [LAST],
+        "non_preferred_output": [answer],
+    }
+    with pytest.raises(RequestError, match=lost):
+        require_written(DpoRow.model_validate(pair), chatml_policy(template).template)
+
+
+@pytest.mark.parametrize(
+    ("template", "answer"),
+    [
+        (CHATML, calls(json.dumps({"text": 'a "b"\n\t\\ é', "list": [{"x": None}], "n": True}))),
+        (CHATML, calls("{}", "{}", text="Both.")),
+        (CHATML, LAST | {"content": ""}),
+        (TRIMS, LAST | {"content": "  3\n"}),
+        (THINKS, LAST | {"content": "<think>\nwell\n</think>\n\n3"}),
+        (SPEAKS_OR_CALLS, calls("{}")),
+        (KEEPS, said("3", " it is 3.\n")),
+    ],
+)
+def test_what_the_template_writes_is_learned(template: str, answer: dict[str, Any]) -> None:
+    checked(template, user("1+2?"), answer)
+
+
+def test_a_conversation_that_begins_with_the_assistant_says_what_to_do() -> None:
+    with pytest.raises(RequestError, match="put a message of the user before it, or give it the weight 0"):
+        checked(CHATML, LAST, user("and 2?"), LAST)
+    checked(CHATML, LAST | {"weight": 0}, user("and 2?"), LAST)
+
+
+def test_a_prompt_that_the_template_refuses_is_refused() -> None:
+    strict = "{% if messages[0].role == 'assistant' %}{{ raise_exception('begin with the user') }}{% endif %}"
+    row = PromptRow.model_validate({"messages": [LAST, user("and 2?")]})
+    require_written(row, chatml_policy().template)
+    with pytest.raises(EngineError, match=r"refused the messages .*begin with the user"):
+        require_written(row, chatml_policy(strict + CHATML).template)
+
+
+def test_calls_in_the_context_are_written_too() -> None:
+    template, context = chatml_policy(NO_TOOLS).template, [user("1+2?"), calls("{}"), RESULT]
+    pair = {"input": {"messages": context}, "preferred_output": [LAST], "non_preferred_output": [LAST]}
+    rows = [
+        DpoRow.model_validate(pair),
+        PromptRow.model_validate({"messages": context}),
+        SupervisedRow.model_validate({"messages": [context[0], context[1] | {"weight": 0}, RESULT, LAST]}),
+    ]
+    for row in rows:
+        with pytest.raises(RequestError, match=r"message 2: .* does not write the call of 'calculator'"):
+            require_written(row, template)
+        require_written(row, chatml_policy().template)
+
+
+def test_a_refusal_beside_a_content_is_not_lost() -> None:
+    with pytest.raises(ValueError, match="a content or a refusal, and not both"):
+        SupervisedRow.model_validate({"messages": [user("1+2?"), LAST | {"refusal": "I cannot."}]})

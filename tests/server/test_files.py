@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import openai
 import pytest
 from openai.types import FileObject
 
-from tests.server.data import ASK, YES, dpo, supervised, upload
+from tests.server.data import ASK, YES, create, dpo, supervised, upload, wait
 from tests.server.process import ServerProcess
 
 
@@ -100,6 +101,39 @@ def test_a_wrong_line_is_named_with_its_field_and_nothing_is_kept(
         client.files.create(file=("train.jsonl", content.encode("latin-1")), purpose="fine-tune")
     assert caught.value.code == "invalid_training_file" and caught.value.param == "file"
     assert [file.id for file in client.files.list()] == before
+
+
+BAD_CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1'}}
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        (
+            {"messages": [ASK, YES | {"tool_calls": [BAD_CALL]}]},
+            "the arguments of the call of 'add' are broken",
+        ),
+        ({"messages": [ASK, YES | {"reasoning_content": "well"}]}, "does not write all of reasoning_content"),
+        ({"messages": [YES, ASK, YES]}, "begins with an answer of the assistant"),
+    ],
+)
+def test_what_the_model_could_not_say_is_refused_with_its_line(
+    client: openai.OpenAI, row: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=f"train.jsonl, line 2: .*{told}") as caught:
+        upload(client, [supervised(1)[0], row])
+    assert caught.value.code == "invalid_training_file"
+    pair = dpo(1)[0]
+    with pytest.raises(openai.BadRequestError, match=r"line 2: .*(the arguments|does not write|begins)"):
+        answer = row["messages"][-1]
+        context = [YES | {"tool_calls": [BAD_CALL]}] if row["messages"][0] is YES else []
+        upload(client, [pair, pair | {"input": {"messages": [ASK, *context]}, "preferred_output": [answer]}])
+
+
+def test_a_file_with_a_byte_order_mark_is_learned_from(client: openai.OpenAI) -> None:
+    content = b"\xef\xbb\xbf" + "".join(json.dumps(row) + "\n" for row in supervised(2)).encode()
+    file = client.files.create(file=("train.jsonl", content), purpose="fine-tune").id
+    assert wait(client, create(client, file).id, "succeeded").trained_tokens
 
 
 def test_what_is_no_upload_is_refused(server: ServerProcess, client: openai.OpenAI) -> None:

@@ -201,7 +201,7 @@ def test_a_row_that_the_model_cannot_take_fails_the_job_with_its_number(client: 
     long = {"messages": [ASK | {"content": "0123456789" * 50}, YES]}
     job = wait(client, create(client, upload(client, [*supervised(2), long])).id)
     assert job.status == "failed" and job.error is not None
-    assert "row 3 has" in job.error.message and "128" in job.error.message
+    assert "row 3: it has" in job.error.message and "128" in job.error.message
     assert job.fine_tuned_model is None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from etude.server.files import check_training_file
 from etude.server.hyperparameters import hyperparameters_for, resolved
 from etude.server.settings import server_settings
 from etude.wire.api_error import ApiError
+from tests.models.tiny_models import policy
 from tests.server.data import upload
 from tests.server.process import ServerProcess
 
@@ -42,7 +44,9 @@ def test_what_cannot_have_been_sampled_is_refused_with_its_line(
 ) -> None:
     lines = "\n".join(map(json.dumps, (group(), group(**changes))))
     with pytest.raises(ApiError, match=rf"(?s)rows.jsonl, line 2: .*{problem}"):
-        check_training_file("rows.jsonl", io.BytesIO(lines.encode()), vocabulary=100)
+        check_training_file(
+            "rows.jsonl", io.BytesIO(lines.encode()), speech=replace(policy().speech, vocabulary=100)
+        )
 
 
 @pytest.mark.parametrize("line", [b"[" * 100_000, b'{"messages": [{"role": "user", "content": "\\ud800"}]}'])

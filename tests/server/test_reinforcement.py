@@ -17,7 +17,7 @@ from openai.types.fine_tuning.jobs import FineTuningJobCheckpoint
 from etude.core.call import Constraint
 from etude.server.reinforcement import constraint_of
 from etude.store.lock import locked_by
-from tests.server.data import messages, upload, wait, wait_for_step
+from tests.server.data import ASK, messages, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
 from tests.server.test_pause import wait_until_free, weights_of
 
@@ -171,7 +171,7 @@ def test_a_grader_that_has_no_score_ends_the_job_with_the_reason(server: ServerP
         ({"options": {"typo": 1}}, "method.reinforcement.hyperparameters.typo", "not permitted"),
         ({"judge": "gone"}, "method.reinforcement.grader", "no model of this server"),
         (
-            {"rows": [{"messages": [{"role": "assistant", "content": "yes"}]}]},
+            {"rows": [{"messages": [ASK, {"role": "assistant", "content": "yes"}]}]},
             "training_file",
             "rows for supervised",
         ),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from etude.core.errors import TrainingError
+from etude.core.errors import RequestError, TrainingError
 from etude.core.message import Message, OpenAIMessage, Tool, message_key, text_of
 from etude.core.sample import PER_TOKEN, Answer, Kind, Pair, Sample, SampleOrPair, Turn, shared_length
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory
@@ -88,7 +88,10 @@ def sample_of(
     write = None if encoder is None else encoder.transcript
     if write is not None and items and all(item.replaced and item.context_ids is None for item in items):
         messages = [message_of(item) for item in trajectory.episode if isinstance(item, EpisodeItem)]
-        ids, sampled = write(messages, trajectory.tools or ())
+        try:
+            ids, sampled = write(messages, trajectory.tools or ())
+        except RequestError as error:
+            raise TrainingError(f"{trajectory.example_id or 'a conversation'}: {error}") from error
         return Sample(ids, sampled, example=trajectory.example_id)
     returns: Sequence[float | None] = trajectory.shaped_rewards or [None] * len(items)
     try:

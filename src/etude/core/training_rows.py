@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, Field, model_validator
 
 from etude.core.call import Sampling, SamplingField
-from etude.core.message import Message, Tool
+from etude.core.errors import RequestError
+from etude.core.message import Message, Tool, arguments_of, text_of
 from etude.core.sample import PER_TOKEN, Answer, Kind, Sample, Turn
 from etude.core.trajectory import Method
 
@@ -32,7 +33,15 @@ class RowFunction(_Row):
 
     name: str
     arguments: str
-    """JSON text."""
+    """JSON text of an object."""
+
+    @model_validator(mode="after")
+    def _has_arguments(self) -> RowFunction:
+        try:
+            arguments_of({"name": self.name, "arguments": self.arguments})
+        except RequestError as error:
+            raise ValueError(f"{error}; write an object, such as {{}} where there are none") from error
+        return self
 
 
 class RowToolCall(_Row):
@@ -70,6 +79,8 @@ class RowMessage(_Row):
         if all(text is None for text in texts) and not self.tool_calls:
             raise ValueError("a message needs a content, or tool_calls")
         own = (self.tool_calls or None, self.weight, self.reasoning_content)
+        if self.refusal and text_of(self.to_wire()) != self.refusal:
+            raise ValueError("a message has a content or a refusal, and not both")
         if self.role != "assistant" and any(value is not None for value in own):
             raise ValueError(
                 "only messages of the role assistant have tool_calls, reasoning_content and a weight"

@@ -6,7 +6,7 @@ workers in processes of their own.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event
 from typing import Protocol, TypeAlias
@@ -14,14 +14,15 @@ from typing import Protocol, TypeAlias
 from etude.algorithms.algorithm import Algorithm, groups_of
 from etude.core.call import ChatRequest
 from etude.core.edge import Encoder
-from etude.core.errors import EtudeError, RequestError, TrainingError
+from etude.core.errors import EtudeError, TrainingError
 from etude.core.job import ModelVersion
-from etude.core.message import Message, OpenAIMessage, Tool
+from etude.core.message import OpenAIMessage
 from etude.core.sample import Pair, Sample
-from etude.core.training_rows import DpoRow, GrpoRow, RowMessage, SupervisedRow
+from etude.core.training_rows import DpoRow, GrpoRow, SupervisedRow
 from etude.core.trajectory import TrajectoryCollection
 from etude.jobs.folders import StateFolders
 from etude.jobs.memory import require_room
+from etude.jobs.rows import require_fits, units_of_row
 from etude.learner.learner import (
     Learner,
     TrainingCanceled,
@@ -263,74 +264,14 @@ def units_of_rows(
 
     Raises TrainingError with the number of a row that does not fit the model.
     """
+    vocabulary = policy.model.get_input_embeddings().num_embeddings
     groups: list[list[Sample | Pair]] = []
     for number, row in enumerate(rows, start=1):
         try:
-            groups.append([*row.group()] if isinstance(row, GrpoRow) else _units_of(row, policy))
+            groups.append(units_of_row(row, policy.template))
+            for unit in groups[-1]:
+                require_fits(unit, policy.max_context, vocabulary)
         except EtudeError as error:
             raise TrainingError(f"row {number}: {error}") from error
-        for sample in (sample for unit in groups[-1] for sample in unit.samples):
-            _check(sample, policy, f"row {number}")
     units = iter(algorithm.units(groups)[0])
     return [tuple(next(units) for _ in group) for group in groups]
-
-
-def _units_of(row: SupervisedRow | DpoRow, policy: Policy) -> list[Sample | Pair]:
-    if isinstance(row, SupervisedRow):
-        return [*_imitations(policy, row.messages, row.tools or ())]
-    # The assistant's messages in the prompt are context of both answers.
-    prompt, tools = _as_context(row.input.messages), row.input.tools or ()
-    chosen = _transcript(policy, [*prompt, *row.preferred_output], tools)
-    return [Pair(chosen, _transcript(policy, [*prompt, *row.non_preferred_output], tools))]
-
-
-def _imitations(policy: Policy, messages: Sequence[RowMessage], tools: Sequence[Tool]) -> Iterator[Sample]:
-    """The sequence of a conversation; where earlier thinking is dropped as it goes on, one for each answer.
-
-    Each answer is learned once, after what the model sees before it, its own thinking included.
-    """
-    answers = [index for index, each in enumerate(messages) if each.role == "assistant" and each.weight != 0]
-    thinks = any(messages[index].reasoning_content for index in answers)
-    try:
-        yield _transcript(policy, messages, tools)
-    except RequestError:
-        if len(answers) < 2 or not thinks:
-            raise
-        for index in answers:
-            yield _transcript(policy, [*_as_context(messages[:index]), messages[index]], tools)
-
-
-def _as_context(messages: Sequence[RowMessage]) -> list[RowMessage]:
-    """The messages with none that is learned."""
-    return [
-        message.model_copy(update={"weight": 0}) if message.role == "assistant" else message
-        for message in messages
-    ]
-
-
-def _transcript(policy: Policy, messages: Sequence[RowMessage], tools: Sequence[Tool]) -> Sample:
-    wire: list[Message] = [message.to_wire() for message in messages]
-    ids, sampled = policy.template.transcript(wire, tools)
-    learned = (each.reasoning_content for each in messages if each.weight != 0)
-    thoughts = [text.strip() for text in learned if text]
-    written = policy.template.decode(ids) if thoughts else ""
-    if any(text not in written for text in thoughts):
-        raise TrainingError(
-            "the model's chat template does not write all of reasoning_content, so that it would not be "
-            "learned; leave it out, or put it into the content as the model is to write it"
-        )
-    return Sample(ids, tuple(map(bool, sampled)))
-
-
-def _check(sample: Sample, policy: Policy, where: str) -> None:
-    if len(sample.ids) > policy.max_context:
-        raise TrainingError(
-            f"{where} has {len(sample.ids)} tokens, and the model's context ends at {policy.max_context}; "
-            "shorten it or leave it out"
-        )
-    vocabulary = policy.model.get_input_embeddings().num_embeddings
-    if max(sample.ids, default=0) >= vocabulary:
-        raise TrainingError(
-            f"{where} has token id {max(sample.ids)}, and the model's vocabulary {vocabulary}; "
-            "was it sampled from another model?"
-        )

@@ -112,7 +112,7 @@ class WarmUp:
         order = shuffled_forever(len(transcripts), self._books.config.seed, "warm-up", number)
         drawn = islice(order, done * stage.batch_size, (done + steps) * stage.batch_size)
         groups = [
-            [transcript_of(transcripts[index].messages, transcripts[index].tools, str(index))]
+            [transcript_of(transcripts[index].messages, transcripts[index].tools, transcripts[index].where)]
             for index in drawn
         ]
         status = await self._train(groups)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from etude.core.errors import RequestError
-from etude.core.message import Message, Tool
+from etude.core.message import Message, Tool, arguments_of, text_of
 from etude.models.probe import QUESTION, RESULT
 from etude.models.rendering import Rendering
+
+_SHOWN_CHARACTERS = 60
 
 Transcript = tuple[tuple[int, ...], tuple[bool, ...]]
 """Token ids of a finished conversation, and for each whether the assistant would have sampled it."""
@@ -29,17 +33,40 @@ class _Piece:
 def transcripts(
     rendering: Rendering, conversations: Sequence[Sequence[Message]], tools: Sequence[Tool]
 ) -> list[Transcript]:
-    """Tokens of finished conversations.
+    """Tokens of finished conversations. Raises as `require_written`.
 
-    A message with the `weight` 0 counts as not sampled, as in OpenAI's training files. Raises RequestError
-    when the template renders a conversation differently once it has gone on.
+    A message with the `weight` 0 counts as not sampled, as in OpenAI's training files.
     """
+    talks = _talks(rendering, conversations, tools)
+    texts = list(dict.fromkeys(piece.before + piece.text for talk in talks for piece in talk))
+    ids_of = dict(zip(texts, rendering.ids_of(texts), strict=True))
+    return [_joined(rendering, talk, ids_of) for talk in talks]
+
+
+def require_written(rendering: Rendering, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
+    """Raises RequestError where a conversation cannot be learned from as it stands.
+
+    The template renders it differently once it has gone on, or does not write an answer as the model would
+    say it. Raises ImpossibleCall where it refuses the messages.
+    """
+    _talks(rendering, [messages], tools)
+
+
+def _talks(
+    rendering: Rendering, conversations: Sequence[Sequence[Message]], tools: Sequence[Tool]
+) -> list[list[_Piece]]:
+    """The pieces of each conversation."""
     turns = [
         (number, index)
         for number, messages in enumerate(conversations)
         for index, message in enumerate(messages)
         if message.get("role") == "assistant" and message.get("weight") != 0
     ]
+    if any(index == 0 for _, index in turns):
+        raise RequestError(
+            "the conversation begins with an answer of the assistant, which needs a prompt; put a message of "
+            "the user before it, or give it the weight 0"
+        )
     asked = rendering.texts([conversations[number][:index] for number, index in turns], tools, {}, ask=True)
     closed = rendering.texts(
         [conversations[number][: index + 1] for number, index in turns], tools, {}, ask=False
@@ -47,10 +74,9 @@ def transcripts(
     talks: list[list[_Piece]] = [[] for _ in conversations]
     for (number, index), before, after in zip(turns, asked, closed, strict=True):
         talk = talks[number]
+        require_calls(conversations[number][:index], before)
         talk += _turn(rendering, talk, conversations[number], index, tools, before, after)
-    texts = list(dict.fromkeys(piece.before + piece.text for talk in talks for piece in talk))
-    ids_of = dict(zip(texts, rendering.ids_of(texts), strict=True))
-    return [_joined(rendering, talk, ids_of) for talk in talks]
+    return talks
 
 
 def _turn(
@@ -82,11 +108,85 @@ def _turn(
             f"the chat template cannot extend a conversation at message {index + 1}; train on "
             "single turns instead"
         )
+    # The prompt may have begun the answer: with the mark of its thinking, for one.
+    before = [end.end() for end in rendering.end_pattern.finditer(asked)]
+    begun = before[-1] if before else len(asked)
+    _require_whole(messages[index], f"message {index + 1}", written[begun : end[0]], rendering)
     is_sampled = messages[index].get("weight") != 0
     return (
         _Piece(talk[-1].end if talk else "", asked[len(done) :]),
         _Piece("", written[len(asked) : end[1]], is_sampled, written[slice(*end)]),
     )
+
+
+def require_calls(messages: Sequence[Message], written: str) -> None:
+    """Raises RequestError where the rendering of messages lacks the call of a tool in one of them."""
+    for number, message in enumerate(messages, start=1):
+        for call in message.get("tool_calls") or ():
+            if call["function"]["name"] not in written:
+                raise RequestError(
+                    f"message {number}: the model's chat template does not write the call of "
+                    f"{call['function']['name']!r}; choose a model whose template writes tool calls"
+                )
+
+
+def _require_whole(message: Message, where: str, written: str, rendering: Rendering) -> None:
+    """Raises RequestError where the text that the template writes is not all that an answer says.
+
+    Blanks do not count: many templates set some around their parts, and cut those at the ends of a content.
+    """
+    squeezed = _squeezed(written)
+    said = {
+        "content": text_of(message),
+        "reasoning_content": message.get("reasoning_content") or "",
+        "name": message.get("name") or "",
+    }
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    for field, text in said.items():
+        if _squeezed(text) not in squeezed:
+            raise RequestError(
+                f"{where}: the model's chat template does not write all of {field}, so that it would not be "
+                f"learned: {text[:_SHOWN_CHARACTERS]!r}; leave it out, or put it into the content as the "
+                "model is to write it"
+            )
+    for function in functions:
+        name, arguments = function["name"], arguments_of(function)
+        lacks = (text for text in _texts(arguments) if not any(form in squeezed for form in _forms(text)))
+        lacking = name if squeezed.count(_squeezed(name)) < len(functions) else next(lacks, None)
+        if lacking is not None:
+            raise RequestError(
+                f"{where}: the model's chat template does not write all of the call of {name!r}, so that it "
+                f"would not be learned: {lacking[:_SHOWN_CHARACTERS]!r} is missing; choose a model whose "
+                "template writes tool calls, or put the call into the content as the model is to write it"
+            )
+    texts = [*said.values(), *(str(function["arguments"]) for function in functions)]
+    if ends := next(filter(None, map(rendering.end_pattern.search, texts)), None):
+        raise RequestError(
+            f"{where}: it holds {ends[0]!r}, with which the model ends its turn, so that it would learn to "
+            "stop there; take it out"
+        )
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in arguments: names of fields, and values."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        yield from _texts([*value.values()])
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+
+
+def _forms(text: str) -> Iterator[str]:
+    """A text as templates write it: as it is, as JSON with or without escapes, or as Python."""
+    for form in (text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1], repr(text)[1:-1]):
+        yield _squeezed(form)
 
 
 def _joined(

@@ -44,7 +44,7 @@ def create_app(settings: ServerSettings, backend: Backend) -> Guard:
     names = [extension.names for extension in extensions]
     models = ModelStore(database, settings.data_dir, settings.name, names)
     pool = EnginePool(settings, models, backend)
-    files, jobs = FileStore(database, settings.data_dir, lambda: backend.vocabulary), JobStore(database)
+    files, jobs = FileStore(database, settings.data_dir, lambda: backend.speech), JobStore(database)
     scheduler = Scheduler(settings, jobs, pool)
     parts = ServerParts(settings, database, files, jobs, models, pool, scheduler.wake)
     metrics = Metrics(jobs.counts, lambda: pool.sequences)

@@ -40,8 +40,8 @@ class Backend(ABC):
     """Loads models for the engine pool, which decides when."""
 
     name: str
-    vocabulary: int | None = None
-    """Token ids are below it; known once it is open."""
+    speech: Speech | None = None
+    """How the models here read and write; known once it is open."""
 
     @abstractmethod
     async def open(self) -> None:
@@ -86,7 +86,7 @@ class EmbeddedBackend(Backend):
         self._first = await asyncio.to_thread(
             Policy.load, settings.model, device=settings.device, dtype=settings.dtype
         )
-        self.vocabulary = self._first.speech.vocabulary
+        self.speech = self._first.speech
 
     async def load(self, model: ServedModel) -> TokenEngine:
         """Load the base model, with the trained tensors of `model` on it."""
@@ -134,7 +134,6 @@ class VllmBackend(Backend):
         ]
         placed = [replace(options, folder=self._folder / str(number)) for number in range(settings.samplers)]
         self._processes = VllmProcesses([VllmProcess(own) for own in each or placed or [options]])
-        self._speech: Speech | None = None
         self._numbers = count(1)
         self._exits = contextlib.ExitStack()
         self._loads_in_place = False
@@ -143,8 +142,7 @@ class VllmBackend(Backend):
 
     async def open(self) -> None:
         """Start vLLM with the base model. Raises RequestError for one that it cannot serve here."""
-        self._speech = await asyncio.to_thread(Speech.load, self._settings.model)
-        self.vocabulary = self._speech.vocabulary
+        self.speech = await asyncio.to_thread(Speech.load, self._settings.model)
         config = await asyncio.to_thread(_text_config, self._settings.model)
         self._require_heads(config)
         # vLLM 0.32 loads an output layer that shares its weights with the embeddings only at its start.
@@ -178,13 +176,13 @@ class VllmBackend(Backend):
         else:
             name = str(await asyncio.to_thread(self._merged, model))
             await self._processes.start(name, in_place=self._loads_in_place)
-        if self._speech is None:
+        if self.speech is None:
             raise EngineError("vLLM was not started")
         settings = self._settings
         return VllmEngine(
             self._processes,
             name,
-            self._speech,
+            self.speech,
             max_tokens=settings.max_tokens,
             wait=settings.engine_wait,
             version=0 if model.folder is None else 1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import filecmp
 import shutil
 import time
@@ -16,10 +17,13 @@ from fastapi import APIRouter, Form, Header, Query, UploadFile
 from fastapi.responses import FileResponse
 from pydantic import ValidationError
 
-from etude.core.json_text import read_json
+from etude.core.errors import ImpossibleCall, RequestError
+from etude.core.json_text import JsonError, read_json
 from etude.core.keys import content_hash
 from etude.core.training_rows import PROMPTS, ROWS, GrpoRow, TrainingRow, method_of
 from etude.core.trajectory import Method
+from etude.jobs.rows import require_written
+from etude.models.speech import Speech
 from etude.server.database import FILES, Order, Page, Row, list_object, new_id, page_of, row_of
 from etude.server.errors import not_found
 from etude.store.files import draft_of, open_private
@@ -33,10 +37,10 @@ Purpose: TypeAlias = Literal["fine-tune", "fine-tune-results"]
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 
 
-def check_training_file(filename: str, file: BinaryIO, vocabulary: int | None = None) -> tuple[Method, int]:
+def check_training_file(filename: str, file: BinaryIO, speech: Speech | None = None) -> tuple[Method, int]:
     """Read every line of an upload, one at a time: what they train, and how many they are.
 
-    `vocabulary` is the size of the model's, where that is known. Raises ApiError with file, line and field.
+    `speech` is the model's, where that is known. Raises ApiError with file, line and field.
     """
     method: Method | None = None
     rows = 0
@@ -44,8 +48,8 @@ def check_training_file(filename: str, file: BinaryIO, vocabulary: int | None = 
         where = f"{filename}, line {number}"
         try:
             row = read_json(line)
-        except ValueError as error:
-            raise _refused(f"{where}: not JSON: {error}") from error
+        except JsonError as error:
+            raise _refused(f"{where}: not JSON: {error.problem}") from error
         kind = method_of(row)
         if kind is None:
             raise _refused(
@@ -62,11 +66,21 @@ def check_training_file(filename: str, file: BinaryIO, vocabulary: int | None = 
         except ValidationError as error:
             problems, _ = problems_of(error.errors(include_url=False, include_input=False))
             raise _refused(f"{where}: {problems}") from error
-        if vocabulary is not None and isinstance(read, GrpoRow) and read.largest_id() >= vocabulary:
-            raise _refused(f"{where}: {_unknown_id(read, vocabulary)}")
+        if speech is not None:
+            _require_learnable(read, speech, where)
     if method is None:
         raise _refused(f"{filename} has no lines")
     return method, rows
+
+
+def _require_learnable(row: TrainingRow, speech: Speech, where: str) -> None:
+    """Raises ApiError for a row that the model cannot learn from as it stands."""
+    if isinstance(row, GrpoRow) and row.largest_id() >= speech.vocabulary:
+        raise _refused(f"{where}: {_unknown_id(row, speech.vocabulary)}")
+    try:
+        require_written(row, speech.template)
+    except (RequestError, ImpossibleCall) as error:
+        raise _refused(f"{where}: {error}") from error
 
 
 def _unknown_id(row: GrpoRow, vocabulary: int) -> str:
@@ -85,17 +99,18 @@ def _unknown_id(row: GrpoRow, vocabulary: int) -> str:
 def read_rows(path: Path, method: Method) -> Iterator[TrainingRow]:
     """The rows of a file that was checked when it came."""
     with path.open("rb") as file:
-        for line in file:
-            if line.strip():
-                yield ROWS[method].model_validate_json(line)
+        for _, line in _lines(path.name, file):
+            yield ROWS[method].model_validate(read_json(line))
 
 
 def _lines(filename: str, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not empty, with their numbers; a byte-order mark is no part of the first."""
     number = 0
     while line := file.readline(_LONGEST_LINE + 1):
         number += 1
         if len(line) > _LONGEST_LINE:
             raise _refused(f"{filename}, line {number}: longer than {_LONGEST_LINE} bytes")
+        line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
         if line.strip():
             yield number, line
 
@@ -108,11 +123,11 @@ class FileStore:
     """Files on disk, named by ids of the server's own, and their rows in the database."""
 
     def __init__(
-        self, engine: sa.Engine, data_dir: Path, vocabulary: Callable[[], int | None] = lambda: None
+        self, engine: sa.Engine, data_dir: Path, speech: Callable[[], Speech | None] = lambda: None
     ) -> None:
-        """`vocabulary` gives the size of the model's, by which uploads are checked."""
+        """`speech` gives the model's, by which uploads are checked."""
         self._engine = engine
-        self._vocabulary = vocabulary
+        self._speech = speech
         self._folder = data_dir / "files"
 
     def upload(self, filename: str, content: BinaryIO, key: str | None = None) -> Row:
@@ -124,7 +139,7 @@ class FileStore:
         known = None if key is None else row_of(self._engine, FILES, FILES.c.id == name)
         if known is not None:
             return self._same(known, content)
-        method, rows = check_training_file(filename, content, self._vocabulary())
+        method, rows = check_training_file(filename, content, self._speech())
         content.seek(0)
         with draft_of(self._folder / name) as draft, open_private(draft, "wb") as target:
             shutil.copyfileobj(content, target)
