@@ -113,3 +113,14 @@ def test_models_of_this_machine_cost_nothing():
 def test_a_limit_needs_to_know_how_long_an_answer_can_get():
     with pytest.raises(RequestError, match=r"budget\.tokens is set.*set llms\.policy\.max_tokens"):
         require_bounded(config({"max_tokens": None}, budget={"tokens": 1000}))
+
+
+@pytest.mark.parametrize(
+    ("written", "found"), [("true", "true"), ("yes", "'yes'"), (".inf", "inf"), ("1:30", "'1:30'")]
+)
+def test_a_price_that_is_no_number_is_refused_with_its_line(tmp_path: Path, written: str, found: str) -> None:
+    path = tmp_path / "prices.yml"
+    prices = f"      prices: {{prompt: {written}, completion: 1}}\n      date: 2026-01-01\n      source: me\n"
+    path.write_text(f"me:\n  hosts: [a.test]\n  page: https://a.test\n  models:\n    m:\n{prices}")
+    with pytest.raises(ConfigError, match=rf"prices\.yml:6:16: .*prompt: expected a number.*, found {found}"):
+        read_prices(path)

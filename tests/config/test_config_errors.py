@@ -193,9 +193,43 @@ def test_the_config_that_the_mistakes_are_made_in_is_right(folder: Path):
         ),
         pytest.param(
             "    _type: local",
-            "    _type: openai\n    model_name: yes",
+            "    _type: openai\n    model_name: true",
             "config.yml:4:5: llms.policy.model_name: expected text, found true; put it in quotes",
             id="text that YAML takes for something else",
+        ),
+        *(
+            pytest.param(
+                "enabled: true",
+                f"enabled: true\n  num_epochs: {written}",
+                f"config.yml:12:3: finetuning.num_epochs: expected an integer >= 1, found {found}",
+                id=f"{written} is no number",
+            )
+            for written, found in (("yes", "'yes'"), ("1:30", "'1:30'"), ("true", "true"), ("0b11", "'0b11'"))
+        ),
+        *(
+            pytest.param(
+                "enabled: true",
+                f"enabled: true\n  error_budget: {written}",
+                f"config.yml:12:3: finetuning.error_budget: expected a number >= 0 and <= 1, found {found}",
+                id=f"{written} is no share",
+            )
+            for written, found in (("yes", "'yes'"), ("false", "false"), (".nan", "nan"))
+        ),
+        *(
+            pytest.param(
+                "enabled: true",
+                f"enabled: true\ntrainer_adapters: {{local: {{_type: local, learning_rate: {written}}}}}",
+                "config.yml:12:42: trainer_adapters.local.learning_rate: expected a finite number, found inf",
+                id=f"{written} is no rate",
+            )
+            for written in (".inf", "1e999", "'inf'")
+        ),
+        pytest.param(
+            "enabled: true",
+            "enabled: true\n  output_dir: ${A_RUN:-${HOME}}",
+            "config.yml:12:3: finetuning.output_dir: the default of 'A_RUN' holds another reference, which "
+            "is not read; write a plain default",
+            id="a reference in a reference",
         ),
         pytest.param(
             "    _type: local",
@@ -389,7 +423,7 @@ def test_a_mistake_is_answered_with_one_sentence(
         ("a: *b\n", "config.yml:1:4: not valid YAML: found undefined alias 'b'"),
         ("a: &x [*x]\n", "config.yml:1:4: not valid YAML: an alias stands for itself"),
         ("? [1, 2]\n: 3\n", "config.yml:1:3: not valid YAML: found unhashable key"),
-        ("a: 2024-99-01\n", "config.yml: not valid YAML: month must be in 1..12"),
+        ("a: !!bool maybe\n", "config.yml:1:4: not valid YAML: 'maybe' is neither true nor false"),
     ],
 )
 def test_a_file_that_holds_no_config(folder: Path, text: str, expected: str):
@@ -410,7 +444,7 @@ def test_a_folder_or_a_binary_file_is_no_config(folder: Path):
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         load_config(folder)
     (folder / "config.yml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match=r"config.yml: not a text file in UTF-8"):
+    with pytest.raises(ConfigError, match=r"config.yml:1: not a text file in UTF-8"):
         load_config("config.yml")
 
 

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.config.document import dump, parse_document, parse_value
+from etude.config.document import dump, parse_document, parse_value, read_document
 from etude.core.errors import ConfigError
 
 TEXT = """\
@@ -53,8 +53,8 @@ def test_each_key_has_its_place():
     }
 
 
-def test_the_data_is_what_safe_load_reads_apart_from_numbers_with_an_exponent():
-    expected = yaml.safe_load(TEXT.replace("1e-5", "1.0e-5"))
+def test_the_data_is_what_safe_load_reads_apart_from_words_of_yaml_1_1():
+    expected = yaml.safe_load(TEXT.replace("1e-5", "1.0e-5").replace("yes", "'yes'"))
     assert parse_document(TEXT, Path("c.yml")).data == expected
 
 
@@ -70,12 +70,74 @@ def test_the_data_is_what_safe_load_reads_apart_from_numbers_with_an_exponent():
         ("e5", "e5"),
         ("'1e-5'", "1e-5"),
         ("0x1e5", 0x1E5),
-        ("1_000", 1000),
+        ("1_000", "1_000"),
     ],
 )
 def test_numbers(text: str, value: Any):
     assert parse_value(text) == value
     assert type(parse_value(text)) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *((word, word) for word in ("yes", "No", "on", "OFF", "y", "n", "=")),
+        *(
+            (word, word)
+            for word in ("1:30", "1:30:00.5", "-1_0.5", "0b11", "2024-01-01", "2024-01-01T00:00:00Z")
+        ),
+        ("010", 10),
+        ("08", 8),
+        ("0o10", 8),
+        ("0x1F", 31),
+        ("010.5", 10.5),
+        ("1.", 1.0),
+        ("TRUE", True),
+        ("Null", None),
+        ("~", None),
+        ("{no: NO}", {"no": "NO"}),
+        ('"\\ud83d\\ude00"', "\U0001f600"),
+    ],
+)
+def test_words_are_what_they_are_in_yaml_1_2(text: str, value: Any):
+    assert parse_value(text) == value
+    assert type(parse_value(text)) is type(value)
+    assert parse_document(f"a: {text}", Path("c.yml")).data == {"a": value}
+
+
+@pytest.mark.parametrize(
+    "text", ["yes", "010", "0o10", "08", "1:30", "1_000", "2024-01-01", "1e5", ".inf", "~"]
+)
+def test_text_is_written_so_that_readers_of_either_yaml_take_it_for_text(text: str):
+    assert parse_value(dump([text])) == yaml.safe_load(dump([text])) == [text]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (
+            "1" + "0" * 5000,
+            "c.yml:2:4: not valid YAML: a whole number has more than 4300 digits; put it in quotes",
+        ),
+        ("[" * 5000, "c.yml:2: not valid YAML: it is nested too deeply"),
+        (
+            '"\\ud83d"',
+            "c.yml:2:4: not valid YAML: half of a surrogate pair is no character; write the whole character",
+        ),
+        ("a\x07", "c.yml:2: not valid YAML: it holds the sign '\\x07', which is not to be printed"),
+        ("!!int yes", "c.yml:2:4: not valid YAML: 'yes' is no whole number"),
+        ("!!float x", "c.yml:2:4: not valid YAML: 'x' is no number"),
+    ],
+)
+def test_a_value_that_cannot_be_read_is_refused_with_its_line(value: str, message: str):
+    with pytest.raises(ConfigError) as raised:
+        parse_document(f"a: 1\nb: {value}\n", Path("c.yml"))
+    assert str(raised.value) == message
+
+
+def test_a_byte_order_mark_is_no_part_of_a_config(tmp_path: Path):
+    (tmp_path / "c.yml").write_bytes(b"\xef\xbb\xbfa: 1\n")
+    assert read_document(tmp_path / "c.yml").data == {"a": 1}
 
 
 def test_the_place_of_a_missing_key_is_that_of_its_parent():

@@ -15,9 +15,10 @@ from etude.budget.gpus import require_counted
 from etude.config.budget import ModelPrices, TokenPrices
 from etude.config.component import LlmConfig
 from etude.config.document import read_document
+from etude.config.problems import Problems
 from etude.config.schema import Config
 from etude.core.call import Usage
-from etude.core.errors import ConfigError, RequestError
+from etude.core.errors import RequestError
 from etude.inference.local import LocalLlmConfig
 from etude.inference.openai_config import OpenAiLlmConfig
 from etude.inference.opponents_config import OpponentsConfig
@@ -54,16 +55,17 @@ PriceList: TypeAlias = Mapping[str, ProviderPrices]
 
 @functools.cache
 def read_prices(path: Path = _LIST) -> PriceList:
-    """The list of prices in a file. Raises ConfigError, with the entry that is wrong."""
+    """The list of prices in a file. Raises ConfigError with a line for each thing that is wrong."""
     document = read_document(path)
+    problems = Problems(document)
     providers: dict[str, ProviderPrices] = {}
     for name, data in document.data.items():
+        problems.add_truths(ProviderPrices, data, (name,))
         try:
             providers[str(name)] = ProviderPrices.model_validate(data)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, (name, *first["loc"])))
-            raise ConfigError(f"{where}: {first['msg']}", path=path) from None
+            problems.add_validation(error, ProviderPrices, data, (name,))
+    problems.raise_if_any()
     return providers
 
 

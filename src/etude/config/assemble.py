@@ -211,6 +211,7 @@ class _Assembly:
             return None
         self._find_files(config_type, keys)
         self._problems.add_unknown(unknown_keys(Slot(config_type), keys), config_type, prefix=path)
+        self._problems.add_truths(config_type, keys, prefix=path)
         try:
             return config_type.model_validate(keys)
         except ValidationError as error:

@@ -109,20 +109,86 @@ def strings(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
 _MERGE = "tag:yaml.org,2002:merge"
 
 
+_PLAIN = {
+    "null": (r"~|null|Null|NULL|", "~nN"),
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    "float": (
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+    "merge": ("<<", "<"),
+}
+"""Words without quotes in the core schema of YAML 1.2, by their type, with their first signs; all others are
+text. In YAML 1.1 `no` is false, `010` is 8, and `1:30` is 90."""
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML as `yaml.safe_load` reads it, but `1e-5` is a number."""
+    """Reads YAML 1.2, with merge keys."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+_Loader.yaml_constructors = {
+    tag: yaml.SafeLoader.yaml_constructors[tag]
+    for tag in (None, *(f"tag:yaml.org,2002:{name}" for name in ("null", "seq", "map")))
+}
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what `_Loader` reads back as the same value."""
+    """Writes what `_Loader` reads back as the same value, and readers of YAML 1.1 too."""
 
 
 for _dialect in (_Loader, _Dumper):
-    _dialect.add_implicit_resolver(
-        "tag:yaml.org,2002:float",
-        re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)[eE][-+]?[0-9]+$"),
-        list("-+.0123456789"),
-    )
+    for _name, (_words, _signs) in _PLAIN.items():
+        _first = [*_signs, ""] if _name == "null" else [*_signs]
+        _dialect.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"(?:{_words})$"), _first)
+
+
+def _read_truth(loader: _Loader, node: yaml.ScalarNode) -> bool:
+    text = str(loader.construct_scalar(node))
+    if text.lower() not in ("true", "false"):
+        raise _at(node, f"{text!r} is neither true nor false")
+    return text.lower() == "true"
+
+
+def _read_integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+    text = str(loader.construct_scalar(node))
+    try:
+        return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+    except ValueError as error:
+        if text.lstrip("-+").isdecimal():
+            problem = "a whole number has more than 4300 digits; put it in quotes"
+        else:
+            problem = f"{text!r} is no whole number"
+        raise _at(node, problem) from error
+
+
+def _read_float(loader: _Loader, node: yaml.ScalarNode) -> float:
+    text = str(loader.construct_scalar(node))
+    try:
+        return float(re.sub(r"\.(?=[inIN])", "", text))
+    except ValueError as error:
+        raise _at(node, f"{text!r} is no number") from error
+
+
+def _read_text(loader: _Loader, node: yaml.ScalarNode) -> str:
+    """A text, in which two escapes of a surrogate pair are the one character that they are in JSON."""
+    text = str(loader.construct_scalar(node))
+    try:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError as error:
+        raise _at(node, "half of a surrogate pair is no character; write the whole character") from error
+
+
+def _at(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:bool", _read_truth)
+_Loader.add_constructor("tag:yaml.org,2002:int", _read_integer)
+_Loader.add_constructor("tag:yaml.org,2002:float", _read_float)
+_Loader.add_constructor("tag:yaml.org,2002:str", _read_text)
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -137,11 +203,12 @@ _Dumper.add_representer(str, _represent_text)
 def read_document(path: Path) -> Document:
     """Read a YAML file. Raises ConfigError when it is missing, is not YAML, or holds no mapping."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"there is no config file {path}{_nearest_file(path)}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"not a text file in UTF-8: {error.reason}", path=path) from None
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"not a text file in UTF-8: {error.reason}", path=path, line=line) from None
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", path=path) from None
     return parse_document(text, path)
@@ -149,19 +216,9 @@ def read_document(path: Path) -> Document:
 
 def parse_document(text: str, path: Path) -> Document:
     """The document that `text` spells; `path` is named in errors. Raises ConfigError."""
-    loader = _Loader(text)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            raise ConfigError("the file is empty; `etude init` writes a config to start from", path=path)
-        marks = {(): (1, 1), **dict(_marks(node, loader, path))}
-        data = loader.construct_document(node)
-    except yaml.MarkedYAMLError as error:
-        raise _not_yaml(error, path) from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"not valid YAML: {error}", path=path) from None
-    finally:
-        loader.dispose()
+    data, marks = _parsed(text, path)
+    if not marks:
+        raise ConfigError("the file is empty; `etude init` writes a config to start from", path=path)
     if not isinstance(data, dict):
         kind = "a list" if isinstance(data, list) else f"'{data}'"
         raise ConfigError(f"expected a mapping of keys to values, found {kind}", path=path, line=1, column=1)
@@ -169,8 +226,32 @@ def parse_document(text: str, path: Path) -> Document:
 
 
 def parse_value(text: str) -> Any:
-    """The value that a piece of YAML spells. Raises yaml.YAMLError."""
-    return yaml.load(text, Loader=_Loader)  # noqa: S506 - a subclass of SafeLoader
+    """The value that a piece of YAML spells. Raises ConfigError."""
+    return _parsed(text, None)[0]
+
+
+def _parsed(text: str, path: Path | None) -> tuple[Any, dict[KeyPath, tuple[int, int]]]:
+    """The value of a text, and the position of each key; none where it is empty. Raises ConfigError."""
+    loader: _Loader | None = None
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None, {}
+        marks = {(): (1, 1), **dict(_marks(node, loader, path))}
+        return loader.construct_document(node), marks
+    except yaml.MarkedYAMLError as error:
+        raise _not_yaml(error, path) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        problem = f"not valid YAML: it holds the sign {chr(error.character)!a}, which is not to be printed"
+        raise ConfigError(problem, path=path, line=line) from None
+    except RecursionError:
+        deep = None if loader is None else loader.line + 1
+        raise ConfigError("not valid YAML: it is nested too deeply", path=path, line=deep) from None
+    finally:
+        if loader is not None:
+            loader.dispose()
 
 
 def dump(data: Any) -> str:
@@ -179,7 +260,7 @@ def dump(data: Any) -> str:
 
 
 def _marks(
-    node: yaml.Node, loader: _Loader, file: Path, path: KeyPath = (), above: tuple[yaml.Node, ...] = ()
+    node: yaml.Node, loader: _Loader, file: Path | None, path: KeyPath = (), above: tuple[yaml.Node, ...] = ()
 ) -> Iterator[tuple[KeyPath, tuple[int, int]]]:
     """Positions under a node, its own keys after merged ones. Raises ConfigError for a key given twice."""
     if node in above:
@@ -210,7 +291,7 @@ def _position(node: yaml.Node) -> tuple[int, int]:
     return node.start_mark.line + 1, node.start_mark.column + 1
 
 
-def _not_yaml(error: yaml.MarkedYAMLError, path: Path) -> ConfigError:
+def _not_yaml(error: yaml.MarkedYAMLError, path: Path | None) -> ConfigError:
     mark = error.problem_mark or error.context_mark
     problem = error.problem or "it cannot be read"
     hint = next((f"; {hint}" for text, hint in _HINTS.items() if text in (problem, error.context)), "")
@@ -259,8 +340,9 @@ def _parse(override: Override) -> tuple[list[str], Any]:
         raise RequestError(f"-o {key}: an override is written key.of.the.config=value")
     try:
         return key.split("."), parse_value(text)
-    except yaml.YAMLError:
-        raise RequestError(f"-o {key}: the value {text!r} is not valid YAML; put it in quotes") from None
+    except ConfigError as error:
+        problem = f"-o {key}: the value {text!r} is not valid YAML; put it in quotes"
+        raise RequestError(f"{problem} ({error})") from error
 
 
 def _set(data: dict[str, Any], names: Sequence[str], value: Any) -> KeyPath:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -63,6 +64,10 @@ def interpolate(text: str, environ: Mapping[str, str]) -> str:
         if match["broken"]:
             raise ValueError("'${' must begin ${NAME} or ${NAME:-default}; write $${ for the text itself")
         name, default = match["name"], match["default"]
+        if default is not None and "${" in default:
+            raise ValueError(
+                f"the default of '{name}' holds another reference, which is not read; write a plain default"
+            )
         if default is not None:
             return environ.get(name) or default.removeprefix(":-")
         if name not in environ:
@@ -172,6 +177,9 @@ def _validated(document: Document, overrides: Iterable[Override]) -> Config:
     config = _validate_rest(data, problems)
     complete_names(config, components, problems, in_training)
     _find_transcripts(config, folders, in_training)
+    for path, slot, value in walk(config, Slot(Config)):
+        if isinstance(value, float) and not math.isfinite(value) and value != slot.default:
+            problems.add(path, f"expected a finite number, found {value}")
     problems.raise_if_any()
     config.finetuning.run_configuration.config_file = Path(config_file) if config_file else None
     config._as_written.update(problems.references)
@@ -249,6 +257,7 @@ def _content(source: Path | None) -> dict[str, Any]:
 
 def _validate_rest(data: dict[str, Any], problems: Problems) -> Config:
     """The config; where something is wrong, without it, so that the checks that follow can be made."""
+    problems.add_truths(Config, data)
     while True:
         try:
             return Config.model_validate(data)

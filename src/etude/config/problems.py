@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import date
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -11,7 +10,7 @@ from pydantic_core import ErrorDetails
 
 from etude.config.document import Document, KeyPath, dig, dotted, holds
 from etude.config.nearest import alternatives, nearest
-from etude.config.slots import Slot, describe, keys_of, shown, slot_at
+from etude.config.slots import Slot, describe, keys_of, shown, slot_at, truths_for_numbers
 from etude.core.errors import ConfigError
 from etude.core.secrets import is_secret_name
 
@@ -47,6 +46,11 @@ class Problems:
         """Note keys that `model`, which stands at `prefix`, does not have."""
         for path in paths:
             self._note((*prefix, *path), _unknown_key(model, path, prefix))
+
+    def add_truths(self, model: type[BaseModel], data: Any, prefix: KeyPath = ()) -> None:
+        """Note each `true` and `false` in `data`, which stands at `prefix`, that is to be a number."""
+        for path, slot in truths_for_numbers(Slot(model), data):
+            self.add((*prefix, *path), f"expected {describe(slot)}, found {shown(dig(data, path))}")
 
     def add_validation(
         self, error: ValidationError, model: type[BaseModel], data: Any, prefix: KeyPath = ()
@@ -97,7 +101,7 @@ class Problems:
         is_secret = any(is_secret_name(str(key)) for key in path[-2:])
         is_unquoted = slot is not None and describe(slot).startswith("text") and not isinstance(value, str)
         text = f"something of type {type(value).__name__}" if is_secret else shown(value)
-        return f"{text}; put it in quotes" if is_unquoted and isinstance(value, int | float | date) else text
+        return f"{text}; put it in quotes" if is_unquoted and isinstance(value, int | float) else text
 
 
 def _real_path(details: ErrorDetails, data: Any) -> KeyPath:

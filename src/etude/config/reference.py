@@ -20,7 +20,8 @@ from etude.config.slots import Slot, describe, models_in
 _INTRODUCTION = """\
 # Config reference
 
-A config is one YAML file. `${NAME}` and `${NAME:-default}` read the environment, and
+A config is one file of YAML 1.2: `yes`, `1:30` and `2024-01-01` are text, and `010` is 10.
+`${NAME}` and `${NAME:-default}` read the environment, and
 `-o finetuning.num_epochs=5` on the command line takes the place of what the file says. Unknown keys are
 errors. This page is generated from the config classes.
 

@@ -116,6 +116,19 @@ def unknown_keys(slot: Slot, data: Any, path: KeyPath = ()) -> Iterator[KeyPath]
                 yield (*path, key)
 
 
+def truths_for_numbers(slot: Slot, data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Slot]]:
+    """Where `true` or `false` stands in the slot of a number: pydantic would take them for 1 and 0."""
+    if isinstance(data, bool):
+        kinds = [arm.annotation for arm in slot.arms()]
+        if any(kind in (int, float) for kind in kinds) and not any(kind in (bool, Any) for kind in kinds):
+            yield path, slot
+    elif isinstance(data, dict | list):
+        for key, value in data.items() if isinstance(data, dict) else enumerate(data):
+            below = next(slot.below(key), None)
+            if below is not None:
+                yield from truths_for_numbers(below, value, (*path, key))
+
+
 _WORDS: dict[Any, str] = {
     bool: "true or false",
     int: "an integer",

@@ -10,11 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
-
 from etude.backup.address import address_of_run
 from etude.config.component import CHANGEABLE
-from etude.config.document import KeyPath, dig, dotted
+from etude.config.document import KeyPath, dig, dotted, parse_value
 from etude.config.load import load_config, parse_config, resolved_yaml
 from etude.config.nearest import nearest
 from etude.config.schema import Config
@@ -129,7 +127,7 @@ def note_changes(run: RunFolder, config: Config) -> dict[str, tuple[Any, Any]]:
     With more epochs than before, or other alarms, a finished run becomes an unfinished one. Raises
     RequestError when the run has done more epochs already.
     """
-    stored, now = stored_data(run.path), yaml.safe_load(resolved_yaml(config))
+    stored, now = stored_data(run.path), parse_value(resolved_yaml(config))
     keys = [tuple(key.split(".")) for key in changeable_keys(config)]
     changed = {
         dotted(key): (dig(stored, key), dig(now, key)) for key in keys if dig(stored, key) != dig(now, key)

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from etude.config.document import parse_value
 from etude.config.load import parse_config, resolved_yaml
 from etude.config.schema import Config
 from etude.core.errors import RequestError
@@ -157,7 +156,7 @@ def run_of(config: Config) -> Iterator[RunFolder]:
 
 def unfinished_run(config: Config) -> Path | None:
     """The run of this config that was changed last and is neither finished nor in use."""
-    wanted = without_changeable(yaml.safe_load(resolved_yaml(config)), config)
+    wanted = without_changeable(parse_value(resolved_yaml(config)), config)
     for run in list_runs(config.finetuning.output_dir):
         is_its = (run / CONFIG).is_file() and without_changeable(stored_data(run), config) == wanted
         if is_its and facts_of(run).state == "unfinished":
