@@ -7,6 +7,7 @@ import sqlite3
 
 from etude.store.journal import Journal
 from tests.cli.projects import change, etude, rows
+from tests.store.test_comparison import run_with
 
 
 def test_without_runs_it_says_what_to_do(project):
@@ -79,11 +80,25 @@ def test_runs_side_by_side(project):
     assert told["settings"]["finetuning.num_epochs"] == [2, 3]
     assert told["settings"]["finetuning.seed"] == [0, 5]
     assert "finetuning.output_dir" not in told["settings"]
+    assert told["other_inputs"] == [0]
     (difference,) = told["differences"]
     assert difference["n"] == 6
     assert difference["low"] <= difference["mean"] <= difference["high"]
     shown = etude("runs", "compare", "short", "long").stdout
     assert "long against short" in shown and "finetuning.seed" in shown
+
+
+async def test_examples_that_have_only_their_ids_in_common_are_not_compared(tmp_path):
+    measured = {"eval": {name: [1.0] for name in "abc"}}
+    await run_with(tmp_path, "first", measured)
+    await run_with(tmp_path, "second", measured, rows={name: (f"another {name}", None) for name in "abc"})
+    told = json.loads(
+        etude("runs", "compare", "first", "second", "--output-dir", str(tmp_path), "--json").stdout
+    )
+    assert (told["differences"], told["other_inputs"]) == ([None], [3])
+    shown = etude("runs", "compare", "first", "second", "--output-dir", str(tmp_path)).stdout
+    assert "3 ids stand for other inputs" in " ".join(shown.split())
+    assert "common examples" not in shown
 
 
 def test_one_run_cannot_be_compared(project):

@@ -1,12 +1,15 @@
 """Runs side by side."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 
 from etude.core.episode import EpisodeRecord
 from etude.core.example import Example
-from etude.store.comparison import differing_settings, measured, paired_difference
+from etude.store.comparison import differing_settings, measured, other_inputs, paired_difference
 from etude.store.encode import encode_episode
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import CONFIG, config_text
@@ -18,16 +21,25 @@ finetuning: {reward_function: {name: right}, num_epochs: %d, output_dir: %s}
 
 
 async def run_with(
-    root: Path, name: str, phases: dict[str, dict[str, list[float | None]]], epochs: int = 1
+    root: Path,
+    name: str,
+    phases: dict[str, dict[str, list[float | None]]],
+    epochs: int = 1,
+    rows: Mapping[str, tuple[Any, Any]] = MappingProxyType({}),
 ) -> Path:
-    """A run with the scores of the episodes of each phase, by example."""
+    """A run with the scores of the episodes of each phase, by example; `rows` has inputs and answers.
+
+    Without a row, an example has its id for its question.
+    """
     files = {CONFIG: config_text(SETTINGS % (epochs, root / name))}
     with RunFolder.create(root, name, files=files) as run:
         for phase, examples in phases.items():
             for example, scores in examples.items():
                 for generation, score in enumerate(scores):
                     key = f"{phase}/{example}/{generation}"
-                    record = EpisodeRecord(key, Example(example), generation, output="x")
+                    question, answer = rows.get(example, (example, None))
+                    full = Example(example, {"question": question}, answer)
+                    record = EpisodeRecord(key, full, generation, output="x")
                     await run.journal.put(key, encode_episode(record, {}))
                     told = {"score": score, "reasoning": None, "error": None if score is not None else "no"}
                     await run.journal.put(f"{key}/score/right", told)
@@ -69,15 +81,59 @@ async def test_only_examples_that_both_have_count(tmp_path):
     assert paired_difference(first, second) is None
 
 
+NOUGHTS, ONES = ({"eval": {name: [score] for name in "abcd"}} for score in (0.0, 1.0))
+
+
+async def test_examples_of_one_id_with_other_inputs_are_not_the_same(tmp_path):
+    other = {name: (f"another {name}", None) for name in "abcd"}
+    first = await run_with(tmp_path, "a", NOUGHTS)
+    second = await run_with(tmp_path, "b", ONES, rows=other)
+    assert (paired_difference(first, second), other_inputs(first, second)) == (None, 4)
+    third = await run_with(tmp_path, "c", ONES, rows={"d": other["d"]})
+    found = paired_difference(first, third)
+    assert found is not None
+    assert (found.n, other_inputs(first, third)) == (3, 1)
+    assert other_inputs(first, await run_with(tmp_path, "d", ONES)) == 0
+
+
+async def test_another_expected_answer_makes_another_example(tmp_path):
+    first = await run_with(tmp_path, "a", NOUGHTS, rows={"a": ("1+1", "2")})
+    second = await run_with(tmp_path, "b", ONES, rows={"a": ("1+1", "3")})
+    found = paired_difference(first, second)
+    assert found is not None
+    assert (found.n, other_inputs(first, second)) == (3, 1)
+
+
+async def test_the_same_inputs_under_other_ids_are_the_same_example(tmp_path):
+    first = await run_with(
+        tmp_path, "a", {"eval": {"1": [0.0], "2": [0.0]}}, rows={"1": ("x", 1), "2": ("y", 2)}
+    )
+    second = await run_with(
+        tmp_path, "b", {"eval": {"2": [1.0], "3": [0.5]}}, rows={"2": ("x", 1), "3": ("y", 2)}
+    )
+    found = paired_difference(first, second)
+    assert found is not None
+    assert (found.n, found.mean, other_inputs(first, second)) == (2, 0.75, 0)
+
+
+async def test_examples_of_one_content_are_told_apart_by_their_ids(tmp_path):
+    """As those of an environment whose episodes differ by their seeds alone."""
+    same = dict.fromkeys("abcdxyz", ("", None))
+    first = await run_with(tmp_path, "a", NOUGHTS, rows=same)
+    second = await run_with(tmp_path, "b", {"eval": {name: [1.0] for name in "cdxyz"}}, rows=same)
+    found = paired_difference(first, second)
+    assert found is not None and found.n == 2
+
+
 async def test_the_latest_validation_is_what_a_training_run_is_measured_by(tmp_path):
     phases = {"validation/0": {"a": [0.0]}, "validation/10": {"a": [1.0]}, "validation/9": {"a": [0.5]}}
     run = await run_with(tmp_path, "a", {**phases, "train/4": {"a": [0.2]}})
-    assert measured(run) == {"a": 1.0}
+    assert {each.id: score for each, score in measured(run).items()} == {"a": 1.0}
 
 
 async def test_repeated_episodes_are_averaged_and_failures_left_out(tmp_path):
     run = await run_with(tmp_path, "a", {"eval": {"a": [0.0, 1.0, None], "b": [None]}})
-    assert measured(run) == {"a": 0.5}
+    assert {each.id: score for each, score in measured(run).items()} == {"a": 0.5}
 
 
 async def test_settings_that_differ(tmp_path):

@@ -34,8 +34,7 @@ def spell_out_alarms(data: dict[str, Any], problems: Problems) -> None:
         entries = dict.fromkeys(alarms_by_default(), False)
         replace_at(data, section, entries)
     for name, value in entries.items() if isinstance(entries, dict) else ():
-        # YAML reads `off` and `on` as a truth value.
-        if value is None or isinstance(value, bool):
+        if value in (None, "on") or isinstance(value, bool):
             value = "off" if value is False else {}
         if isinstance(value, str) and not is_import_path(value):
             if value not in ACTIONS:

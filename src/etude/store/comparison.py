@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from etude.config.document import KeyPath, dotted
+from etude.core.keys import content_hash
 from etude.core.stats import Estimate, estimate_difference
 from etude.store.episodes import stored_episodes
 from etude.store.outline import phases_in
@@ -24,6 +27,17 @@ from etude.store.stored_config import (
 
 _LOCATIONS = (("finetuning", "output_dir"), ("finetuning", "run_configuration", "config_file"))
 """Keys that say where files are, and not what is done with them."""
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""In the text of a Python object that JSON cannot keep: it is another one in each process."""
+
+
+class MeasuredExample(NamedTuple):
+    """An example that a run was measured on."""
+
+    id: str
+    content: str
+    """A hash of its inputs and its expected answer."""
 
 
 def differing_settings(runs: Sequence[Path]) -> dict[str, list[Any]]:
@@ -63,29 +77,60 @@ def paired_difference(first: Path, second: Path, evaluator: str | None = None) -
     """By how much the second run's scores are higher, on the examples that both were measured on.
 
     Taken from each run's evaluation, or else its last validation. Paired by example, so that the
-    examples' difficulty cancels out. None when the runs have fewer than two examples in common. The
-    scores are those of `evaluator`, by default the one that is the reward.
+    examples' difficulty cancels out; examples are the same when their inputs and expected answers are,
+    whatever their ids. None when the runs have fewer than two examples in common. The scores are those of
+    `evaluator`, by default the one that is the reward.
     """
     before, after = measured(first, evaluator), measured(second, evaluator)
-    common = [name for name in before if name in after]
-    if len(common) < 2:
+    pairs = _pairs(before, after)
+    if len(pairs) < 2:
         return None
-    return estimate_difference([before[name] for name in common], [after[name] for name in common])
+    return estimate_difference([before[one] for one, _ in pairs], [after[other] for _, other in pairs])
 
 
-def measured(run: Path, evaluator: str | None = None) -> dict[str, float]:
+def other_inputs(first: Path, second: Path) -> int:
+    """How many ids both runs were measured on, with other inputs or another expected answer in each."""
+    before, after = measured(first), measured(second)
+    paired = {each.id for pair in _pairs(before, after) for each in pair}
+    return len(({each.id for each in before} & {each.id for each in after}) - paired)
+
+
+def _pairs(
+    before: Mapping[MeasuredExample, float], after: Mapping[MeasuredExample, float]
+) -> list[tuple[MeasuredExample, MeasuredExample]]:
+    """The examples that are the same: by content, and by id too where a run has several of one content."""
+    own, others = _by_content(before), _by_content(after)
+    pairs = []
+    for each in before:
+        other = each if each in after else others.get(each.content)
+        if other is not None and (other == each or own[each.content] is not None):
+            pairs.append((each, other))
+    return pairs
+
+
+def _by_content(examples: Iterable[MeasuredExample]) -> dict[str, MeasuredExample | None]:
+    """The example of each content; None where there are several."""
+    found: dict[str, MeasuredExample | None] = {}
+    for each in examples:
+        found[each.content] = None if each.content in found else each
+    return found
+
+
+def measured(run: Path, evaluator: str | None = None) -> dict[MeasuredExample, float]:
     """The mean score of each example in a run's evaluation, or else its last validation.
 
     The scores are those of `evaluator`, by default the one that is the reward.
     """
     evaluator = evaluator or reward_name(stored_data(run, required=False))
-    scores: defaultdict[str, list[float]] = defaultdict(list)
+    scores: defaultdict[MeasuredExample, list[float]] = defaultdict(list)
     with RunFolder.read(run) as folder:
         phases = [phase for phase in phases_in(folder.journal) if not phase.startswith("train/")]
         for key, data in stored_episodes(folder.journal, f"{phases[0]}/") if phases and evaluator else ():
             score = (folder.journal.get(f"{key}/score/{evaluator}") or {}).get("score")
             if score is not None:
-                scores[data["example"]["id"]].append(float(score))
+                row = data["example"]
+                content = _ADDRESS.sub("", json.dumps([row["inputs"], row["expected"]], sort_keys=True))
+                scores[MeasuredExample(row["id"], content_hash(content))].append(float(score))
     return {example: math.fsum(values) / len(values) for example, values in scores.items()}
 
 

@@ -11,8 +11,13 @@ from starlette.responses import Response
 from etude.budget.bill import bill_of
 from etude.core.errors import RequestError
 from etude.core.stats import Estimate, shown_mean
-from etude.report.run_lines import shown_epochs, shown_state, side_by_side
-from etude.store.comparison import differing_settings, paired_difference, paired_differences
+from etude.report.run_lines import shown_epochs, shown_other_inputs, shown_state, side_by_side
+from etude.store.comparison import (
+    differing_settings,
+    other_inputs,
+    paired_difference,
+    paired_differences,
+)
 from etude.store.log import histories
 from etude.store.run_folder import RunFolder
 from etude.view.charts import Charted, charts_of
@@ -61,6 +66,8 @@ def _verdicts(paths: Sequence[Path]) -> Iterator[tuple[str, str, str]]:
             yield path.name, name, _shown(estimate)
         if reward is None and not scores:
             yield path.name, "reward", f"measured on no examples that {first.name} was measured on"
+        if apart := other_inputs(first, path):
+            yield path.name, "examples", shown_other_inputs(apart)
 
 
 def _shown(difference: Estimate) -> str:
