@@ -146,7 +146,7 @@ async def evaluate_async(
             model = trained.llms[str(trained.finetuning.target_model)]
         parts = {"reward": reward, "examples": examples, "model": model, "models": models}
         parts |= {"tools": tools, "scenario": scenario}
-        config = config_of(agent, parts, overrides, settings, enabled=False)
+        config = config_of(agent, parts, overrides, settings, enabled=False).for_evaluation()
         request = _request(version, repeat, greedy)
     config = with_trackers(config, report)
     with new_run(config, name, request) as run, _shown(progress) as display:
@@ -260,7 +260,7 @@ def request_of(
     config, version = load(source, changes), _version_of(model, root)
     if model is not None:
         config = load(source, [*changes, *model_overrides(config, str(model), version)])
-    return config, _request(version, repeat, greedy), version
+    return config.for_evaluation(), _request(version, repeat, greedy), version
 
 
 def _request(version: RunVersion | None, repeat: int, greedy: bool) -> EvaluationRequest:

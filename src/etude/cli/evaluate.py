@@ -47,7 +47,7 @@ def evaluate(
     greedy: Annotated[bool, option("Sample at temperature 0.", "--greedy")] = False,
     dataset: Annotated[
         Path | None,
-        option("Evaluate on this file; by default the validation dataset, else the training one."),
+        option("Evaluate on this file; by default the held-out examples, else the training ones."),
     ] = None,
     per_example: Annotated[bool, option("Show a row for each example.", "--per-example")] = False,
     rescore: Annotated[
@@ -82,8 +82,7 @@ def evaluate(
         raise RequestError("--phase goes with --rescore RUN")
     overrides = [*(override or ()), *on_cluster(on), *with_metrics(metrics_port)]
     if dataset is not None:
-        no_validation = "finetuning.run_configuration.validation_dataset=null"
-        overrides += [*run_configuration(dataset=dataset), no_validation]
+        overrides += run_configuration(dataset=dataset)
     settings, request, version = request_of(
         config, overrides, model, output_dir, repeat=repeat, greedy=greedy
     )

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from etude.config import registry
 from etude.config.alarms import spell_out_alarms
 from etude.config.component import ComponentConfig, DatasetConfig, TrackerConfig, WorkflowConfig
-from etude.config.document import Document, KeyPath, dig, replace_at, set_at
+from etude.config.document import Document, KeyPath, dig, holds, replace_at, set_at
 from etude.config.import_path import import_object, is_import_path
 from etude.config.nearest import alternatives, nearest
 from etude.config.problems import Problems
@@ -89,7 +89,8 @@ def _supplied(
     written: dict[KeyPath, tuple[Kind, Written]] = {}
     if supplies.dataset and dig(data, DATASET) is None and dig(data, OTHER_DATASETS[0]) is None:
         written[DATASET] = "datasets", supplies.dataset
-    if supplies.validation and dig(data, VALIDATION) is None:
+    # `null` is an answer: no validation.
+    if supplies.validation and not holds(dig(data, VALIDATION[:-1]), VALIDATION[-1]):
         written[VALIDATION] = "datasets", supplies.validation
     if supplies.evaluators and not dig(data, NAMED["evaluators"]):
         written |= {

@@ -33,7 +33,7 @@ from etude.config.import_path import import_object, is_import_path, make_importa
 from etude.config.nearest import nearest
 from etude.config.problems import Problems
 from etude.config.references import SECTION_OF, complete_names
-from etude.config.registry import components_in
+from etude.config.registry import DATASET, OTHER_DATASETS, components_in
 from etude.config.schema import Config
 from etude.config.secrets import Declared, keep_text, remember_secrets, secrets_in, secrets_of
 from etude.config.slots import Slot, walk
@@ -165,6 +165,7 @@ def _validated(document: Document, overrides: Iterable[Override]) -> Config:
     if isinstance(document.data.get("report"), str | dict | ComponentConfig):
         document.data["report"] = [document.data["report"]]
     data, problems, in_training = document.data, Problems(document), Problems(document)
+    examples_come_first = _examples_come_first(document)
     config_file = dig(data, _CONFIG_FILE) or (document.path and str(document.path.absolute()))
     folders = (Path(config_file).parent if isinstance(config_file, str) else Path.cwd(), Path.cwd())
     make_importable(*folders)
@@ -185,7 +186,25 @@ def _validated(document: Document, overrides: Iterable[Override]) -> Config:
     config._as_written.update(problems.references)
     remember_secrets(config, config.model_dump(mode="json", fallback=str))
     config._untrainable = in_training.error()
+    config._examples_come_first = examples_come_first
     return config
+
+
+def _examples_come_first(document: Document) -> bool:
+    """Whether the examples are named closer to the caller than the held-out ones.
+
+    An override goes before the file, and the file before what its workflow brings along. Of two keys for the
+    examples, the one that is named further from the caller is taken out.
+    """
+
+    def closeness(path: KeyPath) -> int:
+        is_overridden = any(each[: len(path)] == path for each in document.overridden)
+        return 2 if is_overridden else int(dig(document.data, path) is not None)
+
+    in_settings, held_out = OTHER_DATASETS
+    if closeness(DATASET) > closeness(in_settings) > 0:
+        replace_at(document.data, in_settings, None)
+    return max(closeness(DATASET), closeness(in_settings)) > closeness(held_out)
 
 
 def _find_prices(data: dict[str, Any], folders: Iterable[Path], problems: Problems) -> None:

@@ -129,6 +129,19 @@ class Config(BaseModel, extra="forbid", frozen=True):
 
     _untrainable: ConfigError | None = PrivateAttr(default=None)
 
+    _examples_come_first: bool = PrivateAttr(default=False)
+    """Whether the examples are named closer to the caller than the held-out ones: by an override, where these
+    are in the file, or by either, where an environment brings these."""
+
+    def for_evaluation(self) -> Config:
+        """The config as an evaluation has it: without held-out examples that nobody asked for by name, where
+        somebody asked for others."""
+        if not self._examples_come_first:
+            return self
+        settings = self.finetuning.run_configuration.model_copy(update={"validation_dataset": None})
+        finetuning = self.finetuning.model_copy(update={"run_configuration": settings})
+        return self.model_copy(update={"finetuning": finetuning})
+
     def check_training(self) -> None:
         """Raises ConfigError for what is no matter in an evaluation, and could not be trained."""
         if self._untrainable is not None:

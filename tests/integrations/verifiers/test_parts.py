@@ -7,9 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from etude.config.registry import lookup
 from etude.core.errors import EngineAway, EnvironmentAway, EpisodeError
+from etude.core.example import Example
 from etude.integrations.verifiers.components import VerifiersWorkflowConfig
 from etude.integrations.verifiers.failures import Problem, failure_of, problems_of
 from etude.integrations.verifiers.scores import AgentScores, Score, scores_of
@@ -161,3 +163,31 @@ def test_a_quarter_is_held_out_and_endless_tasks_are_not_all_made():
     assert len({each.id for each in (*train, *held_out)}) == 16
     assert train[0].inputs == {} and train[0].expected == "a"
     assert max(made) == 15
+
+
+def test_an_example_is_the_task_of_its_id_unless_it_says_something_else():
+    class Task:
+        def __init__(self, data: Any, config: Any = None) -> None:
+            self.data, self.key = data, "0"
+
+        @staticmethod
+        def data_type() -> Any:
+            return Data
+
+    class Data(BaseModel):
+        question: str = ""
+        answer: str = ""
+
+    class Taskset:
+        config = SimpleNamespace(id="mine", task=None)
+
+        @staticmethod
+        def task_type() -> Any:
+            return Task
+
+    own = Task(Data(question="q", answer="a"))
+    tasks = Tasks(Taskset(), {"0": own})
+    same = [Example("0"), Example("0", {"question": "q"}), Example("0", {"question": "q"}, "a")]
+    assert all(tasks.of(example) is own for example in same)
+    assert tasks.of(Example("0", {"question": "another"}, "b")).data == Data(question="another", answer="b")
+    assert tasks.of(Example("0", {"question": "q"}, "b")).data == Data(question="q", answer="b")

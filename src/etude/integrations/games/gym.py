@@ -19,7 +19,7 @@ from etude.integrations.games.actions import Reader, reader_of
 from etude.integrations.games.config import GameConfig, own_function, own_maker, unknown
 from etude.integrations.games.guard import Guard, guarded
 from etude.integrations.games.observations import text_of_observation
-from etude.integrations.games.turns import Course, Player
+from etude.integrations.games.turns import Course, Player, beginning_of
 from etude.rollout.episode import Episode
 from etude.rollout.workflow import Workflow
 
@@ -99,9 +99,9 @@ class GymGame:
         config = self.config
         player = Player(WORKFLOW, config.model, config.prompt, config.history)
         course = Course(rewards={WORKFLOW: 0.0})
+        seed, options = beginning_of(example, config.id)
         async with guarded(config.id, self.make, config.call_timeout) as guard:
             read = reader_of(config.action, getattr(guard.env, "action_space", None))
-            seed, options = example.inputs.get("seed"), example.inputs.get("options")
             shown, over = await guard.call("reset()", lambda env: self._reset(guard, seed, options)), False
             while not over and course.turns < config.max_turns:
                 text = await player.answer(episode, shown)

@@ -19,7 +19,7 @@ from etude.integrations.games.actions import reader_of
 from etude.integrations.games.config import GameConfig, own_function, own_maker, unknown
 from etude.integrations.games.guard import Guard, guarded
 from etude.integrations.games.observations import text_of_observation
-from etude.integrations.games.turns import Course, Player
+from etude.integrations.games.turns import Course, Player, beginning_of
 from etude.rollout.episode import Episode
 from etude.rollout.workflow import Workflow
 
@@ -111,7 +111,7 @@ class PettingZooGame:
         config, seats = self.config, self.config.seats
         players = {name: Player(name, model, config.prompt, config.history) for name, model in seats.items()}
         course = Course(rewards=dict.fromkeys(seats, 0.0))
-        seed, options = example.inputs.get("seed"), example.inputs.get("options")
+        seed, options = beginning_of(example, config.id)
         async with guarded(config.id, self.make, config.call_timeout) as guard:
             await guard.call("reset()", lambda env: env.reset(seed=seed, options=options))
             while course.turns < config.max_turns:

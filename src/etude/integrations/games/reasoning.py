@@ -19,6 +19,7 @@ from etude.core.example import Example
 from etude.core.keys import content_hash, fold
 from etude.integrations.games.config import SizesConfig, unknown
 from etude.integrations.games.guard import in_time
+from etude.integrations.games.turns import whole_number
 from etude.rollout.episode import Episode
 from etude.rollout.workflow import Workflow
 
@@ -138,25 +139,31 @@ class ReasoningTask:
 
     async def __call__(self, example: Example, episode: Episode) -> str:
         """The answer."""
-        question = self.config.prompt.replace("{question}", str(example.inputs["question"]))
-        reply = await episode.chat([{"role": "user", "content": question}], model=self.config.model)
+        name, seconds = f"reasoning-gym's {self.config.task}", self.config.call_timeout
+        entries, entry = await in_time(name, lambda: self._entry(example), seconds)
+        prompt = self.config.prompt.replace("{question}", str(entry["question"]))
+        reply = await episode.chat([{"role": "user", "content": prompt}], model=self.config.model)
         tagged = _TAG.findall(reply.text)
         answer = (tagged[-1] if tagged else reply.text).strip()
-        what = f"reasoning-gym's {self.config.task}: score_answer()"
-        episode.score(
-            "reward", await in_time(what, lambda: self._score(example, answer), self.config.call_timeout)
+        score = await in_time(
+            f"{name}: score_answer()", lambda: entries.score_answer(answer=answer, entry=entry), seconds
         )
+        episode.score("reward", score)
         return answer
 
-    def _score(self, example: Example, answer: str) -> Any:
-        index, seed = example.inputs.get("index"), example.inputs.get("seed")
-        if not isinstance(index, int) or not isinstance(seed, int):
-            raise EpisodeError(
-                "an example of reasoning-gym has a 'seed' and an 'index'; take its own dataset"
-            )
+    def _entry(self, example: Example) -> tuple[Any, Any]:
+        """The dataset and the entry that an example is of. Raises EpisodeError for one of no entry."""
+        what = f"the task '{self.config.task}' of reasoning-gym, which makes and scores its own questions,"
+        seed, index = (whole_number(example, name, what) for name in ("seed", "index"))
         entries = self._entries.get(seed) or entries_of(self.config.task, self.config.config, seed)
         self._entries[seed] = entries
-        return entries.score_answer(answer=answer, entry=entries[index])
+        entry = entries[index]
+        if example.inputs.get("question", entry["question"]) != entry["question"]:
+            raise EpisodeError(
+                f"example {example.id!r} has another 'question' than {what} has at seed {seed} and index "
+                f"{index}, whose answer would be the measure; leave the column out, or take its own dataset"
+            )
+        return entries, entry
 
     @cached_property
     def _entries(self) -> dict[int, Any]:

@@ -16,7 +16,7 @@ from etude.core.episode import WORKFLOW
 from etude.core.example import Example
 from etude.integrations.games.config import GameConfig, unknown
 from etude.integrations.games.guard import Guard, OwnRandom, guarded
-from etude.integrations.games.turns import Course, Player
+from etude.integrations.games.turns import Course, Player, whole_number
 from etude.rollout.episode import Episode
 from etude.rollout.workflow import Workflow
 
@@ -103,7 +103,7 @@ class TextArenaGame:
 
     async def __call__(self, example: Example, episode: Episode) -> dict[str, Any]:
         """Play until it is over. Raises EnvironmentFailed, also for a game without an end in `max_turns`."""
-        config, seed = self.config, example.inputs.get("seed")
+        config, seed = self.config, whole_number(example, "seed", self.config.id)
         agents = config.agents()
         players = [Player(name, model, config.prompt, config.history) for name, model in agents.items()]
         course = Course()

@@ -3,11 +3,43 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from etude.core.data_model import kind_of
+from etude.core.errors import EpisodeError
+from etude.core.example import Example
 from etude.core.message import Message
 from etude.rollout.episode import Episode
+
+
+def whole_number(example: Example, name: str, what: str) -> int:
+    """An input of an example that a game cannot do without. Raises EpisodeError where it is none.
+
+    Text counts as the number that it spells: all that a CSV file holds is text.
+    """
+    value = example.inputs.get(name)
+    try:
+        return int(str(value))
+    except ValueError:
+        found = "it has none" if value is None else f"found {kind_of(value)}"
+        raise EpisodeError(
+            f"example {example.id!r} is no game: {what} needs a whole number as '{name}', and {found}; give "
+            "each row one, or leave the dataset out, and the workflow brings its own"
+        ) from None
+
+
+def beginning_of(example: Example, what: str) -> tuple[int | None, Mapping[str, Any] | None]:
+    """The `seed` and the `options` that a game is reset with; a row has either or both.
+
+    Raises EpisodeError for an example that has neither: each of its episodes would be another game.
+    """
+    options = example.inputs.get("options")
+    if options is not None and not isinstance(options, Mapping):
+        raise EpisodeError(f"example {example.id!r}: 'options' is a mapping, found {kind_of(options)}")
+    needs_seed = options is None or example.inputs.get("seed") is not None
+    return (whole_number(example, "seed", what) if needs_seed else None), options
 
 
 @dataclass

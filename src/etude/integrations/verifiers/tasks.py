@@ -65,11 +65,11 @@ class Tasks:
         return [self._example(task) for task in chosen]
 
     def of(self, example: Example) -> Any:
-        """The task of an example: the one of its id, or one made of its inputs.
+        """The task of an example: the one of its id, or one made of its inputs where it has others.
 
         Raises DatasetError when the inputs of an example that is no task of the taskset are none.
         """
-        if (task := self._by_key.get(example.id)) is not None:
+        if (task := self._by_key.get(example.id)) is not None and self._is_of(example, task):
             return task
         task_type = type(self._taskset).task_type()
         data_type = task_type.data_type()
@@ -107,6 +107,12 @@ class Tasks:
             )
         self._by_key |= {task.key: task for task in tasks}
         return tasks
+
+    def _is_of(self, example: Example, task: Any) -> bool:
+        """Whether all that an example says is the task's: a dataset of one's own may have the same ids."""
+        known = self._example(task)
+        same = all(known.inputs.get(name) == value for name, value in example.inputs.items())
+        return same and example.expected in (None, known.expected)
 
     @property
     def _name(self) -> str:

@@ -1,0 +1,170 @@
+"""Examples of one's own for an environment that brings its own: those that are named are played."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("gymnasium")
+pytest.importorskip("pettingzoo")
+pytest.importorskip("reasoning_gym")
+pytest.importorskip("textarena")
+
+import etude
+from etude.config.builder import Builder
+from etude.config.component import LlmConfig
+from etude.config.registry import register_llm
+from etude.core.errors import ErrorBudgetExceeded
+from etude.core.example import Example
+from tests.cli.projects import etude as command
+from tests.integrations.games.playing import played
+from tests.support import ScriptedEngine
+
+HERE = "tests.integrations.games.careless"
+GYM = {"_type": "gym", "id": f"{HERE}:Counting", "validation_size": 3}
+REASONING = {"_type": "reasoning_gym", "task": "gcd", "validation_size": 3}
+TEXTARENA = {"_type": "textarena", "id": "Nim-v0", "seats": ["policy", "policy"], "max_turns": 40}
+PETTINGZOO = {
+    "_type": "pettingzoo",
+    "id": "classic/tictactoe-v3",
+    "seats": {"player_1": "policy", "player_2": "policy"},
+    "max_turns": 3,
+}
+MINE = [{"id": "mine-0", "seed": 900, "index": 3}, {"id": "mine-1", "seed": 901, "index": 4}]
+NAMED = {"mine-0", "mine-1"}
+
+
+class WordsConfig(LlmConfig, name="test_words"):
+    """A model that says one word."""
+
+
+@register_llm(config_type=WordsConfig)
+async def words(config: WordsConfig, builder: Builder) -> AsyncIterator[ScriptedEngine]:
+    engine = ScriptedEngine(["[1 1] 0"])
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def evaluated(workflow: dict[str, Any] | str, **more: Any) -> set[str]:
+    """The ids of the examples that an evaluation has played."""
+    whole = isinstance(workflow, str) or "workflow" in workflow
+    model = {} if whole else {"model": {"_type": "test_words"}}
+    run = etude.evaluate(workflow, **model, error_budget=1.0, progress=False, **more)
+    return {episode.example.id for episode in run.episodes}
+
+
+def written(**blocks: Any) -> str:
+    """A config file with an environment, and these blocks."""
+    config = {"llms": {"policy": {"_type": "test_words"}}, "workflow": GYM, **blocks}
+    Path("config.yml").write_text(yaml.safe_dump(config))
+    for name in ("mine", "other"):
+        rows = [f'{{"id": "{name}-{number}", "seed": {900 + number}}}\n' for number in range(2)]
+        Path(f"{name}.jsonl").write_text("".join(rows))
+    return "config.yml"
+
+
+@pytest.mark.parametrize("workflow", [GYM, REASONING, TEXTARENA, PETTINGZOO], ids=lambda each: each["_type"])
+def test_the_examples_that_a_program_names_are_the_ones_that_are_measured(workflow):
+    assert evaluated(workflow, examples=MINE) == NAMED
+
+
+def test_without_any_it_is_the_held_out_ones_that_the_environment_brings():
+    assert len(evaluated(GYM)) == 3
+
+
+def test_a_run_that_goes_on_measures_the_same_ones():
+    run = etude.evaluate(GYM, model={"_type": "test_words"}, examples=MINE, progress=False)
+    again = etude.resume(run, examples=MINE, progress=False)
+    assert {episode.example.id for episode in again.episodes} == NAMED
+
+
+@pytest.mark.parametrize(
+    ("blocks", "arguments"),
+    [
+        ({"eval": {"general": {"dataset": "mine.jsonl"}}}, []),
+        ({"finetuning": {"run_configuration": {"dataset": "mine.jsonl"}}}, []),
+        ({}, ["--dataset", "mine.jsonl"]),
+        ({}, ["-o", "eval.general.dataset=mine.jsonl"]),
+        ({"finetuning": {"run_configuration": {"validation_dataset": "mine.jsonl"}}}, []),
+        (
+            {"finetuning": {"run_configuration": {"validation_dataset": "other.jsonl"}}},
+            ["-o", "eval.general.dataset=mine.jsonl"],
+        ),
+        (
+            {"finetuning": {"run_configuration": {"dataset": "other.jsonl", "validation_dataset": None}}},
+            ["-o", "eval.general.dataset=mine.jsonl"],
+        ),
+        (
+            {"eval": {"general": {"dataset": "other.jsonl"}}},
+            ["-o", "finetuning.run_configuration.validation_dataset=mine.jsonl"],
+        ),
+        (
+            {
+                "eval": {"general": {"dataset": "other.jsonl"}},
+                "finetuning": {"run_configuration": {"validation_dataset": "mine.jsonl"}},
+            },
+            [],
+        ),
+    ],
+)
+def test_a_command_measures_what_it_is_given_before_what_the_file_names_and_that_before_the_environments_own(
+    blocks, arguments
+):
+    shown = command("evaluate", written(**blocks), "--name", "e", *arguments)
+    assert shown.exit_code == 0, shown.stderr
+    played = {episode.example.id for episode in etude.load_run("e").episodes}
+    assert played == NAMED
+
+
+def test_no_validation_is_an_answer_too():
+    config = etude.load_config(written(), ["finetuning.run_configuration.validation_dataset=null"])
+    assert config.finetuning.run_configuration.validation_dataset is None
+
+
+@pytest.mark.parametrize(
+    ("workflow", "row", "reason"),
+    [
+        (
+            GYM,
+            {"question": "q"},
+            r"'mine' is no game: .*Counting needs a whole number as 'seed', and it has none",
+        ),
+        (GYM, {"seed": "soon"}, r"needs a whole number as 'seed', and found a str"),
+        (GYM, {"options": 3}, r"example 'mine': 'options' is a mapping, found an int"),
+        (PETTINGZOO, {}, r"tictactoe-v3 needs a whole number as 'seed'"),
+        (TEXTARENA, {"question": "q"}, r"Nim-v0 needs a whole number as 'seed'"),
+        (
+            REASONING,
+            {"question": "q", "entry": "{}"},
+            r"the task 'gcd' of reasoning-gym.*'seed', and it has none",
+        ),
+        (REASONING, {"seed": 1}, r"needs a whole number as 'index'"),
+        (REASONING, {"seed": 1, "index": 0, "question": "q"}, r"has another 'question' than the task 'gcd'"),
+    ],
+)
+async def test_a_row_that_an_environment_cannot_play_is_named_before_a_token_is_sampled(
+    journal, workflow, row, reason
+):
+    (record,) = await played(workflow, journal, ["0"], examples=[Example("mine", row)])
+    assert record.failure is not None and not record.calls
+    assert re.search(reason, record.failure.reason), record.failure.reason
+
+
+def test_such_rows_end_an_evaluation_with_the_reason():
+    with pytest.raises(ErrorBudgetExceeded, match="example 'a' is no game"):
+        etude.evaluate(GYM, model={"_type": "test_words"}, examples=[{"id": "a"}], progress=False)
+
+
+async def test_a_seed_of_a_csv_file_is_a_number(journal):
+    (record,) = await played(GYM, journal, ["0"], examples=[Example("mine", {"seed": "900"})])
+    assert record.failure is None
