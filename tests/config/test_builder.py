@@ -149,9 +149,9 @@ async def test_every_kind_of_component_is_handed_out(folder: Path):
             await builder.get_workflow(),
             await builder.get_dataset(),
             await builder.get_evaluator("correct"),
-            await builder.get_trajectory_builder("grpo"),
-            await builder.get_trainer_adapter("local"),
-            await builder.get_trainer("epochs"),
+            await builder.get("trajectory_builders", "grpo"),
+            await builder.get("trainer_adapters", "local"),
+            await builder.get("trainers", "epochs"),
         ]
         assert [made[0].type_name for made in built] == [
             "local", "function", "json", "function", "grpo", "local", "epochs",

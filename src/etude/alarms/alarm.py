@@ -14,6 +14,7 @@ from etude.config.alarms import alarms_by_default
 from etude.config.component import AlarmConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_alarm
+from etude.core.around import wrap_implementations
 from etude.core.history import Entry
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Alarm(AlarmConfig):
         """Register the class under its name, or under its import path."""
         path = f"{cls.__module__}:{cls.__qualname__}"
         super().__pydantic_init_subclass__(name=path if name is None else name, **kwargs)
+        wrap_implementations(cls, Alarm)
         register_alarm(config_type=cls)(_build)
 
     def look(self, entry: Entry, earlier: Sequence[Entry]) -> Sightings | str | None:

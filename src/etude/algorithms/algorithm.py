@@ -19,6 +19,7 @@ from etude.algorithms.samples import with_turns
 from etude.config import registry
 from etude.config.import_path import import_object, is_import_path, make_importable
 from etude.config.registry import register_trajectory_builder
+from etude.core.around import wrap_implementations
 from etude.core.edge import Encoder, units_of
 from etude.core.errors import EtudeError, RequestError, TrainingError
 from etude.core.sample import Kind, Sample, SampleOrPair
@@ -64,6 +65,7 @@ class Algorithm(Collecting):
         """Register the class under its name, or under its import path; with the name "" not at all."""
         path = f"{cls.__module__}:{cls.__qualname__}"
         super().__pydantic_init_subclass__(name=path if name is None else name, **kwargs)
+        wrap_implementations(cls, Algorithm)
         if cls.type_name:
             register_trajectory_builder(config_type=cls)(_build)
 
@@ -90,6 +92,11 @@ class Algorithm(Collecting):
         for group in groups:
             known = all(sample.advantages is not None for sample in group)
             values = None if known else self.advantages(group)
+            if values is not None and len(values) != len(group):
+                raise TrainingError(
+                    f"{type(self).__name__}.advantages gave {len(values)} rows for the {len(group)} samples "
+                    "of a group; give one for each, with a number for each of its turns"
+                )
             rows = group if values is None else map(_with_advantages, group, values)
             assigned.append(list(rows))
         return assigned

@@ -46,9 +46,9 @@ class TrajectoryBuilder(ABC):
     __built: Built | None = None  # With two underscores: subclasses have attributes of their own.
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Have what every implementation of `finalize` returns noted by the run."""
+        """Have every implementation held to the interface, and what `finalize` returns noted by the run."""
         super().__init_subclass__(**kwargs)
-        wrap_implementations(cls, "finalize")
+        wrap_implementations(cls, TrajectoryBuilder)
 
     async def around_finalize(
         self,

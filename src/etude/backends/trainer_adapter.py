@@ -53,7 +53,8 @@ class TrainerAdapter(ABC):
     """Sends trajectories to a training backend and follows the jobs.
 
     Connections, models and processes belong into `initialize`, not into the constructor. Within a run,
-    `submit`, `status` and `wait_until_complete` of every subclass are called through the run's `Jobs`.
+    `submit`, `status` and `wait_until_complete` of every subclass are called through the run's `Jobs`. What a
+    method returns that is not what it is declared to raises WrongReturnError.
     """
 
     run_config: FinetuneConfig
@@ -71,7 +72,7 @@ class TrainerAdapter(ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Have every implementation called through the run's jobs."""
         super().__init_subclass__(**kwargs)
-        wrap_implementations(cls, "submit", "status", "wait_until_complete")
+        wrap_implementations(cls, TrainerAdapter)
 
     def bind_jobs(self, jobs: Jobs) -> None:
         """Hand over what checks, journals and follows the jobs of a run."""

@@ -17,10 +17,11 @@ from urllib.parse import quote
 from etude.config import registry
 from etude.config.assemble import parse_dataset
 from etude.config.component import ComponentConfig, DatasetConfig
-from etude.config.import_path import where_raised
+from etude.config.import_path import where_defined, where_raised
 from etude.config.nearest import alternatives
 from etude.config.registry import NOUNS, Kind, section
 from etude.config.schema import Config
+from etude.core.data_model import kind_of
 from etude.core.errors import EtudeError, RequestError
 from etude.core.interfaces import Dataset, Engine, Evaluator, Run
 from etude.core.keys import content_hash
@@ -93,15 +94,27 @@ class Builder:
     async def get_trajectory_builder(self, name: str) -> Any:
         """An entry of `trajectory_builders`. Raises ConfigError for a config that could not be trained."""
         self.config.check_training()
-        return await self.get("trajectory_builders", name)
+        return await self._get_part("trajectory_builders", name, "TrajectoryBuilder")
 
     async def get_trainer_adapter(self, name: str) -> Any:
         """An entry of `trainer_adapters`."""
-        return await self.get("trainer_adapters", name)
+        return await self._get_part("trainer_adapters", name, "TrainerAdapter")
 
     async def get_trainer(self, name: str) -> Any:
         """An entry of `trainers`; its builder and adapter are bound by whoever runs it."""
-        return await self.get("trainers", name)
+        return await self._get_part("trainers", name, "Trainer")
+
+    async def _get_part(self, kind: Kind, name: str, interface: str) -> Any:
+        """The component of that name. Raises EtudeError for what does not have the interface, which is of a
+        room above this one, and known by its name here."""
+        part = await self.get(kind, name)
+        if any(base.__name__ == interface for base in type(part).__mro__):
+            return part
+        registration = registry.lookup(kind, section(self.config, kind)[name].type_name)
+        raise EtudeError(
+            f"{where_defined(registration.factory)}: what builds {kind}.{name} yielded {kind_of(part)}, and "
+            f"an object of a subclass of etude.{interface} is expected"
+        )
 
     async def get_workflow(self) -> Any:
         """The agent, an `etude.rollout.workflow.Workflow`. Raises RequestError when the config has none."""

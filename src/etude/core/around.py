@@ -1,8 +1,9 @@
 """Calling every implementation of a method through its base class, whoever wrote the implementation.
 
-A guarantee that has to hold for a user's subclass as for ours cannot live in a subclass. A base class that
-names a method here has all implementations of it called as `self.around_<method>(proceed, …)`; `proceed`
-is the implementation, and the base class decides what happens before and after it.
+A guarantee that has to hold for a user's subclass as for ours cannot live in a subclass. All implementations
+of an interface's methods are wrapped: what they return is what the interface declares, and where that has a
+method `around_<method>(proceed, …)`, it is called in their place. `proceed` is the implementation, and the
+base class decides what happens before and after it.
 """
 
 from __future__ import annotations
@@ -10,54 +11,69 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
+
+from etude.core.returned import checked, require_plain
 
 C = TypeVar("C", bound=Callable[..., Any])
 
 _entered: ContextVar[frozenset[tuple[int, str]]] = ContextVar("entered", default=frozenset())
+_inside: ContextVar[frozenset[tuple[int, str]]] = ContextVar("inside", default=frozenset())
 
 
-def wrap_implementations(cls: type, *names: str) -> None:
-    """Have the methods that `cls` itself implements called through `around_<name>`.
+def wrap_implementations(cls: type, interface: type) -> None:
+    """Wrap the methods of the interface that `cls` itself implements.
 
-    For `__init_subclass__` of the base class. Names that `cls` does not define, or leaves abstract, are
-    passed over.
+    For `__init_subclass__` of the base class. Methods that `cls` does not define, or leaves abstract, are
+    passed over. Raises RequestError for an `async def` of a method that is called without being waited for.
     """
-    for name in names:
+    for name, declared in vars(interface).items():
         own = vars(cls).get(name)
-        if inspect.isfunction(own) and not getattr(own, "__isabstractmethod__", False):
-            setattr(cls, name, through_base(own))
+        is_method = inspect.isfunction(declared) and not name.startswith(("_", "around_"))
+        if is_method and inspect.isfunction(own) and not getattr(own, "__isabstractmethod__", False):
+            setattr(cls, name, _through(own, declared))
 
 
 def through_base(own: C) -> C:
-    """`own` as a method that is called through `around_<name>`; of a base class's own implementation.
+    """The base class's own implementation, wrapped as those of subclasses are."""
+    return _through(own, own)
 
-    A call that is made from within the same method, such as one of `super()`, goes straight through.
+
+def _through(own: C, declared: Callable[..., Any]) -> C:
+    """`own`, called through `around_<name>` where there is one, and held to what is declared.
+
+    It is waited for where it is declared to be, also where it is a plain `def`. A call that is made from
+    within the same method, such as one of `super()`, goes straight through.
     """
-    name = own.__name__
+    require_plain(own, declared)
+    name, is_async = own.__name__, inspect.iscoroutinefunction(declared)
 
     def proceed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with entered(self, name):
-            return own(self, *args, **kwargs)
+        with entered(self, name), _noted(_inside, self, name):
+            return checked(own(self, *args, **kwargs), own, declared)
 
     async def proceed_async(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with entered(self, name):
-            return await own(self, *args, **kwargs)
+        with entered(self, name), _noted(_inside, self, name):
+            value = own(self, *args, **kwargs)
+            return checked(await value if inspect.isawaitable(value) else value, own, declared)
 
-    is_async = inspect.iscoroutinefunction(own)
     implementation = proceed_async if is_async else proceed
 
     @functools.wraps(own)
     def through(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_entered(self, name):
+        if (id(self), name) in _inside.get():
             return own(self, *args, **kwargs)
-        return getattr(self, f"around_{name}")(functools.partial(implementation, self), *args, **kwargs)
+        around = None if is_entered(self, name) else getattr(self, f"around_{name}", None)
+        if around is None:
+            return implementation(self, *args, **kwargs)
+        return around(functools.partial(implementation, self), *args, **kwargs)
 
     @functools.wraps(own)
     async def through_async(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return await through(self, *args, **kwargs)
+        value = through(self, *args, **kwargs)
+        return await value if inspect.isawaitable(value) else value
 
     # They take and give what `own` does.
     return through_async if is_async else through  # type: ignore[return-value]
@@ -68,11 +84,15 @@ def is_entered(self: object, name: str) -> bool:
     return (id(self), name) in _entered.get()
 
 
+def entered(self: object, name: str) -> AbstractContextManager[None]:
+    """Have calls of the method go to its implementation, and not through `around_<name>`."""
+    return _noted(_entered, self, name)
+
+
 @contextmanager
-def entered(self: object, name: str) -> Iterator[None]:
-    """Have calls of the method go straight to its implementation."""
-    token = _entered.set(_entered.get() | {(id(self), name)})
+def _noted(where: ContextVar[frozenset[tuple[int, str]]], self: object, name: str) -> Iterator[None]:
+    token = where.set(where.get() | {(id(self), name)})
     try:
         yield
     finally:
-        _entered.reset(token)
+        where.reset(token)

@@ -316,10 +316,11 @@ class Bookkeeper:
         self.record.report(output_dir=output_dir)
 
     async def skip(self, epoch: int, reason: str) -> None:
-        """Record that there was nothing to train on."""
+        """Record that there was nothing to train on: whatever was selected was not submitted."""
+        nothing = selection_metrics(TrajectoryCollection(run_id=self.record.history.run_id))
         await self._add_epoch(
             epoch,
-            await self.metrics(epoch),
+            {**await self.metrics(epoch), **nothing},
             skipped=reason,
             sampled_from=await self.sampled_from(epoch),
             curriculum_state=finite(self._curriculum_state()),

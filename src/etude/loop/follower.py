@@ -8,6 +8,7 @@ from typing import Any
 
 from etude.core.errors import EtudeError, RunPaused, RunStopped, TrainingError
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from etude.core.returned import WrongReturnError
 from etude.core.trajectory import TrajectoryCollection
 from etude.loop.alarms import pause_for
 from etude.loop.bookkeeper import Bookkeeper
@@ -149,8 +150,12 @@ class Follower(Bookkeeper):
         """How many epochs are over, in the order in which the trainer comes to them."""
         return len(self._over)
 
-    async def settled(self) -> None:
-        """`run` has returned. Raises TrainingError when a job is not over, or has not been adopted."""
+    async def settled(self, trainer: str, statuses: list[TrainingJobStatus]) -> None:
+        """`run` of a trainer of that class has returned these.
+
+        Raises TrainingError when a job is not over, or has not been adopted, and WrongReturnError where there
+        are jobs and no statuses.
+        """
         for name in self._epochs:
             submission = self.submission_of(name)
             if submission is not None and self.record.ended(submission.ref) is None:
@@ -165,4 +170,9 @@ class Follower(Bookkeeper):
             pause_for(await self.record.take_pauses())
         if self._failure is not None:
             raise self._failure
+        if not statuses and self._epochs and not self._is_stopped:
+            raise WrongReturnError(
+                f"{trainer}.run returned no status, and {len(self._epochs)} jobs were submitted; return what "
+                "`wait_until_complete` says of each, and resume the run"
+            )
         await self.record.flush()

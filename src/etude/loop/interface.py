@@ -59,12 +59,6 @@ class TrainerSeam(ABC):
     def get_curriculum_state(self) -> dict[str, Any]:
         """The curriculum's state and config, as JSON."""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Have every implementation called through this class."""
-        super().__init_subclass__(**kwargs)
-        names = [name.removeprefix("around_") for name in vars(TrainerSeam) if name.startswith("around_")]
-        wrap_implementations(cls, *names)
-
     @property
     def runtime(self) -> Runtime:
         """The parts of the run. Raises EtudeError before `bind_runtime`."""
@@ -135,11 +129,11 @@ class TrainerSeam(ABC):
 
     async def around_run_epoch(
         self,
-        proceed: Callable[..., Awaitable[TrainingJobRef | Skipped]],
+        proceed: Callable[..., Awaitable[TrainingJobRef | Skipped | None]],
         epoch: int,
         *args: Any,
         **kwargs: Any,
-    ) -> TrainingJobRef | Skipped:
+    ) -> TrainingJobRef | Skipped | None:
         """Count to the epoch all that is collected and submitted in it."""
         if self.__books is None:
             return await proceed(epoch, *args, **kwargs)
@@ -163,7 +157,7 @@ class TrainerSeam(ABC):
         self.runtime.progress.run_started(self.runtime.run.name, num_epochs, follower.describe())
         await warm_up(follower)
         statuses = await follower.statuses_of(lambda: proceed(num_epochs))
-        await follower.settled()
+        await follower.settled(type(self).__name__, statuses)
         follower.finish()
         return statuses
 
@@ -241,6 +235,11 @@ class Trainer(TrainerSeam):
     trainer_adapter: TrainerAdapter
     """Set by `bind_components`."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Have every implementation called through `TrainerSeam`, and held to the interface."""
+        super().__init_subclass__(**kwargs)
+        wrap_implementations(cls, Trainer)
+
     def __init__(self, trainer_config: TrainerConfig, **kwargs: Any) -> None:
         """Keep the config. Nothing is started here; further keywords are for subclasses."""
         self.trainer_config = trainer_config
@@ -270,14 +269,14 @@ class Trainer(TrainerSeam):
         await self.trainer_adapter.initialize(run_config)
 
     @abstractmethod
-    async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | Skipped:
+    async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | Skipped | None:
         """Collect the episodes of one epoch and submit them.
 
         Args:
             epoch: from 0.
             run_id: names the training run.
 
-        Returns the submitted job, or Skipped when there was nothing to train on.
+        Returns the submitted job; Skipped, or None, when there was nothing to train on.
         """
 
     @abstractmethod

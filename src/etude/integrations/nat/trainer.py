@@ -71,7 +71,7 @@ class EtudeTrainer(Trainer):
 
     async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef:
         """Collect and submit one epoch. The job of an epoch without training data says `skipped`."""
-        job = await (await self._opened()).run_epoch(epoch, run_id)
+        job = await (await self._opened()).run_epoch(epoch, run_id) or Skipped(reason="nothing was submitted")
         if isinstance(job, Skipped):
             return skipped_to_toolkit(job, run_id, "etude")
         return job_to_toolkit(job)
