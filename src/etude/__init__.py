@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from etude.algorithms.supervised import Supervised as Supervised
     from etude.algorithms.trajectory_builder import TrajectoryBuilder as TrajectoryBuilder
     from etude.backends.capabilities import Capabilities as Capabilities
+    from etude.backends.openai_api import TrainingJobNotFoundClientError as TrainingJobNotFoundClientError
     from etude.backends.trainer_adapter import TrainerAdapter as TrainerAdapter
     from etude.config.builder import Builder as Builder
     from etude.config.component import ClusterConfig as ClusterConfig
@@ -34,7 +35,10 @@ if TYPE_CHECKING:
     from etude.config.component import ToolsConfig as ToolsConfig
     from etude.config.component import TrackerConfig as TrackerConfig
     from etude.config.component import WorkflowConfig as WorkflowConfig
+    from etude.config.finetuning import CurriculumLearningConfig as CurriculumLearningConfig
     from etude.config.finetuning import FinetuneConfig as FinetuneConfig
+    from etude.config.finetuning import FinetuneRunConfig as FinetuneRunConfig
+    from etude.config.finetuning import RewardFunctionConfig as RewardFunctionConfig
     from etude.config.finetuning import TrainerAdapterConfig as TrainerAdapterConfig
     from etude.config.finetuning import TrainerConfig as TrainerConfig
     from etude.config.finetuning import TrajectoryBuilderConfig as TrajectoryBuilderConfig
@@ -59,6 +63,7 @@ if TYPE_CHECKING:
     from etude.core.errors import EtudeError as EtudeError
     from etude.core.errors import RequestError as RequestError
     from etude.core.errors import RunPaused as RunPaused
+    from etude.core.evaluation import EvalInput as EvalInput
     from etude.core.evaluation import EvalInputItem as EvalInputItem
     from etude.core.evaluation import EvalOutput as EvalOutput
     from etude.core.evaluation import EvalOutputItem as EvalOutputItem
@@ -83,8 +88,13 @@ if TYPE_CHECKING:
     from etude.core.trajectory import Trajectory as Trajectory
     from etude.core.trajectory import TrajectoryCollection as TrajectoryCollection
     from etude.groups.openai_group import OpenAiSharedModelGroup as OpenAiSharedModelGroup
+    from etude.groups.shared import PureTextSharedModelGroup as PureTextSharedModelGroup
     from etude.groups.shared import SharedModelGroup as SharedModelGroup
+    from etude.integrations.art.adapter import ARTTrainerAdapter as ARTTrainerAdapter
+    from etude.integrations.art.config import ARTTrainerAdapterConfig as ARTTrainerAdapterConfig
     from etude.jobs.content import JobNameTakenError as JobNameTakenError
+    from etude.loop.evaluation_run import EvaluationRun as EvaluationRun
+    from etude.loop.evaluation_run import EvaluationRunConfig as EvaluationRunConfig
     from etude.loop.interface import Trainer as Trainer
     from etude.loop.trainer import EpochTrainer as EpochTrainer
     from etude.rewards.evaluator import evaluator as evaluator

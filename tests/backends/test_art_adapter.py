@@ -11,9 +11,9 @@ from etude.core.errors import CapabilityError, EtudeError, TrainingError
 from etude.core.job import TrainingJobRef, TrainingStatusEnum
 from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
-from etude.integrations.art.adapter import ArtAdapter
+from etude.integrations.art.adapter import ARTTrainerAdapter
 from etude.integrations.art.client import ArtError, ArtInference
-from etude.integrations.art.config import ArtAdapterConfig
+from etude.integrations.art.config import ARTTrainerAdapterConfig
 from etude.jobs.content import JobNameTakenError
 from tests.backends.art_stand_in import KEY, StandIn, running
 from tests.backends.test_art_wire import collection, said
@@ -42,7 +42,7 @@ def backend(server, tmp_path, adapters):
     async def make(*, initialized=True, folder=tmp_path, training=None, **settings):
         waits = {"recover_wait": settings.pop("recover_wait", 0.0)}
         waits |= {key: settings.pop(key) for key in ("silence_timeout", "job_timeout") if key in settings}
-        config = ArtAdapterConfig(
+        config = ARTTrainerAdapterConfig(
             backend={"base_url": server.url, "name": "agent", "api_key": KEY, **settings},
             training=training or {},
             retry_wait=0.001,
@@ -52,7 +52,7 @@ def backend(server, tmp_path, adapters):
             model_name="agent", base_url=f"{server.url}/v1", return_token_ids=True, max_retries=0
         )
         inference = ArtInference(f"{server.url}/v1", KEY, 5.0)
-        adapter = ArtAdapter(config, OpenAiEngine(llm), inference, folder)
+        adapter = ARTTrainerAdapter(config, engine=OpenAiEngine(llm), inference=inference, folder=folder)
         adapters.append(adapter)
         if initialized:
             await adapter.initialize(FinetuneConfig())

@@ -20,9 +20,9 @@ from etude.config.finetuning import FinetuneConfig  # noqa: E402
 from etude.core.job import TrainingStatusEnum  # noqa: E402
 from etude.inference.openai_compatible import OpenAiEngine  # noqa: E402
 from etude.inference.openai_config import OpenAiLlmConfig  # noqa: E402
-from etude.integrations.art.adapter import ArtAdapter  # noqa: E402
+from etude.integrations.art.adapter import ARTTrainerAdapter  # noqa: E402
 from etude.integrations.art.client import ArtInference  # noqa: E402
-from etude.integrations.art.config import ArtAdapterConfig  # noqa: E402
+from etude.integrations.art.config import ARTTrainerAdapterConfig  # noqa: E402
 from etude.integrations.art.wire import groups_of, model_of  # noqa: E402
 from tests.backends.art_stand_in import StandIn, running, serving  # noqa: E402
 from tests.backends.test_art_wire import collection, said  # noqa: E402
@@ -138,13 +138,15 @@ async def test_the_stand_in_answers_the_real_client():
 
 
 async def test_the_real_server_takes_what_the_adapter_sends(art_run, inference, tmp_path):
-    config = ArtAdapterConfig(
+    config = ARTTrainerAdapterConfig(
         backend={"base_url": art_run.url, "name": "agent", "delete_old_checkpoints": not OLD},
         training={"learning_rate": 1e-4, "beta": 0.1, "epsilon": 0.3},
     )
     endpoint = f"{inference.url}/v1"
     engine = OpenAiEngine(OpenAiLlmConfig(model_name="agent", base_url=endpoint, return_token_ids=True))
-    adapter = ArtAdapter(config, engine, ArtInference(endpoint, "default", 5.0), tmp_path)
+    adapter = ARTTrainerAdapter(
+        config, engine=engine, inference=ArtInference(endpoint, "default", 5.0), folder=tmp_path
+    )
     try:
         await adapter.initialize(FinetuneConfig())
         assert await adapter.is_healthy()
@@ -188,7 +190,7 @@ def test_our_json_is_what_the_classes_of_art_write():
 
 
 def test_our_model_is_what_their_client_sends():
-    ours = model_of(ArtAdapterConfig(backend={"ip": "gpu", "name": "agent"}))
+    ours = model_of(ARTTrainerAdapterConfig(backend={"ip": "gpu", "name": "agent"}))
     theirs = art.TrainableModel(
         name="agent",
         project="trainer_project",

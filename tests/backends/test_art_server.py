@@ -16,9 +16,9 @@ from etude.core.call import ChatRequest, Sampling
 from etude.core.job import TrainingJobStatus, TrainingStatusEnum
 from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
-from etude.integrations.art.adapter import ArtAdapter
+from etude.integrations.art.adapter import ARTTrainerAdapter
 from etude.integrations.art.client import ArtError, ArtInference
-from etude.integrations.art.config import ArtAdapterConfig
+from etude.integrations.art.config import ARTTrainerAdapterConfig
 from tests.backends.test_art_wire import collection, said
 from tests.backends.test_real_server import KEY, Server
 
@@ -36,8 +36,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture
 async def adapter(
     server: Server, tmp_path: Path, request: pytest.FixtureRequest
-) -> AsyncIterator[ArtAdapter]:
-    config = ArtAdapterConfig(
+) -> AsyncIterator[ARTTrainerAdapter]:
+    config = ARTTrainerAdapterConfig(
         backend={
             "base_url": server.url,
             "name": request.node.name.replace("test_", ""),
@@ -50,14 +50,19 @@ async def adapter(
     )
     address = f"{server.url}/v1"
     llm = OpenAiLlmConfig(model_name="policy", base_url=address, api_key=KEY, provider="etude")
-    adapter = ArtAdapter(config, OpenAiEngine(llm), ArtInference(address, KEY, 60.0), tmp_path)
+    adapter = ARTTrainerAdapter(
+        config,
+        engine=OpenAiEngine(llm),
+        inference=ArtInference(address, KEY, 60.0),
+        folder=tmp_path,
+    )
     await adapter.initialize(FinetuneConfig())
     yield adapter
     await adapter.cleanup()
     await adapter._engine.close()
 
 
-async def train(adapter: ArtAdapter, name: str) -> TrainingJobStatus:
+async def train(adapter: ARTTrainerAdapter, name: str) -> TrainingJobStatus:
     groups = [[said("t0?", "yes"), said("t0?", "no", reward=0.0)] for _ in range(2)]
     data = collection(*groups).model_copy(update={"run_id": name})
     return await adapter.wait_until_complete(await adapter.submit(data))
@@ -75,7 +80,7 @@ def wait_for_job(server: Server, model: str) -> None:
         time.sleep(0.05)
 
 
-async def test_a_job_makes_the_step_that_is_sampled_next(adapter: ArtAdapter) -> None:
+async def test_a_job_makes_the_step_that_is_sampled_next(adapter: ARTTrainerAdapter) -> None:
     base = await adapter._engine.complete(ASK)
     status = await train(adapter, "run-epoch-1")
     assert status.status is TrainingStatusEnum.COMPLETED, status.message
@@ -91,24 +96,24 @@ async def test_a_job_makes_the_step_that_is_sampled_next(adapter: ArtAdapter) ->
 
 
 async def test_an_option_that_the_server_lacks_fails_the_job_with_its_name(
-    server: Server, tmp_path: Path, adapter: ArtAdapter
+    server: Server, tmp_path: Path, adapter: ARTTrainerAdapter
 ) -> None:
     training = adapter.adapter_config.training.model_copy(update={"mask_prob_ratio": True})
-    adapter._client._config = adapter.adapter_config.model_copy(update={"training": training})
+    adapter.remote_backend._config = adapter.adapter_config.model_copy(update={"training": training})
     status = await train(adapter, "run-epoch-1")
     assert status.status is TrainingStatusEnum.FAILED
     assert "dev_config.mask_prob_ratio" in str(status.message)
 
 
-async def test_another_base_model_is_refused(adapter: ArtAdapter) -> None:
-    adapter._client._model["base_model"] = "Qwen/Qwen2.5-7B-Instruct"
+async def test_another_base_model_is_refused(adapter: ARTTrainerAdapter) -> None:
+    adapter.remote_backend._model["base_model"] = "Qwen/Qwen2.5-7B-Instruct"
     with pytest.raises(ArtError, match="this server trains 'policy'"):
-        await adapter._client.register()
+        await adapter.remote_backend.register()
 
 
 @pytest.mark.slow
 async def test_a_server_that_is_killed_while_it_trains_makes_the_step_once(
-    server: Server, adapter: ArtAdapter
+    server: Server, adapter: ARTTrainerAdapter
 ) -> None:
     name = adapter.adapter_config.backend.name
     task = asyncio.create_task(train(adapter, "run-epoch-1"))
@@ -118,4 +123,4 @@ async def test_a_server_that_is_killed_while_it_trains_makes_the_step_once(
     status = await task
     assert status.status is TrainingStatusEnum.COMPLETED, status.message
     assert jobs_of(server, name) == ["succeeded"]
-    assert await adapter._client.step() == 1
+    assert await adapter.remote_backend.step() == 1

@@ -11,7 +11,7 @@ from etude.algorithms.samples import branches_of, sample_of
 from etude.core.edge import trajectory_of as built
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.trajectory import EpisodeItem, Trajectory, TrajectoryCollection
-from etude.integrations.art.config import ArtAdapterConfig
+from etude.integrations.art.config import ARTTrainerAdapterConfig
 from etude.integrations.art.wire import FLAT, check_episode_order, groups_of, model_of, trajectory_of
 from tests.algorithms.scripted_episodes import call, conversation, episode
 from tests.backends.art_stand_in import Trajectory as ArtTrajectory
@@ -173,7 +173,7 @@ def test_step_rewards_have_no_place_in_art():
 
 
 def test_options_reach_the_wire_under_the_names_of_both_releases():
-    config = ArtAdapterConfig(
+    config = ARTTrainerAdapterConfig(
         backend={"ip": "gpu", "port": 80, "init_args": {"max_seq_length": 4096}},
         training={"learning_rate": 1e-5, "beta": 0.1, "epsilon": 0.2, "trainer_args": {"weight_decay": 0.1}},
     )
@@ -198,9 +198,9 @@ def test_options_reach_the_wire_under_the_names_of_both_releases():
 )
 def test_the_address_is_checked(backend, problem):
     with pytest.raises(ValueError, match=problem):
-        ArtAdapterConfig(backend=backend)
+        ARTTrainerAdapterConfig(backend=backend)
 
 
 def test_the_key_is_not_shown():
-    config = ArtAdapterConfig(backend={"ip": "a", "api_key": "very-secret"})
+    config = ARTTrainerAdapterConfig(backend={"ip": "a", "api_key": "very-secret"})
     assert "very-secret" not in f"{config!r} {config.model_dump_json()}"

@@ -373,3 +373,7 @@ class SharedModelGroup:
         """Journal the state; only then it is the group's."""
         await self.line.log.put_state(state.model_dump(mode="json"))
         self._state = state
+
+
+PureTextSharedModelGroup = SharedModelGroup
+"""The name that it has in Neural Interactive Proofs."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,11 +15,12 @@ from etude.core.errors import CapabilityError, EtudeError, TrainingError
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash
-from etude.core.trajectory import TrajectoryCollection
+from etude.core.trajectory import Trajectory, TrajectoryCollection
 from etude.integrations.art.client import ArtClient, ArtError, ArtInference
-from etude.integrations.art.config import ArtAdapterConfig
+from etude.integrations.art.config import ARTTrainerAdapterConfig
+from etude.integrations.art.groups import ArtTrajectoryGroup, group_of
 from etude.integrations.art.jobs import ArtJob, ArtJobs, ArtProgress
-from etude.integrations.art.wire import groups_of
+from etude.integrations.art.wire import ArtModel, check_episode_order, groups_of
 from etude.jobs.content import JobContent, data_hash
 
 T = TypeVar("T")
@@ -40,15 +40,7 @@ CAPABILITIES = Capabilities(
 )
 
 
-@dataclass(slots=True)
-class _Stream:
-    """A job of this process."""
-
-    task: asyncio.Task[None]
-    progress: ArtProgress
-
-
-class ArtAdapter(TrainerAdapter):
+class ARTTrainerAdapter(TrainerAdapter):
     """Trains on an ART server, and has the agents sample from the step that each job makes.
 
     The protocol has no job ids, no table of jobs and no word for success. What a job did is known by the
@@ -56,26 +48,41 @@ class ArtAdapter(TrainerAdapter):
     process finds out whether the job of an earlier one was done.
     """
 
-    adapter_config: ArtAdapterConfig
+    adapter_config: ARTTrainerAdapterConfig
 
     def __init__(
         self,
-        adapter_config: ArtAdapterConfig,
-        engine: Engine,
-        inference: ArtInference,
-        folder: Path,
+        adapter_config: ARTTrainerAdapterConfig,
+        *,
+        engine: Engine | None = None,
+        inference: ArtInference | None = None,
+        folder: Path | None = None,
         log: Path | None = None,
     ) -> None:
-        """`engine` is what the agents sample from, at `inference`; `log` gets the jobs' steps."""
+        """`engine` is what the agents sample from, at `inference`; `log` gets the jobs' steps.
+
+        A run gives them all. Without the first two nothing looks whether the model is served and sampled
+        from, without the folder no later process knows of the jobs.
+        """
         super().__init__(adapter_config)
+        self.remote_backend = ArtClient(adapter_config)
+        """The training server."""
+        self.model = ArtModel.of(adapter_config)
+        """The model that is trained, as the server is told of it."""
+        self._model_internal_config = self.model.internal_config
+        self._training_jobs: dict[str, asyncio.Task[None]] = {}
+        self._progress: dict[str, ArtProgress] = {}
         self._engine = engine
         self._inference = inference
-        self._client = ArtClient(adapter_config)
-        self._jobs_file = folder / "art_jobs.json"
+        self._jobs_file = None if folder is None else folder / "art_jobs.json"
         self.job_log = JobLog(log)
         self._jobs: ArtJobs | None = None
-        self._streams: dict[str, _Stream] = {}
         self._version: ModelVersion | None = None
+
+    @property
+    def training_jobs(self) -> dict[str, asyncio.Task[None]]:
+        """The jobs of this process by their names; a task is done when its job is over."""
+        return self._training_jobs
 
     def capabilities(self) -> Capabilities:
         """GRPO on LoRA weights. Every job starts from the last one's weights."""
@@ -88,36 +95,48 @@ class ArtAdapter(TrainerAdapter):
         """
         await super().initialize(run_config)
         jobs = self._jobs = ArtJobs(self._jobs_file)
-        await self._client.check_health()
-        await self._client.register()
-        address = await self._client.prepare()
-        await self._check_pruning(await self._client.step())
+        await self.remote_backend.check_health()
+        await self.remote_backend.register()
+        address = await self.remote_backend.prepare()
+        await self._check_pruning(await self.remote_backend.step())
         for name, job in jobs.unfinished().items():
             await self._recover(name, job)
         try:
-            base = jobs.base or await self._served(await self._client.step(), "the beginning")
-            await self._inference.probe(await self._name_of(base.number))
+            base = jobs.base or await self._served(await self.remote_backend.step(), "the beginning")
+            if self._inference is not None:
+                await self._inference.probe(await self._name_of(base.number))
         except ArtError as error:
             raise ArtError(f"{error}. The ART server says that it serves the model at {address}") from error
         jobs.put_base(base)
         await self.restore(base)
-        await self._engine.adopt(base)
+        if self._engine is not None:
+            await self._engine.adopt(base)
 
     async def is_healthy(self) -> bool:
         """Whether the training server is well, and the endpoint serves the model."""
         try:
-            await self._client.check_health()
-            await self._name_of(await self._client.step())
+            await self.remote_backend.check_health()
+            await self._name_of(await self.remote_backend.step())
         except ArtError:
             return False
         return True
+
+    async def _validate_episode_order(self, traj: Trajectory) -> None:
+        """Raise ValueError for an episode that ART cannot train on, as `check_episode_order` has it."""
+        check_episode_order(traj)
+
+    async def _construct_trajectory_groups(
+        self, trajectory_lists: list[list[Trajectory]]
+    ) -> list[ArtTrajectoryGroup]:
+        """ART's groups, one for each example. Raises ValueError for a trajectory that is not valid."""
+        return [group_of(trajectories) for trajectories in trajectory_lists]
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
         """Start training, unless that job was done already. Raises as `groups_of`."""
         check_method(f"'{BACKEND}'", self.capabilities(), trajectories.method, "of this run")
         jobs, name = self._require_jobs(), trajectories.run_id
         ref = TrainingJobRef(run_id=name, backend=BACKEND)
-        trains = name in self._streams and not self._streams[name].task.done()
+        trains = name in self._training_jobs and not self._training_jobs[name].done()
         known, content = jobs.get(name), self._content_of(trajectories)
         if not trains and known is not None and known.status is TrainingStatusEnum.RUNNING:
             await self._recover(name, known, wait=0)
@@ -126,20 +145,21 @@ class ArtAdapter(TrainerAdapter):
             known.content.require(name, content)
             return ref
         progress = ArtProgress(groups_of(trajectories))
-        job = self._next_job(await self._client.step(), content)
+        job = self._next_job(await self.remote_backend.step(), content)
         jobs.put(name, job)
-        task = asyncio.create_task(self._follow(name, job, progress), name=f"train {name}")
-        self._streams[name] = _Stream(task, progress)
+        self._progress[name] = progress
+        self._training_jobs[name] = asyncio.create_task(
+            self._follow(name, job, progress), name=f"train {name}"
+        )
         return ref
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
         """Where the job stands. One whose process and work are gone is NOT_FOUND."""
-        stream = self._streams.get(ref.run_id)
-        if stream is not None and not stream.task.done():
-            metrics = {"metrics": stream.progress.metrics, "rejected": stream.progress.given.rejected}
-            return job_status(
-                ref, TrainingStatusEnum.RUNNING, progress=stream.progress.percent, metadata=metrics
-            )
+        task = self._training_jobs.get(ref.run_id)
+        if task is not None and not task.done():
+            progress = self._progress[ref.run_id]
+            metrics = {"metrics": progress.metrics, "rejected": progress.given.rejected}
+            return job_status(ref, TrainingStatusEnum.RUNNING, progress=progress.percent, metadata=metrics)
         job = self._require_jobs().get(ref.run_id)
         if job is None or not job.status.is_final:
             return job_status(
@@ -154,10 +174,10 @@ class ArtAdapter(TrainerAdapter):
         self, ref: TrainingJobRef, poll_interval: float = 10.0
     ) -> TrainingJobStatus:
         """Wait for the stream's end, `job_timeout` seconds at most; `poll_interval` plays no part."""
-        stream = self._streams.get(ref.run_id)
-        if stream is not None:
-            await asyncio.wait([stream.task])
-            if not stream.task.cancelled() and (error := stream.task.exception()) is not None:
+        task = self._training_jobs.get(ref.run_id)
+        if task is not None:
+            await asyncio.wait([task])
+            if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
         return await self.status(ref)
 
@@ -170,7 +190,7 @@ class ArtAdapter(TrainerAdapter):
 
         Raises TrainingError when it does not: ART has no way back.
         """
-        step = await self._client.step()
+        step = await self.remote_backend.step()
         if step == version.number or (step > version.number and step in self._require_jobs().steps()):
             self._version = version
             return
@@ -184,27 +204,28 @@ class ArtAdapter(TrainerAdapter):
     async def prune(self, keep: Collection[ModelVersion]) -> None:
         """Have the server delete other checkpoints, where the config asks for it."""
         if self.adapter_config.backend.delete_old_checkpoints:
-            await self._client.keep_checkpoints(
-                sorted({version.number for version in keep} | {await self._client.step()})
+            await self.remote_backend.keep_checkpoints(
+                sorted({version.number for version in keep} | {await self.remote_backend.step()})
             )
 
     async def cancel(self, ref: TrainingJobRef) -> None:
         """Close the job's stream, at which the server stops."""
-        stream = self._streams.get(ref.run_id)
-        if stream is None or stream.task.done():
+        task = self._training_jobs.get(ref.run_id)
+        if task is None or task.done():
             return
-        stream.task.cancel()
-        await asyncio.wait([stream.task])
+        task.cancel()
+        await asyncio.wait([task])
         self._end(ref.run_id, TrainingStatusEnum.CANCELED, "cancelled")
 
     async def cleanup(self) -> None:
         """Close the streams and connections. What the server finishes all the same is found on a resume."""
-        tasks = [stream.task for stream in self._streams.values()]
+        tasks = list(self._training_jobs.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._client.close()
-        await self._inference.close()
+        await self.remote_backend.close()
+        if self._inference is not None:
+            await self._inference.close()
 
     def _content_of(self, trajectories: TrajectoryCollection) -> JobContent:
         how = self.adapter_config.training.model_dump(mode="json")
@@ -224,7 +245,7 @@ class ArtAdapter(TrainerAdapter):
         error: ArtError | None = None
         try:
             async with asyncio.timeout(seconds):
-                async for line in self._client.train(progress.given.groups):
+                async for line in self.remote_backend.train(progress.given.groups):
                     progress.take(line)
                     self.job_log.add(
                         name, {key: value for key, value in line.items() if math.isfinite(value)}
@@ -258,7 +279,7 @@ class ArtAdapter(TrainerAdapter):
     async def _step_after(self, before: int, seconds: float) -> int:
         """The model's step, once it is higher than `before`, or after so many seconds."""
         patience = self.adapter_config.recover_wait
-        return await _within(seconds, patience, self._client.step, lambda step: step > before)
+        return await _within(seconds, patience, self.remote_backend.step, lambda step: step > before)
 
     async def _complete(self, name: str, step: int, metrics: dict[str, float], message: str | None) -> None:
         version = await self._served(step, name)
@@ -283,6 +304,8 @@ class ArtAdapter(TrainerAdapter):
         """`name@step` (0.5), or the bare name (0.4, which swaps the weights beneath it)."""
         name = self.adapter_config.backend.name
         names = (f"{name}@{step}", name)
+        if self._inference is None:
+            return names[0]
         patience = self.adapter_config.recover_wait
         served = await _within(
             patience, patience, self._inference.models, lambda served: bool({*served} & {*names})
@@ -298,10 +321,10 @@ class ArtAdapter(TrainerAdapter):
     async def _check_pruning(self, step: int) -> None:
         if not self.adapter_config.backend.delete_old_checkpoints:
             return
-        if not await self._client.keep_checkpoints(list(range(step + 1))):
+        if not await self.remote_backend.keep_checkpoints(list(range(step + 1))):
             raise CapabilityError(
-                f"the ART server {self._client.url} cannot delete checkpoints by their step (0.4 cannot); "
-                "set 'backend.delete_old_checkpoints: false'"
+                f"the ART server {self.remote_backend.url} cannot delete checkpoints by their step (0.4 "
+                "cannot); set 'backend.delete_old_checkpoints: false'"
             )
 
     def _require_jobs(self) -> ArtJobs:

@@ -15,7 +15,7 @@ from etude.core.call import Completion
 from etude.core.errors import TrainingError
 from etude.core.json_text import read_json
 from etude.core.secrets import keep_secret
-from etude.integrations.art.config import ArtAdapterConfig
+from etude.integrations.art.config import ARTTrainerAdapterConfig
 from etude.integrations.art.wire import Json, model_of
 from etude.wire.answer_size import ACCEPTED, limiting_answers
 from etude.wire.client import Disturbed, Refused, error_text, parse_completion
@@ -115,7 +115,7 @@ def _again(error: Exception) -> Again | None:
 class ArtClient(_Peer):
     """One model on one ART server."""
 
-    def __init__(self, config: ArtAdapterConfig) -> None:
+    def __init__(self, config: ARTTrainerAdapterConfig) -> None:
         super().__init__(
             "ART server",
             config.backend.url,

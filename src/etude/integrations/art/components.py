@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING
 from etude.config.registry import register_trainer_adapter
 from etude.core.errors import CapabilityError, RequestError
 from etude.inference.openai_config import OpenAiLlmConfig
-from etude.integrations.art.config import ArtAdapterConfig
+from etude.integrations.art.config import ARTTrainerAdapterConfig
 from etude.server.extensions import register_server_extension
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
-    from etude.integrations.art.adapter import ArtAdapter
+    from etude.integrations.art.adapter import ARTTrainerAdapter
 
 register_server_extension("etude.integrations.art.serving.routes:ArtExtension")
 
 
-@register_trainer_adapter(config_type=ArtAdapterConfig)
-async def openpipe_art(config: ArtAdapterConfig, builder: Builder) -> AsyncIterator[ArtAdapter]:
+@register_trainer_adapter(config_type=ARTTrainerAdapterConfig)
+async def openpipe_art(config: ARTTrainerAdapterConfig, builder: Builder) -> AsyncIterator[ARTTrainerAdapter]:
     """The adapter of the run's target model.
 
     Raises CapabilityError when that cannot be sampled from as ART needs it, or the run asks for what ART
     cannot train on.
     """
-    from etude.integrations.art.adapter import ArtAdapter
+    from etude.integrations.art.adapter import ARTTrainerAdapter
     from etude.integrations.art.client import ArtInference
 
     target = builder.config.finetuning.target_model
@@ -40,7 +40,9 @@ async def openpipe_art(config: ArtAdapterConfig, builder: Builder) -> AsyncItera
     inference = ArtInference(llm.address, key.get_secret_value(), config.request_timeout, config.retry_policy)
     log = None if builder.run is None else builder.run.path / "openpipe_art_jobs.jsonl"
     engine = await builder.get_llm(target)
-    adapter = ArtAdapter(config, engine, inference, builder.checkpoints, log)
+    adapter = ARTTrainerAdapter(
+        config, engine=engine, inference=inference, folder=builder.checkpoints, log=log
+    )
     try:
         yield adapter
     finally:

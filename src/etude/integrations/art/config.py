@@ -139,7 +139,7 @@ class ArtTrainingConfig(BaseModel):
         return self.beta if self.kl_penalty_coef is None else self.kl_penalty_coef
 
 
-class ArtAdapterConfig(TrainerAdapterConfig, name="openpipe_art"):
+class ARTTrainerAdapterConfig(TrainerAdapterConfig, name="openpipe_art"):
     """Train on an OpenPipe ART server (`art run`, releases 0.4.11 to 0.5.17), over HTTP."""
 
     backend: ArtBackendConfig = Field(description="The server and the model.")

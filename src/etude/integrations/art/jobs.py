@@ -50,11 +50,12 @@ class _Kept(BaseModel):
 class ArtJobs:
     """All jobs by name, and where the run began. Each change is on the disk before it is known here."""
 
-    def __init__(self, path: Path) -> None:
-        """Read the file, where there is one. Raises StoreError when it is damaged."""
+    def __init__(self, path: Path | None) -> None:
+        """Read the file, where there is one; without a path nothing is on a disk. Raises StoreError when it
+        is damaged."""
         self._path = path
         self._kept = _Kept()
-        if path.exists():
+        if path is not None and path.exists():
             try:
                 self._kept = _Kept.model_validate_json(path.read_bytes())
             except (OSError, ValidationError) as error:
@@ -88,7 +89,8 @@ class ArtJobs:
         self._keep(_Kept(base=self._kept.base, jobs={**self._kept.jobs, name: job}))
 
     def _keep(self, kept: _Kept) -> None:
-        write_atomically(self._path, kept.model_dump_json(indent=2))
+        if self._path is not None:
+            write_atomically(self._path, kept.model_dump_json(indent=2))
         self._kept = kept
 
 

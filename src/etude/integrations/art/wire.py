@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from pydantic import BaseModel, Field
+
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
-from etude.integrations.art.config import ArtAdapterConfig
+from etude.integrations.art.config import ARTTrainerAdapterConfig
 
 Json = dict[str, Any]
 
@@ -42,30 +44,45 @@ class ArtGroups:
     """Trajectories that were left out, by reason."""
 
 
-def model_of(config: ArtAdapterConfig) -> Json:
-    """ART's `TrainableModel`, as its client dumps it."""
-    backend = config.backend
-    internal: Json = {"trainer_args": config.training.all_trainer_args()}
-    if backend.init_args is not None:
-        internal["init_args"] = backend.init_args
-    if backend.engine_args is not None:
-        internal["engine_args"] = backend.engine_args
-    return {
-        "name": backend.name,
-        "project": backend.project,
-        "entity": None,
-        "id": None,
-        "run_id": None,
-        "config": None,
-        "trainable": True,
-        "inference_api_key": None,
-        "inference_base_url": None,
-        "inference_model_name": None,
-        "base_path": ".art",
-        "report_metrics": None,
-        "base_model": backend.base_model,
-        "_internal_config": internal,
-    }
+class ArtModel(BaseModel):
+    """ART's `TrainableModel`."""
+
+    name: str
+    project: str
+    entity: str | None = None
+    id: str | None = None
+    run_id: str | None = None
+    config: Json | None = None
+    trainable: bool = True
+    inference_api_key: str | None = None
+    inference_base_url: str | None = None
+    inference_model_name: str | None = None
+    base_path: str = ".art"
+    report_metrics: list[str] | None = None
+    base_model: str
+    internal_config: Json = Field(serialization_alias="_internal_config")
+    """ART's `InternalModelConfig`."""
+
+    @classmethod
+    def of(cls, config: ARTTrainerAdapterConfig) -> ArtModel:
+        """The model that a config trains."""
+        backend = config.backend
+        internal: Json = {"trainer_args": config.training.all_trainer_args()}
+        if backend.init_args is not None:
+            internal["init_args"] = backend.init_args
+        if backend.engine_args is not None:
+            internal["engine_args"] = backend.engine_args
+        return cls(
+            name=backend.name,
+            project=backend.project,
+            base_model=backend.base_model,
+            internal_config=internal,
+        )
+
+
+def model_of(config: ARTTrainerAdapterConfig) -> Json:
+    """The model of a config, as ART's client dumps it."""
+    return ArtModel.of(config).model_dump(by_alias=True)
 
 
 def groups_of(collection: TrajectoryCollection) -> ArtGroups:
@@ -133,8 +150,11 @@ def _valid(trajectory: Trajectory, rejected: Counter[str]) -> Json | None:
         return None
 
 
-def trajectory_of(trajectory: Trajectory) -> Json:
-    """ART's `Trajectory`. Raises ValueError when an answer lacks its tokens or logprobs."""
+def trajectory_of(trajectory: Trajectory, *, needs_tokens: bool = True) -> Json:
+    """ART's `Trajectory`. Raises ValueError when an answer lacks its tokens or logprobs.
+
+    Where it does not need them, such an answer goes with the logprobs of OpenAI's that it has, or with none.
+    """
     items = [item for item in trajectory.episode if isinstance(item, EpisodeItem)]
     facts = trajectory.metadata or {}
     # A choice is trained on as a whole; an answer of no weight is a message like others.
@@ -143,7 +163,9 @@ def trajectory_of(trajectory: Trajectory) -> Json:
         raise ValueError("it has no message that the model sampled, or none that is to be trained on")
     versions = [item.model_version or 0 for item in sampled]
     return {
-        "messages_and_choices": [_choice(item) if item in sampled else _message(item) for item in items],
+        "messages_and_choices": [
+            _choice(item, needs_tokens) if item in sampled else _message(item) for item in items
+        ],
         "tools": trajectory.tools or None,
         "additional_histories": [],
         "reward": trajectory.reward,
@@ -155,8 +177,25 @@ def trajectory_of(trajectory: Trajectory) -> Json:
     }
 
 
-def _choice(item: EpisodeItem) -> Json:
-    """OpenAI's `Choice`. Tokens go by their ids, in vLLM's notation, which ART's tokeniser reads."""
+def _choice(item: EpisodeItem, needs_tokens: bool) -> Json:
+    """OpenAI's `Choice`."""
+    try:
+        logprobs: Json | None = _logprobs(item)
+    except ValueError:
+        if needs_tokens:
+            raise
+        own = item.logprobs.model_dump() if isinstance(item.logprobs, BaseModel) else item.logprobs
+        logprobs = own if isinstance(own, dict) and own.get("content") else None
+    return {
+        "index": 0,
+        "finish_reason": item.finish_reason,
+        "logprobs": logprobs,
+        "message": {"refusal": None, **_message(item)},
+    }
+
+
+def _logprobs(item: EpisodeItem) -> Json:
+    """The sampled tokens by their ids, in vLLM's notation, which ART's tokeniser reads."""
     ids, logprobs = item.token_ids, item.logprobs
     if not ids:
         raise ValueError("an answer has no token ids")
@@ -166,12 +205,7 @@ def _choice(item: EpisodeItem) -> Json:
         {"token": f"token_id:{token}", "bytes": None, "logprob": logprob, "top_logprobs": []}
         for token, logprob in zip(ids, logprobs, strict=True)
     ]
-    return {
-        "index": 0,
-        "finish_reason": item.finish_reason,
-        "logprobs": {"content": content, "refusal": None},
-        "message": {"refusal": None, **_message(item)},
-    }
+    return {"content": content, "refusal": None}
 
 
 def _message(item: EpisodeItem) -> Json:
