@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,9 @@ from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.grpo import Grpo
 from etude.config import registry
 from etude.config.builder import Builder
+from etude.config.component import LlmConfig
 from etude.config.load import parse_config
+from etude.config.registry import register_llm
 from etude.core.errors import EtudeError, RequestError
 from etude.core.job import Skipped, TrainingStatusEnum
 from etude.core.returned import WrongReturnError
@@ -24,7 +27,7 @@ from etude.core.sample import Sample
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
 from etude.store.facts import histories_of
 from tests import guide_parts as guide
-from tests.training import FakeAdapter, Run, examples
+from tests.training import FakeAdapter, Run, correct, examples, play
 
 TRAINERS = {
     "epochs": lambda: EpochTrainer(EpochTrainerConfig()),
@@ -346,3 +349,50 @@ def test_of_an_alarm(monkeypatch):
         WrongReturnError, match=r"Wrong\.look returned a bool \(True\), and a Mapping or text"
     ):
         Wrong().look(None, [])
+
+
+class OwnEngineConfig(LlmConfig, name="test_wrong_engine"):
+    """A model of one's own."""
+
+    says: Any = None
+    plain: bool = False
+
+
+class OwnEngine:
+    version = 0
+
+    def __init__(self, config):
+        self.says, self.plain = config.says, config.plain
+
+    def complete(self, request):
+        return self.says if self.plain else self._later()
+
+    async def _later(self):
+        return self.says
+
+    async def close(self):
+        """Nothing to close."""
+
+
+@register_llm(config_type=OwnEngineConfig)
+async def own_engine(config: OwnEngineConfig, builder: Builder) -> AsyncIterator[Any]:
+    yield None if config.says == "none" else OwnEngine(config)
+
+
+@pytest.mark.parametrize(
+    ("says", "returned"), [(None, "None"), ("yes", r"a str \('yes'\)"), ({"content": "yes"}, "a dict")]
+)
+@pytest.mark.parametrize("plain", [False, True])
+def test_of_an_engine(tmp_path, monkeypatch, says, returned, plain):
+    monkeypatch.chdir(tmp_path)
+    model = {"_type": "test_wrong_engine", "says": says, "plain": plain}
+    said = rf"test_wrong_returns.py:\d+: OwnEngine.complete returned {returned}.* a Completion is expected"
+    with pytest.raises(EtudeError, match=said):
+        etude.evaluate(play, reward=correct, examples=examples(2), model=model, progress=False)
+
+
+def test_of_what_builds_an_engine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = {"_type": "test_wrong_engine", "says": "none"}
+    with pytest.raises(EtudeError, match=r"test_wrong_returns.py:\d+: what builds llms.policy yielded None"):
+        etude.evaluate(play, reward=correct, examples=examples(2), model=model, progress=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,6 +17,7 @@ from etude.config.component import LlmConfig
 from etude.core.call import NO_USAGE, ChatRequest, Completion, Usage
 from etude.core.errors import RequestError
 from etude.core.interfaces import Engine
+from etude.core.returned import checked
 from etude.core.threads import on_loop
 from etude.core.within import Within
 from etude.inference.opponents_config import OpponentsConfig
@@ -74,7 +76,7 @@ def metered(name: str, engine: Any, account: Account, llms: Mapping[str, LlmConf
             account,
             most,
             role_of,
-            lambda: complete(request),
+            lambda: _answer(complete, request),
             lambda done: (done.usage, done.model_version),
         )
 
@@ -106,6 +108,14 @@ def metered(name: str, engine: Any, account: Account, llms: Mapping[str, LlmConf
             object.__delattr__(engine, method)
             if method in own:
                 object.__setattr__(engine, method, own[method])
+
+
+async def _answer(
+    complete: Callable[[ChatRequest], Coroutine[Any, Any, Completion]], request: ChatRequest
+) -> Any:
+    """The completion of an engine that may be anybody's. Raises WrongReturnError for what is none."""
+    value: Any = complete(request)
+    return checked(await value if inspect.isawaitable(value) else value, complete, Engine.complete)
 
 
 def _made_on(

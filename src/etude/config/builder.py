@@ -162,6 +162,8 @@ class Builder:
         context = contextlib.asynccontextmanager(registration.factory)(config, self)
         try:
             component = await self._exits.enter_async_context(context)
+            if component is None:
+                raise EtudeError(f"{where_defined(registration.factory)}: what builds {key} yielded None")
             if kind == "llms" and self.around_llm is not None:
                 self._exits.enter_context(self.around_llm(key.removeprefix("llms."), component))
             return component

@@ -123,6 +123,6 @@ def _words(expected: Any) -> str:
 
 def _place(method: Callable[..., Any]) -> str:
     """`parts.py:12: Mine.submit`."""
-    code = inspect.unwrap(method).__code__
-    name = method.__qualname__.rpartition("<locals>.")[2]
-    return f"{Path(code.co_filename).name}:{code.co_firstlineno}: {name}"
+    name = getattr(method, "__qualname__", repr(method)).rpartition("<locals>.")[2]
+    code = getattr(inspect.unwrap(method), "__code__", None)
+    return name if code is None else f"{Path(code.co_filename).name}:{code.co_firstlineno}: {name}"
