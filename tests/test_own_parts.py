@@ -7,6 +7,7 @@ import json
 from datetime import date
 from typing import Any
 
+import numpy as np
 import pytest
 
 from etude.algorithms.collecting import CollectingBuilder
@@ -15,6 +16,7 @@ from etude.core.errors import RequestError, TrainingError
 from etude.core.job import TrainingStatusEnum
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
 from etude.store.log import EpochLog, jobs_of
+from etude.store.run_folder import RunFolder
 from tests import guide_parts as guide
 from tests.times import without_times
 from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt
@@ -440,6 +442,63 @@ async def test_metrics_given_to_log_progress_are_in_the_files(run):
     run.make_trainer = lambda: Logging(EpochTrainerConfig())
     await run.start(num_epochs=2)
     assert [line["mine"] for line in training_metrics(run)] == [0.0, 1.0]
+
+
+ODD = {
+    "when": date(2026, 1, 2),
+    "loss": np.float32("nan"),
+    "lengths": np.ones(2),
+    "bytes": b"\xff",
+    "kind": object,
+    3: {(1, 2): {"a"}},
+}
+
+
+class Counting(guide.GuideTrainer):
+    def log_progress(self, epoch, metrics, output_dir=None):
+        super().log_progress(epoch, {**metrics, "mine": float(epoch), **ODD}, output_dir)
+
+
+class CountingEpochs(EpochTrainer):
+    def log_progress(self, epoch, metrics, output_dir=None):
+        super().log_progress(epoch, {**metrics, "mine": float(epoch), **ODD}, output_dir)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Counting(guide.GuideTrainerConfig()),
+        lambda: CountingEpochs(EpochTrainerConfig()),
+    ],
+)
+async def test_what_a_trainer_hands_to_super_is_in_every_file_and_in_the_journal(run, make):
+    run.make_trainer = make
+    await run.start(num_epochs=2)
+    assert [line["mine"] for line in training_metrics(run)] == [0.0, 1.0]
+    assert [line["when"] for line in training_metrics(run)] == ["2026-01-02"] * 2
+    with RunFolder.read(run.path) as folder:
+        history = EpochLog(folder.journal).history("run")
+    assert [entry.metrics["mine"] for entry in history.epochs] == [0.0, 1.0]
+    if isinstance(make(), EpochTrainer):
+        lines = (run.path / "trajectory_builder.jsonl").read_text().splitlines()
+        assert [json.loads(line)["mine"] for line in lines] == [0.0, 1.0]
+
+
+async def test_facts_and_validation_metrics_of_ones_own_may_be_of_any_type(run):
+    class Builder(CollectingBuilder):
+        def facts(self, run_id):
+            return {**super().facts(run_id), "mine": 1.0, **ODD}
+
+    class Validating(EpochTrainer):
+        async def run_validation_evaluation(self, epoch, run_id):
+            return {**await super().run_validation_evaluation(epoch, run_id), **ODD}
+
+    run.builder = Builder(Grpo(num_generations=4))
+    run.validation = examples(2, "v")
+    run.make_trainer = lambda: Validating(EpochTrainerConfig())
+    await run.start(num_epochs=1)
+    (line,) = training_metrics(run)
+    assert (line["mine"], line["when"], line["loss"]) == (1.0, "2026-01-02", "NaN")
 
 
 async def test_a_trainer_may_take_other_arguments_and_log_what_is_no_json(run):

@@ -313,3 +313,13 @@ async def test_one_step_of_the_loop_names_the_jobs_of_all(run):
         assert list(ref.metadata["jobs"]) == ["verifier"]
         assert (await trainer.get_metrics("run"))["targets"]["prover"]["epochs_trained"] == 0
         await trainer.cleanup()
+
+
+async def test_metrics_that_are_logged_for_all_are_in_the_history_of_each(run):
+    async with _assembled(run, config()) as (trainer, runtime):
+        await trainer.initialize(runtime.config.finetuning)
+        await trainer.run(1)
+        trainer.log_progress(0, {"mine": 0.5})
+        histories = [member.history for member in trainer.members.values()]
+        assert [history.epochs[0].metrics["mine"] for history in histories] == [0.5, 0.5]
+        await trainer.cleanup()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from datetime import date
 
 import pytest
 
@@ -130,3 +131,16 @@ def test_progress_is_logged_as_a_line_in_the_folder_given(tmp_path):
         {"run_id": "run", "pairs": 3},
         {"run_id": "run", "pairs": 4},
     ]
+
+
+def test_what_is_no_json_is_logged_as_its_text_and_a_number_that_is_not_finite_as_null(tmp_path):
+    metrics = {"when": date(2026, 1, 2), "loss": float("inf"), "what": {1, 2}, 3: object}
+    make_builder().log_progress("run", metrics, output_dir=str(tmp_path))
+    line = json.loads((tmp_path / "trajectory_builder.jsonl").read_text())
+    assert line == {
+        "run_id": "run",
+        "when": "2026-01-02",
+        "loss": None,
+        "what": [1, 2],
+        "3": "<class 'object'>",
+    }

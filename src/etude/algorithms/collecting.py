@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from abc import abstractmethod
 from collections import defaultdict
@@ -38,13 +37,12 @@ from etude.core.example import Example
 from etude.core.keys import content_hash, generator
 from etude.core.logged import LoggedExample
 from etude.core.sample import Kind, SampleOrPair
-from etude.core.secrets import masked as without_secrets
 from etude.core.trajectory import Method, TrajectoryCollection
 from etude.protocols.growing import branching
 from etude.rewards.collections import phase_name, worked_on
 from etude.rewards.evaluation import together
 from etude.rewards.scorer import read_score
-from etude.store.files import open_private, private_folder
+from etude.store.files import append_json_line
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -296,12 +294,8 @@ class CollectingBuilder(TrajectoryBuilder):
 
     def log_progress(self, run_id: str, metrics: dict[str, Any], output_dir: str | None = None) -> None:
         """Add a line to `trajectory_builder.jsonl` in `output_dir`; nothing without one."""
-        if output_dir is None:
-            return
-        path = Path(output_dir) / "trajectory_builder.jsonl"
-        private_folder(path.parent)
-        with open_private(path, "a") as file:
-            file.write(without_secrets(json.dumps({"run_id": run_id, **metrics}, allow_nan=False)) + "\n")
+        if output_dir is not None:
+            append_json_line(Path(output_dir) / "trajectory_builder.jsonl", {"run_id": run_id, **metrics})
 
     async def cleanup(self) -> None:
         """Cancel collections that nobody finalised, and wait until they have stopped."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
@@ -16,9 +14,8 @@ from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
 from etude.core.around import is_entered, wrap_implementations
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
-from etude.core.secrets import masked
 from etude.core.trajectory import TrajectoryCollection
-from etude.store.files import open_private, private_folder
+from etude.store.files import append_json_line
 
 if TYPE_CHECKING:
     from openai.types.fine_tuning import FineTuningJobEvent
@@ -271,16 +268,9 @@ class JobLog:
         self._seen: set[str] | None = None
 
     def add(self, job: str, facts: Mapping[str, Any]) -> None:
-        """Append facts about a job, on a new line also after half a line that a killed process left."""
-        if self._path is None:
-            return
-        private_folder(self._path.parent)
-        with open_private(self._path, "a+b") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
-            is_cut = file.read(1) not in (b"", b"\n")
-            file.write(
-                (b"\n" if is_cut else b"") + masked(json.dumps({"run_id": job, **facts})).encode() + b"\n"
-            )
+        """Append facts about a job."""
+        if self._path is not None:
+            append_json_line(self._path, {"run_id": job, **facts})
 
     def add_events(self, job: str, events: Sequence[FineTuningJobEvent]) -> None:
         """Append the events that are not in the file yet, also not from an earlier process."""

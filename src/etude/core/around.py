@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -23,17 +23,18 @@ _entered: ContextVar[frozenset[tuple[int, str]]] = ContextVar("entered", default
 _inside: ContextVar[frozenset[tuple[int, str]]] = ContextVar("inside", default=frozenset())
 
 
-def wrap_implementations(cls: type, interface: type) -> None:
+def wrap_implementations(cls: type, interface: type, *, nested: Collection[str] = ()) -> None:
     """Wrap the methods of the interface that `cls` itself implements.
 
     For `__init_subclass__` of the base class. Methods that `cls` does not define, or leaves abstract, are
-    passed over. Raises RequestError for an `async def` of a method that is called without being waited for.
+    passed over. Those in `nested` are called so through `super()` too. Raises RequestError for an `async def`
+    of a method that is called without being waited for.
     """
     for name, declared in vars(interface).items():
         own = vars(cls).get(name)
         is_method = inspect.isfunction(declared) and not name.startswith(("_", "around_"))
         if is_method and inspect.isfunction(own) and not getattr(own, "__isabstractmethod__", False):
-            setattr(cls, name, _through(own, declared))
+            setattr(cls, name, _through(own, declared, nested=name in nested))
 
 
 def through_base(own: C) -> C:
@@ -41,11 +42,11 @@ def through_base(own: C) -> C:
     return _through(own, own)
 
 
-def _through(own: C, declared: Callable[..., Any]) -> C:
+def _through(own: C, declared: Callable[..., Any], *, nested: bool = False) -> C:
     """`own`, called through `around_<name>` where there is one, and held to what is declared.
 
     It is waited for where it is declared to be, also where it is a plain `def`. A call that is made from
-    within the same method, such as one of `super()`, goes straight through.
+    within the same method, such as one of `super()`, goes straight through, unless it is `nested`.
     """
     require_plain(own, declared)
     name, is_async = own.__name__, inspect.iscoroutinefunction(declared)
@@ -63,9 +64,10 @@ def _through(own: C, declared: Callable[..., Any]) -> C:
 
     @functools.wraps(own)
     def through(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if (id(self), name) in _inside.get():
+        if not nested and (id(self), name) in _inside.get():
             return own(self, *args, **kwargs)
-        around = None if is_entered(self, name) else getattr(self, f"around_{name}", None)
+        is_around = not nested and is_entered(self, name)
+        around = None if is_around else getattr(self, f"around_{name}", None)
         if around is None:
             return implementation(self, *args, **kwargs)
         return around(functools.partial(implementation, self), *args, **kwargs)

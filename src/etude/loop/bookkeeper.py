@@ -34,6 +34,7 @@ from etude.runtime import Runtime
 from etude.store.facts import SUMMARY
 from etude.store.figures import last_version, versions_made
 from etude.store.log import Submission
+from etude.store.plain import json_facts
 from etude.store.summary import summary_of
 
 
@@ -170,7 +171,7 @@ class Bookkeeper:
             await self._samples.submitted(epoch + 1, collection, ref)
             submission = Submission(
                 ref=ref,
-                metrics=finite({**await self.metrics(epoch), **selection_metrics(collection)}),
+                metrics=json_facts({**await self.metrics(epoch), **selection_metrics(collection)}),
                 curriculum_state=finite(self._curriculum_state()),
                 sampled_from=await self.sampled_from(epoch),
             )

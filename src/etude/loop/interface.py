@@ -238,7 +238,8 @@ class Trainer(TrainerSeam):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Have every implementation called through `TrainerSeam`, and held to the interface."""
         super().__init_subclass__(**kwargs)
-        wrap_implementations(cls, Trainer)
+        # What a subclass hands to `super().log_progress` is logged too.
+        wrap_implementations(cls, Trainer, nested=["log_progress"])
 
     def __init__(self, trainer_config: TrainerConfig, **kwargs: Any) -> None:
         """Keep the config. Nothing is started here; further keywords are for subclasses."""

@@ -9,14 +9,13 @@ from typing import Any
 
 from etude.alarms.alarm import alarms_of
 from etude.config.finetuning import FinetuneConfig
-from etude.core.data_model import finite
 from etude.core.history import AlarmEvent, Entry, EpochEntry, History, ValidationEntry, WarmUpEntry
 from etude.core.job import TrainingJobRef, TrainingJobStatus
 from etude.loop.alarms import Pause, RunAlarms, facts_of
 from etude.runtime import Runtime
 from etude.store.files import private_folder
 from etude.store.log import EpochLog
-from etude.store.plain import jsonable
+from etude.store.plain import json_facts
 from etude.store.summary import show_command
 
 
@@ -63,7 +62,7 @@ class Record:
 
         `outcome` is the other fields of its entry.
         """
-        everything = finite({**metrics, **self._logged.pop(epoch, {})})
+        everything = {**json_facts(metrics), **self._logged.pop(epoch, {})}
         entry = EpochEntry(epoch=epoch + 1, timestamp=_now(), metrics=everything, **outcome)
         entry, ringing = self.alarms.rung(entry, self.history)
         await self.log.add_epoch(entry)
@@ -73,11 +72,8 @@ class Record:
         return entry
 
     def add_metrics(self, epoch: int, metrics: dict[str, Any]) -> None:
-        """Take up metrics of an epoch (from 0), in place of others of the same name; `flush` journals them.
-
-        Of a value that JSON cannot keep, its text is kept.
-        """
-        metrics = {str(name): jsonable(finite(value)) for name, value in metrics.items()}
+        """Take up metrics of an epoch (from 0) in place of others of their names; `flush` journals them."""
+        metrics = json_facts(metrics)
         for entry in self.history.epochs:
             if entry.epoch == epoch + 1:
                 if any(entry.metrics.get(key) != value for key, value in metrics.items()):
@@ -101,7 +97,7 @@ class Record:
 
     async def add_validation(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> ValidationEntry:
         """Record a validation with the alarms that hold; `outcome` is the other fields of its entry."""
-        entry = ValidationEntry(epoch=epoch, timestamp=_now(), metrics=finite(metrics), **outcome)
+        entry = ValidationEntry(epoch=epoch, timestamp=_now(), metrics=json_facts(metrics), **outcome)
         entry, ringing = self.alarms.rung(entry, self.history)
         await self.log.add_validation(entry)
         self.history = self.history.with_validation(entry)

@@ -152,6 +152,7 @@ class TargetsTrainer(Trainer):
         """Tell who watches, and write the metrics files of all targets."""
         self.runtime.progress.trained(epoch + 1, metrics)
         for member in self.members.values():
+            member.bookkeeper.record.add_metrics(epoch, metrics)
             member.bookkeeper.record.report(output_dir=output_dir)
 
     def _summary(self) -> dict[str, Any]:

@@ -61,6 +61,7 @@ async def run_loop(
             # A later epoch has no job now. In a resumed run it may have one whose weights nobody has adopted.
             for member in members:
                 await member.prune()
+                await member.bookkeeper.record.flush()
         alarms = [member.alarm_to_stop(epoch) for member in members]
         reasons = [member.reason_to_stop(epoch) for member in members]
         if any(alarms) or all(reasons):
@@ -71,6 +72,7 @@ async def run_loop(
         await member.validate(len(member.history.epochs))
         # Once more where the last epoch's weights were adopted by a process that was killed before it did so.
         await member.prune()
+        await member.bookkeeper.record.flush()
     if not any(member.bookkeeper.record.reason_to_stop() for member in members):
         await _pause_if_due(members)
 

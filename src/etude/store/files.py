@@ -6,6 +6,7 @@ What a run or a server writes is for its user alone, whatever the umask.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ from typing import IO, Any
 
 from etude.core.errors import RequestError, StoreError
 from etude.core.secrets import masked
+from etude.store.plain import json_facts
 
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
 """For the user alone."""
@@ -77,6 +79,22 @@ def open_private(path: Path, mode: str) -> IO[Any]:
         errors=errors,
         opener=lambda name, flags: os.open(name, flags, FILE_MODE),
     )
+
+
+def append_json_line(path: Path, facts: Mapping[str, Any]) -> None:
+    """Add facts to a file, as `json_facts` on a line, also after half a line that a killed process left.
+
+    Secrets are masked. The folders on the way are made. Raises StoreError.
+    """
+    line = masked(json.dumps(json_facts(facts), ensure_ascii=False))
+    try:
+        private_folder(path.parent)
+        with open_private(path, "a+b") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            is_cut = file.read(1) not in (b"", b"\n")
+            file.write((b"\n" if is_cut else b"") + line.encode(errors="backslashreplace") + b"\n")
+    except OSError as error:
+        raise _cannot_write(path, error) from error
 
 
 def make_private(path: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
+from etude.core.data_model import finite
+
 _SCALARS = (str, int, float, bool, type(None))
 
 
@@ -58,6 +60,11 @@ def jsonable(value: Any) -> Any:
     except ValueError:
         # Bytes that are no text, or a structure that holds itself.
         return str(value)
+
+
+def json_facts(facts: Mapping[Any, Any]) -> dict[str, Any]:
+    """Facts by name, each as `jsonable` has it; a number that is not finite becomes None."""
+    return {str(name): jsonable(finite(value)) for name, value in facts.items()}
 
 
 def _plain_or_text(value: Any) -> Any:
