@@ -428,9 +428,35 @@ async def test_a_mistyped_target_function_is_an_error_after_a_few_episodes(run):
 async def test_a_target_function_that_does_not_call_the_model_is_said_early(run):
     run.examples = examples(50)
     run.finetuning = run.finetuning.model_copy(update={"target_functions": ["judge"]})
-    with pytest.raises(TrainingError, match="trained on nothing"):
-        await run.start(num_epochs=1)
+    missed = r"none of the first 200 episodes .* \(judge\); functions that called it: '<workflow>'. Name some"
+    with pytest.raises(RequestError, match=missed):
+        await run.start(num_epochs=3)
     assert "none of the first 8 episodes has a call to 'policy'" in run.watcher.warnings[0]
+    # The other epochs are not played.
+    assert len(run.engine.requests) == 4 * 50
+    again = run.restarted()
+    with pytest.raises(RequestError, match="none of the first 200 episodes"):
+        await again.start(num_epochs=3)
+    assert again.engine.requests == []
+
+
+async def test_a_target_function_that_no_call_has_beside_one_that_has_is_said(run):
+    run.finetuning = run.finetuning.model_copy(update={"target_functions": ["<workflow>", "judge"]})
+    await run.start(num_epochs=2)
+    (warning,) = run.watcher.warnings
+    assert warning.startswith("'finetuning.target_functions' names judge, and no call to 'policy' in 12 ")
+
+
+async def test_a_builder_that_trains_on_other_calls_is_not_stopped(run):
+    class Whole(CollectingBuilder):
+        async def initialize(self, run_config):
+            await super().initialize(run_config)
+            self.run_config = run_config.model_copy(update={"target_functions": ["*"]})
+
+    run.builder = Whole(Grpo(num_generations=4))
+    run.finetuning = run.finetuning.model_copy(update={"target_functions": ["judge"]})
+    await run.start(num_epochs=1)
+    assert len(run.statuses) == 1
 
 
 async def test_metrics_given_to_log_progress_are_in_the_files(run):

@@ -248,3 +248,18 @@ def test_an_option_that_the_chat_template_does_not_have_is_named(local):
     report, code = checked("config.yml")
     assert code == 2 and not report["ready"]
     assert "has no option 'enable_thinking'" in details(report, "error")["model policy"]
+
+
+@pytest.mark.parametrize("name", ["judge", "<workflw>"])
+def test_a_target_function_that_no_call_has_is_found_by_a_few_episodes(project, name):
+    change(project / "config.yml", finetuning__target_functions=[name])
+    report, code = checked("config.yml", "--play", 4)
+    assert code == 2 and report["estimate"] is None
+    assert f"({name}); functions that called it: '<workflow>'" in details(report, "error")["playing"]
+
+
+def test_a_target_function_that_no_call_has_beside_one_that_has_is_warned_of(project):
+    change(project / "config.yml", finetuning__target_functions=["<workflow>", "judge"])
+    report, code = checked("config.yml", "--play", 4)
+    assert code == 0
+    assert "names judge" in details(report, "warning")["target functions"]

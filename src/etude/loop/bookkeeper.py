@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from etude.alarms.judge_disagreement import named_pairs
@@ -63,6 +64,7 @@ class Bookkeeper:
         self.builder = builder
         self.adapter = adapter
         self.record = Record(runtime, config)
+        warn = partial(runtime.progress.message, warning=True)
         self.line = ModelLine(
             runtime.target or runtime.target_model,
             runtime.target_model,
@@ -70,7 +72,7 @@ class Bookkeeper:
             runtime.engines[runtime.target_model],
             runtime.run.journal,
             rules=LineRules(frozen=runtime.target_config.frozen, from_scratch=config.fine_tune_from_scratch),
-            warn=lambda text: runtime.progress.message(text, warning=True),
+            warn=warn,
             doctor=runtime.doctor,
             ledger=runtime.ledger,
         )
@@ -81,7 +83,7 @@ class Bookkeeper:
         """Called when the model has gone back to an earlier version: what was collected ahead is void."""
         self._progress = runtime.progress
         self._provenance = Provenance(runtime.target_model)
-        self._targeted = TargetWatch(config.target_functions, runtime.target_model, runtime.progress)
+        self._targeted = TargetWatch(config.target_functions, runtime.target_model, warn, runtime.target)
         self._samples = JobRecord(runtime.run.path, runtime.target, adapter)
         self._curriculum_state = curriculum_state
         self._facts = facts
@@ -276,16 +278,12 @@ class Bookkeeper:
         past = self.record.history.until(epoch)
         return pool.figures(self._games[epoch, pool.name], None if reward is None else reward.name, past)
 
-    def submission_of(self, name: str) -> Submission | None:
-        """The record of a job, by its name; None without one."""
-        return self.record.log.submission_of(name)
-
     async def adopt(self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus, since: float) -> None:
         """Have the model sample from the weights that a job made, and record its epoch.
 
         `since` is when the job began, by `time.monotonic`. Raises TrainingError when the weights are not new.
         """
-        submission = self.submission_of(ref.run_id)
+        submission = self.record.log.submission_of(ref.run_id)
         version = await self.line.adopt(ref, status)
         await self._samples.learned(epoch + 1, ref, version)
         if version is not None and any(past.differs(version) for past in self.record.history.recoveries):
@@ -341,6 +339,7 @@ class Bookkeeper:
         self.record.report()
 
     async def _add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> None:
+        self._targeted.epoch_over(is_empty="skipped" in outcome and not self.record.history.trained)
         backup = self.runtime.backup
         if backup is not None:
             metrics = {**metrics, "storage": backup.figures()}

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from etude.algorithms.algorithm import kind_of
-from etude.algorithms.samples import is_targeted
+from etude.algorithms.samples import EVERY_FUNCTION, is_targeted
 from etude.config.nearest import nearest
-from etude.core.episode import EpisodeRecord
+from etude.core.episode import SIMULATED_USER, EpisodeRecord
 from etude.core.errors import RequestError, TrainingError
-from etude.core.interfaces import Progress
 from etude.core.job import ModelVersion
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
 
@@ -139,15 +138,21 @@ _PATIENCE = 8
 
 
 class TargetWatch:
-    """Looks at the first episodes for calls by the target functions to the trained model."""
+    """Looks at the episodes of the first epoch for calls by the target functions to the trained model."""
 
-    def __init__(self, functions: Collection[str], model: str, progress: Progress) -> None:
+    def __init__(
+        self, functions: Collection[str], model: str, warn: Callable[[str], None], target: str | None = None
+    ) -> None:
+        """`target` is the name of the model among several that are trained."""
         self._functions = functions
         self._model = model
-        self._progress = progress
+        self._warn = warn
+        self._key = f"finetuning.{f'targets.{target}.' if target else ''}target_functions"
         self._callers: set[str] = set()
         self._episodes = 0
-        self._done = False
+        """Those that have calls."""
+        self._is_targeted = False
+        self._is_over = False
 
     def saw(self, episode: EpisodeRecord) -> None:
         """Look at an episode.
@@ -155,23 +160,47 @@ class TargetWatch:
         Raises RequestError when the first ones have no call that is targeted, and a target function is
         called almost like one that calls the model; a warning is given when there is no such name.
         """
-        if self._done or not any(call.completion is not None for call in episode.calls):
-            return
-        if any(is_targeted(call, self._functions, self._model) for call in episode.calls):
-            self._done = True
+        answered = [call for call in episode.calls if call.completion is not None]
+        if self._is_over or not answered:
             return
         self._episodes += 1
-        self._callers |= {call.function for call in episode.calls if call.model == self._model}
-        if self._episodes < _PATIENCE:
+        self._callers |= {call.function for call in answered if call.model == self._model} - {SIMULATED_USER}
+        self._is_targeted |= any(is_targeted(call, self._functions, self._model) for call in answered)
+        if self._episodes == _PATIENCE and not self._is_targeted:
+            if any(nearest(name, self._callers) for name in self._functions):
+                raise RequestError(self._missed())
+            self._warn(f"{self._missed()}. Nothing is trained on unless one of them does")
+
+    def epoch_over(self, *, is_empty: bool) -> None:
+        """Warn of target functions that no call of the epoch was made by, once.
+
+        Raises RequestError when that is all of them and nothing was trained on (`is_empty`): a builder of
+        one's own may train on other calls.
+        """
+        if self._is_over or not self._episodes:
             return
-        self._done = True
-        callers = ", ".join(f"'{name}'" for name in sorted(self._callers)) or "none"
+        self._is_over = True
+        missing = [name for name in self._functions if name not in {EVERY_FUNCTION, *self._callers}]
+        if is_empty and not self._is_targeted:
+            raise RequestError(f"{self._missed()}. Nothing could be trained on")
+        if missing and self._is_targeted:
+            self._warn(
+                f"'{self._key}' names {', '.join(missing)}, and no call to '{self._model}' in "
+                f"{self._episodes} episodes was made by it; {self._called()}"
+            )
+
+    def _missed(self) -> str:
+        """Says that no call is targeted, and what to write instead."""
         text = (
             f"none of the first {self._episodes} episodes has a call to '{self._model}' by a target function "
-            f"({', '.join(self._functions)}); functions that called it: {callers}"
+            f"({', '.join(self._functions)}); {self._called()}"
         )
-        for name in self._functions:
-            meant = nearest(name, self._callers)
-            if meant is not None:
-                raise RequestError(f"{text}. Did you mean 'finetuning.target_functions: [{meant}]'?")
-        self._progress.message(f"{text}. Nothing is trained on unless one of them does", warning=True)
+        meant = filter(None, (nearest(name, self._callers) for name in self._functions))
+        names = ", ".join(dict.fromkeys(meant))
+        if names:
+            return f"{text}. Did you mean '{self._key}: [{names}]'?"
+        return f"{text}. Name some of them in '{self._key}'" if self._callers else text
+
+    def _called(self) -> str:
+        names = ", ".join(f"'{name}'" for name in sorted(self._callers))
+        return f"functions that called it: {names or 'none'}"

@@ -157,7 +157,7 @@ class Follower(Bookkeeper):
         are jobs and no statuses.
         """
         for name in self._epochs:
-            submission = self.submission_of(name)
+            submission = self.record.log.submission_of(name)
             if submission is not None and self.record.ended(submission.ref) is None:
                 status = await self.adapter.status(submission.ref)
                 if not status.status.is_final:

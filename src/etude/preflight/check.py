@@ -140,7 +140,7 @@ async def check_config(config: Config, runs: Path = Path("runs"), *, play: int =
     played = None
     if report.is_ready and play:
         with findings.of_errors("playing"):
-            played = await play_some(config, play)
+            played = await play_some(config, play, findings)
     if report.is_ready:
         report.estimate = await asyncio.to_thread(estimate_run, config, examples, held_out, size, played)
     return report
