@@ -66,6 +66,12 @@ def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
+def overwrite(path: Path) -> None:
+    Journal(path).close()  # So that all is in it, and nothing in its log.
+    data = path.read_bytes()
+    path.write_bytes(data[:4096] + b"\xff" * (len(data) - 4096))
+
+
 def test_a_commit_waits_for_the_disk(tmp_path: Path) -> None:
     with closing(open_database(tmp_path / "run.db")) as connection:
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
@@ -91,6 +97,38 @@ def test_entries_that_are_gone_are_missed(run: Path, file: str, harm: Callable[[
     harm(run / file)
     with pytest.raises(StoreError, match=r"run\.db is damaged: .* --repair"):
         Journal(run / "run.db")
+
+
+@pytest.mark.parametrize(
+    ("file", "harm"),
+    [
+        ("loop.db-wal", Path.unlink),
+        ("loop.db", overwrite),
+        ("loop.db-mark", lambda path: path.write_bytes(b"12")),
+    ],
+    ids=["no log", "overwritten pages", "another mark"],
+)
+def test_a_journal_of_ones_own_is_told_of_its_own_files_and_of_no_command_for_runs(
+    run: Path, tmp_path: Path, file: str, harm: Callable[[Path], object]
+) -> None:
+    for part in ("", "-wal", "-mark"):
+        shutil.copy(run / f"run.db{part}", tmp_path / f"loop.db{part}")
+    harm(tmp_path / file)
+    with pytest.raises(StoreError, match=r"loop\.db") as raised:
+        Journal(tmp_path / "loop.db")
+    told = str(raised.value)
+    assert "put whole copies of loop.db and the files whose names begin with loop.db- in their place" in told
+    assert "etude runs" not in told and "run.db" not in told
+    for path in tmp_path.glob("loop.db*"):
+        path.unlink()
+    Journal(tmp_path / "loop.db").close()  # As it says: all of them deleted, it begins anew.
+
+
+def test_an_empty_journal_of_ones_own_is_not_taken_for_a_run(tmp_path: Path) -> None:
+    (tmp_path / "loop.db").touch()
+    with pytest.raises(StoreError, match=r"loop\.db holds nothing: nothing was stored in it") as raised:
+        Journal(tmp_path / "loop.db", read_only=True)
+    assert "etude resume" not in str(raised.value)
 
 
 async def test_how_many_are_gone_is_said_and_repair_keeps_the_rest(run: Path) -> None:

@@ -271,7 +271,7 @@ def test_reading_a_journal_that_is_not_there_says_so(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_database_says_so(tmp_path: Path) -> None:
     (tmp_path / "run.db").write_bytes(b"this is not a database at all, only text" * 30)
-    with pytest.raises(StoreError, match=r"run\.db: the file is not a run database"):
+    with pytest.raises(StoreError, match=r"run\.db: the file is not a journal"):
         Journal(tmp_path / "run.db")
 
 

@@ -148,7 +148,7 @@ def test_a_run_that_cannot_be_opened_is_not_left_locked(tmp_path: Path) -> None:
     RunFolder.create(tmp_path, "a").close()
     (tmp_path / "a" / "run.db").write_bytes(b"no database, but long enough to look at" * 30)
     for _ in range(2):
-        with pytest.raises(StoreError, match="not a run database"):
+        with pytest.raises(StoreError, match="not a journal"):
             RunFolder.open(tmp_path / "a")
 
 

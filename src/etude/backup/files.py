@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from etude.backup.address import Content
+from etude.store.database import DATABASE
 from etude.store.facts import STORAGE
 from etude.store.files import FOLDER_MODE
-from etude.store.run_folder import DATABASE, LOCK
+from etude.store.run_folder import LOCK
 from etude.store.status import STATUS
 from etude.store.sums import SET_ASIDE
 

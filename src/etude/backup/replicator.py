@@ -23,9 +23,9 @@ from etude.backup.manifest import Superseded
 from etude.backup.writer import BackupWriter
 from etude.config.storage import StorageConfig
 from etude.core.errors import EtudeError, RequestError, StoreError
+from etude.store.database import DATABASE
 from etude.store.facts import STORAGE
 from etude.store.files import write_atomically
-from etude.store.run_folder import DATABASE
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
 

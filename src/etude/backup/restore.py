@@ -27,9 +27,8 @@ from etude.backup.manifest import (
     shown_time,
 )
 from etude.core.errors import RequestError, StoreError
-from etude.store.database import open_database
+from etude.store.database import DATABASE, open_database
 from etude.store.files import draft_of
-from etude.store.run_folder import DATABASE
 
 RESTORED = "storage/restored/"
 """Keys of the journal under which a run keeps from which backups it was restored."""

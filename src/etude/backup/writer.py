@@ -30,7 +30,7 @@ from etude.backup.manifest import (
     superseded_by,
 )
 from etude.core.errors import RequestError, StoreError
-from etude.store.run_folder import DATABASE
+from etude.store.database import DATABASE
 
 _OBJECTS = "objects"
 _TRIES = 20

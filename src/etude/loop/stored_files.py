@@ -13,13 +13,14 @@ from etude.core.job import ModelVersion
 from etude.groups.lineage import LineageLog
 from etude.jobs.folders import StateFolders
 from etude.loop.recovery import go_back, way_back
+from etude.store.database import DATABASE
 from etude.store.facts import SUMMARY, histories_of
 from etude.store.figures import last_version
 from etude.store.files import write_atomically
 from etude.store.journal import Journal
 from etude.store.log import EpochLog, histories
 from etude.store.repair import locked
-from etude.store.run_folder import CONFIG_STEP, DATABASE, RunFolder
+from etude.store.run_folder import CONFIG_STEP, RunFolder
 from etude.store.stored_config import CONFIG, config_damage, stored_data, target_model, trained_parts
 from etude.store.sums import damage_in
 from etude.store.versions import stored_at

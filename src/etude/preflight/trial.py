@@ -17,9 +17,9 @@ from etude.config.document import dump
 from etude.core.errors import EtudeError
 from etude.core.secrets import masked
 from etude.preflight.finding import Findings
+from etude.store.database import DATABASE
 from etude.store.files import write_new_files
 from etude.store.journal import Journal
-from etude.store.run_folder import DATABASE
 
 _RUN = "trial"
 _EPOCHS, _EXAMPLES, _GENERATIONS = 3, 4, 4

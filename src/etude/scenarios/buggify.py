@@ -25,9 +25,10 @@ from etude.scenarios.datasets import FILE_TYPES, AppsConfig, ProgramProblem, Pro
 from etude.scenarios.edits import comments, edit_distance, program_in, same_program
 from etude.scenarios.sandbox.check import IoTests, check_program
 from etude.scenarios.sandbox.limits import Limits
+from etude.store.database import DATABASE
 from etude.store.files import write_atomically
 from etude.store.journal import Journal
-from etude.store.run_folder import DATABASE, RunFolder
+from etude.store.run_folder import RunFolder
 
 Row = dict[str, Any]
 """A row with the columns of `lrhammond/buggy-apps`, and APPS's `input_output`."""

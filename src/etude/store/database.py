@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import queue
+import shlex
 import shutil
 import sqlite3
 import struct
@@ -34,8 +35,11 @@ from etude.store.mark import Mark
 
 _LOG = logging.getLogger("etude.journal")
 
+DATABASE = "run.db"
+"""The journal of a run, in its folder; one of another name is somebody's own."""
+
 SCHEMA_VERSION = 2
-"""Written to every run.db. A database of another version is refused, never guessed at."""
+"""Written to every journal. A database of another version is refused, never guessed at."""
 
 _SCHEMA = f"""
 BEGIN IMMEDIATE;
@@ -53,18 +57,15 @@ PUT_ROW = "INSERT OR REPLACE INTO steps (key, value, created, checksum) VALUES (
 _BUSY_SECONDS = 10
 _ROWS_PER_STATEMENT = 64
 
-_FULL = (
-    "the disk is full, over quota or failing; free some space and resume the run, all that was stored is kept"
-)
-_LOCKED = "another program holds the database locked; close it and resume the run"
+_FULL = "the disk is full, over quota or failing; free some space and resume, all that was stored is kept"
+_LOCKED = "another program holds the database locked; close it and resume"
 _ADVICE = {
     "SQLITE_FULL": _FULL,
     "SQLITE_IOERR": _FULL,
     "SQLITE_BUSY": _LOCKED,
     "SQLITE_LOCKED": _LOCKED,
-    "SQLITE_CORRUPT": "the file is damaged; mend what can be mended: etude runs check RUN --repair",
-    "SQLITE_NOTADB": "the file is not a run database; check the path, or start a new run",
-    "SQLITE_READONLY": "the file may not be written; check the permissions of the run folder",
+    "SQLITE_NOTADB": "the file is not a journal; check the path, or begin a new one",
+    "SQLITE_READONLY": "the file may not be written; check its permissions and those of its folder",
     "SQLITE_CANTOPEN": "the file cannot be opened; check that the folder exists and its permissions",
 }
 
@@ -76,7 +77,7 @@ def open_database(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     damaged, or has another schema version.
     """
     if read_only and not path.is_file():
-        raise StoreError(f"{path} does not exist: there is no run to read here")
+        raise StoreError(f"{path} does not exist: there is nothing to read here")
     if not read_only and not path.exists():
         # Its log and index get the same mode. Why it cannot be made, SQLite says better.
         with contextlib.suppress(OSError):
@@ -124,14 +125,17 @@ def _connect_read_only(path: Path) -> sqlite3.Connection:
 def _prepare(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version == 0 and read_only:
+        if path.name != DATABASE:
+            raise StoreError(f"{path} holds nothing: nothing was stored in it, or it was emptied since")
         raise StoreError(
             f"{path} holds nothing: the run was stopped before it had stored anything, or its database was "
             f"emptied since. `etude resume` begins it, or says what is gone"
         )
     if version not in (0, SCHEMA_VERSION):
+        anew = "run (see environment.json beside it), or start a new run"
         raise StoreError(
             f"{path} has schema version {version}, and this version of etude reads version {SCHEMA_VERSION}. "
-            f"Use the etude that made the run (see environment.json beside it), or start a new run."
+            f"Use the etude that made the {anew if path.name == DATABASE else 'journal, or begin a new one'}."
         )
     if read_only:
         return
@@ -153,9 +157,20 @@ def row_of(key: str, text: str, created: float) -> tuple[str, str, float, int]:
     return key, text, created, checksum(key.encode(), text.encode(), created)
 
 
+def how_to_mend(path: Path) -> str:
+    """The remedy for a damaged journal."""
+    if path.name == DATABASE:
+        command = f"etude runs check {shlex.quote(str(path.parent))} --repair"
+        return f"put a whole copy of the folder in its place, or mend what can be mended: {command}"
+    files = f"{path.name} and the files whose names begin with {path.name}-"
+    return f"put whole copies of {files} in their place, or delete all of these to begin anew"
+
+
 def store_error(path: Path, error: BaseException) -> StoreError:
     """The error of SQLite in words: what happened to which file, and what to do."""
     name = getattr(error, "sqlite_errorname", "") or ""
+    if name.startswith("SQLITE_CORRUPT"):
+        return StoreError(f"{path}: the file is damaged ({error}); {how_to_mend(path)}")
     advice = next((text for prefix, text in _ADVICE.items() if name.startswith(prefix)), None)
     return StoreError(f"{path}: {advice} ({error})" if advice else f"{path}: {error}")
 

@@ -11,9 +11,10 @@ from typing import Any, Literal
 from etude.config.nearest import nearest
 from etude.core.errors import EtudeError, RequestError
 from etude.core.history import History
+from etude.store.database import DATABASE
 from etude.store.lock import locked_by
 from etude.store.log import histories
-from etude.store.run_folder import DATABASE, LOCK, RunFolder
+from etude.store.run_folder import LOCK, RunFolder
 from etude.store.stored_config import (
     REQUEST,
     RESULT,

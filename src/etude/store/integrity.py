@@ -5,7 +5,6 @@ SQLite itself has no checksums of its pages: a flipped byte in a value is anothe
 
 from __future__ import annotations
 
-import shlex
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from etude.core.errors import StoreError
-from etude.store.database import checksum
+from etude.store.database import checksum, how_to_mend
 from etude.store.mark import read_mark
 
 _SHOWN_KEYS = 3
@@ -35,8 +34,8 @@ class Damage:
     mark: str | None = None
     """Why it is not known how far the journal had come."""
 
-    def lines(self) -> list[str]:
-        """A clause for each kind of damage."""
+    def lines(self, journal: Path) -> list[str]:
+        """A clause for each kind of damage to the journal at that path."""
         lines = []
         if self.pages is not None:
             lines.append(f"pages of the database are damaged ({self.pages})")
@@ -45,8 +44,8 @@ class Damage:
             lines.append(f"{_counted(len(self.altered))} not as written: {keys}")
         if self.lost:
             lines.append(
-                f"{_counted(self.lost)} gone from its end: `run.db-wal`, which had the latest, is missing or "
-                "damaged"
+                f"{_counted(self.lost)} gone from its end: `{journal.name}-wal`, which had the latest, is "
+                "missing or damaged"
             )
         if self.mark is not None:
             lines.append(self.mark)
@@ -78,10 +77,7 @@ def require_whole(path: Path, connection: sqlite3.Connection) -> None:
     """Raise StoreError, saying how and what to do, when the journal at `path` is damaged."""
     damage = damage_of(path, connection)
     if damage is not None:
-        raise StoreError(
-            f"{path} is damaged: {'; '.join(damage.lines())}. Put a whole copy of the folder in its place, "
-            f"or mend what can be mended: etude runs check {shlex.quote(str(path.parent))} --repair"
-        )
+        raise StoreError(f"{path} is damaged: {'; '.join(damage.lines(path))}; {how_to_mend(path)}")
 
 
 def rows_of(connection: sqlite3.Connection, order: str = "ASC") -> Iterator[Row]:

@@ -22,7 +22,7 @@ class Mark:
         try:
             self._file: int | None = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise StoreError(f"{self.path}: {error.strerror}; the run folder must be writable") from error
+            raise StoreError(f"{self.path}: {error.strerror}; its folder must be writable") from error
 
     def write(self, row: int, *, sync: bool = False) -> None:
         """Note that all rows up to this one are on the disk. Raises StoreError.
@@ -35,7 +35,7 @@ class Mark:
             if sync:
                 os.fsync(self._file)
         except OSError as error:
-            raise StoreError(f"{self.path}: {error.strerror}; free some space and resume the run") from error
+            raise StoreError(f"{self.path}: {error.strerror}; free some space and resume") from error
 
     def close(self) -> None:
         """Close the file. Calling it twice is fine."""

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.errors import StoreError
-from etude.store.database import PUT_ROW, open_database, store_error
+from etude.store.database import DATABASE, PUT_ROW, open_database, store_error
 from etude.store.files import draft_of
 from etude.store.integrity import Row, damage_of, is_whole, rows_of
 from etude.store.journal import Journal
 from etude.store.lock import RunLock
 from etude.store.log import logs_of
 from etude.store.mark import mark_of
-from etude.store.run_folder import DATABASE, LOCK
+from etude.store.run_folder import LOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def check_run(run: Path) -> list[str]:
     path = run / DATABASE
     with locked(run), closing(open_database(path)) as connection:
         damage = damage_of(path, connection)
-    return [] if damage is None else damage.lines()
+    return [] if damage is None else damage.lines(path)
 
 
 async def repair_run(run: Path) -> Repair:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.errors import RequestError, StoreError
+from etude.store.database import DATABASE
 from etude.store.files import FOLDER_MODE, delete_left_over, private_folder, write_atomically
 from etude.store.journal import Journal
 from etude.store.lock import RunLock
@@ -34,7 +35,6 @@ CONFIG_STEP = "config"
 """The step of the journal that has the text of `config.yml`, to put it back from."""
 BASE_STEPS = "base/"
 """Before the names of models in the keys of the steps that have which files they were loaded from."""
-DATABASE = "run.db"
 LOCK = "lock"
 
 _GIT_SECONDS = 5

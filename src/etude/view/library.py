@@ -9,10 +9,11 @@ from typing import Any
 
 from etude.core.errors import RequestError
 from etude.core.history import Entry
+from etude.store.database import DATABASE
 from etude.store.facts import RunFacts, facts_of, histories_of, is_run, list_runs
 from etude.store.figures import with_rewards
 from etude.store.lock import locked_by
-from etude.store.run_folder import DATABASE, LOCK
+from etude.store.run_folder import LOCK
 from etude.store.stored_config import CONFIG, reward_names, stored_data
 
 _State = tuple[tuple[int, int], ...]
