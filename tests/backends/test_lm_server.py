@@ -2,20 +2,26 @@
 
 import pytest
 
+from etude.algorithms.episodes import ScoredEpisode
+from etude.algorithms.samples import branches_of
 from etude.backends.lm_client import ClientTimeoutError, EngineClientError
 from etude.config.finetuning import FinetuneConfig
-from etude.core.edge import sample_of
+from etude.core.edge import sample_of, trajectory_of
 from etude.core.errors import BackendError, TrainingError
 from etude.core.job import Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.training_rows import GrpoRow
 from etude.core.trajectory import TrajectoryCollection
+from tests.algorithms.scripted_episodes import conversation, episode
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.test_openai_jobs import dpo, imitated, supervised
 
 
 def compared(job="job"):
-    group = [imitated("q", "a"), imitated("q", "b")]
-    group = [one.model_copy(update={"reward": float(place)}) for place, one in enumerate(group)]
+    records = [episode(conversation("q", reply), generation=place) for place, reply in enumerate("ab")]
+    scored = [
+        ScoredEpisode(each, float(each.generation), tuple(branches_of(each, ["*"], None))) for each in records
+    ]
+    group = [trajectory_of(sample) for each in scored for sample in each.samples()]
     return TrajectoryCollection(trajectories=[group, group], run_id=job, method="grpo")
 
 
@@ -54,6 +60,19 @@ async def test_what_was_sampled_without_tokens_cannot_be_a_row():
     with pytest.raises(TrainingError, match="no token ids"):
         await server.adapter().submit(data)
     assert server.files == {}
+
+
+@pytest.mark.parametrize(("options", "is_made"), [({}, False), ({"beta": 0.1}, True)])
+async def test_groups_of_equal_rewards_are_not_uploaded_unless_the_loss_has_more_than_rewards(
+    options, is_made
+):
+    server, data = LmStandIn(), compared()
+    flat = [[one.model_copy(update={"reward": 1.0}) for one in group] for group in data.trajectories]
+    result = await server.adapter().submit(data.model_copy(update={"trajectories": flat, "options": options}))
+    assert isinstance(result, Skipped) is not is_made
+    assert bool(server.files) is is_made
+    if not is_made:
+        assert "all rewards within a group are the same" in result.reason
 
 
 @pytest.mark.parametrize("ending", ["succeeded", "failed", "cancelled"])

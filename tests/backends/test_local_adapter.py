@@ -17,7 +17,7 @@ from etude.backends.local_adapter import LocalAdapter
 from etude.backends.local_config import LocalAdapterConfig, LoraConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import EngineError, RequestError, StoreError, TrainingError
-from etude.core.job import ModelVersion, TrainingJobRef, TrainingStatusEnum
+from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
 from etude.inference.embedded import EmbeddedEngine
 from etude.jobs.folders import StateFolders
@@ -532,3 +532,16 @@ async def test_the_record_is_there_before_the_version(tmp_path, monkeypatch):
     monkeypatch.setattr(StateFolders, "write", looks_first)
     await done(await adapter_on(tmp_path / "checkpoints"), collection("job"))
     assert before == [True]
+
+
+@pytest.mark.parametrize(("options", "is_made"), [({}, False), ({"beta": 0.1}, True)])
+async def test_groups_of_equal_rewards_make_no_job_unless_the_loss_has_more_than_rewards(
+    tmp_path, options, is_made
+):
+    adapter = await adapter_on(tmp_path)
+    result = await adapter.submit(collection("flat", rewards=(1.0, 1.0), **options))
+    assert isinstance(result, Skipped) is not is_made
+    assert (await adapter.status(TrainingJobRef(run_id="flat", backend="local"))).status is (
+        TrainingStatusEnum.RUNNING if is_made else TrainingStatusEnum.NOT_FOUND
+    )
+    await adapter.cleanup()

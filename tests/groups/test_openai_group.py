@@ -338,7 +338,7 @@ async def test_a_language_model_server_makes_room_for_training_where_it_is_to(
     assert server.asked("GET /version") == 1
     await group.eval()
     assert server.engine == ["start"]
-    await group.create_grpo_fine_tune_job({"prover": list(plays)}, job_name="job")
+    await group.create_supervised_fine_tune_job({"prover": list(plays)}, job_name="job")
     assert server.engine == ["start", *["away"] * free_engine]
     await group.wait_for_fine_tune_job(poll_interval=0)
     version = await group.switch_to_next_model()
@@ -517,6 +517,15 @@ async def test_errors_of_groups_speak_of_groups(make, plays):
         ({"rl_learning_rate": float("nan")}, "rl_learning_rate is a number, and not nan"),
         ({"rl_learning_rate": "1e-4"}, "rl_learning_rate is a number"),
         ({"lora_alpha_scale": 2.0}, "lora_alpha_scale is a multiple of lora_rank"),
+        ({"lora_rank": 10**7}, "lora_rank is at most 100000, and not 10000000"),
+        (
+            {"lora_rank": 1000, "lora_alpha_scale": 5e3},
+            r"lora_rank 1000 times lora_alpha_scale 5000 is .*5e\+06",
+        ),
+        ({"lora_rank": 1, "lora_alpha_scale": 1e-9}, "lora_rank 1 times lora_alpha_scale 1e-09 is"),
+        ({"lora_rank": 1, "lora_alpha_scale": 1e9}, "lora_alpha_scale is at most 10000"),
+        ({"num_epochs": 10**9}, "num_epochs is at most 10000000, and not 1000000000"),
+        ({"rl_learning_rate": 11}, "rl_learning_rate is at most 10, and not 11"),
     ],
 )
 def test_settings_that_no_job_can_have_are_refused(settings, message):
@@ -598,3 +607,26 @@ async def test_an_agent_that_plays_no_protocol_needs_rewards_for_grpo(make):
     await group.create_grpo_fine_tune_job({"agent": records}, rewards)
     await group.train()
     assert (await group.switch_to_next_model()).number == 1
+
+
+@pytest.mark.parametrize("reward", [float("inf"), float("nan"), "high", None, [1.0], 10**400])
+async def test_a_reward_that_is_no_finite_number_is_refused_with_its_episode(make, reward):
+    group = make().group
+    record = episode(conversation("q", "a"))
+    await group.wait_for_ready()
+    with pytest.raises(
+        RequestError, match=r"the reward of episode 'train/1/e/0' is .*, and no finite number"
+    ):
+        await group.create_grpo_fine_tune_job({"agent": [record]}, {record.id: reward})
+
+
+async def test_a_method_that_openai_does_not_have_is_refused_without_a_word_of_runs(tmp_path, journal):
+    adapter = OpenAiAdapter(OpenAiAdapterConfig(), StandIn().client(), BASE)
+    group = Made(tmp_path, journal, adapter=adapter).group
+    records = [episode(conversation("q", f"a{n}"), generation=n) for n in range(2)]
+    await group.wait_for_ready()
+    with pytest.raises(
+        CapabilityError, match="the data are for the method 'grpo', and the trainer"
+    ) as refused:
+        await group.create_grpo_fine_tune_job({"agent": records}, {record.id: 1.0 for record in records})
+    assert "builder" not in str(refused.value) and "run" not in str(refused.value)

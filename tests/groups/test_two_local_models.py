@@ -12,7 +12,7 @@ from etude.backends.local_config import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.call import ChatRequest, Sampling
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
-from etude.groups import GroupAgent, ModelSettings, OpenAiSharedModelGroup, Step
+from etude.groups import GroupAgent, ModelSettings, OpenAiSharedModelGroup, Skipped, Step
 from etude.groups.line import LineRules, ModelLine
 from etude.inference.embedded import EmbeddedEngine
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
@@ -190,3 +190,27 @@ async def test_a_group_trains_its_model_in_this_process_by_every_method(models, 
     methods = [entry.data.method for entry in group.lineage()]
     assert methods == ["supervised", "dpo", "grpo"]
     assert model.engine.version == 3
+
+
+async def test_groups_of_equal_rewards_are_skipped_and_no_job_fails(models, tmp_path):
+    model = models[0]
+    agents = [GroupAgent(name, ModelSettings("tiny"), "prover") for name in ("prover", "verifier")]
+    group = OpenAiSharedModelGroup("prover", agents, model.line, adp())
+    await group.wait_for_ready()
+    with Journal(tmp_path / "plays.db") as journal:
+        play = {
+            "journal": journal,
+            "retries": 0,
+            "sampling": {agent: {"max_tokens": 4} for agent in adp().agents},
+        }
+        records = [
+            await play_record(adp(), model.engine, id=f"train/1/e/{n}", generation=n, **play) for n in (1, 2)
+        ]
+    result = await group.create_grpo_fine_tune_job(
+        {"prover": records}, dict.fromkeys([r.id for r in records], 1.0)
+    )
+    assert isinstance(result, Skipped) and "all rewards within a group are the same" in result.reason
+    assert await group.get_fine_tune_job_status() == "not_found"
+    assert not await group.fine_tune_job_failed()
+    await group.wait_for_fine_tune_job()
+    assert await group.switch_to_next_model() == model.line.version

@@ -22,6 +22,7 @@ from etude.config.registry import register_trajectory_builder
 from etude.core.around import wrap_implementations
 from etude.core.edge import Encoder, units_of
 from etude.core.errors import EtudeError, RequestError, TrainingError
+from etude.core.job import Skipped
 from etude.core.sample import Kind, Sample, SampleOrPair
 from etude.core.trajectory import Method, Trajectory, TrajectoryCollection
 
@@ -122,6 +123,18 @@ class Algorithm(Collecting):
             ]
             metrics["kl_in_reward"] = sum(map(sum, by_sample)) / max(len(by_sample), 1)
         return [sample.samples for group in self.assigned(samples) for sample in group], metrics
+
+    def reason_to_skip(self, groups: Sequence[Sequence[SampleOrPair]]) -> Skipped | None:
+        """Why a job on these groups could change nothing; None where it may, as far as is known before it."""
+        if self.needs() & {"reference", "entropy", "divergence"}:
+            return None
+        units, _ = self.units(groups)
+        if any(sample.has_gradient for unit in units for sample in unit):
+            return None
+        return Skipped(
+            reason="nothing to learn from: no token has both a weight and an advantage, as where all rewards "
+            "within a group are the same"
+        )
 
     def normalised(self, units: Sequence[Sequence[Sample]]) -> list[list[float]]:
         """For every sample of an optimiser step the factor of its weights: here the mean over all tokens."""

@@ -167,14 +167,19 @@ def check_ages(backend: str, capabilities: Capabilities, block: FinetuneConfig) 
         )
 
 
-def check_method(backend: str, capabilities: Capabilities, method: Method, builder: str) -> None:
-    """Raise CapabilityError unless the backend can train with the builder's algorithm."""
-    if not {method, kind_of(method)} & capabilities.methods:
-        known = ", ".join(sorted(capabilities.methods)) or "nothing"
-        raise CapabilityError(
-            f"the trajectory builder {builder} makes data for the method '{method}', and the trainer adapter "
-            f"{backend} can do: {known}. Choose another builder or adapter under 'finetuning'."
-        )
+def check_method(
+    backend: str, capabilities: Capabilities, method: Method, builder: str | None = None
+) -> None:
+    """Raise CapabilityError unless the backend can train with the algorithm, of a `builder` if any."""
+    if {method, kind_of(method)} & capabilities.methods:
+        return
+    can = f"the trainer adapter {backend} can do: {', '.join(sorted(capabilities.methods)) or 'nothing'}"
+    if builder is None:
+        raise CapabilityError(f"the data are for the method '{method}', and {can}. Choose another of these")
+    raise CapabilityError(
+        f"the trajectory builder {builder} makes data for the method '{method}', and {can}. Choose another "
+        "builder or adapter under 'finetuning'."
+    )
 
 
 def check_options(backend: str, capabilities: Capabilities, config: object) -> None:

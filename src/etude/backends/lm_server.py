@@ -19,7 +19,7 @@ from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trainer_adapter
 from etude.core.edge import trajectory_of
 from etude.core.errors import CapabilityError
-from etude.core.job import TrainingJobRef, TrainingJobStatus
+from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import Method, TrajectoryCollection
 
 if TYPE_CHECKING:
@@ -147,6 +147,12 @@ class LmServerAdapter(OpenAiJobs):
             assigned = algorithm.assigned(groups)
             update["trajectories"] = [[trajectory_of(sample) for sample in group] for group in assigned]
         return trajectories.model_copy(update=update)
+
+    def reason_to_skip(self, trajectories: TrajectoryCollection) -> Skipped | None:
+        algorithm = algorithm_of(trajectories.method, trajectories.options)
+        if algorithm.kind != "samples":  # Others may have texts without tokens, which the server makes.
+            return None
+        return algorithm.reason_to_skip(groups_of(trajectories, algorithm))
 
     def _known(self, algorithm: Algorithm) -> type[Algorithm]:
         """The algorithm at the server that has the same loss. Raises CapabilityError where there is none."""

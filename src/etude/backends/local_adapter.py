@@ -18,7 +18,7 @@ from etude.backends.local_learner import LocalLearner
 from etude.backends.trainer_adapter import TrainerAdapter, job_status
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError, RequestError, TrainingError
-from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import fold
 from etude.core.trajectory import TrajectoryCollection
 from etude.jobs.content import JobContent, data_hash
@@ -123,7 +123,7 @@ class LocalAdapter(TrainerAdapter):
     async def is_healthy(self) -> bool:
         return self._workplace is not None
 
-    async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
+    async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
         """Start training in the background, unless there is a job of that name and content."""
         name = trajectories.run_id
         ref = TrainingJobRef(run_id=name, backend="local")
@@ -144,6 +144,9 @@ class LocalAdapter(TrainerAdapter):
             return ref
         # Made before the job starts, so that data which cannot be trained on is an error here.
         groups = units_of_collection(trajectories, algorithm, self._policy.template)
+        skipped = await asyncio.to_thread(algorithm.reason_to_skip, groups)
+        if skipped is not None:
+            return skipped
         self._jobs[name] = job = Job(name, algorithm, config, trajectories, groups, content)
         job.task = asyncio.create_task(self._train(job))
         return ref

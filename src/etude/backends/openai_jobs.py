@@ -111,7 +111,7 @@ class OpenAiJobs(TrainerAdapter):
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
         """Upload the rows and make a job of them, unless there is one of that name and content."""
-        check_method(f"'{self.backend}'", self.capabilities(), trajectories.method, "of this run")
+        check_method(f"'{self.backend}'", self.capabilities(), trajectories.method)
         trajectories = self.prepared(trajectories)
         name, rows = trajectories.run_id, self.rows(trajectories)
         content = jsonl(rows)
@@ -125,6 +125,8 @@ class OpenAiJobs(TrainerAdapter):
         if len(rows) < self.adapter_config.min_rows:
             least = self.adapter_config.min_rows
             return Skipped(reason=f"too little data: {len(rows)} rows, and the API takes {least} or more")
+        if (skipped := self.reason_to_skip(trajectories)) is not None:
+            return skipped
         self.job_log.add(name, {"event": "submitting", "rows": len(rows), **self.accept(rows)})
         with api_errors(self.client):
             request["training_file"] = await self._upload(name, content)
@@ -135,6 +137,10 @@ class OpenAiJobs(TrainerAdapter):
     def prepared(self, trajectories: TrajectoryCollection) -> TrajectoryCollection:
         """The collection as it is sent: for an algorithm that the API knows."""
         return trajectories
+
+    def reason_to_skip(self, trajectories: TrajectoryCollection) -> Skipped | None:
+        """Why a job on the collection could change nothing, where that is known here."""
+        return None
 
     def rows(self, trajectories: TrajectoryCollection) -> list[dict[str, Any]]:
         """The rows of the training file. Raises CapabilityError for data that the API has none for."""

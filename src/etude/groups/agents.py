@@ -11,6 +11,9 @@ from etude.core.errors import RequestError
 from etude.protocols.protocol import Protocol
 
 _LEAST = {"min_rows": 1, "num_epochs": 1, "lora_rank": 0}
+_MOST = {"num_epochs": 10_000_000, "lora_rank": 100_000, "rl_learning_rate": 10, "lora_alpha_scale": 10_000}
+"""Bounds of backends, and of what any model is as wide as: their errors have other names for these."""
+_MOST_ALPHA = 1_000_000
 _POSITIVE = ("rl_learning_rate", "dpo_beta", "lora_alpha_scale")
 
 
@@ -52,8 +55,16 @@ class ModelSettings:
                 raise RequestError(f"{name} is at least {_LEAST[name]}, and not {value}")
             if not is_whole and value <= 0:
                 raise RequestError(f"{name} is greater than 0, and not {value}")
+            if value > _MOST.get(name, math.inf):
+                raise RequestError(f"{name} is at most {_MOST[name]}, and not {value}")
         if self.lora_alpha_scale != 1.0 and not self.lora_rank:
             raise RequestError("lora_alpha_scale is a multiple of lora_rank: set that too")
+        if self.lora_alpha is not None and not 0 < self.lora_alpha <= _MOST_ALPHA:
+            product = f"lora_rank {self.lora_rank} times lora_alpha_scale {self.lora_alpha_scale:g}"
+            raise RequestError(
+                f"{product} is LoRA's alpha: it is greater than 0 and at most {_MOST_ALPHA}, and not "
+                f"{self.lora_alpha:g}"
+            )
 
     @property
     def lora_alpha(self) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,6 +11,7 @@ from etude.algorithms.episodes import ScoredEpisode, by_agent, is_play, tree_of
 from etude.algorithms.expert_iteration import truth_of
 from etude.algorithms.samples import Branch, branches_of, is_targeted, pair_of, same_prompt, sample_of
 from etude.core.call import Call
+from etude.core.data_model import number
 from etude.core.edge import trajectory_of
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
@@ -97,10 +100,18 @@ def grpo_data(rollouts: Rollouts, rewards: Mapping[str, float] | None, model: st
                 raise RequestError(f"episode {scored.episode.id!r} is no play; say its reward in 'rewards'")
             if rewards is not None and scored.episode.id not in rewards:
                 raise RequestError(f"episode {scored.episode.id!r} has no reward")
-            reward = scored.reward if rewards is None else rewards[scored.episode.id]
+            reward = scored.reward if rewards is None else _number(rewards, scored.episode.id)
             made = [trajectory_of(sample) for sample in replace(scored, reward=reward).samples()]
             groups.setdefault((agent, scored.episode.example.id), []).extend(made)
     return [group for group in groups.values() if group]
+
+
+def _number(rewards: Mapping[str, float], episode: str) -> float:
+    """The reward of an episode. Raises RequestError for one that is no finite number."""
+    with contextlib.suppress(ValueError):
+        if math.isfinite(value := number(rewards[episode])):
+            return value
+    raise RequestError(f"the reward of episode {episode!r} is {rewards[episode]!r}, and no finite number")
 
 
 def _parts(agent: str, episodes: Sequence[EpisodeRecord], model: str) -> Iterator[ScoredEpisode]:

@@ -133,7 +133,7 @@ class ARTTrainerAdapter(TrainerAdapter):
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
         """Start training, unless that job was done already. Raises as `groups_of`."""
-        check_method(f"'{BACKEND}'", self.capabilities(), trajectories.method, "of this run")
+        check_method(f"'{BACKEND}'", self.capabilities(), trajectories.method)
         jobs, name = self._require_jobs(), trajectories.run_id
         ref = TrainingJobRef(run_id=name, backend=BACKEND)
         trains = name in self._training_jobs and not self._training_jobs[name].done()
