@@ -405,6 +405,14 @@ async def test_a_validation_without_examples_is_an_error_that_says_what_to_set(r
         await run.start()
 
 
+@pytest.mark.parametrize(("trainer", "uses_them"), [("guide", False), ("epochs", True)])
+async def test_held_out_examples_that_a_trainer_does_not_use_are_said(run, trainer, uses_them):
+    run.validation = examples(5, "v")
+    await use(run, "guide", trainer).start(num_epochs=1)
+    told = [text for text in run.watcher.warnings if "never ran the validation: 5 held-out examples" in text]
+    assert len(told) == (0 if uses_them else 1)
+
+
 async def test_shaped_rewards_are_what_validation_shows_too(run):
     class Shaped(CollectingBuilder):
         async def compute_reward(self, output_item, meta=None):

@@ -40,8 +40,8 @@ def test_without_validation_what_is_missing_is_said():
     assert shown["reward"] == "0.200  (training episodes of epoch 1, sampled from v0)"
     assert "best version" not in shown
     assert shown["not measured"] == (
-        "nothing was measured after the last update of v1; held-out examples under "
-        "finetuning.run_configuration.validation_dataset would be"
+        "nothing was measured after the last update of v1: no validation of held-out examples "
+        "(finetuning.run_configuration.validation_dataset) was run"
     )
 
 

@@ -126,7 +126,7 @@ class Algorithm(Collecting):
 
     def reason_to_skip(self, groups: Sequence[Sequence[SampleOrPair]]) -> Skipped | None:
         """Why a job on these groups could change nothing; None where it may, as far as is known before it."""
-        if self.needs() & {"reference", "entropy", "divergence"}:
+        if self.kind != "samples" or not self.skips_idle or "divergence" in self.needs():
             return None
         units, _ = self.units(groups)
         if any(sample.has_gradient for unit in units for sample in unit):

@@ -150,7 +150,7 @@ class LmServerAdapter(OpenAiJobs):
 
     def reason_to_skip(self, trajectories: TrajectoryCollection) -> Skipped | None:
         algorithm = algorithm_of(trajectories.method, trajectories.options)
-        if algorithm.kind != "samples":  # Others may have texts without tokens, which the server makes.
+        if algorithm.kind != "samples":  # Others may have texts, of which the server makes tokens.
             return None
         return algorithm.reason_to_skip(groups_of(trajectories, algorithm))
 

@@ -125,7 +125,16 @@ class Record:
             self._runtime.progress.alarm(facts)
 
     def report(self, *, output_dir: str | None = None, final: bool = False) -> None:
-        """Write the metrics files: into the run folder (a target: into its own part), or `output_dir`."""
+        """Write the metrics files: into the run folder (a target: into its own part), or `output_dir`.
+
+        At the end of a run it is said where held-out examples were not used.
+        """
+        if final and self._runtime.validation_examples and not self.history.validations:
+            text = (
+                f"the trainer never ran the validation: {len(self._runtime.validation_examples)} held-out "
+                "examples were not used. Await `run_validation_evaluation(epoch, run_id)` in its `run`"
+            )
+            self._runtime.progress.message(self.by_name(text), warning=True)
         if self._runtime.report is not None:
             self._runtime.report(self.history, self.folder(output_dir), final)
 

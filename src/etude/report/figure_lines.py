@@ -84,7 +84,7 @@ def _versions(summary: Mapping[str, Any], validated: bool) -> Iterator[tuple[str
         yield "last version", f"v{last['number']}{base or _location(last)}"
     if not summary["is_measured"]:
         of = "" if last is None else f" of v{last['number']}"
-        how = "" if validated else f"; held-out examples under {VALIDATION_KEY} would be"
+        how = "" if validated else f": no validation of held-out examples ({VALIDATION_KEY}) was run"
         yield "not measured", f"nothing was measured after the last update{of}{how}"
 
 

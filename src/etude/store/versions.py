@@ -141,8 +141,8 @@ def _best_or_last(
     if wish == BEST and best is None:
         raise RequestError(
             f"run {whose} has not measured any version after training it, so none is known to be the best; "
-            f"{whose}:{LAST} is the last one, v{last.number}. Runs with held-out examples under "
-            "'finetuning.run_configuration.validation_dataset' measure them"
+            f"{whose}:{LAST} is the last one, v{last.number}. Validations of held-out "
+            "examples ('finetuning.run_configuration.validation_dataset') measure them"
         )
     if wish == LAST:
         chosen, choice = last, "the last version"
