@@ -12,8 +12,10 @@ import pytest
 
 from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.grpo import Grpo
-from etude.core.errors import RequestError, TrainingError
+from etude.config.finetuning import FinetuneConfig
+from etude.core.errors import EtudeError, RequestError, TrainingError
 from etude.core.job import TrainingStatusEnum
+from etude.core.trajectory import TrajectoryCollection
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
 from etude.store.log import EpochLog, jobs_of
 from etude.store.run_folder import RunFolder
@@ -580,3 +582,32 @@ async def test_the_guides_test_of_a_builder_works_on_a_shipped_one():
     output.evaluation_results.append(("correct", guide.etude.EvalOutput()))
     result = await builder.finalize("test-run")
     assert isinstance(result, guide.etude.TrajectoryCollection)
+
+
+EARLY = {
+    "initialize": lambda trainer: trainer.initialize(FinetuneConfig()),
+    "run": lambda trainer: trainer.run(1),
+    "run_epoch": lambda trainer: trainer.run_epoch(0, "x"),
+    "run_validation_evaluation": lambda trainer: trainer.run_validation_evaluation(0, "x"),
+    "apply_curriculum_learning": lambda trainer: trainer.apply_curriculum_learning(
+        TrajectoryCollection(trajectories=[], run_id="x"), 0
+    ),
+}
+
+
+@pytest.mark.parametrize("trainer", ["epochs", "guide", "one loop"])
+@pytest.mark.parametrize("method", EARLY)
+async def test_a_trainer_that_is_used_before_it_is_ready_says_which_call_comes_first(trainer, method):
+    missing = "initialize" if method == "apply_curriculum_learning" else "bind_components"
+    with pytest.raises(EtudeError, match=rf"Trainer.* is not ready for this: call {missing}\(.*\) first"):
+        called = EARLY[method](TRAINERS[trainer]())
+        await called
+
+
+async def test_a_trainer_that_is_bound_and_not_initialized_says_so(run):
+    trainer = EpochTrainer(EpochTrainerConfig())
+    await trainer.bind_components(run.builder, run.adapter)
+    with pytest.raises(EtudeError, match=r"call initialize\(run_config\) first"):
+        await trainer.run_validation_evaluation(0, "x")
+    with pytest.raises(EtudeError, match=r"Builder was not initialized; call initialize\(run_config\)"):
+        _ = run.builder.target_model

@@ -545,3 +545,11 @@ async def test_groups_of_equal_rewards_make_no_job_unless_the_loss_has_more_than
         TrainingStatusEnum.RUNNING if is_made else TrainingStatusEnum.NOT_FOUND
     )
     await adapter.cleanup()
+
+
+async def test_an_adapter_that_is_not_initialized_says_why_it_is_not_healthy(tmp_path):
+    adapter = LocalAdapter(LocalAdapterConfig(), fresh_policy(), tmp_path, seed=5)
+    assert not await adapter.is_healthy()
+    assert adapter.unhealthy_because == "was not initialized; call initialize(run_config) first"
+    await adapter.initialize(FinetuneConfig())
+    assert await adapter.is_healthy() and adapter.unhealthy_because is None

@@ -378,7 +378,7 @@ class CollectingBuilder(TrajectoryBuilder):
     @property
     def target_model(self) -> str | None:
         """The entry of `llms` whose calls are trained on."""
-        named = self.run_config.target_model
+        named = self._block.target_model
         return named or (None if self._runtime is None else self._runtime.target_model)
 
     def _reward_name(self) -> str:

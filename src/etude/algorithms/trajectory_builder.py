@@ -86,20 +86,27 @@ class TrajectoryBuilder(ABC):
         self.run_config = run_config
         self.trajectory_builder_config.reward = run_config.reward_function
 
+    @property
+    def _block(self) -> FinetuneConfig:
+        """The `finetuning` block. Raises EtudeError before `initialize`."""
+        if self.run_config is None:
+            raise EtudeError(f"{type(self).__name__} was not initialized; call initialize(run_config) first")
+        return self.run_config
+
     async def run_eval(self) -> EvaluationRunOutput:
         """Run the workflow once on each of the runtime's examples, and score the episodes.
 
         Each call plays new episodes, also calls at the same time. Episodes that failed, or that the reward
         function could not score, are in the output's `left_out` and nowhere else.
         """
-        runtime, reward = self.runtime, self.run_config.reward_function
+        runtime, reward = self.runtime, self._block.reward_function
         output = await runtime.evaluation.run(
             runtime.examples, on_episode=runtime.progress.episode_finished, on_score=self._score_made
         )
         return output if reward is None else output.scored_by(reward.name)
 
     def _score_made(self, evaluator: str, item: EvalOutputItem) -> None:
-        reward = self.run_config.reward_function
+        reward = self._block.reward_function
         if reward is not None and evaluator == reward.name:
             self.runtime.progress.scored(item)
 

@@ -30,6 +30,7 @@ from etude.models.policy import LoraOptions, Policy
 from etude.store.sums import DamagedError
 
 _LOG = logging.getLogger("etude.versions")
+_NOT_INITIALIZED = "was not initialized; call initialize(run_config) first"
 
 _NO_MATTER = {
     "reward",
@@ -121,7 +122,9 @@ class LocalAdapter(TrainerAdapter):
         self._hyperparameters = hyperparameters
 
     async def is_healthy(self) -> bool:
-        return self._workplace is not None
+        is_ready = self._workplace is not None
+        self.unhealthy_because = None if is_ready else _NOT_INITIALIZED
+        return is_ready
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
         """Start training in the background, unless there is a job of that name and content."""
@@ -286,7 +289,7 @@ class LocalAdapter(TrainerAdapter):
 
     def _require_workplace(self) -> Workplace:
         if self._workplace is None:
-            raise TrainingError("the local adapter was not initialized; call initialize(run_config) first")
+            raise TrainingError(f"the local adapter {_NOT_INITIALIZED}")
         return self._workplace
 
 

@@ -283,7 +283,9 @@ class SharedModelGroup:
         try:
             async with asyncio.timeout(timeout) as limit:
                 if not await adapter.is_healthy():
-                    _LOG.warning("%s waits up to %g s for %s, which is not healthy", who, timeout, backend)
+                    why = f": {adapter.unhealthy_because}" if adapter.unhealthy_because else ""
+                    told = f"{who} waits up to {timeout:g} s for {backend}, which is not healthy{why}"
+                    _LOG.warning("%s", told)
                     # A server in another process sends no event when it has started.
                     while not await adapter.is_healthy():  # noqa: ASYNC110
                         await asyncio.sleep(min(_POLL, timeout))
@@ -291,7 +293,9 @@ class SharedModelGroup:
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            raise TimeoutError(f"{who} is not ready after {timeout:g} s: {backend} is not healthy") from error
+            why = f" ({adapter.unhealthy_because})" if adapter.unhealthy_because else ""
+            late = f"{who} is not ready after {timeout:g} s: {backend} is not healthy{why}"
+            raise TimeoutError(late) from error
         await self._take_up()
 
     async def _take_up(self) -> None:

@@ -49,6 +49,10 @@ class TrainerSeam(ABC):
     """Whether the trainer tells its bookkeeper of its epochs, as `EpochTrainer` does. All others leave it as
     it is, and a `Follower` keeps the books."""
 
+    run_config: FinetuneConfig
+    """The `finetuning` block, from `initialize` on."""
+    trajectory_builder: TrajectoryBuilder
+    """Set by `bind_components`."""
     _runtime: Runtime | None = None
     _curriculum_facts: dict[str, Any]
     __parts: tuple[TrajectoryBuilder, TrainerAdapter] | None = None
@@ -109,6 +113,11 @@ class TrainerSeam(ABC):
         if self.__books is not None:
             await self.__books.take_up()
 
+    def __require_parts(self) -> None:
+        """Raise EtudeError before `bind_components` and `initialize`."""
+        if self.__parts is None and self.trajectory_builder is None and self.run_config is None:
+            raise _not_ready(self, "bind_components(trajectory_builder, trainer_adapter)")
+
     def __open_books(
         self,
         runtime: Runtime,
@@ -135,6 +144,7 @@ class TrainerSeam(ABC):
         **kwargs: Any,
     ) -> TrainingJobRef | Skipped | None:
         """Count to the epoch all that is collected and submitted in it."""
+        self.__require_parts()
         if self.__books is None:
             return await proceed(epoch, *args, **kwargs)
         follower, number = self.__follower, epoch
@@ -150,6 +160,7 @@ class TrainerSeam(ABC):
         self, proceed: Callable[..., Awaitable[list[TrainingJobStatus]]], num_epochs: int
     ) -> list[TrainingJobStatus]:
         """Report the beginning and the end of a trainer's run."""
+        self.__require_parts()
         follower = self.__follower
         if follower is None:
             return await proceed(num_epochs)
@@ -184,6 +195,7 @@ class TrainerSeam(ABC):
         self, proceed: Callable[..., Awaitable[dict[str, Any]]], epoch: int, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
         """Record what was measured."""
+        self.__require_parts()
         follower = self.__follower
         number = epoch if follower is None else follower.epochs_done
         if self._runtime is not None and not (follower and follower.record.is_validated(number)):
@@ -193,6 +205,10 @@ class TrainerSeam(ABC):
         if follower is not None:
             await follower.validated(number, {**metrics, "epoch": number})
         return metrics
+
+
+def _not_ready(trainer: TrainerSeam, call: str) -> EtudeError:
+    return EtudeError(f"{type(trainer).__name__} is not ready for this: call {call} first")
 
 
 def _check_capabilities(
@@ -228,10 +244,6 @@ class Trainer(TrainerSeam):
     comes from the journal.
     """
 
-    run_config: FinetuneConfig
-    """The `finetuning` block, from `initialize` on."""
-    trajectory_builder: TrajectoryBuilder
-    """Set by `bind_components`."""
     trainer_adapter: TrainerAdapter
     """Set by `bind_components`."""
 
@@ -261,7 +273,9 @@ class Trainer(TrainerSeam):
 
     @through_base
     async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Prepare the trainer, then the builder, then the adapter."""
+        """Prepare the trainer, the builder, then the adapter. Raises EtudeError before `bind_components`."""
+        if self.trajectory_builder is None or self.trainer_adapter is None:
+            raise _not_ready(self, "bind_components(trajectory_builder, trainer_adapter)")
         self.run_config = run_config
         self.trainer_config.reward = run_config.reward_function
         self.curriculum_config = run_config.curriculum_learning
@@ -331,9 +345,16 @@ class Trainer(TrainerSeam):
         return validation_metrics(eval_output, self._reward_name())
 
     def _reward_name(self) -> str:
-        if self.run_config.reward_function is None:
+        if (reward := self._block.reward_function) is None:
             raise EtudeError("no reward function: name an evaluator under 'finetuning.reward_function.name'")
-        return self.run_config.reward_function.name
+        return reward.name
+
+    @property
+    def _block(self) -> FinetuneConfig:
+        """The `finetuning` block. Raises EtudeError before `initialize`."""
+        if self.run_config is None:
+            raise _not_ready(self, "initialize(run_config)")
+        return self.run_config
 
     def apply_curriculum_learning(
         self, trajectory_collection: TrajectoryCollection, epoch: int
@@ -348,7 +369,7 @@ class Trainer(TrainerSeam):
             trajectory_collection.trajectories,
             finite(self._curriculum_state or initial_state(config)),
             config,
-            self.run_config.seed,
+            self._block.seed,
             epoch,
         )
         self._curriculum_state = with_sets(state)
@@ -363,7 +384,7 @@ class Trainer(TrainerSeam):
     @contextmanager
     def _validating(self) -> Iterator[None]:
         """The builder sees the validation examples, in its runtime and in its config."""
-        builder, config = self.trajectory_builder, self.run_config
+        builder, config = self.trajectory_builder, self._block
         settings = config.run_configuration
         held_out = settings.model_copy(update={"dataset": settings.validation_dataset})
         builder.run_config = config.model_copy(update={"run_configuration": held_out})
