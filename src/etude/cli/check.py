@@ -85,8 +85,6 @@ def _show_estimate(estimate: Estimate) -> None:
     say(f"tokens          about {prompt:,} in prompts, {sampled:,} sampled{apart}")
     if estimate.usd is not None:
         say_wrapped(f"price           about {_money(estimate)} for calls")
-    if estimate.seconds is not None:
-        say(f"time            about {about(estimate.seconds)}")
     if estimate.training_usd is not None:
         say(f"price           at most about ${estimate.training_usd:,.2f} for training")
     if estimate.disk_bytes is not None:
@@ -110,11 +108,3 @@ def _interval(estimate: Range | None, form: str) -> str:
     if estimate is None or not estimate.is_known:
         return ""
     return f" [{form.format(estimate.low)}, {form.format(estimate.high)}]"
-
-
-def about(seconds: float) -> str:
-    """A duration in one unit."""
-    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return "a second" if seconds < 1.5 else f"{seconds:.0f} seconds"

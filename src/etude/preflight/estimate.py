@@ -13,17 +13,14 @@ from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
 from etude.core.errors import EtudeError
 from etude.core.example import Example
-from etude.inference.local import LocalLlmConfig
 from etude.models.memory import shown_bytes
-from etude.preflight.machine import ModelSize, free_disk, seconds_for
+from etude.preflight.machine import ModelSize, free_disk
 from etude.preflight.spending import PerEpisode, Range, measured, over_budget
 from etude.store.facts import list_runs
-from etude.store.log import EpochLog
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import CONFIG, stored_data
 
 _DEFAULT_PROMPT, _DEFAULT_COMPLETION = 200.0, 128.0
-_SECONDS_PER_REMOTE_CALL = 2.0
 _MODEL_KEYS = ("model", "model_name", "max_tokens")
 
 
@@ -36,8 +33,6 @@ class Estimate:
     calls: int
     prompt_tokens: int
     completion_tokens: int
-    seconds: float | None
-    """Wall time; None when there is nothing to go by."""
     disk_bytes: int | None
     """Of the versions that are kept; None when they are a backend's."""
     assumptions: tuple[str, ...]
@@ -65,27 +60,8 @@ def estimate_run(
     `played` is what episodes took that were played to measure it; else those of an earlier run count.
     """
     training, validation = episode_counts(config, len(examples), len(held_out))
-    episodes, most = training + validation, config.eval.general.max_concurrency
+    episodes = training + validation
     each = played or _earlier_run(config) or _assumed(config, size)
-    assumptions, seconds = [*each.assumptions], None
-    if each.seconds is not None:
-        seconds = episodes * each.seconds
-    elif size is not None:
-        llm = config.llms.get(_first_block(config).target_model or "")
-        batch = min(most, llm.max_batch) if isinstance(llm, LocalLlmConfig) else most
-        seconds = seconds_for(
-            size,
-            prompt=episodes * each.prompt_tokens,
-            sampled=episodes * each.completion_tokens,
-            trained=training * each.tokens if config.finetuning.enabled else 0.0,
-            batch=max(1, min(batch, episodes)),
-        )
-        assumptions.append(f"this machine's {size.device} as measured now, {batch} episodes at a time")
-    elif config.llms:
-        seconds = episodes * each.calls * _SECONDS_PER_REMOTE_CALL / most
-        assumptions.append(
-            f"{_SECONDS_PER_REMOTE_CALL:g} s per call, {most} at a time; training itself not counted"
-        )
     disk, warnings = _disk(config, size)
     usd, priced = _training_cost(config, training, each)
     tokens, costs = each.of(each.tokens, episodes), each.usd(config)
@@ -97,9 +73,8 @@ def estimate_run(
         calls=round(episodes * each.calls),
         prompt_tokens=round(episodes * each.prompt_tokens),
         completion_tokens=round(episodes * each.completion_tokens),
-        seconds=seconds,
         disk_bytes=disk,
-        assumptions=(*assumptions, *priced),
+        assumptions=(*each.assumptions, *priced),
         warnings=warnings,
         training_usd=usd,
         tokens=tokens,
@@ -201,7 +176,8 @@ def _earlier_run(config: Config) -> PerEpisode | None:
                 with RunFolder.read(run) as folder:
                     averages = measured(folder)
                     if averages is not None:
-                        return _with_times(averages, folder)
+                        counted = f"calls and tokens per episode as in run {folder.name}"
+                        return replace(averages, assumptions=(f"{counted} ({averages.calls:.1f} calls)",))
         except EtudeError:
             continue  # A run that cannot be read is no help; `etude runs list` says why.
     return None
@@ -218,19 +194,3 @@ def _is_alike(data: dict[str, Any], config: Config) -> bool:
             return False
     now = {"_type": agent.type_name, **agent.model_dump(mode="json", fallback=str)}
     return bool(data.get("workflow") == now)
-
-
-def _with_times(averages: PerEpisode, run: RunFolder) -> PerEpisode:
-    """The averages with how long the run's epochs took, and where they come from."""
-    name = run.name
-    epochs = [entry.metrics for entry in EpochLog(run.journal).history(name).epochs]
-    played = sum(epoch.get("episodes") or 0 for epoch in epochs)
-    times = ("collecting_seconds", "training_seconds")
-    seconds = sum(epoch.get(key) or 0.0 for epoch in epochs for key in times)
-    is_timed = bool(played and seconds)
-    counted = f"calls and tokens per episode as in run {name} ({averages.calls:.1f} calls)"
-    return replace(
-        averages,
-        assumptions=(counted, f"as fast as run {name}, training included") if is_timed else (counted,),
-        seconds=seconds / played if is_timed else None,
-    )

@@ -67,7 +67,6 @@ def check_local_model(
     size = ModelSize(
         parameters=parameters,
         trainable=trainable,
-        layers=int(getattr(policy.model.config, "num_hidden_layers", 12)),
         bytes_per_parameter=held / parameters,
         device=device.type,
         prompt_tokens=statistics.median(prompts) if prompts else 0.0,

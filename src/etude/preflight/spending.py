@@ -52,8 +52,6 @@ class PerEpisode:
     drift: float = 0.0
     """The share by which the mean may be off at most because training changes what episodes take."""
     assumptions: tuple[str, ...] = field(default=())
-    seconds: float | None = None
-    """Wall time of an earlier run's epochs, by their episodes; None where that is not known."""
 
     def _of_one(self, name: str) -> float:
         return float(sum(getattr(line, name) for line in self.lines)) / self.episodes
