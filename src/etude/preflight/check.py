@@ -30,11 +30,8 @@ from etude.cluster.component import require_used
 from etude.config.builder import Builder, TargetBuilder
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
-from etude.core.call import ChatRequest, Completion
-from etude.core.errors import CapabilityError, EngineError
+from etude.core.errors import CapabilityError
 from etude.core.example import Example
-from etude.core.interfaces import Engine
-from etude.core.job import ModelVersion
 from etude.core.stats import estimate
 from etude.core.tools import ToolSet
 from etude.core.trajectory import Method
@@ -42,6 +39,8 @@ from etude.inference.local import LocalLlmConfig, require_local_extra
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
 from etude.inference.tiny import make_base
 from etude.preflight.addresses import check_addresses
+from etude.preflight.columns import check_inputs
+from etude.preflight.dry_builder import DryBuilder
 from etude.preflight.estimate import Estimate, blocks_of, estimate_run
 from etude.preflight.finding import Findings
 from etude.preflight.machine import ModelSize, together
@@ -76,30 +75,6 @@ class CheckReport:
         return not self.findings.of("error")
 
 
-class _NoEngine:
-    """Stands where a model of this process would be. It samples nothing."""
-
-    version = 0
-
-    async def complete(self, request: ChatRequest) -> Completion:
-        raise EngineError("a check samples nothing")
-
-    async def adopt(self, version: ModelVersion) -> None:
-        raise EngineError("a check adopts nothing")
-
-    async def close(self) -> None:
-        pass
-
-
-class _DryBuilder(Builder):
-    """Builds everything but the models of this process, which may be large."""
-
-    async def get_llm(self, name: str) -> Engine:
-        if isinstance(self.config.llms.get(name), LocalLlmConfig):
-            return _NoEngine()
-        return await super().get_llm(name)
-
-
 async def check_config(config: Config, runs: Path = Path("runs"), *, play: int = 0) -> CheckReport:
     """Look at the agent, examples, evaluators, models, templates and capabilities that a config names.
 
@@ -115,13 +90,14 @@ async def check_config(config: Config, runs: Path = Path("runs"), *, play: int =
         tempfile.TemporaryDirectory(prefix="etude-check-") as folder,
         RunFolder.create(Path(folder), "check") as run,
     ):
-        async with _DryBuilder(config, run) as builder:
+        async with DryBuilder(config, run) as builder:
             if _check_needs(config, findings):
                 await _check_workflow(builder, findings)
             await _check_tools(builder, findings)
             examples = await _examples(builder, finetuning.run_configuration.dataset, "examples", findings)
             held_out = await _held_out(builder, examples, findings)
             await _check_evaluators(builder, findings)
+            await check_inputs(builder, {"examples": examples, "validation": held_out}, findings)
             _check_cluster(config, runs, findings)
             if config.storage is not None:
                 with findings.of_errors("storage"):

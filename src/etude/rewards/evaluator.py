@@ -109,7 +109,7 @@ class FunctionEvaluator(Evaluator):
         mark = getattr(fn, _MARK, {})
         self.name = str(mark.get("name") or getattr(fn, "__name__", type(fn).__name__))
         self.timeout = mark.get("timeout") if timeout is None else timeout
-        self._fn = fn
+        self.fn = fn
         self._arguments = dict(arguments or {})
         self._takes_episode = _takes_episode(fn, self._arguments)
         self._is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(
@@ -123,8 +123,8 @@ class FunctionEvaluator(Evaluator):
         """Whatever the function returns, which is to be made a score."""
         given = (_example_of(item), item.output_obj, *([item.episode] if self._takes_episode else []))
         if self._is_async:
-            return await self._fn(*given, **self._arguments)
-        result = await call_briefly(lambda: self._fn(*given, **self._arguments), stop=lambda: None)
+            return await self.fn(*given, **self._arguments)
+        result = await call_briefly(lambda: self.fn(*given, **self._arguments), stop=lambda: None)
         return await result if inspect.isawaitable(result) else result
 
 
