@@ -6,6 +6,7 @@ schema, the reference page, the hyperparameters of the server's jobs and the che
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -20,6 +21,7 @@ from etude.config import registry
 from etude.config.import_path import import_object, is_import_path, make_importable
 from etude.config.registry import register_trajectory_builder
 from etude.core.around import wrap_implementations
+from etude.core.data_model import number
 from etude.core.edge import Encoder, units_of
 from etude.core.errors import EtudeError, RequestError, TrainingError
 from etude.core.job import Skipped
@@ -93,14 +95,25 @@ class Algorithm(Collecting):
         for group in groups:
             known = all(sample.advantages is not None for sample in group)
             values = None if known else self.advantages(group)
-            if values is not None and len(values) != len(group):
-                raise TrainingError(
-                    f"{type(self).__name__}.advantages gave {len(values)} rows for the {len(group)} samples "
-                    "of a group; give one for each, with a number for each of its turns"
-                )
-            rows = group if values is None else map(_with_advantages, group, values)
-            assigned.append(list(rows))
+            assigned.append([*group] if values is None else self._with_advantages(group, values))
         return assigned
+
+    def _with_advantages(self, group: Sequence[Sample], values: Sequence[Sequence[float]]) -> list[Sample]:
+        """The samples of a group with their advantages. Raises TrainingError for what are none."""
+        who = f"{self.type_name}: `advantages` gives each sample a list with a finite number for each turn"
+        try:
+            rows = [[number(value) for value in turns] for turns in values]
+        except (TypeError, ValueError) as error:
+            raise TrainingError(f"{who}: {error}") from error
+        if len(rows) != len(group):
+            raise TrainingError(f"{who}, and it gave {len(rows)} lists for {len(group)} samples")
+        for sample, turns in zip(group, rows, strict=True):
+            if len(turns) != len(sample.turns) or not all(map(math.isfinite, turns)):
+                gave = f"episode {sample.episode or '?'} with {len(sample.turns)} turns got {turns}"
+                raise TrainingError(f"{who}, and {gave}")
+        return [
+            replace(each, advantages=each.by_token(turns)) for each, turns in zip(group, rows, strict=True)
+        ]
 
     def units(
         self, groups: Sequence[Sequence[SampleOrPair]], divergences: Divergences | None = None
@@ -257,11 +270,3 @@ def by_turn(
         for row, value in zip(rows, compare([returns[row][turn] for row in rows]), strict=True):
             advantages[row].append(value)
     return advantages
-
-
-def _with_advantages(sample: Sample, values: Sequence[float]) -> Sample:
-    if len(values) != len(sample.turns):
-        raise TrainingError(
-            f"episode {sample.episode or '?'} got {len(values)} advantages for {len(sample.turns)} turns"
-        )
-    return replace(sample, advantages=sample.by_token(values))

@@ -39,6 +39,7 @@ from etude.inference.local import LocalLlmConfig, require_local_extra
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
 from etude.inference.tiny import make_base
 from etude.preflight.addresses import check_addresses
+from etude.preflight.algorithm_trial import is_own, try_algorithm
 from etude.preflight.columns import check_inputs
 from etude.preflight.dry_builder import DryBuilder
 from etude.preflight.estimate import Estimate, blocks_of, estimate_run
@@ -91,13 +92,12 @@ async def check_config(config: Config, runs: Path = Path("runs"), *, play: int =
         RunFolder.create(Path(folder), "check") as run,
     ):
         async with DryBuilder(config, run) as builder:
-            if _check_needs(config, findings):
-                await _check_workflow(builder, findings)
+            agent = await _check_workflow(builder, findings) if _check_needs(config, findings) else None
             await _check_tools(builder, findings)
             examples = await _examples(builder, finetuning.run_configuration.dataset, "examples", findings)
             held_out = await _held_out(builder, examples, findings)
             await _check_evaluators(builder, findings)
-            await check_inputs(builder, {"examples": examples, "validation": held_out}, findings)
+            await check_inputs(builder, agent, {"examples": examples, "validation": held_out}, findings)
             _check_cluster(config, runs, findings)
             if config.storage is not None:
                 with findings.of_errors("storage"):
@@ -106,7 +106,7 @@ async def check_config(config: Config, runs: Path = Path("runs"), *, play: int =
             for name, block in blocks_of(finetuning).items() if finetuning.enabled else ():
                 own = builder if name is None else TargetBuilder(builder, name)
                 what = f"training {name}" if name else "training"
-                await _check_training(own, what, block, findings)
+                await _check_training(own, what, block, () if play else examples, findings)
                 report.trains |= _check_hosted(own.config, what, block, len(examples), findings)
     if not finetuning.enabled:
         findings.warn(
@@ -161,7 +161,8 @@ def _check_needs(config: Config, findings: Findings) -> bool:
     return all(need.is_met for need in needs)
 
 
-async def _check_workflow(builder: Builder, findings: Findings) -> None:
+async def _check_workflow(builder: Builder, findings: Findings) -> Any:
+    """The agent's function; None where it cannot be used."""
     with findings.of_errors("workflow"):
         workflow = await builder.get_workflow()
         workflow.check(complete=True)
@@ -173,6 +174,8 @@ async def _check_workflow(builder: Builder, findings: Findings) -> None:
         for tools in workflow.tool_sets:
             with findings.of_errors(f"tools {tools.name}"):
                 await _open_tools(tools, findings)
+        return workflow.fn
+    return None
 
 
 async def _check_tools(builder: Builder, findings: Findings) -> None:
@@ -293,8 +296,13 @@ def _adapter_of(config: Config, block: FinetuneConfig) -> Any:
     return config.trainer_adapters.get(block.trainer_adapter or "")
 
 
-async def _check_training(builder: Builder, what: str, block: FinetuneConfig, findings: Findings) -> None:
-    """Build what trains, and compare what is asked for with what the adapter can do."""
+async def _check_training(
+    builder: Builder, what: str, block: FinetuneConfig, examples: Sequence[Example], findings: Findings
+) -> None:
+    """Build what trains, and compare what is asked for with what the adapter can do.
+
+    An algorithm of the user's own is tried on made-up episodes on the examples, where there are any.
+    """
     with findings.of_errors(what):
         trajectories = await builder.get_trajectory_builder(str(block.trajectory_builder))
         await builder.get_trainer(str(block.trainer))
@@ -313,6 +321,8 @@ async def _check_training(builder: Builder, what: str, block: FinetuneConfig, fi
         # A copy: whatever it writes there, the config stays as it was loaded.
         await trajectories.initialize(block.model_copy(deep=True))
         await trajectories.cleanup()
+        if examples and is_own(settings):
+            await asyncio.to_thread(try_algorithm, settings, examples)
         findings.ok(what, f"{settings.type_name} data ({trajectories.method}), trained by {kind}")
 
 

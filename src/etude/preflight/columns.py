@@ -37,14 +37,12 @@ class Read:
 
 
 async def check_inputs(
-    builder: Builder, datasets: Mapping[str, Sequence[Example]], findings: Findings
+    builder: Builder, agent: Any, datasets: Mapping[str, Sequence[Example]], findings: Findings
 ) -> None:
     """Whether the examples of each dataset have the inputs that the agent and the evaluators read."""
-    functions: dict[str, Any] = {}
-    with suppress(EtudeError):  # Which is a finding already.
-        functions["workflow"] = (await builder.get_workflow()).fn
+    functions = {"workflow": agent}
     for name in builder.config.eval.evaluators:
-        with suppress(EtudeError):
+        with suppress(EtudeError):  # Which is a finding already.
             functions[f"evaluator {name}"] = getattr(await builder.get_evaluator(name), "fn", None)
     for what, fn in functions.items():
         for kind, examples in datasets.items():
@@ -171,7 +169,8 @@ class _Reader(ast.NodeVisitor):
             if self._are_inputs(node.func.value):
                 self._add(node.args[0], is_certain=False)
         elif isinstance(node.func, ast.Name) and self._fn is not None:
-            called = inspect.unwrap(self._fn.__globals__.get(node.func.id))
+            named: Any = self._fn.__globals__.get(node.func.id)
+            called = inspect.unwrap(named)
             examples = [place for place, each in enumerate(node.args) if self._is_example(each)]
             inputs = [place for place, each in enumerate(node.args) if self._are_inputs(each)]
             if isinstance(called, FunctionType) and (examples or inputs):
