@@ -5,14 +5,17 @@ PYTHON ?= python3
 WORKERS ?= 3
 ARGS ?=
 
-BIN := .venv/bin
-LOCAL := .venv/.installed-local
-DEV := .venv/.installed-dev
+VENV := .venv
+CONSTRAINTS := constraints.txt
+BIN := $(VENV)/bin
+LOCAL := $(VENV)/.installed-local
+DEV := $(VENV)/.installed-dev
+INSTALL = $(BIN)/python -m pip install --quiet $(addprefix --constraint ,$(CONSTRAINTS)) --editable
 
 # A half-made environment or stamp must not pass for a whole one.
 .DELETE_ON_ERROR:
 
-.PHONY: help demo test test-all tests tests-all lint types docs bench clean
+.PHONY: help demo test test-all test-newest tests tests-all lint types docs bench clean
 
 # Programs under test share compiled modules, whatever the environment says: compiling them anew takes each 1.3 s.
 # A worker that has ended ends the tests: it crashed, or hung until tests/hangs.py ended it, and pytest-xdist may wait for its work for ever.
@@ -32,6 +35,9 @@ test: lint ## Install, and run all checks but the slow tests
 
 test-all: lint ## The same with the slow tests, and the coverage of all
 	@$(MAKE) --no-print-directory --jobs 2 types tests-all
+
+test-newest: ## The same tests with the newest releases that pyproject.toml allows, in .venv-newest
+	@$(MAKE) --no-print-directory VENV=.venv-newest CONSTRAINTS= tests
 
 tests: $(DEV)
 	$(PYTEST) -m "not slow and not vllm and not nat and not verifiers and not cluster" $(ARGS)
@@ -65,18 +71,18 @@ bench: $(DEV) ## Run the benchmarks (ARGS=--quick)
 	$(BIN)/python benchmarks/learning.py $(ARGS)
 
 clean: ## Remove the environment and what tools left behind
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* htmlcov
+	rm -rf .venv .venv-newest .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* htmlcov
 
-# With the releases that were tested; pyproject.toml has the ranges.
+# With the releases that were tested, unless there are no constraints; pyproject.toml has the ranges.
 $(LOCAL): pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[local,plots]'
+	$(INSTALL) '.[local,plots]'
 	@touch $@
 
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) '.[dev]'
 	@touch $(LOCAL) $@
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Etude needs Python 3.11 or newer, and \
 	$(PYTHON) is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12")'
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv $(VENV)

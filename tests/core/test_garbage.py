@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -76,3 +78,33 @@ def test_a_program_that_collects_more_rarely_still_is_left_alone(own):
     with collected_rarely():
         assert gc.get_threshold()[0] == own
     assert gc.get_threshold()[0] == own
+
+
+AT_THE_END = """
+import gc, os, sys
+from etude.cli import main
+
+class Ring:
+    write = os.write
+
+    def __del__(self):
+        self.write(1, b"found")
+
+ring = Ring()
+ring.itself = ring
+if sys.argv.pop() == "settled":
+    from etude.core.garbage import collect_rarely
+    collect_rarely()
+    gc.collect()
+main()
+"""
+
+
+@pytest.mark.parametrize("begun", ["at once", "settled"])
+def test_a_command_ends_with_everything_looked_through(begun):
+    """Libraries in C++ say "leaked" of what is still there after that, below the command's last line."""
+    done = subprocess.run(
+        [sys.executable, "-c", AT_THE_END, "--version", begun], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("etude ") and done.stdout.endswith("\nfound")
+    assert not done.stderr

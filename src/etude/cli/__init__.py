@@ -14,12 +14,10 @@ def main() -> None:
         import signal
 
         before = signal.signal(signal.SIGINT, _end)
-        from etude.core.ending import end_quickly
         from etude.core.garbage import collect_rarely
         from etude.core.spinning import spin_briefly
         from etude.core.streams import mask_streams
 
-        end_quickly()
         collect_rarely()
         spin_briefly()
         mask_streams()
