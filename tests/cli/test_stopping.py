@@ -70,6 +70,40 @@ def test_ctrl_c_twice_leaves_nothing_of_the_live_display(project, pause):
         terminal.close()
 
 
+def test_ctrl_c_pressed_many_times_is_answered_once(project):
+    """Whatever the process does by then: its agents take their time to stop, in several steps."""
+    agent = (project / "agent.py").read_text()
+    waits = "open('there', 'w').close()\n    try:\n        await asyncio.sleep(60)\n    finally:\n"
+    waits += "        for _ in range(30):\n            await asyncio.sleep(0.01)"
+    slow = agent.replace("reply = await", f"{waits}\n    reply = await")
+    (project / "agent.py").write_text(f"import asyncio\n{slow}")
+    running = process("train", "config.yml", "--name", "r", folder=project)
+    wait_for(project / "there", running)
+    for _ in range(40):
+        running.send_signal(signal.SIGINT)
+        time.sleep(0.02)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode in (130, -signal.SIGINT)
+    assert errors == "stopped; everything up to here is kept\nnext: etude resume runs/r\n"
+
+
+def test_ctrl_c_after_the_last_word_shows_nothing_of_the_end(project):
+    agent = (project / "agent.py").read_text()
+    slow = "@atexit.register\ndef end():\n    open('ending', 'w').close()\n    time.sleep(5)\n"
+    (project / "agent.py").write_text(f"import atexit\nimport time\n{agent}\n{slow}")
+    running = process("check", "config.yml", folder=project)
+    wait_for(project / "ending", running)
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate(timeout=60)
+    assert (running.returncode, errors) == (-signal.SIGINT, "")
+
+
+def wait_for(path: Path, running) -> None:
+    while not path.exists():
+        assert running.poll() is None
+        time.sleep(0.05)
+
+
 def pending_signals(pid: int) -> set[int]:
     """Those that a process has not taken yet: of two that are alike, it would see one."""
     try:
@@ -96,9 +130,7 @@ def test_a_process_that_does_not_turn_is_ended_all_the_same(project, where, numb
     blocks = f"open('there', 'w').close()\n    {BLOCKS[where]}\n    "
     (project / "agent.py").write_text(agent.replace("reply = await", f"{blocks}reply = await"))
     running = process("train", "config.yml", "--name", "r", folder=project)
-    while not (project / "there").exists():
-        assert running.poll() is None
-        time.sleep(0.05)
+    wait_for(project / "there", running)
     for number in numbers:
         running.send_signal(number)
         while number in pending_signals(running.pid):

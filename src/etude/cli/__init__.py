@@ -24,7 +24,11 @@ def main() -> None:
         from etude.cli.app import app
 
         signal.signal(signal.SIGINT, before)
-        app()
+        try:
+            app()
+        finally:
+            # Whatever is left to do: the system ends it, where Python would show what it was.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
     except KeyboardInterrupt:
         _end()
 

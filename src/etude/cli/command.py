@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import shlex
+import signal
 import traceback
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,7 +16,7 @@ from typing import Annotated, Any, ParamSpec, TypeAlias, TypeVar
 import typer
 
 from etude.cli.console import emit, next_line, warn
-from etude.cli.stopping import stoppable
+from etude.cli.stopping import stoppable, uninterrupted
 from etude.core.errors import BudgetReached, ErrorBudgetExceeded, EtudeError, RequestError, RunPaused
 from etude.report.logs import LogLevel
 
@@ -108,7 +109,8 @@ def reported(command: Callable[P, T]) -> Callable[P, T]:
             raise
         except KeyboardInterrupt as stop:
             code = TERMINATED if isinstance(stop, Terminated) else INTERRUPTED
-            raise _report(stop, STOPPED, code, kwargs) from stop
+            with uninterrupted():
+                raise _report(stop, STOPPED, code, kwargs) from stop
         except BudgetReached as limit:
             raise _report(limit, f"{STOPPED}\n{limit}", limit.exit_code, kwargs) from limit
         except RunPaused as pause:
@@ -175,31 +177,34 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`.
 
     Ctrl-C and SIGTERM cancel it, so that it can clean up; then KeyboardInterrupt or Terminated is
-    raised. A second Ctrl-C does not wait for that, and SIGTERM for some seconds. Raises EtudeError when
+    raised. A second Ctrl-C waits a second for that, and SIGTERM some seconds. Raises EtudeError when
     something else cancelled it.
     """
     import asyncio  # Here and not above: `etude --help` need not wait for it.
 
-    asked_to_end = False
+    asked: type[KeyboardInterrupt] | None = None
+    task: asyncio.Task[Any] | None = None
 
     async def main() -> T:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
+        nonlocal task
+        task = asyncio.current_task()
+        if asked and task is not None:
+            task.cancel()
+        return await work
 
-        def end() -> None:
-            nonlocal asked_to_end
-            asked_to_end = True
+    def end(number: int) -> None:
+        nonlocal asked
+        asked = Terminated if number == signal.SIGTERM else KeyboardInterrupt
+        if task is not None:
             with suppress(RuntimeError):  # The loop is closed: the end is near.
-                loop.call_soon_threadsafe(task.cancel)
-
-        with stoppable(end, _last_words):
-            return await work
+                task.get_loop().call_soon_threadsafe(task.cancel)
 
     try:
-        return asyncio.run(main())
+        with stoppable(end, _last_words):
+            return asyncio.run(main())
     except asyncio.CancelledError:
-        if asked_to_end:
-            raise Terminated from None
+        if asked:
+            raise asked from None
         raise EtudeError(f"something in this process has cancelled the work of the run{_ISOLATION}") from None
     except RuntimeError as error:
         if "Event loop stopped" in str(error):

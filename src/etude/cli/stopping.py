@@ -26,22 +26,31 @@ _SHOW_CURSOR = b"\x1b[?25h"
 
 
 @contextmanager
-def stoppable(end: Callable[[], None], last_words: Callable[[], str]) -> Iterator[None]:
-    """Have SIGTERM call `end`, in another thread, within the block, and end the process if that does not.
+def stoppable(end: Callable[[int], None], last_words: Callable[[], str]) -> Iterator[None]:
+    """Have SIGTERM and Ctrl-C call `end` with their number, in another thread, within the block.
 
-    A second Ctrl-C ends it too. `last_words` are written to standard error then. Does nothing outside of the
-    main thread, and where the system has no such signals.
+    The process is ended if that does not, after Ctrl-C only if it is pressed again. `last_words` are written
+    to standard error then. Nothing is raised in the midst of a clean-up, and after the block Ctrl-C does
+    nothing if it was pressed before: the command's last words come next. Does nothing outside of the main
+    thread, and where the system has no such signals.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(os, "set_blocking"):
         yield
         return
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    before = signal.signal(signal.SIGTERM, _nothing)
+    interrupted = threading.Event()
+
+    def ended(number: int) -> None:
+        if number == signal.SIGINT:
+            interrupted.set()
+        end(number)
+
+    before = {number: signal.signal(number, _nothing) for number in (signal.SIGINT, signal.SIGTERM)}
     wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     over = threading.Event()
     listener = threading.Thread(
-        target=_listen, args=(reader, over, end, last_words), name="etude-signals", daemon=True
+        target=_listen, args=(reader, over, ended, last_words), name="etude-signals", daemon=True
     )
     listener.start()
     try:
@@ -49,8 +58,22 @@ def stoppable(end: Callable[[], None], last_words: Callable[[], str]) -> Iterato
     finally:
         over.set()
         signal.set_wakeup_fd(wakeup)
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, before[signal.SIGTERM])
+        signal.signal(signal.SIGINT, signal.SIG_IGN if interrupted.is_set() else before[signal.SIGINT])
         os.close(writer)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C does nothing within the block, which is short. Does nothing outside of the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:
@@ -58,19 +81,22 @@ def _nothing(number: int, frame: FrameType | None) -> None:
 
 
 def _listen(
-    reader: int, over: threading.Event, end: Callable[[], None], last_words: Callable[[], str]
+    reader: int, over: threading.Event, end: Callable[[int], None], last_words: Callable[[], str]
 ) -> None:
     interrupts = 0
     with os.fdopen(reader, "rb", buffering=0) as pipe:
         while numbers := pipe.read(1):
-            if numbers[0] == signal.SIGTERM:
-                end()
+            number = numbers[0]
+            if number == signal.SIGTERM:
+                end(number)
                 if not over.wait(CLEAN_UP_SECONDS):
-                    _exit(signal.SIGTERM, last_words)
-            elif numbers[0] == signal.SIGINT:
+                    _exit(number, last_words)
+            elif number == signal.SIGINT:
                 interrupts += 1
-                if interrupts > 1 and not over.wait(_AGAIN_SECONDS):
-                    _exit(signal.SIGINT, last_words)
+                if interrupts == 1:
+                    end(number)
+                elif not over.wait(_AGAIN_SECONDS):
+                    _exit(number, last_words)
 
 
 def _exit(number: int, last_words: Callable[[], str]) -> None:
