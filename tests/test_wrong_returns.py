@@ -315,7 +315,7 @@ async def test_what_a_factory_yields_is_a_part(monkeypatch, kind, part, shown):
             r"Wrong.advantages returned a list with a float \(1.0\) at 0, and a list of lists of numbers",
         ),
         (["high"], r"Wrong.advantages returned a list with a str \('high'\) at 0"),
-        ([[1.0]] * 3, r"Wrong.advantages gave 3 rows for the 2 samples of a group"),
+        ([[1.0]] * 3, r"`advantages` gives each sample a list .*, and it gave 3 lists for 2 samples"),
     ],
 )
 def test_of_an_algorithm(rows, said):

@@ -10,11 +10,8 @@ import pytest
 
 from etude.core.errors import EtudeError, RequestError
 from etude.export.gguf import Conversion, convert, find_converter
-from etude.store.versions import RunVersion
 from tests.cli.projects import change, etude, local_project
 from tests.models.tiny_models import CHATML
-
-WANTED = RunVersion(Path("runs/my sums"), None)
 
 
 @pytest.fixture
@@ -62,7 +59,7 @@ def refusal(tmp_path: Path, program: str) -> str:
     script = tmp_path / "convert_hf_to_gguf.py"
     script.write_text(program)
     with pytest.raises(EtudeError) as failed:
-        convert(lambda place: None, tmp_path / "out", WANTED, Conversion((sys.executable, str(script))))
+        convert(lambda place: None, tmp_path / "out", "sums", Conversion((sys.executable, str(script))))
     assert not (tmp_path / "out" / "model").exists()
     return str(failed.value)
 
@@ -96,7 +93,7 @@ def test_a_converter_that_fails_in_another_way(tmp_path: Path):
 def test_a_converter_that_cannot_be_started(tmp_path: Path):
     (tmp_path / "convert").write_text("")
     with pytest.raises(EtudeError, match="cannot be started: Permission denied"):
-        convert(lambda place: None, tmp_path / "out", WANTED, Conversion((str(tmp_path / "convert"),)))
+        convert(lambda place: None, tmp_path / "out", "sums", Conversion((str(tmp_path / "convert"),)))
 
 
 def llama_2(folder: Path) -> Any:
@@ -187,4 +184,4 @@ def test_the_real_converter_does_not_know_a_tokenizer_of_our_own(tmp_path: Path)
 
     policy = build_policy(build_tokenizer(["1 + 1"]), 0)
     with pytest.raises(EtudeError, match=r"llama\.cpp does not know this model's tokenizer"):
-        convert(policy.export, tmp_path / "out", WANTED, Conversion(find_converter()))
+        convert(policy.export, tmp_path / "out", "sums", Conversion(find_converter()))

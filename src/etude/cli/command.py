@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import os
 import shlex
 import signal
 import traceback
@@ -18,6 +19,7 @@ import typer
 from etude.cli.console import emit, next_line, warn
 from etude.cli.stopping import stoppable, uninterrupted
 from etude.core.errors import BudgetReached, ErrorBudgetExceeded, EtudeError, RequestError, RunPaused
+from etude.core.secrets import keep_secret
 from etude.report.logs import LogLevel
 
 P = ParamSpec("P")
@@ -225,6 +227,17 @@ def refuse(reason: str, **options: object) -> None:
     for name, value in options.items():
         if value is not None and value is not False:
             raise RequestError(f"--{name.replace('_', '-')} has no meaning with {reason}")
+
+
+def key_in(variable: str | None) -> str | None:
+    """The key in an environment variable, a secret from then on. Raises RequestError where there is none."""
+    if variable is None:
+        return None
+    key = os.environ.get(variable)
+    if not key:
+        raise RequestError(f"the environment variable {variable} is not set or empty; put the key there")
+    keep_secret(key)
+    return key
 
 
 def on_cluster(address: str | None) -> list[str]:

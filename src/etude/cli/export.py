@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from etude.cli import hints
-from etude.cli.command import RUNS, AsJson, OutputDir, Run, option, refuse, run_async
+from etude.cli.command import RUNS, AsJson, OutputDir, Run, key_in, option, refuse, run_async
 from etude.cli.console import emit, next_step, path_shown, say
 
 if TYPE_CHECKING:
+    from etude.export.gguf import Conversion
     from etude.export.hub import Repository
     from etude.export.rows import Written
     from etude.store.versions import RunVersion
@@ -64,6 +65,13 @@ def export(
     method: Annotated[
         Method | None, option("Build trajectories for this method; by default the run's own.")
     ] = None,
+    server: Annotated[
+        str | None,
+        option("Of the server at this address; then RUN is the name of its model.", metavar="ADDRESS"),
+    ] = None,
+    api_key_env: Annotated[
+        str | None, option("Environment variable with the key of that server.", metavar="NAME")
+    ] = None,
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
@@ -71,8 +79,21 @@ def export(
     from etude.core.errors import RequestError
     from etude.store.facts import find_run
 
-    path = find_run(run, output_dir)
     to_hub: dict[str, Any] = {"public": public, "branch": branch, "message": message, "dry_run": dry_run}
+    if format == "gguf":
+        refuse("--format gguf, which is of the whole model", lora=lora)
+    else:
+        refuse("safetensors: add --format gguf", outtype=outtype, llama_cpp=llama_cpp)
+    wish = _Wish(lora, out, format == "gguf", outtype or "auto", llama_cpp, license)
+    if server is not None:
+        refuse("--server", version=version or None, push=push, license=license, **to_hub)
+        refuse("--server", trajectories=trajectories, method=method)
+        if format in ("rows", "openai"):
+            raise RequestError(f"--format {format} has no meaning with --server")
+        _export_served(server, run, wish, api_key_env, as_json)
+        return
+    refuse("a run: it goes with --server ADDRESS", api_key_env=api_key_env)
+    path = find_run(run, output_dir)
     if trajectories is not None:
         if format in ("safetensors", "gguf"):
             raise RequestError(f"--format {format} is of a model, and --trajectories has rows or openai")
@@ -83,11 +104,6 @@ def export(
         raise RequestError(f"--{'method' if method else 'format'} goes with --trajectories FILE")
     if push is None:
         refuse("a folder of this machine: add --push USER/NAME", **to_hub)
-    if format == "gguf":
-        refuse("--format gguf, which is of the whole model", lora=lora)
-    else:
-        refuse("safetensors: add --format gguf", outtype=outtype, llama_cpp=llama_cpp)
-    wish = _Wish(lora, out, format == "gguf", outtype or "auto", llama_cpp, license)
     hub = None if push is None else _Push(push, public, branch or "main", message, dry_run)
     _export_model(path, version, wish, hub, as_json)
 
@@ -106,6 +122,13 @@ class _Wish:
     @property
     def suffix(self) -> str:
         return "-gguf" if self.gguf else "-lora" if self.lora else ""
+
+    @property
+    def conversion(self) -> Conversion | None:
+        """How it becomes a GGUF file. Raises RequestError without llama.cpp."""
+        from etude.export.gguf import Conversion, find_converter
+
+        return Conversion(find_converter(self.llama_cpp), self.outtype) if self.gguf else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +173,24 @@ def _export_model(run: Path, version: str, wish: _Wish, push: _Push | None, as_j
         next_step(hints.evaluate_exported(run, folder))
 
 
+def _export_served(server: str, model: str, wish: _Wish, api_key_env: str | None, as_json: bool) -> None:
+    from etude.export.card import plain_name
+    from etude.export.served import export_served
+
+    folder = (wish.out or Path(f"{plain_name(model)}{wish.suffix}")).absolute()
+    files = export_served(
+        server, model, folder, key=key_in(api_key_env), lora_only=wish.lora, gguf=wish.conversion
+    )
+    if as_json:
+        emit({"folder": str(folder), "model": model, "lora_only": wish.lora, "files": files})
+        return
+    say(f"exported        {model}")
+    say(f"to              {path_shown(folder)}")
+    say(f"files           {', '.join(files)}")
+    if not wish.suffix:
+        next_step(hints.new_project(path_shown(folder)))
+
+
 def _repository(push: _Push) -> Repository:
     """Where it is to go, looked at before the work begins."""
     from etude.export.hub import Repository
@@ -161,14 +202,13 @@ def _repository(push: _Push) -> Repository:
 
 
 def _written(wanted: RunVersion, folder: Path, wish: _Wish, push: _Push | None) -> list[str]:
-    from etude.export.gguf import Conversion, find_converter
     from etude.export.model import export_model
 
     return export_model(
         wanted,
         folder,
         lora_only=wish.lora,
-        gguf=Conversion(find_converter(wish.llama_cpp), wish.outtype) if wish.gguf else None,
+        gguf=wish.conversion,
         repository=None if push is None else push.name,
         license=wish.license,
     )

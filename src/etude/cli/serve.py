@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from etude.cli.command import LOG_LEVEL, argument, option
+from etude.cli.command import LOG_LEVEL, argument, key_in, option
 from etude.cli.console import say, warn
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def serve(
 
     folder = folder_of(model)
     options["name"] = name or (model if folder is None else folder.resolve().name)
-    options |= {"api_key": _key(api_key_env), "log_level": LOG_LEVEL.get()}
+    options |= {"api_key": key_in(api_key_env), "log_level": LOG_LEVEL.get()}
     settings = server_settings(**options, max_file=max_file_mb * 2**20)
     require_safe(settings)
     locate(settings.model)
@@ -136,19 +136,6 @@ def _cluster(on: str | None, processes: int | None, fewest: int | None) -> dict[
             f"--fewest-processes {fewest} is more than --training-processes {most}: at most as many"
         )
     return {"address": on, "runners": 0, "learners": most, "fewest_learners": fewest}
-
-
-def _key(variable: str | None) -> str | None:
-    import os
-
-    from etude.core.errors import RequestError
-
-    if variable is None:
-        return None
-    key = os.environ.get(variable)
-    if not key:
-        raise RequestError(f"the environment variable {variable} is not set or empty; put the API key there")
-    return key
 
 
 def _require_extras() -> None:

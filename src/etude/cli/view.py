@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from etude.cli import hints
-from etude.cli.command import RUNS, OutputDir, argument, option
+from etude.cli.command import RUNS, OutputDir, argument, key_in, option
 from etude.cli.console import next_step, path_shown, say
 
 
@@ -50,7 +50,7 @@ def view(
         run=None if path is None else path.name,
         host=host,
         port=port,
-        key=_key(key_env),
+        key=key_in(key_env),
         shared=share_readonly,
     )
 
@@ -69,18 +69,3 @@ def _export(run: Path | None, file: Path | None, asked: bool) -> None:
 
 def _say_ready(root: Path, link: str) -> None:
     say(f"the runs in {path_shown(root)} are shown at\n\n  {link}\n\nCtrl-C stops it.")
-
-
-def _key(variable: str | None) -> str | None:
-    import os
-
-    from etude.core.errors import RequestError
-    from etude.core.secrets import keep_secret
-
-    if variable is None:
-        return None
-    key = os.environ.get(variable)
-    if not key:
-        raise RequestError(f"the environment variable {variable} is not set or empty; put the key there")
-    keep_secret(key)
-    return key

@@ -72,13 +72,14 @@ def model_card(wanted: RunVersion, facts: CardFacts) -> str:
     lines += _results(histories_of(wanted.run)[wanted.target], wanted)
     if facts.kind == "gguf":
         lines.append("All of this was measured before the weights were converted to GGUF.\n")
-    return "\n".join([*lines, _use(wanted, facts), *_making(wanted)])
+    return "\n".join([*lines, usage(model_name(wanted), facts), *_making(wanted)])
 
 
-def _use(wanted: RunVersion, facts: CardFacts) -> str:
+def usage(name: str, facts: CardFacts) -> str:
+    """The section on how a model of that name is used."""
     if facts.kind == "gguf":
         fetch = f"$ hf download {facts.repository} --local-dir .\n" if facts.repository else ""
-        return _USE_GGUF.format(fetch=fetch, name=model_name(wanted).lower())
+        return _USE_GGUF.format(fetch=fetch, name=name.lower())
     place = f'"{facts.repository}"' if facts.repository else "FOLDER"
     load = _LOAD_LORA if facts.kind == "lora" else _LOAD
     return _USE.format(load=load.format(place=place), place=place)
@@ -86,8 +87,12 @@ def _use(wanted: RunVersion, facts: CardFacts) -> str:
 
 def model_name(wanted: RunVersion) -> str:
     """A name for the version that programs and hubs take: `sums-v3`, `debate-prover-v3`."""
-    parts = (wanted.run.name, wanted.target, f"v{wanted.number}")
-    return re.sub(r"[^A-Za-z0-9_.]+", "-", "-".join(filter(None, parts))).strip("-.")
+    return plain_name("-".join(filter(None, (wanted.run.name, wanted.target, f"v{wanted.number}"))))
+
+
+def plain_name(name: str) -> str:
+    """The name as programs and hubs take it, and as a folder may be called."""
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.")
 
 
 def _front_matter(wanted: RunVersion, facts: CardFacts) -> Iterator[str]:

@@ -17,8 +17,6 @@ from typing import Literal, TypeAlias
 
 from etude.core.errors import EtudeError, RequestError
 from etude.core.secrets import masked
-from etude.export.card import model_name
-from etude.store.versions import RunVersion
 
 OutType: TypeAlias = Literal["auto", "f32", "f16", "bf16", "q8_0"]
 """How weights are written. `auto` is bf16 for weights of bf16, and f16 for others."""
@@ -74,8 +72,8 @@ def _command(program: str) -> tuple[str, ...]:
     return (sys.executable, program) if program.endswith(".py") else (program,)
 
 
-def convert(export: Callable[[Path], None], folder: Path, wanted: RunVersion, conversion: Conversion) -> Path:
-    """Write a GGUF file into `folder`, which is made; its path.
+def convert(export: Callable[[Path], None], folder: Path, name: str, conversion: Conversion) -> Path:
+    """Write a GGUF file of the model `name` into `folder`, which is made; its path.
 
     `export` writes the model as transformers has it into a folder, which is gone afterwards. Raises
     EtudeError with what the converter said, and what to do.
@@ -84,7 +82,6 @@ def convert(export: Callable[[Path], None], folder: Path, wanted: RunVersion, co
     model.mkdir(parents=True)
     try:
         export(model)
-        name = model_name(wanted)
         words = [*conversion.command, str(model), "--outfile", str(folder / f"{name}-{{ftype}}.gguf")]
         words += ["--outtype", conversion.outtype, "--model-name", name]
         try:

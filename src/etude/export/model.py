@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from etude.core.errors import RequestError
-from etude.export.card import CardFacts, Kind, model_card
+from etude.export.card import CardFacts, Kind, model_card, model_name
 from etude.export.gguf import Conversion, convert
 from etude.export.modelfile import modelfile
 from etude.loop.model import load_version
@@ -31,10 +31,7 @@ def export_model(
     `license` are for the card. Raises RequestError when there are none or `folder` holds something else,
     StoreError when it cannot be written, EtudeError when llama.cpp does not take the model.
     """
-    if folder.exists() and (not folder.is_dir() or not _is_replaceable(folder)):
-        raise RequestError(
-            f"{folder} is there already and holds no exported model; choose another with --out"
-        )
+    require_replaceable(folder)
     policy = load_version(wanted, quantized=False)
     if lora_only and not policy.is_lora:
         raise RequestError(
@@ -47,14 +44,21 @@ def export_model(
         if gguf is None:
             policy.export(draft, merge=not lora_only)
         else:
-            file = convert(policy.export, draft, wanted, gguf)
+            file = convert(policy.export, draft, model_name(wanted), gguf)
             text = modelfile(policy.tokenizer, policy.stop_ids, file.name)
             (draft / "Modelfile").write_text(text, encoding="utf-8")
         (draft / CARD).write_text(card, encoding="utf-8")
+        for file in draft.iterdir():
+            file.chmod((draft / CARD).stat().st_mode)  # safetensors writes for the user alone.
     return sorted(file.name for file in folder.iterdir())
 
 
-def _is_replaceable(folder: Path) -> bool:
-    """Whether a folder is empty, or an earlier export."""
-    names = {file.name for file in folder.iterdir()}
-    return not names or any({CARD, mark} <= names for mark in ("tokenizer_config.json", "Modelfile"))
+def require_replaceable(folder: Path) -> None:
+    """Raise RequestError unless there is nothing in a folder, or an earlier export."""
+    if not folder.exists():
+        return
+    names = {file.name for file in folder.iterdir()} if folder.is_dir() else {""}
+    if names and not any({CARD, mark} <= names for mark in ("tokenizer_config.json", "Modelfile")):
+        raise RequestError(
+            f"{folder} is there already and holds no exported model; choose another with --out"
+        )

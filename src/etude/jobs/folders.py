@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from etude.core.errors import StoreError
 from etude.core.job import ModelVersion
-from etude.store.files import put_in_place
+from etude.store.files import WEIGHTS_FILE, put_in_place
 from etude.store.sums import SET_ASIDE, damage_in, note_sum, require_as_written
 
 if TYPE_CHECKING:
@@ -100,7 +100,6 @@ class StateFolders:
 
     def load(self, number: int, learner: Learner) -> dict[str, Any]:
         """Put weights and optimiser back to where they were; the facts of that time. Raises StoreError."""
-        from etude.models.policy import WEIGHTS_FILE
         from etude.models.weights import load_tensors
 
         folder = self.folder(number)

@@ -72,7 +72,8 @@ def _local_model(config: Config, wanted: RunVersion) -> LocalLlmConfig:
         problem = f"the model of run {wanted.run.name} is {kind}; only the weights of `_type: local` are here"
         if wanted.version is not None:
             problem += (
-                f". {wanted} is the model '{wanted.version.location}' of its backend: ask for that name"
+                f". {wanted} is the model '{wanted.version.location}' of its backend: ask for that name. "
+                "A language-model server's is exported with `etude export --server ADDRESS NAME`"
             )
         raise RequestError(problem)
     return llm

@@ -39,9 +39,7 @@ from etude.models.quantized import (
 from etude.models.source import locate, not_loaded
 from etude.models.speech import Speech
 from etude.models.weights import digest, load_tensors, load_with_digest, part_like, save_tensors
-
-WEIGHTS_FILE = "trained.safetensors"
-"""The tensors that training changes, by parameter name; what a version is restored from."""
+from etude.store.files import WEIGHTS_FILE
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from etude.config.nearest import nearest
 from etude.core.errors import RequestError
+from etude.store.files import TO_EXPORT, WEIGHTS_FILE
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _CONFIGS = ("config.json", "adapter_config.json")
@@ -62,6 +63,11 @@ def _require_folder(source: str | Path) -> None:
     path, name = _expanded(source), str(source)
     first, slash, _ = name.partition("/")
     if _is_folder(path):
+        if not _holds_model(path) and (path / WEIGHTS_FILE).is_file():
+            raise RequestError(
+                f"cannot load the model '{name}': that folder has only the tensors that training changed; "
+                f"{TO_EXPORT}"
+            )
         if not _holds_model(path):
             raise RequestError(
                 f"cannot load the model '{name}': there is no {_CONFIGS[0]} in that folder{_models_in(path)}"

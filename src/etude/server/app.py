@@ -26,6 +26,8 @@ from etude.server.metrics import Metrics
 from etude.server.models import ModelStore
 from etude.server.scheduler import Scheduler
 from etude.server.settings import ServerSettings
+from etude.server.weights_api import weights_routes
+from etude.store.files import SERVER_DATABASE
 from etude.wire.api_error import ApiError
 
 _ABOUT = """OpenAI's API over models that this machine runs and trains.
@@ -40,7 +42,7 @@ def create_app(settings: ServerSettings, backend: Backend) -> Guard:
     Raises StoreError when the data folder cannot be used, RequestError when an extension cannot be loaded.
     """
     extensions = load_extensions()
-    database = open_database(settings.data_dir / "server.db")
+    database = open_database(settings.data_dir / SERVER_DATABASE)
     names = [extension.names for extension in extensions]
     models = ModelStore(database, settings.data_dir, settings.name, names)
     pool = EnginePool(settings, models, backend)
@@ -81,6 +83,7 @@ def create_app(settings: ServerSettings, backend: Backend) -> Guard:
         file_routes(files),
         job_routes(settings, jobs, files, models, scheduler.wake),
         grader_routes(models, pool),
+        weights_routes(settings, models),
         _engine_routes(pool),
         _status_routes(metrics),
         *(router for extension in extensions for router in extension.routes(parts)),

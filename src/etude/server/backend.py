@@ -21,13 +21,13 @@ from etude.inference.vllm_engine import VllmEngine
 from etude.inference.vllm_process import VllmProcess
 from etude.inference.vllm_processes import VllmProcesses
 from etude.models.device import choose_device, dtype_name
-from etude.models.policy import WEIGHTS_FILE, Policy, dtype_of
+from etude.models.policy import Policy, dtype_of
 from etude.models.source import locate
 from etude.models.speech import Speech
 from etude.models.weights import load_tensors, write_lora_folder
 from etude.server.models import ServedModel, load_policy
 from etude.server.settings import ServerSettings
-from etude.store.files import draft_of
+from etude.store.files import WEIGHTS_FILE, draft_of
 from etude.store.sums import damage_in, note_sums
 
 _GPUS, _CPU_CORES = "CUDA_VISIBLE_DEVICES", "VLLM_CPU_OMP_THREADS_BIND"

@@ -14,6 +14,7 @@ from etude.server.files import FileStore
 from etude.server.jobs import JobStore
 from etude.server.models import ModelStore
 from etude.server.settings import ServerSettings, WorkerOrder
+from etude.store.files import SERVER_DATABASE
 
 if TYPE_CHECKING:
     from etude.cluster.seat import Seat
@@ -31,7 +32,7 @@ class Stores:
 @contextmanager
 def stores_here(settings: ServerSettings) -> Iterator[Stores]:
     """The stores of a database on this machine. Raises StoreError when it cannot be opened."""
-    database = open_database(settings.data_dir / "server.db")
+    database = open_database(settings.data_dir / SERVER_DATABASE)
     try:
         names = [extension.names for extension in load_extensions()]
         models = ModelStore(database, settings.data_dir, settings.name, names)

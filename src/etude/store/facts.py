@@ -12,6 +12,7 @@ from etude.config.nearest import nearest
 from etude.core.errors import EtudeError, RequestError
 from etude.core.history import History
 from etude.store.database import DATABASE
+from etude.store.files import SERVER_DATABASE, TO_EXPORT, WEIGHTS_FILE
 from etude.store.lock import locked_by
 from etude.store.log import histories
 from etude.store.run_folder import LOCK, RunFolder
@@ -154,6 +155,8 @@ def find_run(text: str, root: Path) -> Path:
     for path in (Path(text), root / text):
         if is_run(path):
             return path.absolute()
+        if any((path / name).is_file() for name in (WEIGHTS_FILE, SERVER_DATABASE)):
+            raise RequestError(f"{path} is no run: {TO_EXPORT}")
         if path.is_dir() and (is_begun(path) or not any(path.iterdir())):
             what = "evaluation" if (path / REQUEST).exists() else "run"
             command = "evaluate" if what == "evaluation" else f"train CONFIG --name {shlex.quote(path.name)}"

@@ -22,6 +22,15 @@ from etude.core.errors import RequestError, StoreError
 from etude.core.secrets import masked
 from etude.store.plain import json_facts
 
+WEIGHTS_FILE = "trained.safetensors"
+"""In a folder: the tensors that training changes, by parameter name; what a version is restored from."""
+SERVER_DATABASE = "server.db"
+"""In the data folder of a language-model server."""
+TO_EXPORT = (
+    "a run's model is exported with `etude export RUN`, a server's with `etude export --server ADDRESS MODEL`"
+)
+"""Where only the trained tensors are."""
+
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
 """For the user alone."""
 
