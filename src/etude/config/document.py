@@ -25,7 +25,29 @@ _HINTS = {
     "could not find expected ':'": "each key needs a ':' and a space after it",
     "found character '\\t' that cannot start any token": "YAML is indented with spaces, not with tabs",
     "expected a single document in the stream": "keep one document; remove the line '---'",
+    "found unexpected end of stream": "a text in quotes ends with one",
 }
+_WORDS = (
+    (
+        r"expected <block end>, but found '(<block (mapping|sequence) start>|\?|-)'",
+        "the indentation is that of no line above; lines of one block begin in the same column",
+    ),
+    (
+        r"expected <block end>, but found .*",
+        "a value ends before this; put all of it in quotes",
+    ),
+    (r"'<stream end>'", "the end of the file"),
+    (
+        r"(found character '[@`%]') that cannot start any token",
+        r"\1 at the start; put the value in quotes",
+    ),
+    (
+        r"could not determine a constructor for the tag (.*)",
+        r"\1 is a tag; put it in quotes",
+    ),
+    (r"sequence entries are not allowed here", "a list begins in a line of its own"),
+)
+"""Patterns of what PyYAML says, and what it means to whoever wrote the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +318,8 @@ def _not_yaml(error: yaml.MarkedYAMLError, path: Path | None) -> ConfigError:
     problem = error.problem or "it cannot be read"
     hint = next((f"; {hint}" for text, hint in _HINTS.items() if text in (problem, error.context)), "")
     line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
+    for pattern, words in _WORDS:
+        problem = re.sub(pattern, words, problem)
     return ConfigError(
         f"not valid YAML: {problem.removeprefix('but ')}{hint}", path=path, line=line, column=column
     )
