@@ -24,7 +24,7 @@ from etude.core.garbage import collected_rarely
 from etude.core.history import History
 from etude.core.interfaces import Engine, Progress
 from etude.core.job import TrainingJobStatus, TrainingStatusEnum
-from etude.loop.arguments import as_overrides, config_of, is_config, load, refuse, with_live
+from etude.loop.arguments import config_of, is_config, load, refuse, with_live
 from etude.loop.evaluation import Evaluation
 from etude.loop.evaluation import evaluate as run_evaluation
 from etude.loop.lifecycle import (
@@ -36,6 +36,7 @@ from etude.loop.lifecycle import (
     storage_overrides,
 )
 from etude.loop.model import model_overrides
+from etude.loop.settings import as_overrides
 from etude.loop.targets import assemble_trainer
 from etude.report.files import RunReport
 from etude.report.live import progress_for

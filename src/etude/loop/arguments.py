@@ -5,7 +5,6 @@ It only names the components that a program hands over as Python objects, and ho
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
@@ -14,18 +13,21 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from etude.config.component import DatasetConfig, EvaluatorConfig, LlmConfig, ToolsConfig, WorkflowConfig
-from etude.config.document import Override, dotted
-from etude.config.finetuning import FinetuneConfig, FinetuneRunConfig
+from etude.config.document import Override
 from etude.config.import_path import where_defined
 from etude.config.load import load_config, parse_config
-from etude.config.nearest import alternatives
-from etude.config.registry import register_dataset, register_evaluator, register_tools, register_workflow
-from etude.config.schema import Config, EvalGeneralConfig
-from etude.core.errors import RequestError
+from etude.config.registry import (
+    register_dataset,
+    register_evaluator,
+    register_tools,
+    register_workflow,
+)
+from etude.config.schema import Config
+from etude.core.errors import ConfigError, RequestError
 from etude.core.example import Example
 from etude.core.interfaces import Evaluator
 from etude.core.tools import ToolSource
-from etude.loop.trainer import EpochTrainerConfig
+from etude.loop.settings import as_overrides, by_path
 from etude.protocols.protocol import Protocol
 from etude.protocols.workflow import ProtocolWorkflow
 from etude.rewards.evaluator import FunctionEvaluator, as_evaluator
@@ -36,16 +38,12 @@ from etude.rollout.workflow import Workflow, as_workflow
 if TYPE_CHECKING:
     from etude.config.builder import Builder
 
-_BLOCKS: dict[tuple[str, ...], Any] = {
-    ("finetuning",): FinetuneConfig,
-    ("finetuning", "run_configuration"): FinetuneRunConfig,
-    ("eval", "general"): EvalGeneralConfig,
-    ("trainers", "epochs"): EpochTrainerConfig,
+_MISSING = {
+    "llms": "model=, a name on the Hugging Face hub or a folder",
+    "eval.general.dataset": "examples=, a list of dicts or a file",
+    "eval.evaluators": "reward=, a function of an example and an output that returns a number",
 }
-"""The blocks of a config whose keys may be given by keyword."""
-_OWN_ARGUMENTS = {"enabled", "run_configuration", "config_file", "dataset", "validation_dataset", "reward"}
-_OWN_ARGUMENTS |= {"trainer", "trajectory_builder", "trainer_adapter", "targets"}
-_SHORT = {"epochs": "num_epochs", "curriculum": "curriculum_learning"}
+"""Keys of a config that a run cannot do without, and the arguments that they are of."""
 
 _VALUE: Any = Field(default=None, exclude=True, repr=False)
 
@@ -114,12 +112,17 @@ def config_of(
         finetuning["targets"] = {name: _target(data, target) for name, target in named.items()}
     elif evaluators:
         finetuning["reward_function"] = {"name": next(iter(evaluators))}
-    for path, value in _by_path(settings):
+    for path, value in by_path(settings):
         block = data
         for key in path[:-1]:
             block = block.setdefault(key, {"_type": "epochs"} if key == "epochs" else {})
         block[path[-1]] = value
-    return parse_config(data, overrides)
+    try:
+        return parse_config(data, overrides)
+    except ConfigError as error:
+        if missing := [text for key, text in _MISSING.items() if f"key '{key}' is missing" in str(error)]:
+            raise RequestError(f"there is nothing to train with: give {'; and '.join(missing)}") from error
+        raise
 
 
 def _model(model: Any) -> LlmConfig | dict[str, Any]:
@@ -162,33 +165,6 @@ def _target(data: dict[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
     if "reward" in target:
         block["reward_function"] = {"name": target["reward"]}
     return block
-
-
-def _by_path(settings: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
-    """The settings with where they stand in a config. Raises RequestError for one that is not known."""
-    known = {
-        key: path
-        for path, block in reversed(_BLOCKS.items())
-        for key in block.model_fields
-        if key not in _OWN_ARGUMENTS
-    } | {"budget": (), "prices": ()}
-    placed = []
-    for short, value in settings.items():
-        key = _SHORT.get(short, short)
-        if key not in known:
-            raise RequestError(f"there is no setting '{short}'" + alternatives(short, [*known, *_SHORT]))
-        if key == "reward_function" and isinstance(value, str):
-            value = {"name": value}
-        placed.append(((*known[key], key), value))
-    return placed
-
-
-def as_overrides(settings: Mapping[str, Any]) -> list[str]:
-    """The settings as overrides of a whole config. Raises RequestError for one that is not known."""
-    return [
-        f"{dotted(path)}={json.dumps(value, default=str, ensure_ascii=False)}"
-        for path, value in _by_path(settings)
-    ]
 
 
 class LiveWorkflowConfig(WorkflowConfig, name="live"):
@@ -331,6 +307,8 @@ def dataset_config(examples: Any) -> DatasetConfig | dict[str, Any] | str:
     if not isinstance(examples, Iterable):
         raise RequestError(f"examples are a list of dicts or Examples, or a file; found {examples!r:.80}")
     rows = list(examples)
+    if not rows:
+        raise RequestError("the examples are an empty list or table; give at least one")
     have_ids = all(isinstance(row, Example) or (isinstance(row, Mapping) and "id" in row) for row in rows)
     return LiveRowsConfig(name=f"{len(rows)} rows", value=rows, ids="column" if have_ids else "from_row")
 

@@ -1,0 +1,92 @@
+"""Keyword settings of `etude.train` and `etude.evaluate`, and where they stand in a config."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import AliasChoices
+
+from etude.config.document import dotted
+from etude.config.finetuning import FinetuneConfig, FinetuneRunConfig
+from etude.config.nearest import alternatives
+from etude.config.registry import Kind, lookup, names
+from etude.config.schema import EvalGeneralConfig
+from etude.core.errors import RequestError
+from etude.loop.trainer import EpochTrainerConfig
+
+_BLOCKS: dict[tuple[str, ...], Any] = {
+    ("finetuning",): FinetuneConfig,
+    ("finetuning", "run_configuration"): FinetuneRunConfig,
+    ("eval", "general"): EvalGeneralConfig,
+    ("trainers", "epochs"): EpochTrainerConfig,
+}
+"""The blocks of a config whose keys may be given by keyword."""
+_OWN_ARGUMENTS = {"enabled", "run_configuration", "config_file", "dataset", "validation_dataset", "reward"}
+_OWN_ARGUMENTS |= {"trainer", "trajectory_builder", "trainer_adapter", "targets"}
+_SHORT = {"epochs": "num_epochs", "curriculum": "curriculum_learning"}
+
+_RENAMED = {"dataset": "examples", "validation_dataset": "validation", "evaluator": "reward"}
+_RENAMED |= {"trajectory_builder": "algorithm", "trainer_adapter": "backend", "workflow": "agent"}
+_COMPONENTS: dict[str, Kind] = {
+    "backend": "trainer_adapters",
+    "algorithm": "trajectory_builders",
+    "model": "llms",
+}
+"""Arguments that take settings of their own."""
+_USUAL = ("local", "grpo")
+"""The types that are meant where several have a setting."""
+
+
+def by_path(settings: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
+    """The settings with where they stand in a config. Raises RequestError for one that is not known."""
+    known = {
+        key: path
+        for path, block in reversed(_BLOCKS.items())
+        for key in block.model_fields
+        if key not in _OWN_ARGUMENTS
+    } | {"budget": (), "prices": ()}
+    placed = []
+    for short, value in settings.items():
+        key = _SHORT.get(short, short)
+        if key not in known:
+            where = _elsewhere(short) or alternatives(short, [*known, *_SHORT])
+            raise RequestError(f"there is no setting '{short}'{where}")
+        if key == "reward_function" and isinstance(value, str):
+            value = {"name": value}
+        placed.append(((*known[key], key), value))
+    return placed
+
+
+def _elsewhere(name: str) -> str:
+    """The end of a sentence: the argument that takes a setting of that name; empty where none does."""
+    if (argument := _RENAMED.get(name)) is not None:
+        return f"; it is given as {argument}="
+    types = [(argument, kind, each) for argument, kind in _COMPONENTS.items() for each in names(kind)]
+    for argument, kind, each in sorted(types, key=lambda found: found[2] not in _USUAL):
+        if name in _keys_of(kind, each):
+            first = '"model": "…"' if argument == "model" else f'"_type": "{each}"'
+            return f'; it is one of {argument}=: {argument}={{{first}, "{name}": …}}'
+    return ""
+
+
+def _keys_of(kind: Kind, type_name: str) -> set[str]:
+    """The keys that a component's config takes, under all their names; none of one that cannot be had."""
+    try:
+        fields = lookup(kind, type_name).config_type.model_fields
+    except RequestError:
+        return set()
+    keys = set(fields)
+    for field in fields.values():
+        if isinstance(field.validation_alias, AliasChoices):
+            keys |= {choice for choice in field.validation_alias.choices if isinstance(choice, str)}
+    return keys
+
+
+def as_overrides(settings: Mapping[str, Any]) -> list[str]:
+    """The settings as overrides of a whole config. Raises RequestError for one that is not known."""
+    return [
+        f"{dotted(path)}={json.dumps(value, default=str, ensure_ascii=False)}"
+        for path, value in by_path(settings)
+    ]
