@@ -69,6 +69,16 @@ def test_plain_lines_tell_a_run_from_beginning_to_end():
     ]
 
 
+def test_failed_episodes_are_counted_within_an_epoch():
+    stream = io.StringIO()
+    with LineProgress(stream, 0.0) as progress:
+        for epoch in range(2):
+            progress.epoch_started(epoch, 2)
+            progress.phase("collecting", 1)
+            progress.episode_finished(episode(failure=Failure("raised", "oops")))
+    assert [line.count(", 1 failed") for line in stream.getvalue().splitlines() if "1/1" in line] == [1, 1]
+
+
 def test_json_lines_are_one_object_for_each_event():
     stream = io.StringIO()
     with JsonProgress(stream) as progress:

@@ -30,8 +30,6 @@ class RunState(Progress):
         """From 0; None before the first."""
         self.num_epochs = 0
         RunState.phase(self, "starting")
-        self.failures = 0
-        """Failed episodes of the whole run, in this process."""
         self.rewards: dict[str, list[float]] = {}
         """Average reward of each epoch's episodes, by target; under "" where one model is trained."""
         self.validations: dict[str, list[Mapping[str, Any]]] = {}
@@ -52,7 +50,7 @@ class RunState(Progress):
     def phase(self, name: str, total: int | None = None) -> None:
         self.phase_name, self.phase_total = name, total
         self.phase_started = self.clock()
-        self.episodes = self.tokens = 0
+        self.episodes = self.failures = self.tokens = 0
         self.scores: list[float] = []
 
     def episode_finished(self, episode: EpisodeRecord) -> None:
