@@ -40,6 +40,25 @@ LlamaCpp: TypeAlias = Annotated[
     option("The folder of llama.cpp, whose converter writes GGUF; by default LLAMA_CPP, or installed."),
 ]
 
+OutTypeOf: TypeAlias = Annotated[
+    OutType | None, option("How a GGUF file has its weights; by default 16 bits, as the model.")
+]
+PushTo: TypeAlias = Annotated[
+    str | None, option("Send it to this repository of the Hugging Face hub.", metavar="USER/NAME")
+]
+TrajectoryFile: TypeAlias = Annotated[
+    Path | None, option("Write trajectories: FILE.jsonl or FILE.parquet.", metavar="FILE")
+]
+MethodOf: TypeAlias = Annotated[
+    Method | None, option("Build trajectories for this method; by default the run's own.")
+]
+Server: TypeAlias = Annotated[
+    str | None, option("Of the server at this address; then RUN is the name of its model.", metavar="ADDRESS")
+]
+ApiKeyEnv: TypeAlias = Annotated[
+    str | None, option("Environment variable with the key of that server.", metavar="NAME")
+]
+
 
 def export(
     run: Run,
@@ -47,31 +66,18 @@ def export(
     lora: Annotated[bool, option("LoRA weights alone, or the whole model.", "--lora/--merged")] = False,
     out: Annotated[Path | None, option("The folder to write; by default in the run.")] = None,
     format: FormatOf = None,
-    outtype: Annotated[
-        OutType | None, option("How a GGUF file has its weights; by default 16 bits, as the model.")
-    ] = None,
+    outtype: OutTypeOf = None,
     llama_cpp: LlamaCpp = None,
-    push: Annotated[
-        str | None, option("Send it to this repository of the Hugging Face hub.", metavar="USER/NAME")
-    ] = None,
+    push: PushTo = None,
     public: Annotated[bool, option("Whether everybody may see it there.", "--public/--private")] = False,
     branch: Annotated[str | None, option("Of the repository; by default main.")] = None,
     message: Annotated[str | None, option("Of the commit; by default run and version.")] = None,
     license: Annotated[str | None, option("For the model card: apache-2.0.", metavar="ID")] = None,
     dry_run: Annotated[bool, option("Show what --push would send, and send nothing.", "--dry-run")] = False,
-    trajectories: Annotated[
-        Path | None, option("Write trajectories: FILE.jsonl or FILE.parquet.", metavar="FILE")
-    ] = None,
-    method: Annotated[
-        Method | None, option("Build trajectories for this method; by default the run's own.")
-    ] = None,
-    server: Annotated[
-        str | None,
-        option("Of the server at this address; then RUN is the name of its model.", metavar="ADDRESS"),
-    ] = None,
-    api_key_env: Annotated[
-        str | None, option("Environment variable with the key of that server.", metavar="NAME")
-    ] = None,
+    trajectories: TrajectoryFile = None,
+    method: MethodOf = None,
+    server: Server = None,
+    api_key_env: ApiKeyEnv = None,
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:

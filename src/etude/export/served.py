@@ -111,7 +111,7 @@ def _unpack(response: httpx.Response, folder: Path) -> None:
 
 
 class _Stream:
-    """What comes in pieces, to be read by numbers of bytes."""
+    """A file whose content comes in pieces."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces

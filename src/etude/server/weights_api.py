@@ -82,7 +82,7 @@ def _archive(folder: TemporaryDirectory[str]) -> Iterator[bytes]:
 
 
 def _card(served: ServedModel, base: str, lora: bool) -> str:
-    """What is known of the model, as Markdown with the front matter that model hubs read."""
+    """The known facts of the model, as Markdown with the front matter that model hubs read."""
     front = {"library_name": "peft" if lora else "transformers", "tags": ["etude"]}
     rows = {"base model": Path(base).name if Path(base).is_absolute() else base}
     if served.lora is not None:
