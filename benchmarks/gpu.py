@@ -3,7 +3,7 @@
 A Qwen2 with random weights in bfloat16; GRPO steps on 8 prompts x 8 completions of 512, on a prompt of 8192
 x 8 completions of 512, and on 8 conversations of 6 turns up to 8k tokens, by token trees, padded and by TRL;
 and sampling at 1, 8 and 64 requests. Times are wall times between waits for the device, in medians; the
-share of the matrix rate is that of a large product measured in the same run. It needs what `etude[local]`
+share of the matrix rate is that of a large product measured in the same run. It needs what the extra `local`
 installs; TRL is left out where it is not there. `--small` is a look at the whole on a CPU: its figures say
 nothing.
 """

@@ -223,6 +223,14 @@ def test_the_config_reference_is_up_to_date():
     assert written == render_reference(), "docs/config.md is out of date; type: make docs"
 
 
+def test_nothing_says_to_install_what_is_not_published():
+    """Where Etude came from, `etude.core.extras` knows; pages install from a checkout."""
+    pages = [page for page in PAGES if page.name != "CHANGELOG.md"]
+    files = [*pages, *(ROOT / "docs" / "manifests").iterdir(), *(ROOT / "src").rglob("*.py")]
+    saying = [name_of(file) for file in files if re.search(r"pip install '?etude\b", file.read_text())]
+    assert saying == []
+
+
 def test_the_make_targets_that_are_named_exist():
     targets = set(
         re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)

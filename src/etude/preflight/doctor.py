@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from etude.core.errors import MissingExtraError
+from etude.core.extras import install_command
 from etude.inference.local import require_local_extra
 from etude.models.memory import available_memory, shown_bytes, total_memory
 from etude.preflight.disk import examine_disk
@@ -117,7 +118,7 @@ def _extra(extra: str, use: str, findings: Findings) -> None:
             missing.append(requirement.name)
         elif not requirement.specifier.contains(version, prereleases=True):
             wrong.append(f"{requirement.name} {version} in place of {requirement.specifier}")
-    install = f"pip install 'etude[{extra}]'"
+    install = install_command(extra)
     if wrong:
         findings.fail(what, f"{', '.join(wrong)}; {install}")
     elif missing:

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from etude.config.registry import lookup
 from etude.core.errors import EngineAway, EnvironmentAway, EpisodeError
 from etude.core.example import Example
+from etude.core.extras import install_command
 from etude.integrations.verifiers.components import VerifiersWorkflowConfig
 from etude.integrations.verifiers.failures import Problem, failure_of, problems_of
 from etude.integrations.verifiers.scores import AgentScores, Score, scores_of
@@ -131,7 +132,7 @@ def test_what_is_missing_is_said_before_anything_is_loaded(monkeypatch: pytest.M
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (need,) = config().needs()
     assert (need.what, need.is_met) == ("the package verifiers", False)
-    assert need.remedy == "pip install 'etude[verifiers]'"
+    assert need.remedy == install_command("verifiers")
 
 
 def test_it_is_registered_and_has_a_starter():
