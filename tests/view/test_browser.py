@@ -106,6 +106,25 @@ def test_a_page_is_for_everybody(browser, address, name):
     assert not errors, errors
 
 
+@pytest.mark.parametrize("name", ["runs", "run", "phases", "phase", "found", "group"])
+def test_rewards_are_seen_on_a_phone(browser, address, name):
+    """Of tables, the columns with rewards; of episodes side by side, their headings."""
+    look(browser, width=390)
+    browser.get(address + PAGES[name])
+    beyond = browser.execute_script("""
+        const words = /reward|mean|spread|validation/i, rights = [];
+        for (const table of document.querySelectorAll("table"))
+          [...table.rows[0].cells].forEach((head, index) => {
+            if (words.test(head.textContent))
+              for (const row of table.rows) if (row.cells[index]) rights.push(row.cells[index]);
+          });
+        rights.push(...document.querySelectorAll(".side h2 .quiet"));
+        return rights.filter((each) => each.getBoundingClientRect().right > 390)
+          .map((each) => each.outerHTML);
+    """)
+    assert not beyond
+
+
 def test_charts_are_drawn(browser, address):
     look(browser)
     browser.get(f"{address}/runs/first")

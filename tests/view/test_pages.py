@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from etude.core.episode import Failure
+from etude.core.history import History
 from etude.view.app import create_view
+from etude.view.charts import Charted, charts_of
 from etude.view.pages import url
 from tests.view.conftest import KEY
 from tests.view.stored import Told, epoch_entry, store_run
@@ -46,6 +48,28 @@ def test_a_run_has_charts_of_what_was_measured(client):
     (reward,) = drawn["reward"]["lines"]
     assert reward["values"] == [0.5, 0.9, None] and reward["low"][:2] == [0.4, 0.8]
     assert charts(shown(client, "/runs/second"))["failures by cause"]["lines"][0]["values"] == [None, 3.0]
+
+
+def test_a_chart_that_shows_nothing_more_is_a_sentence():
+    """One that is zero throughout, and one that is another one number for number."""
+    entries = [
+        epoch_entry(
+            epoch,
+            reward,
+            evaluators={"correct": {"mean": reward}, "style": {"mean": 0.5}},
+            repeated_share=0.0,
+        )
+        for epoch, reward in ((1, 0.25), (2, 0.75))
+    ]
+    groups = charts_of([Charted("", History(run_id="r", epochs=tuple(entries)))])
+    assert [chart.title for chart in groups["Rewards"].charts] == ["reward", "style"]
+    assert groups["Rewards"].same == [("correct", "reward")]
+    assert "repeated" in groups["Sampling"].zero
+
+
+def test_boxes_have_a_legend(client):
+    for page in ("phases/train/1", "episodes/train/1/a/0", "tokens/train/1/a/0"):
+        assert "the higher" in shown(client, f"/runs/first/{page}")
 
 
 def test_a_part_is_sent_alone(client):

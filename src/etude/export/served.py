@@ -6,6 +6,7 @@ import shutil
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -102,7 +103,8 @@ def _problem(response: httpx.Response) -> str:
 
 def _unpack(response: httpx.Response, folder: Path) -> None:
     """Only files, and each directly in the folder, whatever the archive says."""
-    with tarfile.open(fileobj=_Stream(response.iter_raw()), mode="r|") as archive:
+    stream: Any = _Stream(response.iter_raw())
+    with tarfile.open(fileobj=stream, mode="r|") as archive:
         for entry in archive:
             content = archive.extractfile(entry)
             if content is not None:

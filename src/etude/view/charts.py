@@ -47,6 +47,11 @@ class Chart:
         ]
         return f"{self.title} over epochs. " + "; ".join(ends)
 
+    @property
+    def draws(self) -> list[list[Value]]:
+        """The numbers of its lines."""
+        return [line.values for line in self.lines]
+
     def as_json(self) -> dict[str, Any]:
         """For the script that draws it."""
         return asdict(self)
@@ -62,7 +67,27 @@ class Charted:
     bill: Bill = field(default_factory=Bill)
 
 
-def charts_of(runs: Sequence[Charted]) -> dict[str, list[Chart]]:
+@dataclass(slots=True)
+class Group:
+    """Charts of one kind."""
+
+    charts: list[Chart] = field(default_factory=list)
+    zero: list[str] = field(default_factory=list)
+    """Titles of charts that would be zero throughout, and are not drawn."""
+    same: list[tuple[str, str]] = field(default_factory=list)
+    """Titles of charts that would be as another one, with the title of that."""
+
+    def add(self, chart: Chart) -> None:
+        """Take in a chart, or its title where drawing it would show nothing more."""
+        if not any(value for line in chart.lines for value in line.values):
+            self.zero.append(chart.title)
+        elif twin := next((each for each in self.charts if each.draws == chart.draws), None):
+            self.same.append((chart.title, twin.title))
+        else:
+            self.charts.append(chart)
+
+
+def charts_of(runs: Sequence[Charted]) -> dict[str, Group]:
     """All charts that have anything to draw, under the names of their groups."""
     groups: dict[str, list[Chart | None]] = {
         "Rewards": [_rewards(runs), *(_evaluator(runs, name) for name in _evaluators(runs))],
@@ -71,8 +96,12 @@ def charts_of(runs: Sequence[Charted]) -> dict[str, list[Chart]]:
         "Failures": _failures(runs),
         "Speed and cost": [_metric(runs, *each) for each in _SPEED] + [_cost(runs)],
     }
-    drawn = {name: [chart for chart in charts if chart is not None] for name, charts in groups.items()}
-    return {name: charts for name, charts in drawn.items() if charts}
+    drawn: dict[str, Group] = {}
+    for name, charts in groups.items():
+        for chart in charts:
+            if chart is not None:
+                drawn.setdefault(name, Group()).add(chart)
+    return drawn
 
 
 def _trained(name: str) -> Callable[[EpochEntry], Value]:
