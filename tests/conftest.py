@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from etude.core import secrets, threads
 
-pytest_plugins = ["tests.hangs"]
+pytest_plugins = ["tests.hangs", "tests.leftovers"]
 
 # A busy machine is no failure, of a test or of its inputs.
 settings.register_profile("etude", deadline=None, suppress_health_check=[HealthCheck.too_slow])

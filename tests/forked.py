@@ -50,7 +50,8 @@ with socket.socket(socket.AF_UNIX) as server:
     server.sendall(json.dumps(request).encode() + b"\\n")
     answers = server.makefile()
     pid = int(answers.readline())
-    signal.signal(signal.SIGTERM, lambda number, frame: os.kill(pid, number))
+    for number in signal.SIGTERM, signal.SIGINT, signal.SIGHUP:
+        signal.signal(number, lambda number, frame: os.kill(pid, number))
     code = int(answers.readline())
 sys.exit(code if code >= 0 else 128 - code)
 """
@@ -160,8 +161,22 @@ def address() -> str:
     )
     assert server.stdout is not None
     assert server.stdout.readline(), "the server did not start"
-    atexit.register(server.kill)
+    _servers.append(server)
+    atexit.register(end)
     return str(path)
+
+
+_servers: list[subprocess.Popen[bytes]] = []
+
+
+def end() -> None:
+    """End the server, if there is one; the next command starts another one."""
+    for server in _servers:
+        server.kill()
+        server.wait()
+    _servers.clear()
+    address.cache_clear()
+    program.cache_clear()
 
 
 def main(path: str) -> None:
@@ -191,7 +206,10 @@ def main(path: str) -> None:
 
 
 def _watch(connection: socket.socket) -> NoReturn:
-    """Fork a command, and say its process id and then its exit code."""
+    """Fork a command, and say its process id and then its exit code.
+
+    It does not outlive whoever asked for it.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _, descriptors, _, _ = socket.recv_fds(connection, 1, 3)
     request = json.loads(connection.makefile().readline())
@@ -205,9 +223,17 @@ def _watch(connection: socket.socket) -> NoReturn:
     for descriptor in (0, 1, *descriptors):
         os.close(descriptor)
     connection.sendall(f"{child}\n".encode())
+    threading.Thread(target=_kill_with, args=(connection, child), daemon=True).start()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     connection.sendall(f"{code}\n".encode())
     os._exit(0)
+
+
+def _kill_with(connection: socket.socket, child: int) -> None:
+    """Kill a command when the connection ends before it."""
+    with contextlib.suppress(OSError):
+        if not connection.recv(1):
+            os.kill(child, signal.SIGKILL)
 
 
 def _run(request: dict[str, Any]) -> NoReturn:

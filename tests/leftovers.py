@@ -1,0 +1,58 @@
+"""Nothing that a test starts outlives the tests: what is still there at the end is ended and named."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests import forked
+
+_MARK = "ETUDE_TESTS"
+"""A variable that all processes inherit which are started in one process of the tests."""
+_SECONDS = 5.0
+"""For processes to end that were told to."""
+_TRACKER = "multiprocessing.resource_tracker"
+"""Python's own, which ends after this process."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_leftovers() -> Iterator[None]:
+    """Fail at the end of the session for each process that is left, with its command, folder and test."""
+    os.environ[_MARK] = mark = uuid.uuid4().hex
+    yield
+    forked.end()
+    deadline = time.monotonic() + _SECONDS
+    while (left := _started_with(mark)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    named = [_named(process) for process in left]
+    for process in left:
+        process.kill()
+    if named:
+        pytest.fail("processes outlive the tests that started them:\n" + "\n".join(named), pytrace=False)
+
+
+def _started_with(mark: str) -> list[psutil.Process]:
+    """The processes with that mark which are no zombies, the innermost last."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid == os.getpid() or process.environ().get(_MARK) != mark:
+                continue
+            if process.status() != psutil.STATUS_ZOMBIE and _TRACKER not in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue  # It is gone, or somebody else's.
+    return found
+
+
+def _named(process: psutil.Process) -> str:
+    try:
+        command, folder = " ".join(process.cmdline())[:200], process.cwd()
+        return f"{process.pid}: {command}; in {folder}; {process.environ().get('PYTEST_CURRENT_TEST', '')}"
+    except psutil.Error:
+        return f"{process.pid}: gone by now"
