@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,7 @@ import typer
 import yaml
 
 from etude.cli.app import app
+from etude.cluster.config import RayConfig
 from etude.config import registry
 from etude.config.load import parse_config
 from etude.config.reference import render_reference
@@ -229,6 +232,74 @@ def test_nothing_says_to_install_what_is_not_published():
     files = [*pages, *(ROOT / "docs" / "manifests").iterdir(), *(ROOT / "src").rglob("*.py")]
     saying = [name_of(file) for file in files if re.search(r"pip install '?etude\b", file.read_text())]
     assert saying == []
+
+
+def test_extras_that_are_named_exist():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = {
+        extra
+        for page in PAGES
+        for group in re.findall(r"'\.\[([\w,-]+)\]'", page.read_text(encoding="utf-8"))
+        for extra in group.split(",")
+    }
+    assert {"local", "server", "ray"} <= named <= {*project["optional-dependencies"]}
+
+
+def test_the_python_that_the_readme_asks_for_is_that_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    oldest = project["requires-python"].removeprefix(">=")
+    for name in ("README.md", "CONTRIBUTING.md"):
+        assert f"Python {oldest} or newer" in (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_commands_that_are_shown_exist_with_their_options():
+    """Of each line `$ etude …` on a page."""
+    known = dict(commands(typer.main.get_command(app)))
+    wrong = []
+    for page in PAGES:
+        if page.name == "CHANGELOG.md":
+            continue
+        for line in re.findall(r"^\$ (etude .*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
+            words = shlex.split(line.rstrip("\\"), comments=True)
+            words = words[: words.index("--")] if "--" in words else words
+            if words[1] in ("COMMAND", "--help", "--version"):
+                continue
+            name = next((" ".join(words[:n]) for n in (3, 2) if " ".join(words[:n]) in known), None)
+            own = (
+                {option for each in known[name].params for option in each.opts + each.secondary_opts}
+                if name
+                else set()
+            )
+            of_all = {"--help", "--version", "--debug", "--log-level"}
+            options = {word.partition("=")[0] for word in words if word.startswith("--")}
+            if name is None or options - own - of_all:
+                wrong.append(f"{name_of(page)}: {line}")
+    assert not wrong
+
+
+def test_what_is_said_to_be_lacking_is_not_there():
+    """The README says what several machines and GPUs were tested with, and how fast a whole step is."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "learners" in RayConfig.model_fields  # Training over several machines.
+    assert "does not have: training" not in readme and "[several machines](docs/cluster.md)" in readme
+    steps = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8").split("### A whole step")[1]
+    claim = readme.split("**A whole step")[1].split("\n\n")[0]
+    figures = re.findall(r"(\d[\d.]*) s\b|TRL takes ([\d.]*\d)|against ([\d.]*\d)|TRL's (\d+)", claim)
+    numbers = ["".join(each) for each in figures]
+    assert len(numbers) >= 6
+    assert {*numbers} <= {*re.findall(r"[\d.]*\d", steps)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "page"),
+    [("trackers", "trackers.md"), ("trainer_adapters", "backends.md"), ("trajectory_builders", "methods.md")],
+)
+def test_a_page_names_every_type_that_ships(kind: Kind, page: str):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    shipped = {name for name in names(kind) if lookup(kind, name).factory.__module__.startswith("etude.")} - {
+        "live"  # Of a program's own objects.
+    }
+    assert {name for name in shipped if not re.search(rf"\b{re.escape(name)}\b", text)} == set()
 
 
 def test_the_make_targets_that_are_named_exist():
