@@ -122,6 +122,14 @@ def test_lora_layers_must_exist(local):
     assert "LoRA weights do not fit" in details(checked("config.yml")[0], "error")["model policy"]
 
 
+def test_a_models_files_must_hold_what_its_config_says(local, base):
+    shutil.copytree(base, local / "half")
+    config = json.loads((local / "half" / "config.json").read_text())
+    (local / "half" / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    change(local / "config.yml", llms__policy__model="half")
+    assert "its files have no lm_head.weight" in details(checked("config.yml")[0], "error")["model policy"]
+
+
 def test_a_model_must_be_able_to_chat(local, base):
     shutil.copytree(base, local / "mute")
     (local / "mute" / "chat_template.jinja").unlink()

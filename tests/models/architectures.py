@@ -272,6 +272,11 @@ _TAIL = """
 A model that is not listed is tried when it is loaded, before anything is sampled. One that looks ahead (BERT,
 XLNet), one that does not continue a text (T5), and one whose code does not run on the machine is refused,
 with its type and the reason.
+
+So is one whose files do not hold what its config says: a weight that is missing, has another shape or is not
+used, and a head beside the embedding that it is said to be (`tie_word_embeddings`). The error names the
+weights; `etude check` reads them from the files' headers. What `transformers` knows to come with a model, as
+layers that predict several tokens, is no fault.
 """
 
 

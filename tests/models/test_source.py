@@ -24,6 +24,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "config.json").write_text("{}")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "lora").mkdir()
+    (tmp_path / "lora" / "adapter_config.json").write_text("{}")
     (tmp_path / "model.gguf").write_text("weights")
     return tmp_path
 
@@ -60,6 +62,7 @@ def hub_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         ("runs/r/checkpoint/v2", "did you mean 'runs/r/checkpoints/v2'?"),
         ("runs/r/checkpoints/v3", "there is 'runs/r/checkpoints/v2'"),
         ("empty", "there is no config.json in that folder"),
+        ("lora", "that folder holds LoRA weights, and no model: merge them into their base"),
         ("model.gguf", "it is a file, and a model is a folder"),
         ("a name with spaces", "the folder does not exist"),
         ("/nowhere/at/all", "there is no model at '/nowhere/at/all': the folder does not exist"),

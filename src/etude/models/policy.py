@@ -18,12 +18,12 @@ from etude.core.job import ModelVersion
 from etude.models.architecture import (
     language_parts,
     lora_exclusions,
-    model_class,
     parameters_of,
     undo_mask_patch,
     why_unusable,
     without_lora,
 )
+from etude.models.checkpoint import LOADING_ERRORS, load_model, silence_transformers
 from etude.models.device import choose_device, choose_dtype, limit_threads
 from etude.models.eight_bits import round_to_eight_bits
 from etude.models.masking import mend_masks
@@ -99,7 +99,7 @@ class Policy:
         """
         from transformers import AutoConfig, AutoTokenizer
 
-        _silence_progress_bars()
+        silence_transformers()
         mend_masks()
         chosen, name = choose_device(device), locate(source)
         if quantization is not None:
@@ -113,8 +113,8 @@ class Policy:
             tokenizer = AutoTokenizer.from_pretrained(name)
             # What is to be rounded is never there in more bits than on the disk.
             loaded: Any = "auto" if quantization == EIGHT_BITS else kind
-            model = model_class(config).from_pretrained(name, dtype=loaded, **more)
-        except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+            model = load_model(config, name, dtype=loaded, **more)
+        except LOADING_ERRORS as error:
             raise not_loaded(source, error) from error
         if quantization == EIGHT_BITS:
             round_to_eight_bits(model, kind)
@@ -320,7 +320,7 @@ class Policy:
             raise RequestError(
                 "quantised weights are not merged: load the model without 'quantization' for that"
             )
-        _silence_progress_bars()
+        silence_transformers()
         with self.lock:
             merged = self.is_lora and merge
             model = copy.deepcopy(self.model).merge_and_unload() if merged else self.model
@@ -340,13 +340,3 @@ def dtype_of(source: str | Path, wish: str, device: torch.device) -> torch.dtype
     except (OSError, ValueError) as error:
         raise not_loaded(source, error) from error
     return choose_dtype(wish, device, parameters)
-
-
-def _silence_progress_bars() -> None:
-    """Progress is shown by whoever asked for the model."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    # Its log lines go where all others go, and not over a live panel.
-    logging.disable_default_handler()
-    logging.enable_propagation()

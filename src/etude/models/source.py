@@ -10,7 +10,7 @@ from etude.core.errors import RequestError
 from etude.store.files import TO_EXPORT, WEIGHTS_FILE
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_CONFIGS = ("config.json", "adapter_config.json")
+_CONFIG, _LORA_CONFIG = "config.json", "adapter_config.json"
 _HUB_SECONDS = 5.0
 _SHOWN = 5
 
@@ -63,6 +63,11 @@ def _require_folder(source: str | Path) -> None:
     path, name = _expanded(source), str(source)
     first, slash, _ = name.partition("/")
     if _is_folder(path):
+        if (path / _LORA_CONFIG).is_file():
+            raise RequestError(
+                f"cannot load the model '{name}': that folder holds LoRA weights, and no model: merge them "
+                "into their base, as `etude export` does without --lora"
+            )
         if not _holds_model(path) and (path / WEIGHTS_FILE).is_file():
             raise RequestError(
                 f"cannot load the model '{name}': that folder has only the tensors that training changed; "
@@ -70,7 +75,7 @@ def _require_folder(source: str | Path) -> None:
             )
         if not _holds_model(path):
             raise RequestError(
-                f"cannot load the model '{name}': there is no {_CONFIGS[0]} in that folder{_models_in(path)}"
+                f"cannot load the model '{name}': there is no {_CONFIG} in that folder{_models_in(path)}"
             )
         return
     if _exists(path):
@@ -123,7 +128,7 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def _holds_model(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in _CONFIGS)
+    return (folder / _CONFIG).is_file()
 
 
 def _models_in(parent: Path) -> str:
@@ -137,7 +142,7 @@ def cached_folder(name: str) -> Path | None:
     """The folder of a model in the hub's cache; None where it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
-    config = try_to_load_from_cache(name, _CONFIGS[0])
+    config = try_to_load_from_cache(name, _CONFIG)
     return Path(config).parent if isinstance(config, str) else None
 
 

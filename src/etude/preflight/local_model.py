@@ -16,7 +16,7 @@ from etude.core.errors import EtudeError, RequestError
 from etude.core.example import Example
 from etude.inference.local import LocalLlmConfig
 from etude.learner.memory import ModelNumbers, fits
-from etude.models.architecture import model_class
+from etude.models.checkpoint import LOADING_ERRORS, load_outline
 from etude.models.device import choose_device, choose_dtype
 from etude.models.eight_bits import rounded_layers
 from etude.models.memory import available_memory, shown_bytes
@@ -94,16 +94,17 @@ def _bytes_held(policy: Policy, quantization: Quantization | None, dtype: torch.
 
 
 def outline(source: str) -> Policy:
-    """The model without its weights. Raises RequestError when there is none, or it cannot chat."""
+    """The model without its weights, which are held to its config as far as they are here.
+
+    Raises RequestError when there is none, it cannot chat, or its weights are not those of its config.
+    """
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     location = locate(source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(location)
-        config = AutoConfig.from_pretrained(location)
-        with torch.device("meta"):
-            model = model_class(config).from_config(config)
-    except (OSError, ValueError) as error:
+        model = load_outline(AutoConfig.from_pretrained(location), location)
+    except LOADING_ERRORS as error:
         raise not_loaded(source, error) from error
     # Most models have one; those without name their end of turn elsewhere.
     with contextlib.suppress(OSError):

@@ -20,9 +20,11 @@ from etude.inference.vllm_child import VllmOptions
 from etude.inference.vllm_engine import VllmEngine
 from etude.inference.vllm_process import VllmProcess
 from etude.inference.vllm_processes import VllmProcesses
+from etude.models.architecture import text_config
+from etude.models.checkpoint import LOADING_ERRORS, load_outline
 from etude.models.device import choose_device, dtype_name
 from etude.models.policy import Policy, dtype_of
-from etude.models.source import locate
+from etude.models.source import locate, not_loaded
 from etude.models.speech import Speech
 from etude.models.weights import load_tensors, write_lora_folder
 from etude.server.models import ServedModel, load_policy
@@ -247,8 +249,15 @@ class VllmBackend(Backend):
         return folder
 
 
-def _text_config(model: str) -> Any:
-    """transformers' config of the part of a model that writes text."""
+def _text_config(source: str) -> Any:
+    """transformers' config of the part of a model that writes text.
+
+    Raises RequestError where the model's files do not hold what its config says.
+    """
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(locate(model)).get_text_config()
+    location = locate(source)
+    try:
+        return text_config(load_outline(AutoConfig.from_pretrained(location), location))
+    except LOADING_ERRORS as error:
+        raise not_loaded(source, error) from error

@@ -1,0 +1,124 @@
+"""A model from its files, which hold what its config says: no weight is made up, and none is left unused."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from etude.models.architecture import model_class
+from etude.models.source import cached_folder, folder_of
+
+LOADING_ERRORS = OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError
+"""The errors of `transformers` about models that it cannot load."""
+
+_SHOWN = 5
+_REPORTS = logging.getLogger("transformers.modeling_utils")
+
+
+def load_model(config: Any, location: str, **options: Any) -> Any:
+    """The model of a config with the weights of a folder, or of a name on the hub; `options` are those of
+    `from_pretrained`.
+
+    Raises ValueError that names the weights which are missing, of another shape or without a use, and
+    LOADING_ERRORS as `transformers` does.
+    """
+    silence_transformers()
+    with _without_reports():
+        model, found = model_class(config).from_pretrained(
+            location, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
+    shapes = [
+        f"{name} ({[*there]}, and {[*wanted]} by the config)"
+        for name, there, wanted in found["mismatched_keys"]
+    ]
+    faults = [
+        *_fault("have no", found["missing_keys"]),
+        *_fault("have another shape of", shapes),
+        *_fault("have weights that the model has no use for:", found["unexpected_keys"]),
+        *_fault(
+            "have two weights that the config says are one (tie_word_embeddings):", _apart(model, location)
+        ),
+    ]
+    if faults:
+        raise ValueError(
+            f"its files {'; they '.join(faults)}. Get the files again, or correct config.json, so that both "
+            "say the same"
+        )
+    return model
+
+
+def load_outline(config: Any, location: str) -> Any:
+    """The model without its numbers, on the device `meta`; its files are held to it, as far as they are here.
+
+    Raises as `load_model` does.
+    """
+    if getattr(config, "quantization_config", None) is None:
+        try:
+            model = load_model(config, location, device_map="meta", local_files_only=True)
+            model.tie_weights()
+            return model
+        except OSError:
+            if folder_of(location) is not None:
+                raise
+    with torch.device("meta"):
+        return model_class(config).from_config(config)
+
+
+def _fault(what: str, names: Iterable[str]) -> list[str]:
+    """A clause, where there is something to say."""
+    listed = sorted(names)
+    more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
+    return [f"{what} {', '.join(listed[:_SHOWN])}{more}"] if listed else []
+
+
+def _apart(model: Any, location: str) -> list[str]:
+    """Pairs of weights that the config ties, and the files have as two that differ."""
+    pairs = model.get_expanded_tied_weights_keys(all_submodels=True).items()
+    apart = [pair for pair in pairs if model.get_parameter(pair[0]) is not model.get_parameter(pair[1])]
+    return [
+        f"{one} and {other}"
+        for one, other in apart
+        # Without numbers in memory, transformers has left the comparison out.
+        if not model.get_parameter(one).is_meta or _differ(location, one, other)
+    ]
+
+
+def _differ(location: str, *names: str) -> bool:
+    """Whether two weights are in the files of a model, and differ."""
+    folder, found = folder_of(location) or cached_folder(location) or Path(location), []
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            found += [file.get_tensor(name) for name in names if name in file.keys()]  # noqa: SIM118
+    return len(found) == len(names) and not torch.equal(*found)
+
+
+@contextmanager
+def _without_reports() -> Iterator[None]:
+    """Leave out the table of what did not fit, which becomes an error's sentence here."""
+
+    def is_news(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        # An error in a conversion is told nowhere else.
+        return "LOAD REPORT" not in text or "CONVERSION" in text
+
+    _REPORTS.addFilter(is_news)
+    try:
+        yield
+    finally:
+        _REPORTS.removeFilter(is_news)
+
+
+def silence_transformers() -> None:
+    """Progress is shown by whoever asked for the model, and log lines go where all others go."""
+    from transformers.utils import logging as own
+
+    own.disable_progress_bar()
+    # Not over a live panel.
+    own.disable_default_handler()
+    own.enable_propagation()
