@@ -9,7 +9,7 @@ import torch
 
 from etude.core.call import Sampling
 from etude.core.errors import RequestError
-from etude.inference import linear
+from etude.inference import linear, slot_decoder
 from etude.inference.decoder import make_decoder
 from etude.inference.fused_weights import can_fuse
 from etude.inference.sampler import Row, uniforms
@@ -68,6 +68,19 @@ def shaken(of):
     return of
 
 
+def in_eight_bits(of):
+    """In float32, with the linear layers rounded row by row."""
+    of.model.float()
+    head = of.model.lm_head
+    head.weight = torch.nn.Parameter(head.weight.detach().clone())  # Embeddings are as they were.
+    with torch.no_grad():
+        for module in of.model.modules():
+            if isinstance(module, torch.nn.Linear):
+                step = module.weight.abs().amax(dim=1, keepdim=True) / 127
+                module.weight.copy_((module.weight / step).round() * step)
+    return of
+
+
 @pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_the_logprobs_are_the_models_own(name, deterministic):
@@ -107,15 +120,7 @@ def test_in_bfloat16_the_logprobs_are_those_of_the_same_weights_up_to_its_roundi
 def test_with_eight_bits_the_logprobs_are_those_of_the_rounded_weights(name, deterministic, dtype):
     of = shaken(FUSED[name]())
     of.model.to(dtype)
-    rows, rounded = sampled(of, deterministic=deterministic, eight_bits=True), of.twin()
-    rounded.model.float()
-    head = rounded.model.lm_head
-    head.weight = torch.nn.Parameter(head.weight.detach().clone())  # Embeddings are as they were.
-    with torch.no_grad():
-        for module in rounded.model.modules():
-            if isinstance(module, torch.nn.Linear):
-                step = module.weight.abs().amax(dim=1, keepdim=True) / 127
-                module.weight.copy_((module.weight / step).round() * step)
+    rows, rounded = sampled(of, deterministic=deterministic, eight_bits=True), in_eight_bits(of.twin())
     for row in rows:
         prompt, answer = row.ids[: -len(row.logprobs)], row.ids[-len(row.logprobs) :]
         assert row.logprobs == pytest.approx(true_logprobs(rounded, prompt, answer), abs=0.01)
@@ -127,18 +132,22 @@ def test_eight_bits_are_refused_where_there_is_no_fused_decoder():
         make_decoder(other, slots=8, deterministic=False, eight_bits=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_lora_weights_count_as_they_are_now(dtype):
-    of = fresh_policy()
-    of.model.to(dtype)
-    of.use_lora(LoraOptions(r=4), seed=0)
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("name", ["llama", "tied embeddings", "gemma3"])
+@pytest.mark.parametrize("layers", [None, ["lm_head"], ["embed_tokens", "q_proj"]])
+def test_lora_weights_count_as_they_are_now(kind, name, layers):
+    of, exact, options = FUSED[name](), FUSED[name](), LoraOptions(r=4, target_modules=layers)
+    if kind == "bfloat16":
+        exact.model.to(torch.bfloat16).float()
+        of.model.to(torch.bfloat16)
+    decoder = make_decoder(of, slots=8, deterministic=False, eight_bits=kind == "int8")
+    of.use_lora(options, seed=0)
+    (in_eight_bits(exact) if kind == "int8" else exact).use_lora(options, seed=0)
     assert can_fuse(of.model)
-    exact = of.twin()
-    exact.model.float()
-    tolerance = 1e-5 if dtype == torch.float32 else 0.1
+    tolerance = {"float32": 1e-5, "bfloat16": 0.1, "int8": 0.01}[kind]
     generator = torch.Generator().manual_seed(5)
-    decoder = make_decoder(of, slots=8, deterministic=False)
     row = Row("a", [9, 10, 11], Sampling(), uniforms(0))
+    decoder.forget()
     decoder.step([row])
     for _ in range(2):
         with torch.no_grad():
@@ -169,6 +178,18 @@ def test_lora_weights_far_smaller_than_a_bfloat16_of_the_base_count():
         (base.base_layer.weight + change).to(torch.bfloat16) == base.base_layer.weight
     ).float().mean() > 0.7
     assert [row.logprobs for row in sampled(of)] != before
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_base_that_is_shared_later_is_sampled_as_before(deterministic, monkeypatch):
+    monkeypatch.setattr(slot_decoder, "_COPIED", 0)
+    of = fresh_policy()
+    decoder = make_decoder(of, slots=8, deterministic=deterministic)
+    other = of.beside()
+    decoder.forget()
+    row = Row("a", [9, 10, 11], Sampling(), uniforms(0))
+    decoder.step([row])
+    assert row.logprobs == pytest.approx(true_logprobs(other, row.ids[:3], row.ids[3:]), abs=1e-5)
 
 
 def test_other_models_are_asked_themselves():

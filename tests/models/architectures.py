@@ -262,7 +262,9 @@ sequence for every token, which is right for any causal model, and slow for long
 computes it for each of them, with the same gradient. *LoRA* names what gets LoRA weights where
 `target_modules` is left out: all linear layers, without those that the kernels of state spaces do not call,
 and of models that see only those of the language model. `experts` are all of a layer's experts, held as one
-tensor.
+tensor. `target_modules` can name any linear layer and any embedding of the language model, its head and its
+token embedding too (`tests/models/test_lora.py`). Where these two are one weight, the merged model has two,
+and its config says so. Names of other layers, or of none, are refused.
 
 | family | `transformers` | layers | sampling | training | LoRA |
 |---|---|---|---|---|---|

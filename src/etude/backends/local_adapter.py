@@ -89,10 +89,7 @@ class LocalAdapter(TrainerAdapter):
                 "`lora: {r: 16}`, or leave 'quantization' out"
             )
         if lora is not None:
-            try:
-                self._policy.use_lora(LoraOptions(**lora.model_dump()), fold(self._seed, "lora"))
-            except ValueError as error:
-                raise RequestError(f"LoRA weights do not fit this model: {error}") from error
+            self._policy.use_lora(LoraOptions(**lora.model_dump()), fold(self._seed, "lora"))
         self._versions.delete_drafts()
         self._policy.keep_base()
         if run_config.collect_ahead:

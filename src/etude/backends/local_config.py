@@ -25,7 +25,7 @@ class LoraConfig(BaseModel, extra="forbid"):
     alpha: float = Field(default=32.0, gt=0)
     """Scale: updates are multiplied by alpha / r."""
     target_modules: list[str] | None = None
-    """Names of layers to put LoRA weights on; left out: all linear layers."""
+    """Names of linear layers and embeddings for LoRA weights; left out: all linear layers but the head."""
 
 
 class LocalAdapterConfig(TrainerAdapterConfig, name="local"):

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.nn import functional
 
-from etude.inference.fused_weights import AfterNorm, FusedLayer, fused_layer, is_gemma
+from etude.inference.fused_weights import AfterNorm, FusedLayer, fused_layer, is_gemma, low_rank
 from etude.inference.kv_slots import KvSlots, SlotLayer
 from etude.inference.linear import Linear
 from etude.inference.ragged import Group, Ragged
@@ -82,6 +82,7 @@ class FusedLlama:
         self._eps = config.rms_norm_eps
         self._least = torch.tensor((self._eps * config.hidden_size) ** 0.5)
         self._embedding = body.embed_tokens.weight.detach()
+        self._embedding_low = low_rank(body.embed_tokens)
         self._is_gemma = is_gemma(model)
         root = torch.tensor(config.hidden_size**0.5, dtype=self._embedding.dtype)
         self._embedding_scale = root.float() if self._is_gemma else None
@@ -123,6 +124,8 @@ class FusedLlama:
             torch.index_select(self._embedding, 0, ids_N, out=room.x)
         else:
             room.x.copy_(self._embedding.index_select(0, ids_N))
+        if (low := self._embedding_low) is not None:
+            room.x.add_(low.down.t().index_select(0, ids_N) @ low.up.t())
         if self._embedding_scale is not None:
             room.x.mul_(self._embedding_scale)
 

@@ -103,8 +103,10 @@ def _is_plain(model: Any, classes: Sequence[str]) -> bool:
     return (
         dtypes in ({torch.float32}, {torch.bfloat16})
         and ropes <= {*_FIXED_ROPE}
-        and isinstance(body.embed_tokens, nn.Embedding)
-        and isinstance(inner.lm_head, nn.Linear)
+        and isinstance(_base(body.embed_tokens), nn.Embedding)
+        and not getattr(body.embed_tokens, "lora_variant", None)
+        and isinstance(_base(inner.lm_head), nn.Linear)
+        and not getattr(inner.lm_head, "lora_variant", None)
         and all(_is_affine(module) for name, module in body.layers.named_modules() if name.endswith("_proj"))
     )
 
@@ -154,7 +156,7 @@ def linear(
     """
     bases, rounded = [_base(module) for module in modules], _are_rounded(modules)
     weights = [base.widened() if rounded else base.weight.detach() for base in bases]
-    lows, eight_bits = [_low_rank(module) for module in modules], eight_bits or rounded
+    lows, eight_bits = [low_rank(module) for module in modules], eight_bits or rounded
     merges = weights[0].dtype == torch.float32 and not eight_bits
     if merges:
         pairs = zip(weights, lows, strict=True)
@@ -177,13 +179,17 @@ def _are_rounded(modules: Sequence[Any]) -> bool:
     return all(type(_base(module)) is EightBitWeights for module in modules)
 
 
-def _low_rank(module: Any) -> LowRank | None:
-    """The LoRA weights of a linear layer, if it has some."""
+def low_rank(module: Any) -> LowRank | None:
+    """The LoRA weights of a linear layer or an embedding, if it has some."""
     if not hasattr(module, "get_delta_weight"):
         return None
     names = module.active_adapters
-    downs = [module.lora_A[name].weight.detach() for name in names]
-    ups = [module.lora_B[name].weight.detach() * module.scaling[name] for name in names]
+    if names and names[0] in module.lora_embedding_A:
+        downs = [module.lora_embedding_A[name].detach() for name in names]
+        ups = [module.lora_embedding_B[name].detach() * module.scaling[name] for name in names]
+    else:
+        downs = [module.lora_A[name].weight.detach() for name in names]
+        ups = [module.lora_B[name].weight.detach() * module.scaling[name] for name in names]
     return LowRank(torch.cat(downs), torch.cat(ups, dim=1))
 
 

@@ -55,6 +55,7 @@ class SlotDecoder:
         single tokens are recorded and replayed; their shapes follow from the company."""
         self._policy = policy
         self._deterministic, self._eight_bits = deterministic, eight_bits
+        self._fuses = fuses(policy, eight_bits=eight_bits)
         self._kinds = layer_kinds(policy.model)
         self._table = SlotTable(slots, least=_FIXED_ROWS if deterministic else 1)
         self._kv = KvSlots(len(self._kinds), len(self._table))
@@ -95,7 +96,7 @@ class SlotDecoder:
 
     def _made(self) -> FusedLlama | None:
         """A copy of the model that is faster, where there is one."""
-        if not fuses(self._policy, eight_bits=self._eight_bits):
+        if not self._fuses:
             return None
         return FusedLlama(self._policy.model, eight_bits=self._eight_bits)
 

@@ -19,6 +19,8 @@ _AHEAD_IN_HALF = 1e-2
 _ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-4}
 _ROUNDING_IN_HALF = 5e-2
 """The same for the worst of many tokens."""
+_LORA_KINDS = torch.nn.Linear, torch.nn.Embedding, torch.nn.modules.conv._ConvNd, torch.nn.MultiheadAttention
+"""Layers of torch that peft puts LoRA weights on."""
 _UNCALLED = "conv1d", "dt_proj", "out_proj"
 """Layers of a state space (Mamba; Gu and Dao, 2023) whose weights its kernels take without calling them."""
 
@@ -86,20 +88,28 @@ def language_parts(model: Any) -> list[torch.nn.Module]:
 
 
 def lora_exclusions(model: Any) -> list[str]:
-    """Names of linear layers that LoRA weights cannot go on, or would have no effect on.
+    """Names of layers that LoRA weights cannot go on, or would have no effect on.
 
-    Kernels of state spaces take the weights of some without calling them, routers give more than a product,
-    and layers outside the language model see no text.
+    Kernels of state spaces take the weights of some without calling them, of convolutions too. Routers give
+    more than a product, and some embeddings more than a row. Layers outside the language model see no text.
     """
     within = {id(module) for part in language_parts(model) for module in part.modules()}
     excluded = []
     for name, module in model.named_modules():
-        is_router = isinstance(module, torch.nn.Linear) and "Router" in type(module).__name__
-        if is_router or (isinstance(module, torch.nn.Linear) and id(module) not in within):
+        if isinstance(module, _LORA_KINDS) and (id(module) not in within or _is_more(module)):
             excluded.append(name)
         if hasattr(module, "A_log") and hasattr(module, "D"):
             excluded += [f"{name}.{part}" for part in _UNCALLED if hasattr(module, part)]
     return excluded
+
+
+def _is_more(module: Any) -> bool:
+    """Whether a layer is more than its matrix, of which LoRA weights change nothing else."""
+    if isinstance(module, torch.nn.Embedding):
+        # What peft knows of others is that their rows are scaled.
+        is_scaled = hasattr(module, "embed_scale")
+        return not is_scaled and type(module).forward is not torch.nn.Embedding.forward
+    return not isinstance(module, torch.nn.Linear) or "Router" in type(module).__name__
 
 
 def parameters_of(config: Any) -> int:

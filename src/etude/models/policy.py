@@ -17,7 +17,6 @@ from etude.core.errors import EngineError, RequestError, StoreError
 from etude.core.job import ModelVersion
 from etude.models.architecture import (
     language_parts,
-    lora_exclusions,
     parameters_of,
     undo_mask_patch,
     why_unusable,
@@ -26,6 +25,7 @@ from etude.models.architecture import (
 from etude.models.checkpoint import LOADING_ERRORS, load_model, silence_transformers
 from etude.models.device import choose_device, choose_dtype, limit_threads
 from etude.models.eight_bits import round_to_eight_bits
+from etude.models.lora import merged, with_lora
 from etude.models.masking import mend_masks
 from etude.models.quantized import (
     EIGHT_BITS,
@@ -129,8 +129,11 @@ class Policy:
         return {name: value for name, value in self.model.named_parameters() if value.requires_grad}
 
     def use_lora(self, options: LoraOptions, seed: int) -> None:
-        """Put LoRA weights on the model, once; they start as the identity, so version 0 is unchanged."""
-        from peft import LoraConfig, PeftModel, get_peft_model
+        """Put LoRA weights on the model, once; they start as the identity, so version 0 is unchanged.
+
+        Raises RequestError where they do not fit.
+        """
+        from peft import LoraConfig, PeftModel
 
         if isinstance(self.model, PeftModel):
             return
@@ -139,12 +142,11 @@ class Policy:
             r=options.r,
             lora_alpha=options.alpha,
             target_modules=modules,
-            exclude_modules=None if options.target_modules else lora_exclusions(self.model) or None,
             task_type="CAUSAL_LM",
         )
         with self.lock, torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.model = get_peft_model(self.model, config)
+            self.model = with_lora(self.model, config)
             self.model.eval()
             self.weights_id += 1
             self._digests.clear()
@@ -322,10 +324,11 @@ class Policy:
             )
         silence_transformers()
         with self.lock:
-            merged = self.is_lora and merge
-            model = copy.deepcopy(self.model).merge_and_unload() if merged else self.model
+            model = merged(self.model) if self.is_lora and merge else self.model
+            # LoRA weights are whole without the base's embeddings, which peft would add.
+            options = {} if merge or not self.is_lora else {"save_embedding_layers": False}
             try:
-                model.save_pretrained(folder, safe_serialization=True)
+                model.save_pretrained(folder, safe_serialization=True, **options)
                 self.tokenizer.save_pretrained(folder)
             except (OSError, SafetensorError) as error:
                 raise StoreError(f"cannot write the model to {folder}: {error}") from error

@@ -58,10 +58,7 @@ def check_local_model(
     held = _bytes_held(policy, llm.quantization, dtype)
     if adapter is not None and adapter.lora is not None:
         lora = adapter.lora
-        try:
-            policy.use_lora(LoraOptions(lora.r, lora.alpha, tuple(lora.target_modules or ()) or None), seed=0)
-        except ValueError as error:
-            raise RequestError(f"LoRA weights do not fit this model: {error}") from error
+        policy.use_lora(LoraOptions(lora.r, lora.alpha, tuple(lora.target_modules or ()) or None), seed=0)
     trainable = sum(value.numel() for value in policy.trainable().values()) if adapter is not None else 0
     prompts = _prompt_lengths(policy, examples, llm.chat_template_kwargs)
     size = ModelSize(

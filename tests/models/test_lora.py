@@ -1,0 +1,158 @@
+"""LoRA weights on any layer: sampled, trained, merged and exported as one model, or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from etude.algorithms.grpo import Grpo
+from etude.core.errors import RequestError
+from etude.inference.decoder import make_decoder
+from etude.models.policy import LoraOptions, Policy
+from tests.inference.test_decoder import assert_right, rows_of_many_lengths, run
+from tests.learner.gradients import assert_same, batch_of, gradient_of
+from tests.learner.trees import forest
+from tests.models.architectures import ARCHITECTURES, HEAD
+from tests.models.tiny_models import family, fresh_policy
+
+IDS = torch.arange(20)[None] * 7 % 300
+
+
+def sees() -> Policy:
+    return next(each for each in ARCHITECTURES if each.config == "Gemma3Config").build()
+
+
+MODELS: dict[str, Callable[[], Policy]] = {
+    "one weight": fresh_policy,
+    "two weights": lambda: family("LlamaConfig", tie_word_embeddings=False),
+    "scaled embeddings": lambda: family("Gemma3TextConfig", **HEAD),
+    "gpt2": lambda: family("GPT2Config", n_head=4),
+    "sees": sees,
+}
+ENDS = {"gpt2": "wte"}
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(input_ids=IDS, use_cache=False).logits
+    return found
+
+
+def trained(of: Policy, *names: str) -> Policy:
+    """With LoRA weights as far from the identity as after a long training."""
+    of.use_lora(LoraOptions(r=2, alpha=4, target_modules=names), seed=1)
+    chance = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for value in of.trainable().values():
+            value.normal_(0, 0.1, generator=chance)
+    of.mark_changed(1)
+    return of
+
+
+def assert_close(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    assert float((found - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
+
+
+@pytest.mark.parametrize("ends", ["head", "embedding", "both"])
+@pytest.mark.parametrize("name", MODELS)
+def test_what_head_and_embedding_have_learned_is_sampled_trained_and_exported(tmp_path, name, ends):
+    of, embedding = MODELS[name](), ENDS.get(name, "embed_tokens")
+    decoder = make_decoder(of, slots=8, deterministic=False)  # It is there before the LoRA weights are.
+    trained(of, *{"head": ["lm_head"], "embedding": [embedding], "both": ["lm_head", embedding]}[ends])
+    decoder.forget()
+    rows, until = rows_of_many_lengths(5, tokens=5)
+    run(decoder, rows, until, start=4)
+    assert_right(of, rows, 2e-5)
+    batch = batch_of(forest(7, 12))
+    assert_same(gradient_of(of, batch, Grpo()), gradient_of(of, batch, Grpo(), packing="padded"), 1e-5)
+    of.export(tmp_path)
+    exported = Policy.load(tmp_path, device="cpu", dtype="float32")
+    assert_close(logits(exported.model), logits(of.model))
+
+
+@pytest.mark.parametrize("name", ["one weight", "two weights"])
+def test_lora_weights_alone_are_put_on_their_base_again(tmp_path, name):
+    of = MODELS[name]()
+    of.export(tmp_path / "base")
+    trained(of, "lm_head", "embed_tokens", "q_proj").export(tmp_path / "lora", merge=False)
+    again = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "lora"
+    )
+    assert_close(logits(again), logits(of.model))
+
+
+def test_the_reference_is_the_model_without_them():
+    of = fresh_policy()
+    base = logits(of.model)
+    of.use_lora(LoraOptions(r=2, target_modules=["lm_head", "embed_tokens"]), seed=1)
+    of.keep_base()
+    trained(of)
+    assert not torch.allclose(logits(of.model), base)
+    with of.as_base():
+        assert torch.equal(logits(of.model), base)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (
+            "nothing",
+            "it has no layer that is called 'nothing'; 'target_modules' can name down_proj, embed_tok",
+        ),
+        (".*_proj", "it has no layer that is called '.*_proj'"),
+        ("norm", "none can be put on 'norm' (LlamaRMSNorm)"),
+        ("self_attn", "none can be put on 'self_attn' (LlamaAttention)"),
+        ("0", "none can be put on '0' (LlamaDecoderLayer)"),
+    ],
+)
+def test_names_of_no_layer_that_takes_them_are_refused(name, told):
+    for names in ([name], ["q_proj", name]):
+        with pytest.raises(RequestError) as raised:
+            fresh_policy().use_lora(LoraOptions(target_modules=names), seed=0)
+        assert str(raised.value).startswith(f"LoRA weights do not fit this model: {told}")
+
+
+def test_a_name_may_be_a_layers_whole_path():
+    of = fresh_policy()
+    of.use_lora(LoraOptions(target_modules=["model.layers.1.mlp.up_proj", "lm_head"]), seed=0)
+    layers = {name.split(".lora_")[0] for name in of.trainable()}
+    assert layers == {"base_model.model.model.layers.1.mlp.up_proj", "base_model.model.lm_head"}
+
+
+def test_what_sees_gets_none_of_them():
+    of = sees()
+    of.use_lora(LoraOptions(target_modules=["q_proj"]), seed=0)
+    assert all("language_model" in name for name in of.trainable())
+    with pytest.raises(RequestError, match="none can be put on 'position_embedding' "):
+        sees().use_lora(LoraOptions(target_modules=["position_embedding"]), seed=0)
+
+
+def test_layers_whose_weights_are_used_without_being_called_get_none_of_them():
+    for config, names in (("MambaConfig", ["conv1d", "out_proj"]), ("Lfm2Config", ["conv"])):
+        for name in names:
+            of = next(each for each in ARCHITECTURES if each.config == config).build()
+            with pytest.raises(RequestError, match=f"none can be put on '{name}'"):
+                of.use_lora(LoraOptions(target_modules=[name]), seed=0)
+
+
+def test_experts_that_are_one_tensor_are_named_as_they_were():
+    of = next(each for each in ARCHITECTURES if each.config == "MixtralConfig").build()
+    of.use_lora(LoraOptions(r=2, target_modules=["w1", "w2", "w3", "q_proj"]), seed=0)
+    assert {"experts", "q_proj"} <= {part for name in of.trainable() for part in name.split(".")}
+
+
+def test_a_weight_of_two_layers_gets_none_of_them():
+    def twice() -> Policy:
+        of = fresh_policy()
+        first, second = of.model.model.layers
+        second.mlp.up_proj.weight = first.mlp.up_proj.weight
+        return of
+
+    with pytest.raises(RequestError, match=r"layers\.0\.mlp\.up_proj and .*layers\.1\.mlp\.up_proj have one"):
+        twice().use_lora(LoraOptions(target_modules=["up_proj"]), seed=0)
+    twice().use_lora(LoraOptions(target_modules=["down_proj"]), seed=0)
