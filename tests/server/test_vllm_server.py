@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shlex
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -114,6 +115,20 @@ def test_heads_that_are_too_small_for_vllm_on_a_cpu_are_refused_at_the_start(
     options = ["--engine", "vllm", "--vllm-command", shlex.join(STAND_IN), "--device", "cpu"]
     with pytest.raises(AssertionError, match=r"heads of 16 \(head_dim\)[\s\S]*--engine embedded"):
         ServerProcess(model, tmp_path, *options).start()
+
+
+@pytest.mark.parametrize("engine", ["embedded", "vllm"])
+def test_a_model_whose_files_lack_a_weight_is_refused_at_the_start(
+    model: Path, tmp_path: Path, engine: str
+) -> None:
+    """Before vLLM is started, which would serve some of them."""
+    shutil.copytree(model, tmp_path / "half")
+    config = json.loads((tmp_path / "half" / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (tmp_path / "half" / "config.json").write_text(json.dumps(config))
+    options = ["--engine", engine, "--device", "cpu"]
+    options += ["--vllm-command", shlex.join(STAND_IN)] if engine == "vllm" else []
+    with pytest.raises(AssertionError, match=r"its files have no lm_head\.weight"):
+        ServerProcess(tmp_path / "half", tmp_path, *options).start()
 
 
 class Slow(Backend):
