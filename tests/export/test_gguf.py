@@ -134,6 +134,7 @@ def as_hf(name: str, value: Any, heads: int) -> Any:
 
 
 NAMES = {
+    "output": "lm_head",
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "blk": "model.layers",
@@ -146,7 +147,10 @@ NAMES = {
 
 
 @pytest.mark.gguf
-def test_a_trained_model_is_the_same_in_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("layers", [None, ["lm_head", "embed_tokens"]])
+def test_a_trained_model_is_the_same_in_gguf(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: list[str] | None
+):
     """Every weight: exactly in 32 bits, and rounded as `half()` and Q8_0 round."""
     gguf = pytest.importorskip("gguf")
     import numpy as np
@@ -155,10 +159,11 @@ def test_a_trained_model_is_the_same_in_gguf(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     llama_2(tmp_path / "base")
     config = local_project(tmp_path, tmp_path / "base")
-    change(config, trainer_adapters__local__lora={"r": 2}, finetuning__num_epochs=1)
+    change(config, trainer_adapters__local__lora={"r": 2, "target_modules": layers}, finetuning__num_epochs=1)
     assert etude("train", "config.yml", "--name", "r").exit_code == 0
     assert etude("export", "r", "--version", "v1", "--out", "merged").exit_code == 0
     weights = load_file(tmp_path / "merged" / "model.safetensors")
+    assert ("lm_head.weight" in weights) == bool(layers)
     for kind, closeness in (("f32", 0.0), ("f16", 1e-3), ("q8_0", 1e-2)):
         shown = etude("export", "r", "--version", "v1", "--format", "gguf", "--outtype", kind, "--out", kind)
         assert shown.exit_code == 0, shown.stderr

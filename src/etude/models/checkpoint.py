@@ -79,13 +79,14 @@ def _fault(what: str, names: Iterable[str]) -> list[str]:
 
 def _apart(model: Any, location: str) -> list[str]:
     """Pairs of weights that the config ties, and the files have as two that differ."""
+    weight = model.get_parameter_or_buffer
     pairs = model.get_expanded_tied_weights_keys(all_submodels=True).items()
-    apart = [pair for pair in pairs if model.get_parameter(pair[0]) is not model.get_parameter(pair[1])]
+    apart = [pair for pair in pairs if weight(pair[0]) is not weight(pair[1])]
     return [
         f"{one} and {other}"
         for one, other in apart
         # Without numbers in memory, transformers has left the comparison out.
-        if not model.get_parameter(one).is_meta or _differ(location, one, other)
+        if not weight(one).is_meta or _differ(location, one, other)
     ]
 
 
