@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from etude.core.errors import RequestError
 from etude.scenarios.sandbox.limits import EVERY_MECHANISM, Limits, Mechanism
-from etude.scenarios.sandbox.process import remove_tree
+from etude.scenarios.sandbox.process import fits, remove_tree
 from etude.scenarios.sandbox.run import Isolation, Returned, SandboxResult, call_function, run_program
 
 LIMITS = Limits(wall_seconds=60.0)
@@ -218,6 +218,67 @@ async def test_files_are_bounded_in_size_and_number():
     for limits in (replace(LIMITS, folder_bytes=5000), replace(LIMITS, folder_entries=50)):
         result = await run(many, limits=limits)
         assert (result.status, result.reason.startswith("its files took more")) == ("error", True)
+
+
+MUCH = {
+    "bytes": "open('x', 'wb').write(b'x' * 6000)",
+    "then it leaves": "import os\nopen('x', 'wb').write(b'x' * 6000)\nos._exit(0)",
+    "then it fails": "open('x', 'wb').write(b'x' * 6000)\n1 / 0",
+    "holes": "open('x', 'wb').truncate(6000)",
+    "empty files": "for n in range(51): open(str(n), 'w').close()",
+    "folders": "import os\nfor n in range(51): os.mkdir(str(n))",
+    "names": "import os\nopen('x', 'w').close()\nfor n in range(51): os.link('x', str(n))",
+    "in folders": "import os\nos.mkdir('d')\nos.mkdir('d/d')\nopen('d/d/x', 'wb').write(b'x' * 6000)",
+}
+
+
+@BOTH
+@pytest.mark.parametrize("source", MUCH.values(), ids=MUCH.keys())
+async def test_what_is_written_at_the_very_end_counts(source: str, mechanisms: tuple[Mechanism, ...]):
+    limits = replace(LIMITS, folder_bytes=5000, folder_entries=50)
+    result = await run(source, limits=limits, mechanisms=mechanisms)
+    assert (result.status, result.reason.startswith("its files took more")) == ("error", True)
+
+
+async def test_a_file_counts_once_whatever_it_is_called_and_as_long_as_it_is_open():
+    limits = replace(LIMITS, folder_bytes=5000)
+    linked = "import os\nopen('x', 'wb').write(b'x' * 4000)\nos.link('x', 'y')"
+    replaced = "import os\nfor n in range(9):\n open('x', 'wb').write(b'x' * 4000)\n os.remove('x')"
+    held = "import os, time\nx = open('x', 'wb', 0)\nx.write(b'x' * 6000)\nos.remove('x')\ntime.sleep(3600)"
+    results = [await run(source, limits=limits) for source in (linked, replaced, held)]
+    assert [result.status for result in results] == ["ok", "ok", "error"]
+    assert results[-1].reason.startswith("its files took more")
+
+
+def test_what_cannot_be_counted_does_not_fit(tmp_path: Path):
+    deep = tmp_path / "deep"
+    deep.mkdir()
+    within = os.open(deep, os.O_RDONLY)
+    for _ in range(20):
+        os.mkdir("d" * 250, dir_fd=within)
+        deeper = os.open("d" * 250, os.O_RDONLY, dir_fd=within)
+        os.close(within)
+        within = deeper
+    os.close(within)
+    assert not fits(deep, Limits())
+    remove_tree(deep)
+    assert fits(tmp_path, Limits())
+
+
+@LINUX
+async def test_room_is_not_taken_beyond_the_size_of_a_file():
+    source = "import ctypes\nf = open('x', 'wb')\n"
+    source += "print(ctypes.CDLL(None).fallocate(f.fileno(), 1, ctypes.c_long(0), ctypes.c_long(2**20)))"
+    result = await run(source)
+    assert result.isolation.processes != "seccomp" or result.output == "-1\n"
+
+
+async def test_output_may_be_as_long_as_the_limit():
+    limits = replace(LIMITS, output_bytes=1000)
+    full, over = [
+        await run(f"import sys; sys.stdout.write('x' * {count})", limits=limits) for count in (1000, 1001)
+    ]
+    assert (full.status, over.status, len(over.output)) == ("ok", "error", 1000)
 
 
 @BOTH

@@ -30,7 +30,7 @@ class Limits:
     file_bytes: int = 1024**2
     """Of one file in the run's own folder."""
     folder_bytes: int = 16 * 1024**2
-    """Of all files together; looked at often enough, not at every write."""
+    """Of all files together; looked at often enough, not at every write, and at the end."""
     folder_entries: int = 256
     """Files and folders together."""
     open_files: int = 64

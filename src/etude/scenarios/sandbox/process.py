@@ -15,9 +15,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -35,20 +36,49 @@ def own_folder() -> Iterator[Path]:
         remove_tree(folder)
 
 
-def fits(folder: Path, limits: Limits) -> bool:
-    """Whether what is in the folder is within the limits. Looks at no more than that takes."""
+def fits(folder: Path, limits: Limits, removed: Iterable[os.stat_result] = ()) -> bool:
+    """Whether what is in the folder, and what was `removed` and is still open, is within the limits.
+
+    A file with several names counts once as bytes. Looks at no more than it has to; what cannot be looked at
+    does not fit.
+    """
     entries = size = 0
-    pending = [folder]
-    while pending:
-        for entry in _list(pending.pop()):
+    seen = set[int]()
+    try:
+        for facts in chain(_entries(folder), removed):
             entries += 1
-            with contextlib.suppress(OSError):
-                size += entry.stat(follow_symlinks=False).st_size
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append(Path(entry.path))
+            size += 0 if facts.st_ino in seen else facts.st_size
+            seen.add(facts.st_ino)
             if entries > limits.folder_entries or size > limits.folder_bytes:
                 return False
+    except OSError:
+        return False
     return True
+
+
+_GONE = (FileNotFoundError, NotADirectoryError)
+
+
+def _entries(folder: Path) -> Iterator[os.stat_result]:
+    """The facts about each file and folder in a folder. Raises OSError for what is kept from view."""
+    pending = [folder]
+    while pending:
+        with contextlib.suppress(*_GONE), os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                with contextlib.suppress(*_GONE):
+                    yield entry.stat(follow_symlinks=False)
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(Path(entry.path))
+
+
+def _removed(pid: int) -> Iterator[os.stat_result]:
+    """The facts about files that a process has open and that have no name any more, where /proc tells."""
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:
+        for descriptor in descriptors:
+            with contextlib.suppress(*_GONE):
+                facts = descriptor.stat()
+                if stat.S_ISREG(facts.st_mode) and not facts.st_nlink:
+                    yield facts
 
 
 def remove_tree(folder: Path) -> None:
@@ -105,7 +135,7 @@ class Exit:
     code: int | None
     """The exit status; minus the number of the signal that ended it."""
     stopped: str | None
-    """Why it was killed from here: `time`, `output`, `folder` or `cancelled`."""
+    """The limit that it did not keep: `time`, `output`, `folder` or `cancelled`."""
     seconds: float
 
 
@@ -189,6 +219,8 @@ class _Watch:
     ) -> None:
         self.reports = bytearray()
         self.output = bytearray()
+        self._is_cut = False
+        """Whether there was more than the limit to either."""
         self._process = process
         self._folder = folder
         self._limits = limits
@@ -197,7 +229,7 @@ class _Watch:
         self._selector = selectors.DefaultSelector()
 
     def until_done(self) -> str | None:
-        """Why the process has to be killed; None when it has ended."""
+        """The limit that the process did not keep, for which it has to be killed; None where it kept all."""
         process, limits = self._process, self._limits
         assert process.stdin and process.stdout and process.stderr
         self._register(process.stdin, selectors.EVENT_WRITE, None)
@@ -214,12 +246,12 @@ class _Watch:
                     return "cancelled"
                 if now >= look:
                     look = now + _LOOK_SECONDS
-                    if not fits(self._folder, limits):
+                    if not fits(self._folder, limits, _removed(process.pid)):
                         return "folder"
-                if max(len(self.output), len(self.reports)) >= limits.output_bytes:
+                if self._is_cut:
                     return "output"
                 if self._wait(min(_LOOK_SECONDS, deadline - now)):
-                    return None
+                    return None if fits(self._folder, limits) else "folder"
 
     def _wait(self, seconds: float) -> bool:
         """Wait for something to happen, and see to it. Whether the process has ended."""
@@ -257,5 +289,7 @@ class _Watch:
             part = os.read(stream.fileno(), _CHUNK)
         except BlockingIOError:
             return False
-        into += part[: self._limits.output_bytes - len(into)]
+        room = self._limits.output_bytes - len(into)
+        self._is_cut |= len(part) > room
+        into += part[:room]
         return not part

@@ -179,7 +179,8 @@ def _status(ended: Exit, reports: Sequence[_Report], limits: Limits) -> tuple[St
     if ended.stopped == "output":
         return "error", f"it wrote more than {limits.output_bytes} bytes of output"
     if ended.stopped == "folder":
-        return "error", f"its files took more than {limits.folder_bytes} bytes, or were too many"
+        bounds = f"more than {limits.folder_bytes} bytes, were more than {limits.folder_entries}"
+        return "error", f"its files took {bounds}, or could not be counted"
     killed = ended.code == -signal.SIGKILL
     if ended.code == -signal.SIGXCPU or (killed and ended.seconds > limits.cpu_seconds):
         return "timeout", f"it was not done after {limits.cpu_seconds} s of CPU time"

@@ -30,6 +30,7 @@ _NEWEST = 450
 # What only one of the architectures has, or numbers otherwise. From 424 on all number alike.
 _X86_64: dict[str, int] = {
     "fcntl": 72, "prctl": 157, "kill": 62, "tgkill": 234, "prlimit64": 302, "clone": 56,
+    "fallocate": 285,
     "shmget": 29, "shmat": 30, "socket": 41, "connect": 42, "accept": 43, "bind": 49, "listen": 50,
     "socketpair": 53, "fork": 57, "vfork": 58, "execve": 59, "semget": 64, "msgget": 68, "chmod": 90,
     "fchmod": 91, "chown": 92, "fchown": 93, "lchown": 94, "ptrace": 101, "setpgid": 109, "setsid": 112,
@@ -46,6 +47,7 @@ _X86_64: dict[str, int] = {
 }  # fmt: skip
 _AARCH64: dict[str, int] = {
     "fcntl": 25, "prctl": 167, "kill": 129, "tgkill": 131, "prlimit64": 261, "clone": 220,
+    "fallocate": 47,
     "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "removexattr": 14, "lremovexattr": 15,
     "fremovexattr": 16, "ioprio_set": 30, "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51,
     "fchmod": 52, "fchmodat": 53, "fchownat": 54, "fchown": 55, "utimensat": 88, "unshare": 97,
@@ -66,7 +68,7 @@ _COMMON: dict[str, int] = {
     "memfd_secret": 447, "process_mrelease": 448,
 }  # fmt: skip
 _CLONE3 = 435
-_LOOKED_AT = ("fcntl", "prctl", "kill", "tgkill", "prlimit64", "clone")
+_LOOKED_AT = ("fcntl", "prctl", "kill", "tgkill", "prlimit64", "clone", "fallocate")
 """Refused or not by their arguments."""
 
 _MACHINES = {"x86_64": (0xC000003E, _X86_64), "aarch64": (0xC00000B7, _AARCH64)}
@@ -102,6 +104,8 @@ def _filter(architecture: int, numbers: dict[str, int], own_pid: int) -> list[by
         ("tgkill", [_argument(0), _op(_EQUAL, own_pid, 1, 0), refuse]),
         # Reading limits is fine, setting them is not: the pointer to new ones must be null, both halves.
         ("prlimit64", [_argument(2), *null, _argument(2, 4), *null]),
+        # Only what shows in a file's size: the limits are about that.
+        ("fallocate", [_argument(1), _op(_EQUAL, 0, 1, 0), refuse]),
         # PR_SET_PDEATHSIG
         ("prctl", [_argument(0), _op(_EQUAL, 1, 0, 1), refuse]),
         # Another way to send signals: F_SETOWN, F_SETSIG, F_SETOWN_EX.
