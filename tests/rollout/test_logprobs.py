@@ -188,3 +188,40 @@ async def test_so_does_an_endpoint_that_lacks_what_the_config_asks_for(journal: 
 
     record = await collect_one(workflow, journal, engine=Silent())
     assert record.failure is None, record.failure
+
+
+SAID = "é 😀 日本"
+
+
+async def test_tokens_have_their_own_bytes_also_those_that_are_a_part_of_a_character(
+    engine: EmbeddedEngine, journal: Journal
+) -> None:
+    form = {"structured_outputs": {"choice": [SAID]}}
+
+    async def workflow(example: Any, episode: Any) -> int:
+        client = episode.openai()
+        asked = {"model": "policy", "messages": ASK, "max_tokens": 40, "logprobs": True, "top_logprobs": 5}
+        asked |= {"extra_body": form}
+        whole = (await client.chat.completions.create(**asked)).choices[0].logprobs.content
+        chunks = [chunk async for chunk in await client.chat.completions.create(**asked, stream=True)]
+        streamed = [token for each in chunks if (told := each.choices[0].logprobs) for token in told.content]
+        answer = await client.responses.create(
+            model="policy", input="hi", include=["message.output_text.logprobs"], top_logprobs=5
+        )
+        for tokens in (whole, streamed):
+            assert b"".join(bytes(token.bytes) for token in tokens).decode() == f"{SAID}<|end|>"
+            assert any(token.token == "\ufffd" for token in tokens)
+        for token in [*whole, *streamed, *answer.output[0].content[0].logprobs]:
+            assert all(each.bytes for each in (token, *token.top_logprobs))
+        text = await client.completions.create(
+            model="policy", prompt=SAID, max_tokens=40, logprobs=5, echo=True, extra_body=form
+        )
+        [choice] = text.choices
+        assert "bytes:\\xf0" in choice.logprobs.tokens and len(choice.text) == 2 * len(SAID)
+        assert {len(top) for top in choice.logprobs.top_logprobs if top is not None} == {5}
+        *said, end = zip(choice.logprobs.text_offset, choice.logprobs.tokens, strict=True)
+        assert all(choice.text.startswith(name, at) for at, name in said if not name.startswith("bytes:"))
+        assert end == (len(choice.text), "<|end|>")
+        return 0
+
+    assert (await collect_one(workflow, journal, engine=engine)).output == 0

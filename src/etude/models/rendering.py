@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -16,13 +16,14 @@ from etude.core.message import Message, Tool, is_text, text_of
 from etude.models.probe import PROBES, QUESTION, THOUGHT, TOOL
 from etude.models.reply import decoded
 from etude.models.roles import Roles, left_out
+from etude.models.token_bytes import token_bytes
 
 _KEPT_TEXTS = 1024
 """Renderings that are remembered: the generations of one example begin with the same prompt."""
 _KEPT_DECODED = 4
 """Answers whose text is remembered: it is searched for stop texts, held to what was sampled, and read."""
 _KEPT_TOKENS = 2**16
-"""Tokens whose texts are remembered."""
+"""Tokens whose bytes are remembered."""
 _OWN_VARIABLES = frozenset(
     {"messages", "tools", "add_generation_prompt", "documents", "raise_exception", "strftime_now"}
 )
@@ -61,8 +62,8 @@ class Rendering:
         self._rendered = lru_cache(maxsize=_KEPT_TEXTS)(self._render)
         self.ids = lru_cache(maxsize=_KEPT_TEXTS)(lambda text: self.ids_of([text])[0])
         self._decoded = lru_cache(maxsize=_KEPT_DECODED)(lambda ids: decoded(tokenizer, ids))
-        self.token_text = lru_cache(maxsize=_KEPT_TOKENS)(lambda token: decoded(tokenizer, [token]))
-        """The text of a single token. Logprobs name one token after the other, and each took 8 µs."""
+        self.token_bytes = lru_cache(maxsize=_KEPT_TOKENS)(partial(token_bytes, tokenizer))
+        """The bytes of a single token. Logprobs name one token after the other, and each took 8 µs."""
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, ask: bool) -> str:
         """The rendering of messages; with `ask`, the beginning of an answer after them.

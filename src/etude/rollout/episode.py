@@ -257,9 +257,12 @@ class Episode:
             body.model if body.model in self._recorder.models.engines else default_model
         )
 
+        speech = getattr(self._recorder.models.engines[model], "speech", None)
+
         def heading(name: str) -> Heading:
             # The id is a function of the request, for code that puts it into a later request.
-            return Heading(f"chatcmpl-{name.replace('/', '-')}", model)
+            head = Heading(f"chatcmpl-{name.replace('/', '-')}", model, tokens_as_ids=body.tokens_as_ids)
+            return head if speech is None else replace(head, bytes_of=speech.template.rendering.token_bytes)
 
         def on_delta(name: str, delta: Delta) -> None:
             if body.on_delta is not None:
@@ -282,8 +285,7 @@ class Episode:
         )
         name, call = await self.home.call(asked)
         assert call.completion is not None
-        head = heading(name)
-        return RecordedCompletion(head.id, head.model, completion=call.completion)
+        return heading(name).recorded(call.completion)
 
     def close(self) -> None:
         """End the episode: no more calls, its endpoint key is void, and its folder is removed."""

@@ -17,7 +17,7 @@ from etude.core.keys import fold
 from etude.models.speech import Speech
 from etude.server.engines import EnginePool
 from etude.server.metrics import Metrics
-from etude.wire.answers import Heading, RecordedCompletion, named_by_id
+from etude.wire.answers import Heading, RecordedCompletion
 from etude.wire.api_error import ApiError
 from etude.wire.bodies import ChatCompletionBody, CompletionBody, as_message
 from etude.wire.dialect import AnswerMemory, ChatBody
@@ -61,11 +61,11 @@ class Inference:
         sampling = with_checked(Sampling(), {**asked.sampling, "seed": None})
         seed = asked.sampling.get("seed", secrets.randbits(_KEY_BITS))
         async with self._pool.using(asked.model, 1) as engine:
-            rendering = engine.speech.template.rendering
             heading = Heading(
                 f"chatcmpl-{secrets.token_hex(12)}",
                 asked.model,
-                named_by_id if asked.tokens_as_ids else rendering.token_text,
+                engine.speech.template.rendering.token_bytes,
+                asked.tokens_as_ids,
             )
 
             def on_delta(delta: Delta) -> None:
@@ -90,7 +90,7 @@ class Inference:
         # A prompt with several answers counts once.
         prompt = 0 if asked.choice else completion.usage.prompt_tokens
         self._metrics.count_tokens(prompt, completion.usage.completion_tokens)
-        return RecordedCompletion(heading.id, heading.model, heading.name, completion=completion)
+        return heading.recorded(completion)
 
     def models(self) -> list[dict[str, Any]]:
         """None: the server has routes of its own for its models."""

@@ -9,16 +9,18 @@ from typing import TypeAlias
 from etude.core.call import Completion, Delta, Token, TopLogprobs
 from etude.core.message import text_of
 
-TokenName: TypeAlias = Callable[[int], str]
-"""A token's text, or `named_by_id`."""
+TokenBytes: TypeAlias = Callable[[int], bytes | None]
+"""The bytes of a token; None where its tokenizer is not here."""
 
 TokenLogprob: TypeAlias = tuple[Token, float, TopLogprobs]
 """A sampled token, its logprob, and the most likely ones with theirs."""
 
 
-def named_by_id(token: int) -> str:
-    """vLLM's name of a token whose text does not matter, or is not known."""
-    return f"token_id:{token}" if token >= 0 else ""
+_REPLACEMENT = "\ufffd"
+
+
+def _unknown(token: int) -> bytes | None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +29,33 @@ class Heading:
 
     id: str
     model: str
-    name: TokenName = named_by_id
-    """How the tokens of logprobs are called."""
+    bytes_of: TokenBytes = _unknown
+    tokens_as_ids: bool = False
+    """Whether the tokens of logprobs are called by their ids, as those without known bytes always are."""
 
     def called(self, token: Token) -> str:
-        """A token's name; its text where nothing else is known of it."""
-        return token if isinstance(token, str) else self.name(token)
+        """A token's name: its text, or vLLM's `token_id:7`."""
+        if isinstance(token, str):
+            return token
+        if token < 0:
+            return ""
+        known = None if self.tokens_as_ids else self.bytes_of(token)
+        return f"token_id:{token}" if known is None else known.decode(errors="replace")
+
+    def bytes(self, token: Token) -> list[int] | None:
+        """A token's bytes, whatever it is called; None where they are not known."""
+        if isinstance(token, int):
+            known = self.bytes_of(token) if token >= 0 else None
+        else:
+            # An endpoint that tells no ids calls a part of a character by the sign for what is none.
+            known = None if _REPLACEMENT in token else token.encode()
+        return None if known is None else [*known]
+
+    def recorded(self, completion: Completion) -> RecordedCompletion:
+        """The answer that it is about."""
+        return RecordedCompletion(
+            self.id, self.model, self.bytes_of, self.tokens_as_ids, completion=completion
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from etude.core.call import Delta, Token
-from etude.wire.answers import Heading, RecordedCompletion, Said, TokenLogprob, named_by_id
+from etude.wire.answers import Heading, RecordedCompletion, Said, TokenLogprob
 from etude.wire.bodies import ChatCompletionBody
 from etude.wire.dialect import ChatBody, Dialect, Event, Stream, usage_object, validated
 from etude.wire.forms import FORM_FIELDS
 
 LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON does not have, in the API."""
-
-_REPLACEMENT = "\ufffd"
 
 
 class ChatDialect(Dialect):
@@ -149,13 +147,9 @@ def ids_of(tokens: Iterable[TokenLogprob]) -> list[int]:
 def logprobs_object(tokens: Iterable[TokenLogprob], heading: Heading) -> dict[str, Any]:
     """The `logprobs` of a choice."""
 
-    name, names_are_texts = heading.name, heading.name is not named_by_id
-
     def entry(token: Token, logprob: float) -> dict[str, Any]:
-        text = token if isinstance(token, str) else name(token)
-        # A token that is a part of a character has no text of its own, and so none to give the bytes of.
-        is_text = (names_are_texts or isinstance(token, str)) and _REPLACEMENT not in text
-        return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode()) if is_text else None}
+        name, bytes = heading.called(token), heading.bytes(token)
+        return {"token": name, "logprob": finite(logprob), "bytes": bytes}
 
     content = []
     for token, logprob, top in tokens:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, ClassVar
 
-from etude.core.call import Delta
+from etude.core.call import Delta, Token, TopLogprobs
 from etude.wire.answers import Heading, RecordedCompletion, Said, TokenLogprob
 from etude.wire.bodies import CompletionBody
 from etude.wire.chat import ChatDialect, ChunkStream, finite, ids_of, prompt_logprobs_object, usage_of
 from etude.wire.dialect import ChatBody, Dialect, Event, Stream, validated
+
+_REPLACEMENT = "\ufffd"
 
 
 class CompletionsDialect(Dialect):
@@ -101,15 +104,38 @@ def _choice(
 
 
 def _logprobs(heading: Heading, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
-    texts = [heading.called(token) for token, _, _ in tokens]
+    texts = [_name(heading, token) for token, _, _ in tokens]
     return {
         "tokens": texts,
         "token_logprobs": [finite(logprob) for _, logprob, _ in tokens],
-        "text_offset": [*accumulate(map(len, texts), initial=offset)][:-1],
-        "top_logprobs": [
-            {heading.called(other): finite(logprob) for other, logprob in top} for _, _, top in tokens
-        ],
+        "text_offset": [*accumulate(_lengths(heading, tokens), initial=offset)][:-1],
+        "top_logprobs": [_by_name(heading, top) for _, _, top in tokens],
     }
+
+
+def _name(heading: Heading, token: Token) -> str:
+    """A token's name; `bytes:\\xf0\\x9f` for a part of a character, as the API has no field for its bytes."""
+    name, bytes = heading.called(token), heading.bytes(token)
+    if _REPLACEMENT not in name or bytes is None or name.encode() == bytearray(bytes):
+        return name
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in bytes)
+
+
+def _by_name(heading: Heading, top: TopLogprobs) -> dict[str, float]:
+    """The likeliest tokens; a second one of the same text is named by its id."""
+    named: dict[str, float] = {}
+    for token, logprob in top:
+        name = _name(heading, token)
+        named[name if name not in named else f"token_id:{token}"] = finite(logprob)
+    return named
+
+
+def _lengths(heading: Heading, tokens: Sequence[TokenLogprob]) -> Iterator[int]:
+    """The characters that each token adds to the text."""
+    decoder = getincrementaldecoder("utf-8")("replace")
+    for token, _, _ in tokens:
+        bytes = heading.bytes(token)
+        yield len(heading.called(token) if bytes is None else decoder.decode(bytearray(bytes)))
 
 
 def _with_prompt(answer: RecordedCompletion, own: dict[str, Any]) -> dict[str, Any]:
@@ -120,4 +146,5 @@ def _with_prompt(answer: RecordedCompletion, own: dict[str, Any]) -> dict[str, A
     before = _logprobs(answer, [(first, 0.0, ()), *tokens], 0)
     before["token_logprobs"][0] = before["top_logprobs"][0] = None
     both = {name: before[name] + own[name] for name in own}
-    return both | {"text_offset": [*accumulate(map(len, both["tokens"]), initial=0)][:-1]}
+    every = [(first, 0.0, ()), *tokens, *answer.tokens]
+    return both | {"text_offset": [*accumulate(_lengths(answer, every), initial=0)][:-1]}
