@@ -24,6 +24,9 @@ SOUND = [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"d
 ODD = {"type": "object", "properties": {"a": {"type": "string", "not": {"minLength": 2}}}, "required": ["a"]}
 ODD_FORMAT = {"type": "json_schema", "json_schema": {"name": "odd", "schema": ODD}}
 STRICT = {"type": "function", "function": {"name": "odd", "parameters": ODD, "strict": True}}
+LARGE = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 2**63, "maximum": 2**64}}}
+LARGE_FORMAT = {"type": "json_schema", "json_schema": {"name": "large", "schema": LARGE}}
+LARGE_TOOL = {"type": "function", "function": {"name": "large", "parameters": LARGE, "strict": True}}
 RESPONSES_FORMAT = {"type": "json_schema", "name": "odd", "schema": ODD}
 RESULT = {"role": "tool", "tool_call_id": "x", "content": "3"}
 
@@ -39,6 +42,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("/chat/completions", {"min_p": 2}, "min_p"),
     ("/chat/completions", {"logit_bias": {"5": 101}}, "logit_bias[5]"),
     ("/chat/completions", {"response_format": ODD_FORMAT}, "response_format"),
+    ("/chat/completions", {"response_format": LARGE_FORMAT}, "response_format"),
+    ("/chat/completions", {"guided_json": LARGE}, "guided_json"),
+    ("/chat/completions", {"tools": [LARGE_TOOL]}, "tools"),
     ("/chat/completions", {"structured_outputs": {"regex": "(a"}}, "structured_outputs"),
     ("/chat/completions", {"guided_grammar": "start: missing"}, "guided_grammar"),
     ("/chat/completions", {"tool_choice": "required"}, "tool_choice"),

@@ -15,6 +15,7 @@ from etude.core.call import Constraint, Sampling
 from etude.core.errors import ImpossibleCall
 from etude.core.json_text import read_json
 from etude.models.distribution import Bits, Shape, Shaper, words_of
+from etude.models.schema_numbers import with_kept_numbers
 
 _KEPT_GRAMMARS = 256
 """Compiled grammars that are remembered: the calls of an agent have the same few."""
@@ -229,10 +230,14 @@ def _parsed(constraint: Constraint) -> Any:
         raise ImpossibleCall(f"the {constraint.kind} is not JSON: {error}", param=FORM) from None
 
 
-def json_rule(schema: dict[str, Any] | bool, *, lenient: bool = False) -> str:
-    """JSON of a schema, in a Lark grammar; `lenient` leaves out what llguidance does not know of it."""
+def json_rule(schema: dict[str, Any] | bool, param: str = FORM, *, lenient: bool = False) -> str:
+    """JSON of a schema, in a Lark grammar; `lenient` leaves out what cannot be kept of it.
+
+    Raises ImpossibleCall for numbers that cannot be; `param` is the request's field that has the schema.
+    """
     fields = schema if isinstance(schema, dict) else {} if schema else {"enum": []}
-    form = {**fields, "x-guidance": {"whitespace_pattern": _WHITESPACE, "lenient": lenient}}
+    kept = with_kept_numbers(fields, param, lenient=lenient)
+    form = {**kept, "x-guidance": {"whitespace_pattern": _WHITESPACE, "lenient": lenient}}
     return f"%json {json.dumps(form)}"
 
 

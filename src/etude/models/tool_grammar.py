@@ -144,4 +144,4 @@ def _chosen(request: ChatRequest) -> Sequence[Tool]:
 def _arguments(tool: Tool) -> str:
     """Those of a call. What llguidance does not know of a tool's schema counts for strict tools only."""
     schema = tool["function"].get("parameters") or {"type": "object"}
-    return json_rule({"type": "object", **schema}, lenient=not _is_strict(tool))
+    return json_rule({"type": "object", **schema}, "tools", lenient=not _is_strict(tool))

@@ -67,9 +67,11 @@ def read_structured(value: Mapping[str, Any] | None, param: str = "structured_ou
 def _of_schema(schema: dict[str, Any], param: str) -> Constraint:
     try:
         # The order is kept: an answer's fields come in the order in which the schema has them.
-        return Constraint("json_schema", json.dumps(schema))
+        return Constraint("json_schema", json.dumps(schema, allow_nan=False))
     except RecursionError as error:
         raise RequestError(f"{param}: the schema is nested too deeply", param=param) from error
+    except ValueError as error:
+        raise RequestError(f"{param}: the schema has a number beyond ±1.8e308", param=param) from error
 
 
 def read_guided(extra: Mapping[str, Any]) -> Constraint | None:
