@@ -140,10 +140,12 @@ def test_tokenize_tells_the_ids_that_a_prompt_has(server: ServerProcess, client:
     with server.http() as http:
         told = http.post("/tokenize", json={"messages": ASK, "return_token_strs": True}).json()
         plain = http.post("/tokenize", json={"model": "tiny", "prompt": "yes"}).json()
+        again = http.post("/tokenize", json={"messages": ASK, "add_special_tokens": True})
     assert told["tokens"] == answer.model_dump()["prompt_token_ids"]
     assert told["count"] == len(told["tokens"]) == len(told["token_strs"])
     assert told["max_model_len"] == 128
     assert plain["count"] == len(plain["tokens"]) > 0 and plain["token_strs"] is None
+    assert again.status_code == 400 and "add_special_tokens" in again.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,22 @@ async def test_thoughts_come_and_go_back_as_blocks(server):
             assert handler.asked[-1].messages == (*ASK, thought, *ASK)
 
 
+async def test_thoughts_that_are_to_be_omitted_are_no_part_of_the_answer_and_are_still_known(server):
+    thought = {"role": "assistant", "content": "3", "reasoning_content": "1 + 2"}
+    handler = Scripted(thought)
+    thinking = {"type": "adaptive", "display": "omitted"}
+    async with client(server.open(handler)) as connected:
+        fields = {"model": "m", "max_tokens": 9, "thinking": thinking}
+        whole = await connected.messages.create(messages=ASK, **fields)
+        async with connected.messages.stream(messages=ASK, **fields) as stream:
+            streamed = await stream.get_final_message()
+        for message in (whole, streamed):
+            assert [getattr(block, "thinking", block.type) for block in message.content] == ["", "text"]
+        later = [*ASK, {"role": "assistant", "content": whole.content}, *ASK]
+        await connected.messages.create(messages=later, **fields)
+    assert handler.asked[-1].messages == (*ASK, thought, *ASK)
+
+
 async def test_an_answer_that_was_cut_says_so(server):
     message = await ask(server, Scripted(completion("hel", finish_reason="length")))
     assert message.stop_reason == "max_tokens"

@@ -68,6 +68,14 @@ async def test_a_response_can_be_gone_on_from_by_its_id():
         await client.responses.create(model="m", input="2", previous_response_id="resp_x")
 
 
+async def test_a_response_that_is_not_to_be_stored_is_not_known_later():
+    client = recording_client(Scripted("hello"))
+    response = await client.responses.create(model="m", input="hi", store=False)
+    assert response.output_text == "hello" and response.store is False
+    with pytest.raises(openai.BadRequestError, match="is not known here"):
+        await client.responses.create(model="m", input="what?", previous_response_id=response.id)
+
+
 async def test_an_answer_that_was_cut_is_incomplete():
     handler = Scripted(completion("hel", finish_reason="length"))
     response = await recording_client(handler).responses.create(model="m", input="hi")

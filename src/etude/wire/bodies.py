@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import to_json
 
 from etude.core.errors import RequestError
@@ -30,28 +30,49 @@ _DEFAULT_TOKENS = 16
 _MOST_ANSWERS = 4096
 """To one request."""
 
+_UNSHOWN = ("function_call", "audio", "refusal")
+"""Fields of a message of the assistant's that no chat template writes."""
+
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 TokenIds: TypeAlias = list[Annotated[int, Field(ge=0, strict=True)]]
 
 
-class StreamOptions(BaseModel):
-    """Additions to a stream of tokens."""
+class ResponseStreamOptions(BaseModel):
+    """Additions to a stream. None is padded, to hide how long its pieces are."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    include_obfuscation: Literal[False] | None = None
+
+
+class StreamOptions(ResponseStreamOptions):
+    """Additions to a stream of tokens, whose usage comes at the end."""
 
     include_usage: Flag = False
-    include_obfuscation: Flag = False
+    continuous_usage_stats: Literal[False] | None = None
+
+
+class CacheOptions(BaseModel):
+    """How long a prompt is kept for later ones, which changes no answer."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: str | None = None
+    prewarm: Literal[False] | None = None
 
 
 class InferenceBody(RequestBody):
     """The parameters that chat completions and completions share."""
 
-    neutral: ClassVar[Neutral] = {
+    neutral: ClassVar[Neutral] = RequestBody.neutral | {
         "modalities": (["text"],),
         "best_of": (1,),
         "echo": (False,),
         "suffix": ("",),
-        "skip_special_tokens": (True, False),
-        "spaces_between_special_tokens": (True, False),
+        "skip_special_tokens": (False,),
+        "spaces_between_special_tokens": (False,),
         "add_special_tokens": (False,),
         "ignore_eos": (False,),
         "include_stop_str_in_output": (False,),
@@ -132,6 +153,7 @@ class ChatCompletionBody(InferenceBody):
     max_completion_tokens: Integer | None = Field(default=None, ge=1)
     logprobs: Flag | None = None
     top_logprobs: Integer | None = Field(default=None, ge=0, le=20)
+    prompt_cache_options: CacheOptions | None = None
 
     @model_validator(mode="after")
     def _is_a_conversation(self) -> ChatCompletionBody:
@@ -163,6 +185,8 @@ class ChatCompletionBody(InferenceBody):
 
 class CompletionBody(InferenceBody):
     """The body of `POST /v1/completions`."""
+
+    neutral: ClassVar[Neutral] = InferenceBody.neutral | {"add_special_tokens": (True,)}
 
     prompt: str | TokenIds | list[str] | list[TokenIds] = Field(min_length=1)
     logprobs: Integer | None = Field(default=None, ge=0, le=20)
@@ -273,6 +297,9 @@ def _check_message(message: Any, where: str) -> None:
         raise _wrong(
             f"{where}.content", "is missing; only an assistant's message may do without, if it calls tools"
         )
+    for name in _UNSHOWN:
+        if message.get(name):
+            raise _wrong(f"{where}.{name}", "is not supported here, where the model is not shown it")
     if calls is not None and not (isinstance(calls, list) and all(map(_has_function, calls))):
         raise _wrong(f"{where}.tool_calls", "must be a list of calls, each of a function with a name")
 

@@ -23,9 +23,9 @@ Event = tuple[str | None, Any]
 
 BOOKKEEPING = frozenset(
     {
-        *("user", "metadata", "store", "service_tier", "safety_identifier", "thread", "prediction"),
-        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_salt"),
-        *("request_id", "priority", "guided_decoding_backend"),
+        *("user", "metadata", "store", "safety_identifier", "thread", "prediction"),
+        *("prompt_cache_key", "prompt_cache_retention", "cache_salt"),
+        *("request_id", "guided_decoding_backend"),
         # Of OpenAI's own models, which were trained on it; no other model has such a setting.
         "verbosity",
     }
@@ -71,7 +71,7 @@ class RequestBody(SamplingFields):
 
     free: ClassVar[Collection[str]] = BOOKKEEPING
     """Parameters that change nothing about an answer, beside the fields of the model."""
-    neutral: ClassVar[Neutral] = {}
+    neutral: ClassVar[Neutral] = {"service_tier": ("auto", "default", "flex"), "priority": (0,)}
     """Parameters that cannot be honoured, and the values at which they change nothing."""
 
     @model_validator(mode="before")

@@ -19,6 +19,8 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _STRUCTURED = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
 """Kinds of constraints, by vLLM's names in `structured_outputs`, and after `guided_`."""
 
+_FORMAT_FIELDS = {"type", "json_schema", "schema", "name", "description", "strict"}
+
 FORM_FIELDS = ("response_format", "structured_outputs", *(f"guided_{name}" for name in _STRUCTURED))
 """Fields of a request that give its answer a form, OpenAI's and vLLM's."""
 
@@ -28,12 +30,13 @@ def read_format(value: Wish | None, param: str) -> Constraint | None:
 
     A schema binds whether it is `strict` or not. Raises RequestError for other formats.
     """
-    match value:
+    match _known_fields(value, param):
         case None | {"type": "text"}:
             return None
         case {"type": "json_object"}:
             return Constraint("json_object")
         case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            _known_fields(value["json_schema"], f"{param}.json_schema")  # type: ignore[index,call-overload]
             return _of_schema(schema, param)
         case {"type": "json_schema", "schema": dict(schema)}:
             return _of_schema(schema, param)
@@ -41,6 +44,20 @@ def read_format(value: Wish | None, param: str) -> Constraint | None:
         f"{param} must be of the type text, json_object, or json_schema with a `schema`, found {value!r:.80}",
         param=param,
     )
+
+
+def _known_fields(value: Any, param: str) -> Any:
+    """A form without what is not set. Raises RequestError for a field that none has, or not one of its type.
+
+    Name and description of a schema are labels, and a schema binds whether it is `strict` or not.
+    """
+    if not isinstance(value, dict):
+        return value
+    given = {name: part for name, part in value.items() if part is not None}
+    is_bare = given.get("type") in ("text", "json_object")
+    if unknown := sorted(given.keys() - ({"type"} if is_bare else _FORMAT_FIELDS)):
+        raise RequestError(f"{param}.{unknown[0]} is not supported here; leave it out", param=param)
+    return given
 
 
 def read_structured(value: Mapping[str, Any] | None, param: str = "structured_outputs") -> Constraint | None:

@@ -146,10 +146,12 @@ class _Tool(BaseModel):
 class _Thought(BaseModel):
     """A wish for thinking. A budget is a target that a model may miss, as it may with Anthropic's own."""
 
+    model_config = ConfigDict(extra="forbid")
+
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Integer | None = Field(default=None, ge=0)
     display: Literal["summarized", "omitted"] | None = None
-    """Thoughts are no secret here, and not summarised either."""
+    """Thoughts that are to be summarised come whole."""
 
 
 class _Thread(BaseModel):
@@ -176,11 +178,14 @@ class MessagesBody(RequestBody):
 
     free = frozenset(
         {
-            *("metadata", "service_tier", "cache_control", "inference_geo", "speed"),
-            *("user_profile_id", "workspace_id", "diagnostics"),
+            *("metadata", "cache_control", "user_profile_id", "workspace_id"),
+            "diagnostics",  # Of a cache of prompts.
         }
     )
     neutral: ClassVar[Neutral] = {
+        "service_tier": ("auto", "standard_only"),
+        "speed": ("standard",),
+        "inference_geo": ("global",),
         "mcp_servers": ([],),
         # The last is Claude Code's: that no thinking is cleared.
         "context_management": ({}, {"edits": []}, {"edits": [_KEEP_THINKING]}),
@@ -262,14 +267,14 @@ class MessagesDialect(Dialect):
             thread = replace(asked, messages=(*asked.messages, completion.message))
             self._memory.keep(reply["id"], thread)
         return reply | {
-            "content": list(_blocks(completion.message)),
+            "content": list(_blocks(completion.message, shows_thoughts=_shows_thoughts(body))),
             "stop_reason": _STOP_REASONS.get(completion.finish_reason, "end_turn"),
             "usage": _usage(completion.usage.prompt_tokens, completion.usage.completion_tokens),
         }
 
     def stream(self, asked: ChatBody, body: Any, created: int) -> Stream:
         """The message, block by block."""
-        return _MessageStream(asked)
+        return _MessageStream(asked, _shows_thoughts(body))
 
     @staticmethod
     def error(status: int, message: str, *, param: str | None, code: str | None) -> dict[str, Any]:
@@ -301,10 +306,14 @@ def _usage(prompt: int, completion: int) -> dict[str, int]:
     return {"input_tokens": prompt, "output_tokens": completion, **cache}
 
 
-def _blocks(message: Message) -> Iterator[dict[str, Any]]:
+def _shows_thoughts(body: Any) -> bool:
+    return (body.get("thinking") or {}).get("display") != "omitted"
+
+
+def _blocks(message: Message, *, shows_thoughts: bool = True) -> Iterator[dict[str, Any]]:
     calls = message.get("tool_calls") or ()
     if thoughts := message.get("reasoning_content"):
-        yield _block("reasoning", thoughts)
+        yield _block("reasoning", thoughts if shows_thoughts else "")
     if message.get("content") or not (calls or thoughts):
         yield _block("content", message.get("content") or "")
     for call in calls:
@@ -319,6 +328,10 @@ def _block(kind: Kind, text: str) -> dict[str, Any]:
 
 
 class _MessageStream(BlockStream):
+    def __init__(self, asked: ChatBody, shows_thoughts: bool) -> None:
+        super().__init__(asked)
+        self._shows_thoughts = shows_thoughts
+
     def begin(self, heading: Heading) -> Iterator[Event]:
         yield _event("message_start", message=_message(heading))
 
@@ -326,6 +339,8 @@ class _MessageStream(BlockStream):
         yield _event("content_block_start", index=self.number, content_block=_block(kind, ""))
 
     def piece(self, kind: Kind, text: str) -> Iterator[Event]:
+        if kind == "reasoning" and not self._shows_thoughts:
+            return
         field = "thinking" if kind == "reasoning" else "text"
         yield _event("content_block_delta", index=self.number, delta={"type": f"{field}_delta", field: text})
 

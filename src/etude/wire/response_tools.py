@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from etude.core.errors import RequestError
 from etude.core.message import Tool
@@ -19,23 +19,30 @@ _KINDS = ("function", "namespace")
 
 
 class FunctionTool(BaseModel):
-    """A function that the agent runs itself."""
+    """A function that the agent runs itself, is always shown, and is called by the model alone."""
+
+    model_config = ConfigDict(extra="forbid")
 
     type: Literal["function"]
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: Flag | None = None
+    defer_loading: Literal[False] | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
 
     def as_chat(self, namespace: str | None = None) -> Iterator[Tool]:
         """The tool as chat completions have it."""
         named = {"name": chat_name(self.name, namespace)}
-        function = self.model_dump(exclude={"type"}, exclude_none=True) | named
+        shown = {"name", "description", "parameters", "strict"}
+        function = self.model_dump(include=shown, exclude_none=True) | named
         yield {"type": "function", "function": function}
 
 
 class Namespace(BaseModel):
     """Functions under one name."""
+
+    model_config = ConfigDict(extra="forbid")
 
     type: Literal["namespace"]
     name: str

@@ -13,7 +13,7 @@ from etude.core.errors import RequestError
 from etude.core.message import Message
 from etude.wire.answers import Heading, RecordedCompletion, TokenLogprob
 from etude.wire.blocks import BlockStream, Kind
-from etude.wire.bodies import check_conversation
+from etude.wire.bodies import CacheOptions, ResponseStreamOptions, check_conversation
 from etude.wire.chat import logprobs_object
 from etude.wire.dialect import (
     BOOKKEEPING,
@@ -102,23 +102,23 @@ class _TextConfig(BaseModel):
 
 
 class _ReasoningConfig(BaseModel):
-    """How much to think. Thoughts come whole, and not summarised."""
+    """How much to think. Thoughts come whole; which of them later turns see is up to the template."""
 
     model_config = ConfigDict(extra="forbid")
 
     effort: str | None = None
     summary: str | None = None
     generate_summary: str | None = None
-    context: str | None = None
+    context: Literal["auto"] | None = None
 
 
 class ResponsesBody(RequestBody):
     """The body of `POST /responses`."""
 
-    free = BOOKKEEPING | {"stream_options", "client_metadata"}
-    neutral: ClassVar[Neutral] = {
+    free = (BOOKKEEPING - {"store"}) | {"client_metadata"}
+    neutral: ClassVar[Neutral] = RequestBody.neutral | {
         "background": (False,),
-        "truncation": ("disabled", "auto"),
+        "truncation": ("disabled",),
         "context_management": ([],),
     }
 
@@ -134,6 +134,9 @@ class ResponsesBody(RequestBody):
     text: _TextConfig | None = None
     reasoning: _ReasoningConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    stream_options: ResponseStreamOptions | None = None
+    prompt_cache_options: CacheOptions | None = None
+    store: Flag | None = None
     max_tokens: Integer | None = Field(default=None, alias="max_output_tokens", ge=1)
 
     def given(self) -> dict[str, Any]:
@@ -198,7 +201,8 @@ class ResponsesDialect(Dialect):
         response = _response(answer, asked, body, created)
         # Instructions are of one request; the API does not carry them over.
         own = asked.messages[1 if body.get("instructions") else 0 :]
-        self._memory.keep(response["id"], replace(asked, messages=(*own, completion.message)))
+        if response["store"]:
+            self._memory.keep(response["id"], replace(asked, messages=(*own, completion.message)))
         cut, usage = completion.finish_reason == "length", completion.usage
         return response | {
             "status": "incomplete" if cut else "completed",
@@ -278,7 +282,7 @@ def _response(heading: Heading, asked: ChatBody, body: Any, created: int) -> dic
         "parallel_tool_calls": asked.parallel_tool_calls,
         "text": body.get("text") or {"format": {"type": "text"}},
         "truncation": "disabled",
-        "store": True,
+        "store": body.get("store") is not False,
     }
 
 
@@ -289,10 +293,8 @@ def _id(heading: Heading, prefix: str) -> str:
 def _output(answer: RecordedCompletion, asked: ChatBody, body: Any) -> Iterator[dict[str, Any]]:
     """The items of a response: its thoughts, its text, and a call of a tool each."""
     completion = answer.completion
-    message, status = (
-        completion.message,
-        "incomplete" if completion.finish_reason == "length" else "completed",
-    )
+    message = completion.message
+    status = "incomplete" if completion.finish_reason == "length" else "completed"
     text, calls = message.get("content"), message.get("tool_calls") or ()
     if thoughts := message.get("reasoning_content"):
         yield _item(answer, "reasoning", thoughts, status="completed" if text or calls else status)

@@ -47,6 +47,8 @@ class TokenizeBody(BaseModel):
     def _is_a_prompt_or_messages(self) -> TokenizeBody:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give either a prompt or messages")
+        if self.messages is not None and self.add_special_tokens:
+            raise ValueError("the chat template writes the special tokens; leave add_special_tokens out")
         check_conversation(self.messages or (), self.tools)
         return self
 

@@ -1,0 +1,633 @@
+"""Every field of the requests of OpenAI's and Anthropic's SDKs and of vLLM is honoured, or refused by name.
+
+A field that a new SDK has and these tables do not fails the test.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import anthropic.types as claude
+import anthropic.types.beta as claude_beta
+import httpx
+import pytest
+from anthropic.types import message_create_params
+from anthropic.types.beta import message_create_params as beta_message_create_params
+from openai.types import chat, completion_create_params, responses, shared_params
+from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
+from openai.types.shared_params import response_format_json_schema
+from typing_extensions import get_type_hints, is_typeddict
+
+from etude.core.call import Completion
+from etude.core.errors import RequestError
+from etude.wire.answers import RecordedCompletion
+from etude.wire.chat import ChatDialect
+from etude.wire.completions import CompletionsDialect
+from etude.wire.dialect import AnswerMemory, Dialect
+from etude.wire.endpoint import EndpointServer
+from etude.wire.messages import MessagesDialect
+from etude.wire.responses import ResponsesDialect
+from tests.wire.dialects import ASK, Scripted
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+ADD = {"type": "function", "function": {"name": "add", "parameters": {}}}
+CALL = {"type": "function", "id": "c1", "function": {"name": "add", "arguments": "{}"}}
+PATHS: dict[str, tuple[type[Dialect], dict[str, Any]]] = {
+    "/chat/completions": (ChatDialect, {"model": "m", "messages": ASK}),
+    "/completions": (CompletionsDialect, {"model": "m", "prompt": "hi"}),
+    "/responses": (ResponsesDialect, {"model": "m", "input": "hi"}),
+    "/messages": (MessagesDialect, {"model": "m", "max_tokens": 9, "messages": ASK}),
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What becomes of a field with a value, and beside which others."""
+
+    word: str
+    value: Any
+    beside: Mapping[str, Any] = field(default_factory=dict)
+    told: str = ""
+    """Of a refusal, where it has another word than the field's name."""
+
+
+def honoured(value: Any, **beside: Any) -> Verdict:
+    """The answer that is asked for, or the reply, is another one."""
+    return Verdict("honoured", value, beside)
+
+
+def free(value: Any) -> Verdict:
+    """Accepted: by its nature it changes nothing about the answer."""
+    return Verdict("free", value)
+
+
+def refused(value: Any, told: str = "") -> Verdict:
+    """Refused, with the field's name."""
+    return Verdict("refused", value, told=told)
+
+
+def put(body: dict[str, Any]) -> dict[str, Any]:
+    """An object that is the body itself."""
+    return body
+
+
+def tool(**fields: Any) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "function": {"name": "add", **fields}}]}
+
+
+@dataclass(frozen=True)
+class Part:
+    """An object in a request, as an SDK declares it."""
+
+    path: str
+    kinds: tuple[Any, ...]
+    fields: Mapping[str, Verdict | tuple[Verdict, ...]]
+    within: Callable[[dict[str, Any]], dict[str, Any]] = put
+    """A body, but for what all have, with the object."""
+    more: frozenset[str] = frozenset()
+    """Fields that no SDK has: vLLM's."""
+
+
+COMMON = {
+    "model": honoured("other"),
+    "frequency_penalty": honoured(0.5),
+    "logit_bias": honoured({"5": 1}),
+    "max_tokens": honoured(7),
+    "n": honoured(2),
+    "presence_penalty": honoured(0.5),
+    "seed": honoured(3),
+    "stop": honoured(["x"]),
+    "stream_options": honoured({"include_usage": True}, stream=True),
+    "temperature": honoured(0.5),
+    "top_p": honoured(0.5),
+    "user": free("someone"),
+}
+VLLM: dict[str, Verdict | tuple[Verdict, ...]] = {
+    "add_special_tokens": refused(True),
+    "allowed_token_ids": refused([5]),
+    "bad_words": refused(["x"]),
+    "cache_salt": free("x"),
+    "ec_transfer_params": refused({"a": 1}),
+    "ignore_eos": refused(True),
+    "include_stop_str_in_output": refused(True),
+    "kv_transfer_params": refused({"a": 1}),
+    "length_penalty": refused(2.0),
+    "logprob_token_ids": refused([5]),
+    "min_p": honoured(0.1),
+    "min_tokens": honoured(2),
+    "priority": (free(0), refused(1)),
+    "prompt_logprobs": honoured(1),
+    "repetition_detection": refused({"max_pattern_size": 3}),
+    "repetition_penalty": honoured(1.2),
+    "request_id": free("x"),
+    "return_mm_kwargs": refused(False),
+    "return_token_ids": honoured(True),
+    "return_token_offsets": refused(True),
+    "return_tokens_as_token_ids": honoured(True),
+    "routed_experts_prompt_start": refused(1),
+    "session_id": refused("x"),
+    "skip_special_tokens": (free(False), refused(True)),
+    "spaces_between_special_tokens": refused(True),
+    "stop_token_ids": honoured([5]),
+    "stream_interval": refused(2),
+    "structured_outputs": honoured({"regex": "a+"}),
+    "thinking_token_budget": refused(5),
+    "top_k": honoured(5),
+    "truncate_prompt_tokens": refused(5),
+    "truncation_side": refused("left"),
+    "use_beam_search": refused(True),
+    "vllm_xargs": refused({"a": 1}),
+    "watermarking": refused(True),
+}
+"""Of 0.32 and a few later ones."""
+VLLM_CHAT = VLLM | {
+    "add_generation_prompt": refused(False),
+    "chat_template": refused("x"),
+    "chat_template_kwargs": honoured({"a": 1}),
+    "continue_final_message": refused(True),
+    "documents": refused([{"text": "x"}]),
+    "echo": refused(True),
+    "include_reasoning": refused(False),
+    "media_io_kwargs": refused({"image": {}}),
+    "mm_processor_kwargs": refused({"a": 1}),
+    "return_prompt_text": refused(True),
+}
+VLLM_TEXT = VLLM | {
+    "add_special_tokens": refused(False),
+    "prompt_embeds": refused("x"),
+    "response_format": honoured(JSON_SCHEMA),
+}
+CHAT = COMMON | {
+    "audio": refused({"voice": "alloy", "format": "mp3"}),
+    "function_call": refused("auto"),
+    "functions": refused([{"name": "add"}]),
+    "logprobs": honoured(True),
+    "max_completion_tokens": honoured(7),
+    "messages": honoured([*ASK, *ASK]),
+    "metadata": free({"a": "b"}),
+    "modalities": (free(["text"]), refused(["text", "audio"])),
+    "moderation": refused({"model": "x"}),
+    "parallel_tool_calls": honoured(False),
+    "prediction": free({"type": "content", "content": "x"}),
+    "prompt_cache_key": free("x"),
+    "prompt_cache_options": free({"ttl": "30m"}),
+    "prompt_cache_retention": free("24h"),
+    "reasoning_effort": honoured("low"),
+    "response_format": (
+        honoured(JSON_SCHEMA),
+        honoured({"type": "json_object"}),
+        refused({"type": "json_object", "schema": SCHEMA}),
+        refused({"type": "structural_tag"}),
+    ),
+    "safety_identifier": free("x"),
+    "service_tier": (free("auto"), free("default"), free("flex"), refused("priority"), refused("fast")),
+    "store": free(False),
+    "tool_choice": (honoured("required", tools=[ADD]), refused({"type": "custom", "custom": {"name": "x"}})),
+    "tools": honoured([ADD]),
+    "top_logprobs": (honoured(2, logprobs=True), refused(2)),
+    "verbosity": free("low"),
+    "web_search_options": refused({}),
+}
+TEXT = COMMON | {
+    "best_of": (free(1), refused(2)),
+    "echo": honoured(True),
+    "logprobs": honoured(2),
+    "prompt": honoured([[5]]),
+    "suffix": refused("x"),
+}
+RESPONSES = {
+    "access_programs": refused(["x"]),
+    "background": (free(False), refused(True)),
+    "background_options": refused({"continuation_id": "x"}),
+    "context_management": refused([{"type": "compaction"}]),
+    "conversation": refused("conv_1"),
+    "image": refused({"context_compression": "auto"}),
+    "include": (honoured(["message.output_text.logprobs"]), refused(["file_search_call.results"])),
+    "input": honoured("what?"),
+    "instructions": honoured("Be brief."),
+    "max_output_tokens": honoured(7),
+    "max_tool_calls": refused(1),
+    "metadata": free({"a": "b"}),
+    "model": honoured("other"),
+    "moderation": refused({"model": "x"}),
+    "parallel_tool_calls": honoured(False),
+    "previous_response_id": refused("resp_of_another"),
+    "prompt": refused({"id": "x"}),
+    "prompt_cache_key": free("x"),
+    "prompt_cache_options": free({"ttl": "30m"}),
+    "prompt_cache_retention": free("24h"),
+    "reasoning": honoured({"effort": "low"}),
+    "safety_identifier": free("x"),
+    "service_tier": (free("auto"), refused("priority")),
+    "store": honoured(False),
+    "stream_options": free({"include_obfuscation": False}),
+    "temperature": honoured(0.5),
+    "text": honoured({"format": {"type": "json_object"}}),
+    "tool_choice": honoured("required", tools=[{"type": "function", "name": "add"}]),
+    "tools": honoured([{"type": "function", "name": "add"}]),
+    "top_logprobs": honoured(2, include=["message.output_text.logprobs"]),
+    "top_p": honoured(0.5),
+    "truncation": (free("disabled"), refused("auto")),
+    "user": free("someone"),
+}
+MESSAGES = {
+    "cache_control": free({"type": "ephemeral"}),
+    "container": refused("x"),
+    "diagnostics": free({"previous_message_id": "x"}),
+    "inference_geo": (free("global"), refused("us")),
+    "max_tokens": honoured(7),
+    "messages": honoured([*ASK, *ASK]),
+    "metadata": free({"user_id": "x"}),
+    "model": honoured("other"),
+    "output_config": honoured({"effort": "low"}),
+    "service_tier": (free("auto"), free("standard_only"), refused("priority")),
+    "speed": (free("standard"), refused("fast")),
+    "stop_sequences": honoured(["x"]),
+    "system": honoured("Be brief."),
+    "thinking": honoured({"type": "enabled", "budget_tokens": 1024}),
+    "tool_choice": honoured({"type": "any"}, tools=[{"name": "add"}]),
+    "tools": honoured([{"name": "add"}]),
+    "user_profile_id": free("x"),
+    "workspace_id": free("x"),
+}
+BETA = MESSAGES | {
+    "betas": refused(["x"]),
+    "billing_policy": refused({"type": "x"}),
+    "compaction": refused({"type": "x"}),
+    "context_management": (free({"edits": []}), refused({"edits": [{"type": "clear_tool_uses_20250919"}]})),
+    "fallback_credit_token": refused("x"),
+    "fallbacks": refused([{"model": "x"}]),
+    "mcp_servers": (free([]), refused([{"type": "url", "url": "x", "name": "x"}])),
+    "thread": refused({"type": "continue", "previous_message_id": "msg_of_another"}),
+}
+USER = {"role": "user", "content": "hi"}
+MADE = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+
+
+def said(**fields: Any) -> dict[str, Any]:
+    return {"messages": [*ASK, {"role": "assistant", "content": "x", **fields}, *ASK]}
+
+
+def block(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [fields]}]}
+
+
+def thought(**fields: Any) -> dict[str, Any]:
+    blocks = [fields, {"type": "text", "text": "x"}]
+    return {"messages": [*ASK, {"role": "assistant", "content": blocks}, *ASK]}
+
+
+def used(result: Mapping[str, Any], use: Mapping[str, Any]) -> dict[str, Any]:
+    call = {"type": "tool_use", "id": "t1", "name": "add", "input": {}, **use}
+    answer = {"type": "tool_result", "tool_use_id": "t1", **result}
+    talk = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [answer]}]
+    return {"messages": [*ASK, *talk]}
+
+
+def function(**fields: Any) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "name": "add", **fields}]}
+
+
+PARTS = [
+    Part(
+        "/chat/completions",
+        (chat_create_params.CompletionCreateParamsBase,),
+        VLLM_CHAT | CHAT,
+        more=frozenset(VLLM_CHAT),
+    ),
+    Part(
+        "/completions",
+        (completion_create_params.CompletionCreateParamsBase,),
+        VLLM_TEXT | TEXT,
+        more=frozenset(VLLM_TEXT),
+    ),
+    Part("/responses", (response_create_params.ResponseCreateParamsBase,), RESPONSES),
+    Part("/messages", (message_create_params.MessageCreateParamsBase,), MESSAGES),
+    Part("/messages", (beta_message_create_params.MessageCreateParamsBase,), BETA),
+    Part(
+        "/chat/completions",
+        (chat.ChatCompletionStreamOptionsParam,),
+        {
+            "include_usage": honoured(True),
+            "include_obfuscation": (free(False), refused(True)),
+            "continuous_usage_stats": refused(True),
+        },
+        lambda found: {"stream": True, "stream_options": found},
+        frozenset({"continuous_usage_stats"}),
+    ),
+    Part(
+        "/responses",
+        (response_create_params.StreamOptions,),
+        {"include_obfuscation": (free(False), refused(True))},
+        lambda found: {"stream": True, "stream_options": found},
+    ),
+    Part(
+        "/chat/completions",
+        (chat_create_params.PromptCacheOptions,),
+        {"mode": free("explicit"), "ttl": free("30m")},
+        lambda found: {"prompt_cache_options": found},
+    ),
+    Part(
+        "/responses",
+        (response_create_params.PromptCacheOptions,),
+        {
+            "comparison_response_id": refused("x"),
+            "mode": free("explicit"),
+            "prewarm": (free(False), refused(True)),
+            "ttl": free("12h"),
+        },
+        lambda found: {"prompt_cache_options": found},
+    ),
+    Part(
+        "/chat/completions",
+        (response_format_json_schema.JSONSchema,),
+        {
+            "name": free("label"),
+            "description": free("label"),
+            "strict": free(True),
+            "schema": honoured({"type": "array"}),
+            "whitespace": refused("x"),
+        },
+        lambda found: {
+            "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA, **found}}
+        },
+        frozenset({"whitespace"}),
+    ),
+    Part(
+        "/chat/completions",
+        (shared_params.FunctionDefinition,),
+        {
+            "name": honoured("sub"),
+            "description": honoured("Adds."),
+            "parameters": honoured(SCHEMA),
+            "strict": honoured(True),
+        },
+        lambda found: tool(**found),
+    ),
+    Part(
+        "/chat/completions",
+        (chat.ChatCompletionAssistantMessageParam,),
+        {
+            "role": honoured("user"),
+            "content": honoured("y"),
+            "name": honoured("x"),
+            "tool_calls": honoured([CALL]),
+            "audio": refused({"id": "x"}),
+            "function_call": refused({"name": "add", "arguments": "{}"}),
+            "refusal": refused("No."),
+        },
+        lambda found: said(**found),
+    ),
+    Part(
+        "/chat/completions",
+        (chat.ChatCompletionToolMessageParam,),
+        {"role": refused("function"), "content": honoured("4"), "tool_call_id": refused("c2")},
+        lambda found: {
+            "messages": [*ASK, MADE, {"role": "tool", "tool_call_id": "c1", "content": "3", **found}]
+        },
+    ),
+    Part(
+        "/responses",
+        (responses.FunctionToolParam,),
+        {
+            "async": refused(True),
+            "type": refused("custom"),
+            "name": honoured("sub"),
+            "parameters": honoured(SCHEMA),
+            "strict": honoured(True),
+            "description": honoured("Adds."),
+            "allowed_callers": (free(["direct"]), refused(["programmatic"])),
+            "defer_loading": (free(False), refused(True)),
+            "output_schema": refused(SCHEMA),
+        },
+        lambda found: function(**found),
+    ),
+    Part(
+        "/responses",
+        (shared_params.Reasoning,),
+        {
+            "context": (free("auto"), refused("all_turns")),
+            "effort": honoured("low"),
+            "generate_summary": free("auto"),
+            "summary": free("auto"),
+            "mode": refused("pro"),
+        },
+        lambda found: {"reasoning": found},
+    ),
+    Part(
+        "/responses",
+        (responses.ResponseTextConfigParam,),
+        {
+            "format": (honoured({"type": "json_object"}), refused({"type": "json_object", "schema": SCHEMA})),
+            "verbosity": free("low"),
+        },
+        lambda found: {"text": found},
+    ),
+    Part(
+        "/messages",
+        (claude.ToolParam, claude_beta.BetaToolParam),
+        {
+            "allowed_callers": (free(["direct"]), refused(["code_execution_20260120"])),
+            "cache_control": free({"type": "ephemeral"}),
+            "defer_loading": (free(False), refused(True)),
+            "description": honoured("Adds."),
+            "eager_input_streaming": free(True),
+            "input_examples": refused([{}]),
+            "input_schema": honoured(SCHEMA),
+            "name": honoured("sub"),
+            "strict": honoured(True),
+            "type": (free("custom"), refused("bash_20250124")),
+        },
+        lambda found: {"tools": [{"name": "add", **found}]},
+    ),
+    Part(
+        "/messages",
+        (claude.OutputConfigParam,),
+        {
+            "effort": honoured("low"),
+            "format": honoured({"type": "json_schema", "schema": SCHEMA}),
+            "task_budget": refused({"type": "tokens", "total": 5}),
+        },
+        lambda found: {"output_config": found},
+        frozenset({"task_budget"}),
+    ),
+    Part(
+        "/messages",
+        (claude.ThinkingConfigEnabledParam, claude.ThinkingConfigAdaptiveParam),
+        {
+            "type": (honoured("disabled"), refused("between_tools")),
+            "budget_tokens": free(2048),
+            "display": (free("summarized"), honoured("omitted")),
+            "keep": refused("all"),
+        },
+        lambda found: {"thinking": {"type": "enabled", **found}},
+        frozenset({"keep"}),
+    ),
+    Part(
+        "/messages",
+        (claude.ToolChoiceToolParam, claude.ToolChoiceAnyParam),
+        {
+            "type": (honoured("any"), refused("some")),
+            "name": refused("sub", "there is no tool 'sub'"),
+            "disable_parallel_tool_use": honoured(True),
+        },
+        lambda found: {"tools": [{"name": "add"}], "tool_choice": {"type": "tool", "name": "add", **found}},
+    ),
+    Part(
+        "/messages",
+        (claude.TextBlockParam,),
+        {
+            "type": refused("image"),
+            "text": honoured("y"),
+            "cache_control": free({"type": "ephemeral"}),
+            "citations": free([]),
+        },
+        lambda found: block(**{"type": "text", "text": "x", **found}),
+    ),
+    Part(
+        "/messages",
+        (claude.ThinkingBlockParam,),
+        {"type": refused("document"), "thinking": honoured("y"), "signature": free("x")},
+        lambda found: thought(**{"type": "thinking", "thinking": "x", **found}),
+    ),
+    Part(
+        "/messages",
+        (claude.ToolUseBlockParam,),
+        {
+            "type": refused("server_tool_use"),
+            "id": refused("t2"),
+            "input": honoured({"a": 1}),
+            "name": honoured("sub"),
+            "cache_control": free({"type": "ephemeral"}),
+            "caller": free({"type": "direct"}),
+            "toolset_name": free("x"),
+        },
+        lambda found: used({}, found),
+    ),
+    Part(
+        "/messages",
+        (claude.ToolResultBlockParam,),
+        {
+            "type": refused("web_search_tool_result"),
+            "tool_use_id": refused("t2", "tool_call_id"),
+            "content": honoured("3"),
+            # The text says what went wrong; chat templates have no place for more.
+            "is_error": free(True),
+            "cache_control": free({"type": "ephemeral"}),
+            "toolset_name": free("x"),
+        },
+        lambda found: used(found, {}),
+    ),
+]
+
+
+def verdicts(part: Part, name: str) -> tuple[Verdict, ...]:
+    found = part.fields[name]
+    return found if isinstance(found, tuple) else (found,)
+
+
+CASES = [
+    pytest.param(part, name, verdict, id=f"{part.path[1:]} {part.kinds[0].__name__}.{name} {verdict.word}")
+    for part in PARTS
+    for name in part.fields
+    for verdict in verdicts(part, name)
+]
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: f"{part.path} {part.kinds[0].__name__}")
+def test_every_field_is_in_the_tables_and_they_have_no_other(part: Part) -> None:
+    known = {name for kind in part.kinds for name in get_type_hints(kind)}
+    assert set(part.fields) == known | part.more
+
+
+def seen(path: str, more: Mapping[str, Any]) -> tuple[Any, Any]:
+    """What a body asks for, and the reply to it."""
+    kind, common = PATHS[path]
+    dialect, body = kind(AnswerMemory()), {**common, **more}
+    asked = dialect.parse(body)
+    message = {"role": "assistant", "content": "3", "reasoning_content": "1 + 2"}
+    said = Completion(
+        message,
+        prompt_ids=(1, 2),
+        completion_ids=(5,),
+        logprobs=(-0.5,),
+        prompt_logprobs=(-1.0,),
+        prompt_top=((),),
+    )
+    answer = RecordedCompletion("id", "m", completion=said)
+    return asked, dialect.reply([answer], asked, body, 1)
+
+
+@pytest.mark.parametrize(("part", "name", "verdict"), CASES)
+def test_a_field_is_honoured_or_refused_by_name(part: Part, name: str, verdict: Verdict) -> None:
+    without, with_it = part.within({**verdict.beside}), part.within({**verdict.beside, name: verdict.value})
+    if verdict.word == "refused":
+        with pytest.raises(RequestError) as raised:
+            seen(part.path, with_it)
+        assert (verdict.told or name) in f"{raised.value.param} {raised.value}"
+        return
+    before, after = seen(part.path, without), seen(part.path, with_it)
+    assert (before != after) if verdict.word == "honoured" else (before[0] == after[0])
+
+
+def kinds_in(hint: Any) -> Iterator[Any]:
+    """The objects that a field may hold."""
+    if is_typeddict(hint):
+        yield hint
+    for each in typing.get_args(hint) if not isinstance(hint, types.GenericAlias) else hint.__args__:
+        yield from kinds_in(each)
+
+
+OBJECTS = [
+    ("/chat/completions", chat_create_params.CompletionCreateParamsBase, "tools", {"function"}),
+    ("/responses", response_create_params.ResponseCreateParamsBase, "tools", {"function", "namespace"}),
+    ("/messages", message_create_params.MessageCreateParamsBase, "tools", {"custom"}),
+    ("/messages", beta_message_create_params.MessageCreateParamsBase, "tools", {"custom"}),
+    (
+        "/responses",
+        response_create_params.ResponseCreateParamsBase,
+        "input",
+        {"message", "function_call", "function_call_output", "reasoning"},
+    ),
+    (
+        "/chat/completions",
+        chat_create_params.CompletionCreateParamsBase,
+        "response_format",
+        {"text", "json_object", "json_schema"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "kind", "name", "known"), OBJECTS)
+def test_objects_of_other_types_are_refused(path: str, kind: Any, name: str, known: set[str]) -> None:
+    hint = get_type_hints(kind)[name]
+    named = {
+        type
+        for each in kinds_in(hint)
+        for type in typing.get_args(get_type_hints(each).get("type"))
+        if isinstance(type, str)
+    }
+    assert known <= named | {"custom"} and len(named) > 1
+    for type in named - known:
+        found: Any = {"type": type, "name": "x"}
+        with pytest.raises(RequestError) as raised:
+            seen(path, {name: found if name == "response_format" else [found]})
+        assert name in f"{raised.value.param} {raised.value}"
+
+
+async def test_an_endpoint_refuses_with_the_name_of_the_field() -> None:
+    server = EndpointServer()
+    endpoint = server.open(Scripted("x"))
+    headers = {"authorization": f"Bearer {endpoint.api_key}"}
+    async with httpx.AsyncClient(base_url=endpoint.base_url, headers=headers) as http:
+        for path, (_, common) in PATHS.items():
+            for name, value in (("unheard_of", 1), ("skip_special_tokens", True), ("audio", {"voice": "x"})):
+                reply = await http.post(path, json={**common, name: value})
+                assert (reply.status_code, name in reply.json()["error"]["message"]) == (400, True)
+    await server.close()
