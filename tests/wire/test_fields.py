@@ -48,7 +48,7 @@ PATHS: dict[str, tuple[type[Dialect], dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """What becomes of a field with a value, and beside which others."""
+    """A field with a value, those beside it, and the outcome."""
 
     word: str
     value: Any
@@ -547,7 +547,7 @@ def test_every_field_is_in_the_tables_and_they_have_no_other(part: Part) -> None
 
 
 def seen(path: str, more: Mapping[str, Any]) -> tuple[Any, Any]:
-    """What a body asks for, and the reply to it."""
+    """The request that a body is, and the reply to it."""
     kind, common = PATHS[path]
     dialect, body = kind(AnswerMemory()), {**common, **more}
     asked = dialect.parse(body)

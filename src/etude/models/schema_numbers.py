@@ -30,7 +30,7 @@ _LOWER = ("minimum", "exclusiveMinimum")
 _UPPER = ("maximum", "exclusiveMaximum")
 _LENGTHS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _CHOICES = {"multipleOf": "one above 0"} | dict.fromkeys(_LENGTHS, f"one up to {_LONGEST}")
-"""What else may stand there; for other keywords a number that is not as large, or not as long."""
+"""Numbers that may stand there; for other keywords one that is not as large, or not as long."""
 
 
 def with_kept_numbers(schema: dict[str, Any], param: str, *, lenient: bool) -> dict[str, Any]:
