@@ -66,7 +66,8 @@ class CacheOptions(BaseModel):
 class InferenceBody(RequestBody):
     """The parameters that chat completions and completions share."""
 
-    neutral: ClassVar[Neutral] = RequestBody.neutral | {
+    neutral: ClassVar[Neutral] = {
+        **RequestBody.neutral,
         "modalities": (["text"],),
         "best_of": (1,),
         "echo": (False,),
@@ -186,7 +187,7 @@ class ChatCompletionBody(InferenceBody):
 class CompletionBody(InferenceBody):
     """The body of `POST /v1/completions`."""
 
-    neutral: ClassVar[Neutral] = InferenceBody.neutral | {"add_special_tokens": (True,)}
+    neutral: ClassVar[Neutral] = {**InferenceBody.neutral, "add_special_tokens": (True,)}
 
     prompt: str | TokenIds | list[str] | list[TokenIds] = Field(min_length=1)
     logprobs: Integer | None = Field(default=None, ge=0, le=20)

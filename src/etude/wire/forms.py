@@ -36,7 +36,7 @@ def read_format(value: Wish | None, param: str) -> Constraint | None:
         case {"type": "json_object"}:
             return Constraint("json_object")
         case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
-            _known_fields(value["json_schema"], f"{param}.json_schema")  # type: ignore[index,call-overload]
+            _known_fields(value["json_schema"], f"{param}.json_schema")  # type: ignore[index]
             return _of_schema(schema, param)
         case {"type": "json_schema", "schema": dict(schema)}:
             return _of_schema(schema, param)

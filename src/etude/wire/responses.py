@@ -116,7 +116,8 @@ class ResponsesBody(RequestBody):
     """The body of `POST /responses`."""
 
     free = (BOOKKEEPING - {"store"}) | {"client_metadata"}
-    neutral: ClassVar[Neutral] = RequestBody.neutral | {
+    neutral: ClassVar[Neutral] = {
+        **RequestBody.neutral,
         "background": (False,),
         "truncation": ("disabled",),
         "context_management": ([],),
@@ -178,8 +179,7 @@ class ResponsesDialect(Dialect):
         """Read a request. Raises RequestError for items and tools too that a chat has no place for."""
         known = validated(ResponsesBody, body)
         asked = known.request()
-        earlier = self._earlier(known.previous_response_id)
-        head = 1 if known.instructions else 0
+        earlier, head = self._earlier(known.previous_response_id), 1 if known.instructions else 0
         messages = (*asked.messages[:head], *earlier, *self._memory.restored(asked.messages[head:]))
         if not messages:
             raise RequestError("input must hold at least one message, found none", param="input")
