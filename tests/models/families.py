@@ -14,6 +14,7 @@ from typing import Any
 
 from etude.core.errors import EngineError
 from etude.models.template import ChatTemplate
+from etude.preflight.call_values import VALUES
 from etude.preflight.drift import SHAPES, played, ways
 
 TRL_VERSION = "1.16.0"
@@ -218,10 +219,17 @@ is taken:
 3. one of Etude's response templates, for syntaxes in plain characters and those that renderers does not
    know.
 
+Some syntaxes write the values of a call's arguments without their types, such as
+`<parameter=on>True</parameter>`. There the tool's JSON schema says what a text stands for: `True`, `true`,
+`None` and `null` are values where the schema allows a boolean or null, `12` is a number where it allows one,
+and each is a text where it allows texts only. Where it allows both, a text that looks like the other value is
+that: such a syntax cannot tell them apart. What is no value that the schema allows is handed on as text, and
+the tool says what is wrong with it.
+
 A call that cannot be made out stays in the text, where the agent can see it, and so does one that was cut
-off by `max_tokens`. Thinking is the `reasoning_content` of the message; where the template knows no
-thinking, tags are text like any other. A client may send an answer back without its thinking: the
-recorded one is used then.
+off by `max_tokens`. Thinking is the `reasoning_content` of the message; a call ends a thought that the prompt
+opened. Where the template knows no thinking, tags are text like any other. A client may send an answer back
+without its thinking: the recorded one is used then.
 
 What was sampled is never tokenised again: a prompt extends the tokens before it, by the renderers' family
 where that goes on as the template does, otherwise by the difference of the template's renderings. Many
@@ -242,7 +250,10 @@ off if that is possible, and others change nothing.
 
 `etude doctor --drift MODEL` says all this of a model, and what new branches cost. A test makes this table
 from the chat templates that TRL {TRL_VERSION} carries (the two of Mistral's are written after its
-documentation), each with a tokenizer built tiny, and compares it with this page.
+documentation), each with a tokenizer built tiny, and compares it with this page. It says that tool calls are
+understood where calls came back from the template as they had been, alone, two at once and after a thought,
+with arguments of all these kinds: {", ".join(VALUES)}.
+What did not come back is named.
 
 """
 

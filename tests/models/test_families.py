@@ -11,6 +11,7 @@ import pytest
 from etude.core.call import ChatRequest, Completion
 from etude.core.errors import EngineError
 from etude.models.probe import MORE, NAME, PROBES, QUESTION, RESULT, THOUGHT, TOOL
+from etude.preflight.call_values import unread_values
 from tests.models import families
 from tests.models.families import FAMILIES, template
 from tests.models.tiny_models import answered
@@ -52,13 +53,82 @@ def test_tool_calls_of_every_family_with_tools_are_read(name):
     family = template(name).family()
     assert "a call" in family.written
     assert not family.missing("call")
-    # DeepSeek's prompts open a thought, and its models think before they call.
-    kind = "thinking and a call" if name == "deepseekv3" else "a call"
-    message = read(name, *cut(name, kind))
+    message = read(name, *cut(name, "a call"))
     (call,) = message["tool_calls"]
     assert call["function"]["name"] == NAME
     assert json.loads(call["function"]["arguments"]) == {"count": 1, "text": "probed value"}
     assert not message["content"]
+
+
+@pytest.mark.parametrize("name", WITH_TOOLS)
+def test_arguments_of_every_kind_come_back(name):
+    assert not unread_values(template(name))
+
+
+PROPERTIES = {
+    "on": {"type": "boolean"},
+    "until": {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None},
+    "note": {"type": "string"},
+    "label": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None},
+    "place": {"$ref": "#/$defs/Place"},
+}
+PLACE = {"type": "object", "properties": {"city": {"type": "string"}, "is_far": {"type": "boolean"}}}
+SWITCH = {
+    "type": "function",
+    "function": {
+        "name": "switch",
+        "description": "Switch the light.",
+        "parameters": {
+            "type": "object",
+            "properties": {key: {"description": key, **schema} for key, schema in PROPERTIES.items()},
+            "required": ["on"],
+            "$defs": {"Place": PLACE},
+        },
+    },
+}
+STEPS = (
+    {"on": True, "until": None, "note": "False", "label": "12"},
+    {"on": False, "until": 7, "note": "None\n\n  of it", "label": None},
+    {"on": True, "place": {"city": "Rome", "is_far": False}},
+)
+
+
+@pytest.mark.parametrize("name", WITH_TOOLS)
+def test_a_conversation_of_calls_is_read_step_by_step(name):
+    of, messages, earlier = template(name), [QUESTION], []
+    for step, arguments in enumerate(STEPS):
+        request = ChatRequest(tuple(messages), (SWITCH,), earlier=tuple(earlier))
+        function = {"name": "switch", "arguments": json.dumps(arguments)}
+        call = {"id": f"call{step:05d}", "type": "function", "function": function}
+        prompt, answer = of.prompt(request).ids, {"role": "assistant", "content": "", "tool_calls": [call]}
+        ids = of.written_ids(request, answer)
+        message = of.parse(of.decode(ids[:-1]), [SWITCH], ids=ids, prompt_ids=prompt, first_call=len(earlier))
+        (found,) = message["tool_calls"]
+        assert found["id"] == call["id"]
+        assert json.dumps(json.loads(found["function"]["arguments"]), sort_keys=True) == json.dumps(
+            arguments, sort_keys=True
+        )
+        earlier.append(answered(request, Completion(message, prompt_ids=prompt, completion_ids=ids), step))
+        messages += [
+            message,
+            {"role": "tool", "tool_call_id": found["id"], "name": "switch", "content": "ok"},
+        ]
+
+
+def test_a_call_ends_a_thought_that_the_prompt_opened():
+    of = template("deepseekv3")
+    prompt, ids = cut("deepseekv3", "a call")
+    assert of.decode(prompt).endswith("<think>\n")
+    thought = of.rendering.ids_of(["I look it up."])[0]
+    message = read("deepseekv3", prompt, thought + ids)
+    assert message["reasoning_content"] == "I look it up."
+    assert message["content"] is None
+    assert [call["function"]["name"] for call in message["tool_calls"]] == [NAME]
+    # A call that was only thought of is none.
+    closed = of.rendering.ids_of(["</think>\n\nNo."])[0]
+    drafted = read("deepseekv3", prompt, thought + ids[:-1] + closed)
+    assert "tool_calls" not in drafted
+    assert drafted["content"] == "No."
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_TOOLS))

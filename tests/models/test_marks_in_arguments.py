@@ -26,7 +26,12 @@ MARKS = {
     "mistral_v3": ["[TOOL_CALLS]", "[/TOOL_CALLS]", "]"],
     "mistral_v13": ["[TOOL_CALLS]", "[ARGS]", "[/THINK]", "[THINK]"],
     "lfm2_v2": ["<|tool_call_start|>", "<|tool_call_end|>", "'", "]"],
-    "muse_glimmer": ["</atem:invoke>", "</atem:function_calls>", "<|eom|>"],
+    "muse_glimmer": ["</atem:invoke>", "</atem:function_calls>", "</atem:parameter>", "<|eom|>"],
+    "qwen3_5_think": ["<tool_call>", "</tool_call>", "</parameter>", "</function>", "<think>", "</think>"],
+    "qwen3_8": ["<tool_call>", "</tool_call>", "</parameter>", "</function>"],
+    "nemotron_3_nano": ["<tool_call>", "</tool_call>", "</parameter>", "</function>"],
+    "glm4moe": ["<tool_call>", "</tool_call>", "<arg_key>", "<arg_value>"],
+    "lfm2_2_5": ["<|tool_call_start|>", "'", "]", "a='b'"],
 }
 """By family."""
 

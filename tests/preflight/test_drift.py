@@ -96,3 +96,10 @@ def test_what_a_template_refuses_is_said():
     found = told(STRICT)
     assert "several turns" not in found
     assert "no tools" in found["a tool call and its result"]
+
+
+def test_values_that_do_not_come_back_are_a_warning():
+    silent = CHATML.replace("arguments | tojson", "arguments | tojson | replace('null', '0')")
+    assert silent != CHATML
+    kinds = "null, texts that look like other values, lists, objects"
+    assert told(silent)["tool calls"] == f"understood, but for {kinds}"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from etude.core.message import Message, Tool
 
 QUESTION: Message = {"role": "user", "content": "A probed question?"}
 NAME, ARGUMENTS = "probed_name", {"count": 1, "text": "probed value"}
+LINES = 'probed value\nIt\'s a \\new "line".'
 THOUGHT, ANSWER = "A probed thought", "A probed answer."
 
 TOOL: Tool = {
@@ -29,8 +31,10 @@ TOOL: Tool = {
 """The tool that the probed answers call."""
 
 
-def _answer(content: str = "", thinking: str = "", calls: int = 0) -> Message:
-    function = {"name": NAME, "arguments": json.dumps(ARGUMENTS)}
+def _answer(
+    content: str = "", thinking: str = "", calls: int = 0, arguments: Mapping[str, Any] = ARGUMENTS
+) -> Message:
+    function = {"name": NAME, "arguments": json.dumps(arguments)}
     made = [{"id": f"probe{index:04d}", "type": "function", "function": function} for index in range(calls)]
     thought = {"reasoning_content": thinking} if thinking else {}
     return {"role": "assistant", "content": content, **thought, **({"tool_calls": made} if calls else {})}
@@ -43,6 +47,7 @@ PROBES: Mapping[str, Message] = {
     "thinking and a call": _answer(thinking=THOUGHT, calls=1),
     "text and a call": _answer(ANSWER, calls=1),
     "two calls": _answer(calls=2),
+    "several lines of text": _answer(calls=1, arguments={**ARGUMENTS, "text": LINES}),
 }
 """Answers, by what is in them. Arguments are JSON text, as in OpenAI's format."""
 

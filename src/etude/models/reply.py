@@ -5,8 +5,6 @@ Each family of models writes them in a syntax of its own, and for each there is 
 
 from __future__ import annotations
 
-import ast
-import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +14,9 @@ from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
 
 from etude.core.message import Message, Tool
+from etude.models.arguments import json_text, python_calls, typed, written_arguments
 from etude.models.quoted import hide_end_marks
+from etude.models.syntaxes import RAW_STRINGS
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +26,6 @@ _PREFILLED = re.compile(r"(?:<think>|\[THINK\])\s*(?:(?:</think>|\[/THINK\])\s*)
 _MARK = re.compile(r"[<\[{]")
 """With one of these begins every mark of the syntaxes that Etude knows: text without any needs no parser."""
 _KEPT_PREFIXES = 1024
-_PYTHON_NAMES = {"true": True, "false": False, "null": None}
 
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
@@ -134,20 +133,41 @@ class TemplateReader:
         """None where a call is broken, or the text stops within one."""
         from transformers.utils.chat_parsing import ResponseParser
 
-        parser = ResponseParser(template, prefix=prefix, tools=list(tools) or None)
+        parser = ResponseParser(template, prefix=prefix)
         try:
             parser.feed(text)
             message, last_events = parser.finalize()
             # Half a call could look like a whole one, unless it is JSON, of which no part is JSON.
-            is_cut = any(event["field"] == "tool_calls" for event in last_events)
-            if is_cut and self._calls.get("content") != "json":
+            is_last = any(event["field"] == "tool_calls" for event in last_events)
+            if is_last and self._calls.get("content") != "json" and not self._ends_call(text):
                 return None
-            calls = tuple(_calls(message.get("tool_calls") or ()))
+            calls = tuple(self._found(message.get("tool_calls") or (), tools))
         except (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError):
             return None
         thinking = (message.get("reasoning_content") or message.get("thinking") or "").strip()
         content = message.get("content") or ""
         return Answer(content.strip() if thinking or calls else content, thinking, calls)
+
+    def _ends_call(self, text: str) -> bool:
+        """Whether a mark that ends a call is the end of a text."""
+        closed = self._template.fields["tool_calls"].close_re
+        return closed is not None and any(mark.end() == len(text) for mark in closed.finditer(text))
+
+    def _found(self, parsed: Sequence[Any], tools: Sequence[Tool]) -> Iterator[tuple[str, str]]:
+        """Names and arguments of calls. Raises ValueError or TypeError where one has no name."""
+        for call in parsed:
+            if isinstance(call, list):
+                yield from self._found(call, tools)
+            elif isinstance(call, str):
+                yield from python_calls(call, raw_strings=self.name in RAW_STRINGS)
+            else:
+                function = call.get("function", call) if isinstance(call, dict) else None
+                if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                    raise TypeError("a tool call without a name")
+                arguments = function.get("arguments", {})
+                if isinstance(arguments, dict) and self._calls.get("content") in ("xml-inline", "kv-lines"):
+                    arguments = typed(arguments, function["name"], tools)
+                yield function["name"], json_text(arguments)
 
     def _prefix(self, prompt_ids: Sequence[int]) -> str:
         """The part of the prompt that belongs to the answer; an own template finds it by itself."""
@@ -167,6 +187,8 @@ class RendererReader:
 
     fallback: Reader | None = None
     """Reads answers with a call that is broken by its tokens: with a mark of the end in its arguments."""
+    call_ids: frozenset[int] = frozenset()
+    """Special tokens of calls: where one is and no call is found, the fallback looks for it, too."""
 
     def __init__(self, name: str, tokenizer: Any, options: Mapping[str, Any]) -> None:
         """Raises whatever the package raises where the tokenizer is not one of the family."""
@@ -187,14 +209,19 @@ class RendererReader:
         parsed = self._renderer.parse_response(
             list(ids), tools=list(tools) or None, prompt_ids=list(prompt_ids)
         )
-        thinking, attempts = (parsed.reasoning_content or "").strip(), parsed.tool_calls
-        if not tools or any(call.status != "ok" or not call.name for call in attempts):
-            if tools and self.fallback is not None:
-                answer = self.fallback.read(prompt_ids, ids, tools)
-                if answer.calls:
-                    return answer
+        thinking = (parsed.reasoning_content or "").strip()
+        if not tools:
             return Answer(self._unread(parsed, prompt_ids, ids), thinking)
-        calls = tuple((call.name, json_text(call.arguments)) for call in attempts)
+        calls = _attempted(parsed.tool_calls, tools)
+        # What stands in a thought that is over was only thought of.
+        is_over = bool(thinking) and parsed.reasoning_complete
+        is_overlooked = calls == () and not is_over and not self.call_ids.isdisjoint(ids)
+        if self.fallback is not None and (calls is None or is_overlooked):
+            answer = self.fallback.read(prompt_ids, ids, tools)
+            if answer.calls:
+                return answer
+        if calls is None:
+            return Answer(self._unread(parsed, prompt_ids, ids), thinking)
         return Answer(parsed.content.strip(), thinking, calls)
 
     def _unread(self, parsed: Any, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
@@ -230,6 +257,22 @@ class RendererReader:
         return None if rendered is None else tuple(map(int, rendered.token_ids))
 
 
+def _attempted(attempts: Sequence[Any], tools: Sequence[Tool]) -> tuple[tuple[str, str], ...] | None:
+    """Names and arguments of calls as `renderers` parsed them; None where one is broken."""
+    calls = []
+    for call in attempts:
+        try:
+            written = written_arguments(call.raw, call.name, tools)
+        except ValueError:
+            return None
+        # What is no JSON there may be a value all the same, such as Python's `True`.
+        is_whole = call.status == "ok" or (call.status == "invalid_json" and written is not None)
+        if not call.name or not is_whole:
+            return None
+        calls.append((call.name, json_text(call.arguments if written is None else written)))
+    return tuple(calls)
+
+
 @contextmanager
 def _without_failing(task: str) -> Iterator[None]:
     """Log the failure of another package, which may be any; there is another way to do the task."""
@@ -242,46 +285,3 @@ def _without_failing(task: str) -> Iterator[None]:
 def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
     """The text of token ids, special tokens included, exactly as it stands."""
     return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-
-def _calls(parsed: Sequence[Any]) -> list[tuple[str, str]]:
-    """Names and arguments of calls. Raises ValueError or TypeError where one has no name."""
-    calls: list[tuple[str, str]] = []
-    for call in parsed:
-        if isinstance(call, list):
-            calls += _calls(call)
-        elif isinstance(call, str):
-            calls += _python_calls(call)
-        else:
-            function = call.get("function", call) if isinstance(call, dict) else None
-            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-                raise TypeError("a tool call without a name")
-            calls.append((function["name"], json_text(function.get("arguments", {}))))
-    return calls
-
-
-def json_text(arguments: Any) -> str:
-    """Arguments of a call as JSON text, which they may be already."""
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-
-
-def _python_calls(text: str) -> list[tuple[str, str]]:
-    """The calls of `[add(a=1, b='two')]`. Raises ValueError or SyntaxError for anything else."""
-    tree = ast.parse(text.strip(), mode="eval").body
-    calls = []
-    for call in tree.elts if isinstance(tree, ast.List) else [tree]:
-        if not isinstance(call, ast.Call) or call.args:
-            raise ValueError("not a call with named arguments")
-        arguments = {str(option.arg): _value(option.value) for option in call.keywords}
-        calls.append((ast.unparse(call.func), json_text(arguments)))
-    return calls
-
-
-def _value(node: ast.expr) -> Any:
-    """The value of a literal, in which JSON's names for constants may stand, too."""
-
-    class Constants(ast.NodeTransformer):
-        def visit_Name(self, name: ast.Name) -> ast.expr:
-            return ast.Constant(_PYTHON_NAMES[name.id]) if name.id in _PYTHON_NAMES else name
-
-    return ast.literal_eval(Constants().visit(node))

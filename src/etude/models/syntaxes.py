@@ -11,6 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+PARAMETER = (
+    r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"
+    r"(?=\s*(?:<parameter=|(?:</function>\s*)?\Z))"
+)
+"""An argument as the Qwen 3.5 write it: it ends where another follows, or nothing."""
+PAIR = (
+    r"<arg_key>\s*(?P<key>.*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
+    r"(?=\s*(?:<arg_key>|\Z))"
+)
+"""As the GLM write it."""
 _THINK = {"open": "<think>", "close": "</think>"}
 _NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 _JSON_CALLS = {
@@ -18,6 +28,9 @@ _JSON_CALLS = {
     "content": "json",
     "transform": {"type": "function", "function": "{content}"},
 }
+_PYTHON_CALLS = {"repeats": True, "open": "<|tool_call_start|>", "close": "<|tool_call_end|>"}
+RAW_STRINGS = frozenset({"lfm-2.5"})
+"""The syntaxes of Python calls in whose strings nothing is escaped."""
 
 
 def _syntax(*, content: str = "(?!)", **fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,6 +40,21 @@ def _syntax(*, content: str = "(?!)", **fields: Mapping[str, Any]) -> dict[str, 
     return {"start_anchor_pattern": r"(?!)", "fields": {**fields, "content": piece}}
 
 
+def _xml_calls(begin: str, end: str, argument: str, *, before_end: str) -> dict[str, Any]:
+    """Calls between the patterns `begin` and `end`, whose arguments each match one.
+
+    A call ends after an argument, or where it has none: the text of an argument may have its end, too.
+    """
+    return {
+        "open_pattern": begin,
+        "close_pattern": rf"(?<=(?:{before_end})\s*){end}",
+        "repeats": True,
+        "content": "xml-inline",
+        "content_args": {"tag_pattern": argument},
+        "transform": _NAMED,
+    }
+
+
 SYNTAXES: Mapping[str, Mapping[str, Any]] = {
     # Qwen 2.5, Qwen 3 and most others.
     "hermes": _syntax(
@@ -34,9 +62,26 @@ SYNTAXES: Mapping[str, Mapping[str, Any]] = {
         tool_calls=_JSON_CALLS | {"open": "<tool_call>", "close": "</tool_call>"},
     ),
     # [add(a=1, b='two')]: the text is read as Python.
-    "lfm-2": _syntax(
+    "lfm-2": _syntax(reasoning_content=_THINK, tool_calls=_PYTHON_CALLS),
+    "lfm-2.5": _syntax(reasoning_content=_THINK, tool_calls=_PYTHON_CALLS),
+    # <tool_call>, <function=add>, <parameter=a> and so on, each on a line; Nemotron 3 writes so, too.
+    "qwen-3.5": _syntax(
         reasoning_content=_THINK,
-        tool_calls={"repeats": True, "open": "<|tool_call_start|>", "close": "<|tool_call_end|>"},
+        tool_calls=_xml_calls(
+            r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+            r"</function>\s*</tool_call>",
+            PARAMETER,
+            before_end=r"</parameter>|<function=[^>\n]+>",
+        ),
+    ),
+    "glm-4.5": _syntax(
+        reasoning_content=_THINK,
+        tool_calls=_xml_calls(
+            r"<tool_call>\s*(?P<name>[^<>{}\s]+)",
+            r"</tool_call>",
+            PAIR,
+            before_end=r"</arg_value>|<tool_call>\s*[^<>{}\s]+",
+        ),
     ),
     "gpt-oss": _syntax(
         content=r"(?:<\|start\|>assistant)?<\|channel\|>(?:final|commentary)<\|message\|>|<\|end\|>",
@@ -60,7 +105,8 @@ SYNTAXES: Mapping[str, Mapping[str, Any]] = {
     ),
     "deepseek-v3": _syntax(
         content=r"<｜tool▁calls▁(?:begin|end)｜>",
-        reasoning_content=_THINK,
+        # Its prompts open a thought. A call ends it.
+        reasoning_content={"open": "<think>", "close_pattern": r"</think>|(?=<｜tool▁calls▁begin｜>)"},
         tool_calls={
             "open_pattern": r"\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>(?P<name>[^\n<]+)\n```json\n"
             r"|(?P<name>[^\n<]+)<｜tool▁sep｜>)",
@@ -114,16 +160,12 @@ SYNTAXES: Mapping[str, Mapping[str, Any]] = {
             "repeats": True,
             "join": "\n",
         },
-        tool_calls={
-            "open_pattern": r'<atem:invoke name="(?P<name>[^"]+)">',
-            # Only after a parameter, or where there is none: the text of one may have this mark, too.
-            "close_pattern": r'(?<=(?:</atem:parameter>|<atem:invoke name="[^"]+">)\s*)</atem:invoke>\s*',
-            "repeats": True,
-            "content": "xml-inline",
-            "content_args": {
-                "tag_pattern": r'<atem:parameter name="(?P<key>[^"]+)">(?P<value>.*?)</atem:parameter>'
-            },
-            "transform": _NAMED,
-        },
+        tool_calls=_xml_calls(
+            r'<atem:invoke name="(?P<name>[^"]+)">',
+            r"</atem:invoke>\s*",
+            r'<atem:parameter name="(?P<key>[^"]+)">(?P<value>.*?)</atem:parameter>'
+            r"(?=\s*(?:<atem:parameter name=|\Z))",
+            before_end=r'</atem:parameter>|<atem:invoke name="[^"]+">',
+        ),
     ),
 }

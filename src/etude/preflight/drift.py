@@ -8,6 +8,7 @@ from etude.core.call import Call, ChatRequest, Completion
 from etude.core.errors import EngineError
 from etude.core.message import Message, Tool
 from etude.models.template import ChatTemplate
+from etude.preflight.call_values import unread_values
 from etude.preflight.finding import Findings
 
 TOOL: Tool = {
@@ -117,6 +118,8 @@ def _tools(template: ChatTemplate) -> Way:
     family = template.family()
     if missing := family.missing("call"):
         return Way(f"not understood: {', '.join(missing)}", is_whole=False)
+    if unread := unread_values(template):
+        return Way(f"understood, but for {', '.join(unread)}", is_whole=False)
     if any("call" in kind for kind in family.written):
         return Way("understood")
     plain = template.prompt(ChatRequest((_ASK,))).ids

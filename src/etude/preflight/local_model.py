@@ -23,6 +23,7 @@ from etude.models.memory import available_memory, shown_bytes
 from etude.models.policy import LoraOptions, Policy
 from etude.models.quantized import EIGHT_BITS, FOUR_BITS, Quantization, require_quantization
 from etude.models.source import locate, not_loaded
+from etude.preflight.call_values import unread_values
 from etude.preflight.drift import TOOL
 from etude.preflight.finding import Findings
 from etude.preflight.machine import ModelSize
@@ -131,6 +132,12 @@ def _check_template(what: str, policy: Policy, options: Mapping[str, Any], findi
     if not shown:
         findings.warn(
             what, "its chat template does not show tools to the model; an agent with tools needs that"
+        )
+    elif unread := unread_values(policy.template):
+        findings.warn(
+            what,
+            f"tool calls as its chat template writes them are not understood where their arguments have "
+            f"{', '.join(unread)}: they stay in the answer's text, or come back changed",
         )
 
 

@@ -1,0 +1,179 @@
+"""Arguments of tool calls in syntaxes that write values without types, like `<parameter=on>True</parameter>`.
+
+The schema of the tool says what such a text stands for.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from etude.core.json_text import read_json
+from etude.core.message import Tool
+from etude.models.syntaxes import PAIR, PARAMETER
+
+_FUNCTION = re.compile(r"\s*<function=[^>\n]+>")
+_NAME = re.compile(r"\s*[^\s<>{}\"]+\s*(?=<arg_key>)")
+_TAGGED = ((_FUNCTION, re.compile(PARAMETER, re.DOTALL)), (_NAME, re.compile(PAIR, re.DOTALL)))
+"""How a call begins that has its arguments in tags, and one of these."""
+_TAG = re.compile(r"</?(?:parameter|arg_key|arg_value)\b")
+_QUOTE = '<|"|>'
+_BARE = re.compile(r"([^\s{}\[\],:][^{}\[\],:]*)(:?)")
+"""A key, or a value that is no string, as the Gemma 4 write them."""
+_RAW_STRING = re.compile(r"(?<==)'(.*?)'(?=,\s*\w+=|\)(?:,\s*[\w.-]+\(|\]\s*\Z))", re.DOTALL)
+"""An argument as the LFM 2.5 write it, up to where another argument, another call or the end follows."""
+_WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
+"""In JSON and in Python."""
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "boolean": (bool,),
+    "null": (type(None),),
+    "integer": (int,),
+    "number": (int, float),
+    "string": (str,),
+    "array": (list,),
+    "object": (dict,),
+}
+_DEEPEST = 32
+"""Schemas in one another that are looked into."""
+
+
+def written_arguments(raw: str, name: str, tools: Sequence[Tool]) -> dict[str, Any] | None:
+    """The arguments of a call by its text, without the marks around it; None where they are plain JSON.
+
+    Raises ValueError where the text is not whole.
+    """
+    if raw.startswith("call:"):
+        value = read_json(_gemma_json(raw.partition("{")[2]))
+        if not isinstance(value, dict):
+            raise ValueError("no arguments by name")
+        return value
+    for head, pattern in _TAGGED:
+        if begin := head.match(raw):
+            body = raw[begin.end() :]
+            if _TAG.search(pattern.sub("", body)):
+                raise ValueError("an argument is not whole")
+            return typed({each["key"]: each["value"] for each in pattern.finditer(body)}, name, tools)
+    return None
+
+
+def typed(arguments: Mapping[str, Any], name: str, tools: Sequence[Tool]) -> dict[str, Any]:
+    """The arguments of a call of a tool, each text as the value that it stands for by the tool's schema.
+
+    Those of a tool that is none of these stay texts.
+    """
+    function = next((tool["function"] for tool in tools if tool["function"]["name"] == name), None)
+    if function is None:
+        return dict(arguments)
+    root = function.get("parameters") or {}
+    known = root.get("properties") or {}
+    others = root.get("additionalProperties", True)
+    return {
+        key: _value(value, known.get(key, others), root) if isinstance(value, str) else value
+        for key, value in arguments.items()
+    }
+
+
+def _value(text: str, schema: Any, root: Any) -> Any:
+    """The value that the schema allows and the text may stand for; the text where there is no other."""
+    return next((value for value in _readings(text.strip()) if _fits(value, schema, root)), text)
+
+
+def _readings(text: str) -> Iterator[Any]:
+    """The values that a text may stand for, but for a string."""
+    if text in _WORDS:
+        yield _WORDS[text]
+        return
+    if text[:1] not in "[{-0123456789":
+        return
+    for read in (read_json, ast.literal_eval):
+        try:
+            value = read(text)
+            json.dumps(value, allow_nan=False)
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            continue
+        if isinstance(value, list | dict) or read is read_json:
+            yield value
+
+
+def _fits(value: Any, schema: Any, root: Any, depth: int = 0) -> bool:
+    """Whether a schema allows values of this kind. Its bounds are for the tool to look at."""
+    if not isinstance(schema, Mapping) or depth > _DEEPEST:
+        return schema is not False
+    kinds, deeper = schema.get("type"), depth + 1
+    kinds = [kinds] if isinstance(kinds, str) else kinds or ()
+    choices = [schema["const"]] if "const" in schema else schema.get("enum")
+    unions = [schema[key] for key in ("anyOf", "oneOf") if schema.get(key)]
+    if value is None and schema.get("nullable") is True:
+        return True
+    return (
+        (not kinds or any(_is_a(kind, value) for kind in kinds))
+        and (choices is None or json.dumps(value) in map(json.dumps, choices))
+        and all(any(_fits(value, each, root, deeper) for each in union) for union in unions)
+        and all(_fits(value, each, root, deeper) for each in schema.get("allOf") or ())
+        and ("$ref" not in schema or _fits(value, _referred(schema["$ref"], root), root, deeper))
+    )
+
+
+def _is_a(kind: str, value: Any) -> bool:
+    if isinstance(value, bool):
+        return kind == "boolean"
+    is_whole = isinstance(value, float) and value.is_integer()
+    return isinstance(value, _TYPES.get(kind, ())) or (kind == "integer" and is_whole)
+
+
+def _referred(reference: Any, root: Any) -> Any:
+    """The part of the schema that `#/$defs/Place` names; one that allows all where there is none."""
+    part = root
+    for key in str(reference).removeprefix("#").split("/")[1:]:
+        part = part.get(key.replace("~1", "/").replace("~0", "~"), {}) if isinstance(part, Mapping) else {}
+    return part
+
+
+def json_text(arguments: Any) -> str:
+    """Arguments of a call as JSON text, which they may be already."""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def python_calls(text: str, *, raw_strings: bool) -> list[tuple[str, str]]:
+    """The calls of `[add(a=1, b='two')]`, in whose strings nothing is escaped where they are raw.
+
+    Raises ValueError or SyntaxError for anything else.
+    """
+    escaped = _RAW_STRING.sub(lambda string: repr(string[1]), text) if raw_strings else text
+    tree = ast.parse(escaped.strip(), mode="eval").body
+    calls = []
+    for call in tree.elts if isinstance(tree, ast.List) else [tree]:
+        if not isinstance(call, ast.Call) or call.args:
+            raise ValueError("not a call with named arguments")
+        arguments = {str(option.arg): _literal(option.value) for option in call.keywords}
+        calls.append((ast.unparse(call.func), json_text(arguments)))
+    return calls
+
+
+def _literal(node: ast.expr) -> Any:
+    """The value of a literal, in which JSON's names for constants may stand, too."""
+
+    class Constants(ast.NodeTransformer):
+        def visit_Name(self, name: ast.Name) -> ast.expr:
+            return ast.Constant(_WORDS[name.id]) if name.id in _WORDS else name
+
+    return ast.literal_eval(Constants().visit(node))
+
+
+def _gemma_json(body: str) -> str:
+    """The JSON of `text:<|"|>a<|"|>,count:1}`, in which Python's names for constants may stand, too."""
+    pieces = ("{" + body).split(_QUOTE)
+    return "".join(
+        json.dumps(piece) if index % 2 else _BARE.sub(_bare_json, piece) for index, piece in enumerate(pieces)
+    )
+
+
+def _bare_json(match: re.Match[str]) -> str:
+    word, is_key = match[1].strip(), bool(match[2])
+    value: Any = word
+    if not is_key:
+        value = next(_readings(word), word)
+    return json.dumps(value) + match[2]
