@@ -101,7 +101,12 @@ QWEN = "\n<function=f>\n<parameter=x>\n{}\n</parameter>\n<parameter=y>\n{}\n</pa
 GLM = "f\n<arg_key>x</arg_key>\n<arg_value>{}</arg_value>\n<arg_key>y</arg_key>\n<arg_value>{}</arg_value>\n"
 
 
-@pytest.mark.parametrize("form", [QWEN, GLM])
+MINIMAX = (
+    '\n<invoke name="f">\n<parameter name="x">{}</parameter>\n<parameter name="y">{}</parameter>\n</invoke>\n'
+)
+
+
+@pytest.mark.parametrize("form", [QWEN, GLM, MINIMAX])
 @pytest.mark.parametrize(
     "text", ["a", "", "\n", "  a\n b ", "</parameter>", "</arg_value> </function>", "<arg_key>", "{}"]
 )

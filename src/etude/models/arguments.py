@@ -17,7 +17,18 @@ from etude.models.syntaxes import PAIR, PARAMETER
 
 _FUNCTION = re.compile(r"\s*<function=[^>\n]+>")
 _NAME = re.compile(r"\s*[^\s<>{}\"]+\s*(?=<arg_key>)")
-_TAGGED = ((_FUNCTION, re.compile(PARAMETER, re.DOTALL)), (_NAME, re.compile(PAIR, re.DOTALL)))
+_INVOKE = re.compile(r'\s*<invoke name="[^"\n]+">(?!.*<invoke name=)', re.DOTALL)
+_INVOKED = re.compile(
+    r'<parameter name="(?P<key>[^"\n]+)">(?P<value>.*?)</parameter>'
+    r"(?=\s*(?:<parameter name=|</invoke>\s*\Z))",
+    re.DOTALL,
+)
+"""As MiniMax M2 writes an argument, where there is one call between its marks."""
+_TAGGED = (
+    (_FUNCTION, re.compile(PARAMETER, re.DOTALL)),
+    (_NAME, re.compile(PAIR, re.DOTALL)),
+    (_INVOKE, _INVOKED),
+)
 """How a call begins that has its arguments in tags, and one of these."""
 _TAG = re.compile(r"</?(?:parameter|arg_key|arg_value)\b")
 _QUOTE = '<|"|>'
