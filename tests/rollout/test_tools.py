@@ -1,12 +1,24 @@
 from __future__ import annotations
 
-from typing import Literal
+import dataclasses
+import datetime
+import enum
+import functools
+import json
+import warnings
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 import pytest
+from pydantic import Field
+from typing_extensions import Doc, TypedDict
 
 from etude.core.errors import RequestError
 from etude.rollout.reply import ToolCall, describe_tools
+from etude.rollout.tool_functions import FunctionTools
+
+if TYPE_CHECKING:
+    from nowhere import Nothing
 
 
 class Place(pydantic.BaseModel):
@@ -80,6 +92,360 @@ def test_what_json_does_not_have_cannot_be_an_argument() -> None:
     for fn in (draw, lost):
         with pytest.raises(RequestError, match=f"function '{fn.__name__}' cannot be described as a tool"):
             describe_tools([fn])
+
+
+def parameters(fn: Any) -> Any:
+    [tool] = describe_tools([fn])
+    json.dumps(tool, allow_nan=False)
+    return tool["function"]["parameters"]
+
+
+def descriptions(fn: Any) -> dict[str, str | None]:
+    return {name: schema.get("description") for name, schema in parameters(fn)["properties"].items()}
+
+
+def test_descriptions_and_bounds_of_the_signature_are_told() -> None:
+    def book(
+        seats: Annotated[int, Field(description="How many.", ge=1, le=9)],
+        name: str = Field(description="For whom.", min_length=1),
+        row: str = Field("A", description="The row."),
+        meals: list[str] = Field(default_factory=list, description="What to eat."),  # noqa: B008
+        note: Annotated[str, "What else."] = "",
+        price: Annotated[float, Doc("At most.")] = 10.0,
+        day: str = "today",
+    ) -> None:
+        """Book.
+
+        Args:
+            seats: Not this.
+            day: When.
+        """
+
+    found = parameters(book)
+    assert found["required"] == ["seats", "name"]
+    assert found["properties"] == {
+        "seats": {"type": "integer", "description": "How many.", "minimum": 1, "maximum": 9},
+        "name": {"type": "string", "description": "For whom.", "minLength": 1},
+        "row": {"type": "string", "description": "The row.", "default": "A"},
+        "meals": {"type": "array", "items": {"type": "string"}, "description": "What to eat."},
+        "note": {"type": "string", "description": "What else.", "default": ""},
+        "price": {"type": "number", "description": "At most.", "default": 10.0},
+        "day": {"type": "string", "description": "When.", "default": "today"},
+    }
+
+
+GOOGLE = """Search the archive.
+    Args:
+        query (str): What to look for,
+            in several words.
+
+            Not a question: words.
+        limit: At most this many,
+          the newest first.
+        *places: Where.
+    Keyword Args:
+        order: How to sort.
+        **options: Whatever else.
+
+    Returns:
+        str: The text.
+
+    Note:
+        It is slow.
+    """
+NUMPY = """Search the archive.
+
+    Parameters
+    ----------
+    query : str
+        What to look for,
+        in several words.
+
+        Not a question: words.
+    limit : int, optional
+        At most this many,
+        the newest first.
+    *places
+        Where.
+
+    Other Parameters
+    ----------------
+    order : str
+        How to sort.
+    **options
+        Whatever else.
+
+    Returns
+    -------
+    str
+        The text.
+
+    Note
+    ----
+    It is slow.
+    """
+SPHINX = """Search the archive.
+
+    Note:
+        It is slow.
+
+    :param str query: What to look for,
+        in several words.
+        Not a question: words.
+    :param limit: At most this many,
+        the newest first.
+    :type limit: int
+    :param places: Where.
+    :keyword order: How to sort.
+    :param options: Whatever else.
+    :returns: The text.
+    """
+
+
+@pytest.mark.parametrize("docstring", [GOOGLE, NUMPY, SPHINX], ids=["google", "numpy", "sphinx"])
+def test_docstrings_of_every_style_are_read_in_full(docstring: str) -> None:
+    def find(query: str, limit: int = 3, *places: str, order: str = "new", **options: int) -> str:
+        return query
+
+    find.__doc__ = docstring
+    assert descriptions(find) == {
+        "query": "What to look for, in several words. Not a question: words.",
+        "limit": "At most this many, the newest first.",
+        "places": "Where.",
+        "order": "How to sort.",
+    }
+    assert parameters(find)["additionalProperties"] == {"type": "integer", "description": "Whatever else."}
+    [tool] = describe_tools([find])
+    assert tool["function"]["description"] == "Search the archive. Note: It is slow."
+
+
+def test_text_that_only_looks_like_a_section_stays_text() -> None:
+    def convert(a: str) -> str:
+        """Convert: a to b. Args: none.
+
+        Time: 12:30 is a time.
+        """
+        return a
+
+    [tool] = describe_tools([convert])
+    assert tool["function"]["description"] == "Convert: a to b. Args: none. Time: 12:30 is a time."
+
+
+@pytest.mark.parametrize(
+    "end", ["Returns:\n    A text.", "Returns\n-------\nstr\n    A text.", ":returns: A text."]
+)
+def test_what_is_returned_is_no_part_of_the_description(end: str) -> None:
+    def convert() -> str:
+        return ""
+
+    convert.__doc__ = f"Convert.\n\n{end}"
+    [tool] = describe_tools([convert])
+    assert tool["function"]["description"] == "Convert."
+
+
+def test_a_line_that_no_style_knows_takes_nothing_else_away(capfd: pytest.CaptureFixture[str]) -> None:
+    def convert(a: str, b: str, c: str) -> str:
+        """Convert.
+
+        args:
+
+            a: The first.
+            and no colon here
+            `b`: The second: it has one.
+
+            c (str, optional): The third.
+        """
+        return a
+
+    assert descriptions(convert) == {"a": "The first.", "b": "The second: it has one.", "c": "The third."}
+    assert capfd.readouterr().err == ""
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: int = 0
+
+
+class Options(TypedDict, total=False):
+    deep: bool
+
+
+ODD: Any = object()
+
+
+def paint(
+    colour: Colour,
+    /,
+    where: Point,
+    near: Place | None = None,
+    options: Options | None = None,
+    on: datetime.date | None = None,
+    *layers: Annotated[int, Field(ge=0)],
+    mode: Literal["fast", "fine"] = "fast",
+    size: float = float("inf"),
+    helper: Any = ODD,
+    labels: set[str] = Field(default_factory=set),  # noqa: B008
+    schema: str = "",
+    model_config: dict[str, str] = {"title": "kept"},  # noqa: B006
+    _draft: bool = False,
+    from_: str = Field("here", alias="from"),
+    **others: int,
+) -> Nothing:  # type: ignore[valid-type]
+    return locals()  # type: ignore[no-any-return]
+
+
+def test_any_type_and_name_that_json_has_may_be_an_argument() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = parameters(paint)
+    assert found["required"] == ["colour", "where"]
+    known = found["properties"]
+    assert known["colour"] == {"$ref": "#/$defs/Colour"}
+    assert found["$defs"]["Colour"]["enum"] == ["red", "blue"]
+    assert found["$defs"]["Point"]["required"] == ["x"]
+    assert found["$defs"]["Options"]["properties"] == {"deep": {"type": "boolean"}}
+    assert known["layers"] == {"type": "array", "items": {"type": "integer", "minimum": 0}, "default": []}
+    assert known["mode"] == {"type": "string", "enum": ["fast", "fine"], "default": "fast"}
+    assert (known["size"], known["helper"]) == ({"type": "number"}, {})
+    assert known["model_config"]["default"] == {"title": "kept"}
+    assert {"schema", "_draft", "from"} <= set(known)
+    assert found["additionalProperties"] == {"type": "integer"}
+
+
+async def test_a_function_gets_what_its_annotations_say() -> None:
+    seen = {}
+
+    @functools.wraps(paint)
+    def watched(*args: Any, **kwargs: Any) -> str:
+        seen.update(paint(*args, **kwargs))  # type: ignore[call-overload]
+        return "done"
+
+    given = {
+        "colour": "red",
+        "where": {"x": "1"},
+        "near": {"city": "Rome"},
+        "options": {"deep": True},
+        "on": "2026-11-27",
+        "layers": [1, 2],
+        "labels": ["a"],
+        "_draft": True,
+        "from": "there",
+        "more": 3,
+    }
+    result = await FunctionTools([watched]).call("paint", given)
+    assert (result.text, result.is_error) == ("done", False)
+    assert seen == {
+        "colour": Colour.RED,
+        "where": Point(1),
+        "near": Place(city="Rome"),
+        "options": {"deep": True},
+        "on": datetime.date(2026, 11, 27),
+        "layers": (1, 2),
+        "mode": "fast",
+        "size": float("inf"),
+        "helper": ODD,
+        "labels": {"a"},
+        "schema": "",
+        "model_config": {"title": "kept"},
+        "_draft": True,
+        "from_": "there",
+        "others": {"more": 3},
+    }
+
+
+async def test_arguments_that_do_not_fit_are_named() -> None:
+    tools = FunctionTools([paint, search])
+    wrong = await tools.call("paint", {"colour": "green", "where": {}, "layers": [-1], "more": "much"})
+    assert wrong.is_error
+    named = [
+        problem.partition(":")[0].split(".")[0] for problem in wrong.text.removeprefix("error: ").split("; ")
+    ]
+    assert named == ["colour", "where", "layers", "more"]
+    unknown = await tools.call("search", {"query": "a", "limits": 3})
+    assert unknown.text.startswith("error: limits: ")
+
+
+class Shop:
+    """A shop."""
+
+    def __init__(self, stock: int) -> None:
+        self.stock = stock
+
+    def sell(self, count: int) -> int:
+        """Sell some.
+
+        Args:
+            count: How many.
+        """
+        return self.stock - count
+
+    async def order(self, place: Place) -> str:
+        """Order."""
+        return place.city
+
+    @classmethod
+    def named(cls, name: str) -> str:
+        """Its name."""
+        return name
+
+    def __call__(self, question: str) -> str:
+        """Ask.
+
+        :param question: What.
+        """
+        return question
+
+
+def charge(key: str, amount: int, *, currency: str = "EUR") -> str:
+    """Charge.
+
+    Args:
+        key: The secret.
+        amount: How much.
+    """
+    return f"{key} {amount} {currency}"
+
+
+@pytest.mark.parametrize(
+    ("fn", "name", "text", "said", "given", "answer"),
+    [
+        (Shop(3).sell, "sell", "Sell some.", {"count": "How many."}, {"count": 1}, "2"),
+        (Shop(3).order, "order", "Order.", {"place": None}, {"place": {"city": "Rome"}}, "Rome"),
+        (Shop.named, "named", "Its name.", {"name": None}, {"name": "x"}, "x"),
+        (Shop(3), "Shop", "Ask.", {"question": "What."}, {"question": "a"}, "a"),
+        (
+            functools.partial(charge, "s3cret", currency="USD"),
+            "charge",
+            "Charge.",
+            {"amount": "How much."},
+            {"amount": 2},
+            "s3cret 2 USD",
+        ),
+        (functools.partial(Shop(3).order), "order", "Order.", {"place": None}, {"place": {"city": "A"}}, "A"),
+        (len, "len", "Return the number of items in a container.", {"obj": None}, {"obj": [1, 2]}, "2"),
+    ],
+)
+async def test_whatever_can_be_called_is_a_tool(
+    fn: Any, name: str, text: str, said: dict[str, str], given: dict[str, Any], answer: str
+) -> None:
+    [tool] = describe_tools([fn])
+    assert (tool["function"]["name"], tool["function"]["description"]) == (name, text)
+    assert descriptions(fn) == said
+    result = await FunctionTools([fn]).call(name, given)
+    assert (result.text, result.is_error) == (answer, False)
+
+
+def test_a_method_needs_its_object() -> None:
+    with pytest.raises(
+        RequestError, match=r"function 'sell' cannot be described as a tool: .* the method of an object"
+    ):
+        describe_tools([Shop.sell])
 
 
 def test_the_result_of_a_tool_is_text_or_json() -> None:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import json
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, Field, create_model
-from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+from pydantic import BaseModel
 
 from etude.core.call import Call
 from etude.core.errors import RequestError
 from etude.core.json_text import read_json
 from etude.core.message import Message, Tool
+from etude.rollout.python_function import PythonFunction
 from etude.store.plain import plain
-
-_ARGUMENT = re.compile(r"^\s+\**(\w+)\s*(?:\([^)]*\))?:\s*(.+)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,74 +98,22 @@ def describe_tools(tools: Sequence[Tool | Callable[..., Any]] | None) -> tuple[T
     Raises RequestError for what is neither, and for a function that cannot be described.
     """
     for tool in tools or ():
-        if isinstance(tool, dict):
-            if not isinstance(tool.get("function"), dict) or not tool["function"].get("name"):
-                raise RequestError(
-                    f"a tool must be {{'type': 'function', 'function': {{'name': …}}}}, found {tool!r:.80}"
-                )
-        elif not callable(tool):
-            raise RequestError(f"a tool must be a dict or a function, found {tool!r:.80}")
+        if isinstance(tool, dict) and not (
+            isinstance(tool.get("function"), dict) and tool["function"].get("name")
+        ):
+            raise RequestError(
+                f"a tool must be {{'type': 'function', 'function': {{'name': …}}}}, found {tool!r:.80}"
+            )
     return tuple(tool if isinstance(tool, dict) else describe_function(tool) for tool in tools or ())
 
 
-@functools.lru_cache(maxsize=256)
 def describe_function(fn: Callable[..., Any]) -> Tool:
-    """OpenAI's description of a Python function: name, docstring, and JSON schema of its arguments.
+    """OpenAI's description of a Python function, made of its signature and docstring.
 
-    Text under `Args:` in the docstring describes the arguments. Raises RequestError when an
-    annotation has no JSON schema.
+    Raises RequestError when an annotation has no JSON schema.
     """
-    name = getattr(fn, "__name__", type(fn).__name__)
-    summary, descriptions = _read_docstring(inspect.getdoc(fn) or "")
-    try:
-        parameters = inspect.signature(fn, eval_str=True).parameters.values()
-        fields: dict[str, Any] = {
-            parameter.name: (
-                Any if parameter.annotation is parameter.empty else parameter.annotation,
-                Field(
-                    default=... if parameter.default is parameter.empty else parameter.default,
-                    description=descriptions.get(parameter.name),
-                ),
-            )
-            for parameter in parameters
-            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        }
-        schema = create_model(name, **fields).model_json_schema()
-    except (PydanticSchemaGenerationError, PydanticUserError, NameError, TypeError, ValueError) as error:
-        raise RequestError(
-            f"function '{name}' cannot be described as a tool: {error}; annotate its arguments with "
-            f"types that JSON has"
-        ) from error
-    described = {"name": name, "parameters": _without_titles(schema)}
-    if summary:
-        described["description"] = summary
-    return {"type": "function", "function": described}
+    # Some callable objects cannot be a key.
+    return (_described if isinstance(fn, Hashable) else PythonFunction)(fn).tool
 
 
-def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """The summary before `Args:`, and the descriptions of the arguments."""
-    before, _, after = text.partition("Args:")
-    summary = " ".join(before.split())
-    descriptions: dict[str, str] = {}
-    for line in after.splitlines():
-        match = _ARGUMENT.match(line)
-        if match:
-            descriptions[match[1]] = match[2].strip()
-        elif line.strip() and not line.startswith((" ", "\t")):
-            break  # The next section.
-    return summary, descriptions
-
-
-def _without_titles(schema: Any) -> Any:
-    """Pydantic names every property twice; the second name only costs tokens."""
-    if isinstance(schema, dict):
-        return {
-            key: {name: _without_titles(inner) for name, inner in value.items()}
-            if key in ("properties", "$defs")
-            else _without_titles(value)
-            for key, value in schema.items()
-            if key != "title"
-        }
-    if isinstance(schema, list):
-        return [_without_titles(inner) for inner in schema]
-    return schema
+_described = functools.lru_cache(maxsize=256)(PythonFunction)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, ValidationError, validate_call
+from pydantic import Field, ValidationError
 
 from etude.config.component import ToolsConfig
 from etude.config.import_path import import_object
@@ -17,7 +18,7 @@ from etude.core.errors import RequestError, words_of
 from etude.core.message import Tool
 from etude.core.threads import apart, call_in_thread
 from etude.core.tools import ToolResult, ToolSource
-from etude.rollout.reply import describe_tools
+from etude.rollout.python_function import PythonFunction
 from etude.store.plain import plain
 
 if TYPE_CHECKING:
@@ -35,13 +36,12 @@ class FunctionTools:
     """A function's memory is a matter of the program."""
 
     def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
-        self.tools: tuple[Tool, ...] = describe_tools(functions)
-        names = [tool["function"]["name"] for tool in self.tools]
-        for name in names:
-            if names.count(name) > 1:
+        made = [PythonFunction(fn) for fn in functions]
+        self.tools: tuple[Tool, ...] = tuple(function.tool for function in made)
+        self._functions = {function.name: function for function in made}
+        for name, count in Counter(function.name for function in made).items():
+            if count > 1:
                 raise RequestError(f"two of the functions are called '{name}'; a tool's name must be its own")
-        checked = map(validate_call(config={"arbitrary_types_allowed": True}), functions)
-        self._functions = dict(zip(names, checked, strict=True))
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[FunctionTools]:
@@ -51,12 +51,9 @@ class FunctionTools:
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Call a function with arguments that fit its annotations."""
         function = self._functions[name]
-        is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
         try:
-            if is_async:
-                value = await apart(lambda: function(**arguments))
-            else:
-                value = await call_in_thread(lambda: function(**arguments))
+            made = function.call(arguments)
+            value = await (apart(made) if function.is_async else call_in_thread(made))
             if inspect.isawaitable(value):
                 value = await value
             text = value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
