@@ -58,6 +58,7 @@ def test_a_function_is_described_by_its_signature_and_docstring() -> None:
         "description": "At most this many.",
     }
     assert parameters["properties"]["order"]["enum"] == ["new", "old"]
+    assert list(parameters["properties"]["limit"]) == ["default", "description", "type"]
     assert parameters["$defs"]["Place"]["properties"] == {"city": {"type": "string"}}
 
 

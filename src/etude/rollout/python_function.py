@@ -91,7 +91,9 @@ class PythonFunction:
             field = self._model.model_fields[key]
             text = field.description or next(_texts(field.metadata), said)
             if text:
-                properties[field.validation_alias]["description"] = " ".join(text.split())
+                described = properties[field.validation_alias] | {"description": " ".join(text.split())}
+                # In pydantic's order of keys.
+                properties[field.validation_alias] = dict(sorted(described.items()))
         return schema | ({"additionalProperties": others} if others else {})
 
 
