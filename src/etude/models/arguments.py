@@ -13,24 +13,16 @@ from typing import Any
 
 from etude.core.json_text import read_json
 from etude.core.message import Tool
-from etude.models.syntaxes import PAIR, PARAMETER
+from etude.models.syntaxes import TAGGED
 
-_FUNCTION = re.compile(r"\s*<function=[^>\n]+>")
-_NAME = re.compile(r"\s*[^\s<>{}\"]+\s*(?=<arg_key>)")
-_INVOKE = re.compile(r'\s*<invoke name="[^"\n]+">(?!.*<invoke name=)', re.DOTALL)
-_INVOKED = re.compile(
-    r'<parameter name="(?P<key>[^"\n]+)">(?P<value>.*?)</parameter>'
-    r"(?=\s*(?:<parameter name=|</invoke>\s*\Z))",
-    re.DOTALL,
-)
-"""As MiniMax M2 writes an argument, where there is one call between its marks."""
-_TAGGED = (
-    (_FUNCTION, re.compile(PARAMETER, re.DOTALL)),
-    (_NAME, re.compile(PAIR, re.DOTALL)),
-    (_INVOKE, _INVOKED),
-)
-"""How a call begins that has its arguments in tags, and one of these."""
-_TAG = re.compile(r"</?(?:parameter|arg_key|arg_value)\b")
+_PATTERNS = {name: re.compile(pattern, re.DOTALL) for name, pattern in TAGGED.items()}
+_BEGINNINGS = {
+    "qwen-3.5": re.compile(r"\s*<function=[^>\n]+>"),
+    "glm-4.5": re.compile(r"\s*[^\s<>{}\"]+\s*(?=<arg_key>)"),
+    # Where there is one call between its marks.
+    "minimax-m2": re.compile(r'\s*<invoke name="[^"\n]+">(?!.*<invoke name=)', re.DOTALL),
+}
+_TAG = re.compile(r"</?(?:atem:)?(?:parameter|arg_key|arg_value)\b|<tool_call>")
 _QUOTE = '<|"|>'
 _BARE = re.compile(r"([^\s{}\[\],:][^{}\[\],:]*)(:?)")
 """A key, or a value that is no string, as the Gemma 4 write them."""
@@ -61,13 +53,18 @@ def written_arguments(raw: str, name: str, tools: Sequence[Tool]) -> dict[str, A
         if not isinstance(value, dict):
             raise ValueError("no arguments by name")
         return value
-    for head, pattern in _TAGGED:
-        if begin := head.match(raw):
-            body = raw[begin.end() :]
-            if _TAG.search(pattern.sub("", body)):
-                raise ValueError("an argument is not whole")
-            return typed({each["key"]: each["value"] for each in pattern.finditer(body)}, name, tools)
+    for syntax, pattern in _BEGINNINGS.items():
+        if begin := pattern.match(raw):
+            return tagged(raw[begin.end() :], syntax, name, tools)
     return None
+
+
+def tagged(body: str, syntax: str, name: str, tools: Sequence[Tool]) -> dict[str, Any]:
+    """The arguments of a call whose syntax has them in tags. Raises ValueError where one is not whole."""
+    pattern = _PATTERNS[syntax]
+    if _TAG.search(pattern.sub("", body)):
+        raise ValueError("an argument is not whole")
+    return typed({each["key"]: each["value"] for each in pattern.finditer(body)}, name, tools)
 
 
 def typed(arguments: Mapping[str, Any], name: str, tools: Sequence[Tool]) -> dict[str, Any]:

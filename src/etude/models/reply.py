@@ -14,9 +14,9 @@ from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
 
 from etude.core.message import Message, Tool
-from etude.models.arguments import json_text, python_calls, typed, written_arguments
+from etude.models.arguments import json_text, python_calls, tagged, typed, written_arguments
 from etude.models.quoted import hide_end_marks
-from etude.models.syntaxes import RAW_STRINGS
+from etude.models.syntaxes import RAW_STRINGS, TAGGED
 
 _log = logging.getLogger(__name__)
 
@@ -165,7 +165,9 @@ class TemplateReader:
                 if not isinstance(function, dict) or not isinstance(function.get("name"), str):
                     raise TypeError("a tool call without a name")
                 arguments = function.get("arguments", {})
-                if isinstance(arguments, dict) and self._calls.get("content") in ("xml-inline", "kv-lines"):
+                if self.name in TAGGED:
+                    arguments = tagged(arguments, self.name, function["name"], tools)
+                elif isinstance(arguments, dict) and self._calls.get("content") in ("xml-inline", "kv-lines"):
                     arguments = typed(arguments, function["name"], tools)
                 yield function["name"], json_text(arguments)
 

@@ -11,16 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-PARAMETER = (
-    r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"
-    r"(?=\s*(?:<parameter=|(?:</function>\s*)?\Z))"
-)
-"""An argument as the Qwen 3.5 write it: it ends where another follows, or nothing."""
-PAIR = (
-    r"<arg_key>\s*(?P<key>.*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
-    r"(?=\s*(?:<arg_key>|\Z))"
-)
-"""As the GLM write it."""
+TAGGED = {
+    "qwen-3.5": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"
+    r"(?=\s*(?:<parameter=|(?:</function>\s*)?\Z))",
+    "glm-4.5": r"<arg_key>\s*(?P<key>.*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
+    r"(?=\s*(?:<arg_key>|\Z))",
+    "minimax-m2": r'<parameter name="(?P<key>[^"\n]+)">(?P<value>.*?)</parameter>'
+    r"(?=\s*(?:<parameter name=|</invoke>\s*\Z))",
+    "muse-glimmer": r'<atem:parameter name="(?P<key>[^"]+)">(?P<value>.*?)</atem:parameter>'
+    r"(?=\s*(?:<atem:parameter name=|\Z))",
+}
+"""Arguments in tags, by the syntax: each ends where another follows, or nothing."""
 _THINK = {"open": "<think>", "close": "</think>"}
 _NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 _JSON_CALLS = {
@@ -40,8 +41,8 @@ def _syntax(*, content: str = "(?!)", **fields: Mapping[str, Any]) -> dict[str, 
     return {"start_anchor_pattern": r"(?!)", "fields": {**fields, "content": piece}}
 
 
-def _xml_calls(begin: str, end: str, argument: str, *, before_end: str) -> dict[str, Any]:
-    """Calls between the patterns `begin` and `end`, whose arguments each match one.
+def _tagged_calls(begin: str, end: str, *, before_end: str) -> dict[str, Any]:
+    """Calls between the patterns `begin` and `end`, whose arguments are in tags.
 
     A call ends after an argument, or where it has none: the text of an argument may have its end, too.
     """
@@ -49,8 +50,7 @@ def _xml_calls(begin: str, end: str, argument: str, *, before_end: str) -> dict[
         "open_pattern": begin,
         "close_pattern": rf"(?<=(?:{before_end})\s*){end}",
         "repeats": True,
-        "content": "xml-inline",
-        "content_args": {"tag_pattern": argument},
+        "content_args": {"strip": False},
         "transform": _NAMED,
     }
 
@@ -67,20 +67,18 @@ SYNTAXES: Mapping[str, Mapping[str, Any]] = {
     # <tool_call>, <function=add>, <parameter=a> and so on, each on a line; Nemotron 3 writes so, too.
     "qwen-3.5": _syntax(
         reasoning_content=_THINK,
-        tool_calls=_xml_calls(
+        tool_calls=_tagged_calls(
             r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
             r"</function>\s*</tool_call>",
-            PARAMETER,
             before_end=r"</parameter>|<function=[^>\n]+>",
         ),
     ),
     "glm-4.5": _syntax(
         reasoning_content=_THINK,
-        tool_calls=_xml_calls(
-            r"<tool_call>\s*(?P<name>[^<>{}\s]+)",
+        tool_calls=_tagged_calls(
+            r"<tool_call>\s*(?P<name>[\w.-]+)",
             r"</tool_call>",
-            PAIR,
-            before_end=r"</arg_value>|<tool_call>\s*[^<>{}\s]+",
+            before_end=r"</arg_value>|<tool_call>\s*[\w.-]+",
         ),
     ),
     "gpt-oss": _syntax(
@@ -160,11 +158,9 @@ SYNTAXES: Mapping[str, Mapping[str, Any]] = {
             "repeats": True,
             "join": "\n",
         },
-        tool_calls=_xml_calls(
+        tool_calls=_tagged_calls(
             r'<atem:invoke name="(?P<name>[^"]+)">',
             r"</atem:invoke>\s*",
-            r'<atem:parameter name="(?P<key>[^"]+)">(?P<value>.*?)</atem:parameter>'
-            r"(?=\s*(?:<atem:parameter name=|\Z))",
             before_end=r'</atem:parameter>|<atem:invoke name="[^"]+">',
         ),
     ),
