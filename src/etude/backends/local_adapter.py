@@ -17,7 +17,7 @@ from etude.backends.local_job import FinishedJob, Job, Workplace, learner_option
 from etude.backends.local_learner import LocalLearner
 from etude.backends.trainer_adapter import TrainerAdapter, job_status
 from etude.config.finetuning import FinetuneConfig
-from etude.core.errors import CapabilityError, RequestError, TrainingError
+from etude.core.errors import CapabilityError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import fold
 from etude.core.trajectory import TrajectoryCollection
