@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.core.stats import estimate, estimate_difference, estimate_ratio, shown_mean, t95
+from etude.core.stats import (
+    estimate,
+    estimate_difference,
+    estimate_ratio,
+    shared_bounds,
+    shown_mean,
+    shown_measured,
+    t95,
+)
 
 unit = st.floats(0, 1)
 
@@ -32,6 +40,42 @@ def test_any_finite_values_have_an_estimate(values):
     found = estimate(values)
     assert min(values) <= found.mean <= max(values)
     assert found.low <= found.mean <= found.high
+
+
+@given(st.floats(-50, 50), st.floats(0.1, 50), st.lists(unit, min_size=1, max_size=20))
+def test_the_interval_of_values_with_declared_bounds_is_within_them(low, width, shares):
+    bounds = low, low + width
+    values = [min(low + share * width, bounds[1]) for share in shares]
+    found = estimate(values, bounds)
+    assert bounds[0] <= found.low <= found.mean <= found.high <= bounds[1]
+    assert found.low < found.high, "equal values, and one alone, have an interval too"
+    apart = estimate_difference(values, values[::-1], bounds)
+    assert bounds[0] - bounds[1] <= apart.low <= apart.mean <= apart.high <= bounds[1] - bounds[0]
+
+
+def test_rewards_of_minus_one_to_one_have_an_interval_within():
+    """Of a protocol's payoffs, whether its bounds were declared or are seen."""
+    for bounds in (None, (-1.0, 1.0)):
+        lost = estimate([-1.0] * 16, bounds)
+        assert (lost.low, lost.mean) == (-1.0, -1.0)
+        assert -0.7 < lost.high < -0.5, "as zeros of 16: 0 to 0.194"
+        assert estimate([1.0] * 7 + [-1.0], bounds).high < 1.0
+    few = estimate([-1.0, 1.0, 1.0], (-2.0, 2.0))
+    assert -2.0 <= few.low < few.high <= 2.0
+    assert estimate([0.5] * 8, (-1.0, 1.0)).low < estimate([0.5] * 8, (0.0, 1.0)).low, (
+        "what is declared counts"
+    )
+
+
+def test_a_bound_on_one_side_cuts_the_interval_off_there():
+    found = estimate([1.0, 1.0, 9.0], (1.0, math.inf))
+    assert found.low == 1.0 and found.high > 9.0
+
+
+def test_declared_bounds_hold_for_all_values_or_for_none():
+    assert shared_bounds([(0, 1), (-1, 0.5), (0, 1)]) == (-1, 1)
+    assert shared_bounds([(0, 1), None]) is None
+    assert shared_bounds([]) is None
 
 
 def test_zeros_and_ones_have_wilsons_interval():
@@ -102,7 +146,9 @@ def test_the_interval_of_a_difference_holds_the_true_one_as_often_as_it_says(sha
 
 def test_what_one_value_cannot_tell_is_not_told():
     assert (estimate([7.0]).low, estimate([7.0]).high) == (-math.inf, math.inf)
-    assert math.isinf(estimate([-1.0] * 8).high), "equal values tell nothing of how far they spread"
+    assert math.isinf(estimate([7.0] * 8).high), "equal values tell nothing of how far they spread"
+    assert shown_measured(7.0, None, None, 8) == "7.000 (all equal: no interval)"
+    assert shown_measured(7.0, None, None, 1) == "7.000"
     assert str(estimate([7.0])) == "7.000 n=1"
     one = estimate([0.5])
     assert one.low < 0.1 and one.high > 0.9

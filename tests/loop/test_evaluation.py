@@ -4,11 +4,16 @@ import pytest
 
 from etude.core.evaluation import EvalInput, EvalInputItem, EvalOutput, EvalOutputItem, EvaluationRunOutput
 from etude.core.stats import estimate
-from etude.loop.evaluation import item_rows, scores_of
+from etude.loop.evaluation import item_rows
+from etude.loop.evaluation import scores_of as scores_of_result
 
 
 def item(name, generation, score, error=None):
     return EvalOutputItem(id=name, generation=generation, score=score, error=error)
+
+
+def scores_of(items):
+    return scores_of_result(EvalOutput(eval_output_items=items))
 
 
 def test_one_episode_for_each_example_is_an_ordinary_estimate():

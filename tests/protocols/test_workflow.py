@@ -13,6 +13,7 @@ from etude.config.import_path import make_importable
 from etude.config.load import parse_config
 from etude.core.errors import ConfigError, RequestError
 from etude.core.example import Example
+from etude.loop.metrics import validation_metrics
 from etude.protocols import EpisodeTree, ProtocolWorkflow, adp, nip, register_scenario
 from etude.protocols.growing import branching
 from etude.protocols.registry import ProtocolReward, find_scenario
@@ -91,6 +92,9 @@ async def test_a_config_plays_and_scores(journal: Journal) -> None:
     assert [item.score for item in output.results_of("verifier")] == [1.0, -2.0]
     assert [item.score for item in output.results_of("prover")] == [1.0, 1.0]
     assert output.results_of("verifier")[0].reasoning == {"decided": 1}
+    metrics = validation_metrics(output, "verifier")
+    assert output.bounds()["verifier"] == (-2.0, 1.0), "those of the protocol, as its arguments make them"
+    assert -2.0 <= metrics["reward_low"] < metrics["avg_reward"] < metrics["reward_high"] <= 1.0
     assert models["strong"].requests[0].messages[0]["content"] == "You are prover. Please"
 
 

@@ -16,8 +16,8 @@ def score(mean, n=10):
 
 def test_validations_are_before_and_after():
     assert lines(history([0.2], {0: 0.1, 1: 0.8})) == {
-        "reward before": "0.100  n=10  (validation examples, before training (v0))",
-        "reward after": "0.800  n=10  (validation examples, after epoch 1 (v1))",
+        "reward before": "0.100 (all equal: no interval)  n=10  (validation examples, before training (v0))",
+        "reward after": "0.800 (all equal: no interval)  n=10  (validation examples, after epoch 1 (v1))",
         "best version": "v1",
         "last version": "v1",
     }

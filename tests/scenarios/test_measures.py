@@ -186,6 +186,13 @@ def test_a_summary_is_json():
     assert set(data["asked_again"]) == {"prover", "verifier"}
 
 
+def test_what_agents_earn_has_an_interval_within_the_bounds_of_the_protocol():
+    found = summarise([record(str(n), simple(-1.0)) for n in range(16)])
+    earned = found.rewards["verifier"]
+    assert (earned.mean, earned.low) == (-1.0, -1.0) and -0.7 < earned.high < -0.5
+    assert found.rounds.low >= 1, "a play has at least one round"
+
+
 def test_nothing_cannot_be_summed_up():
     with pytest.raises(RequestError, match="1 episodes, and all have failed"):
         summarise([failure("a")])

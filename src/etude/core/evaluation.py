@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from itertools import compress
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from etude.core.data_model import DataModel, Id, Number
 from etude.core.episode import EpisodeRecord
+from etude.core.stats import Bounds, shared_bounds
 
 LARGEST_SCORE = 1e30
 """Of larger ones sums, squares and float32 tensors are infinite."""
@@ -19,6 +20,18 @@ LARGEST_SCORE = 1e30
 def is_score(value: float) -> bool:
     """Whether a number can be a score: one that can be averaged and trained on."""
     return math.isfinite(value) and abs(value) <= LARGEST_SCORE
+
+
+def rising(bounds: Bounds) -> Bounds:
+    """The bounds as floats. Raises TypeError and ValueError for what are none."""
+    low, high = bounds
+    if not (is_score(low) and is_score(high) and low < high):
+        raise ValueError(f"bounds are the least score and the most, (-1, 1) say, found {low:g} and {high:g}")
+    return float(low), float(high)
+
+
+ScoreBounds: TypeAlias = Annotated[Bounds, AfterValidator(rising)]
+"""The least and the most that a score can be."""
 
 
 class EvalInputItem(DataModel, arbitrary_types_allowed=True):
@@ -44,6 +57,8 @@ class EvalOutputItem(DataModel):
     """None when the episode or the evaluator failed. Never a made-up zero."""
     reasoning: Any = None
     error: str | None = None
+    bounds: Bounds | None = None
+    """The least and the most that the evaluator can give, where it declares that."""
 
     @property
     def is_scored(self) -> bool:
@@ -63,6 +78,11 @@ class EvalOutput(DataModel):
     average_score: float | None = None
     """Mean over the scored items; None when nothing was scored."""
     eval_output_items: list[EvalOutputItem] = Field(default_factory=list)
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """The bounds of all scores; None where one of them has none."""
+        return shared_bounds(item.bounds for item in self.eval_output_items if item.is_scored)
 
 
 class FailureCause(DataModel):
@@ -140,6 +160,10 @@ class EvaluationRunOutput(DataModel):
             ]
             for name, output in self.evaluation_results
         }
+
+    def bounds(self) -> dict[str, Bounds | None]:
+        """The bounds of each evaluator's scores."""
+        return {name: output.bounds for name, output in self.evaluation_results}
 
 
 _VARYING = re.compile(r"[0-9a-f]{8,}|[0-9]+", re.IGNORECASE)

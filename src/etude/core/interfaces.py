@@ -13,6 +13,7 @@ from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.example import Example
 from etude.core.job import ModelVersion
+from etude.core.stats import Bounds
 
 
 class Engine(Protocol):
@@ -63,6 +64,8 @@ class Evaluator(ABC):
 
     timeout: float | None = None
     """Seconds that one evaluation may take; None leaves it to the evaluation run."""
+    bounds: Bounds | None = None
+    """The least and the most that it can give; None where it does not say. A score outside is none."""
 
     @property
     def is_relative(self) -> bool:

@@ -1,15 +1,22 @@
 """Means with their 95 % intervals. All intervals that are printed or stored are made here.
 
-Values in [0, 1], as most rewards are: Wilson's score interval, for values between 0 and 1 too. It
-never leaves [0, 1]. Differences of such values: the same on [-1, 1]. All other values: Student's t.
+Values that cannot leave certain bounds have Wilson's score interval within these bounds, for values in
+between too, and so have their differences. The bounds are those that an evaluator or a protocol declares.
+Where none are declared, the values decide: those that all lie in [0, 1], or else in [-1, 1], are taken to
+stay there. All other values have Student's t interval, which ends at a bound that is on one side only.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
+Bounds: TypeAlias = tuple[float, float]
+"""The least and the most that a value can be; infinite on a side that has no bound."""
+
+_PRESUMED: tuple[Bounds, ...] = ((0.0, 1.0), (-1.0, 1.0))
 _Z95 = 1.959964
 _PRIOR = 2.0
 """Values that are added to those that were observed, in judging how far they spread."""
@@ -43,28 +50,57 @@ def shown_mean(mean: float, low: float | None, high: float | None, *, sign: str 
     return f"{shown(mean)} [{shown(low)}, {shown(high)}]"
 
 
-def estimate(values: Sequence[float]) -> Estimate:
+def shown_measured(mean: float, low: float | None, high: float | None, n: int | None) -> str:
+    """The mean of `n` values as text; why it has no interval, where several values do not tell one."""
+    equal = low is None and n is not None and n > 1
+    return shown_mean(mean, low, high) + (" (all equal: no interval)" if equal else "")
+
+
+def shared_bounds(declared: Iterable[Sequence[float] | None]) -> Bounds | None:
+    """The bounds that hold for all of some values, each with its own; None where one of them has none."""
+    ends = {None if bounds is None else (bounds[0], bounds[1]) for bounds in declared}
+    known = [bounds for bounds in ends if bounds is not None]
+    if not known or len(known) < len(ends):
+        return None
+    return min(low for low, _ in known), max(high for _, high in known)
+
+
+def bounds_of(values: Iterable[float], declared: Bounds | None = None) -> Bounds:
+    """The bounds that values have: those that are `declared`, or else those that they are taken to have."""
+    if declared is not None:
+        return declared
+    known = list(values)
+    within = (bounds for bounds in _PRESUMED if all(bounds[0] <= value <= bounds[1] for value in known))
+    return next(within, (-math.inf, math.inf))
+
+
+def estimate(values: Sequence[float], bounds: Bounds | None = None) -> Estimate:
     """Mean and 95 % interval of independent values. Raises ValueError for no values.
 
-    One value outside of [0, 1], or several that are all equal, tell nothing about how far values
-    spread: the interval is infinite then.
+    `bounds` are those that were declared for the values. Without any, one value outside of [-1, 1], or
+    several that are all equal, tell nothing about how far values spread: the interval is infinite then.
     """
     mean, n = _mean(values), len(values)
-    if all(0.0 <= value <= 1.0 for value in values):
-        return _within(mean, _spread(values, mean) ** 2 / n, n, 0.0, 1.0)
-    return _student(values, mean)
+    low, high = bounds_of(values, bounds)
+    if math.isfinite(high - low):
+        return _within(mean, _spread(values, mean) ** 2 / n, n, low, high)
+    return _student(values, mean, low, high)
 
 
-def estimate_difference(before: Sequence[float], after: Sequence[float]) -> Estimate:
+def estimate_difference(
+    before: Sequence[float], after: Sequence[float], bounds: Bounds | None = None
+) -> Estimate:
     """By how much `after` is greater on average, pair by pair: mean and 95 % interval.
 
-    Raises ValueError for no pairs.
+    `bounds` are those of the values; a difference is at most as great as they are apart. Raises ValueError
+    for no pairs.
     """
     differences = [new - old for old, new in zip(before, after, strict=True)]
     mean, n = _mean(differences), len(differences)
-    if all(0.0 <= value <= 1.0 for value in (*before, *after)):
+    low, high = bounds_of((*before, *after), bounds)
+    if math.isfinite(width := high - low):
         apart = math.fsum(_spread(values, _mean(values)) ** 2 for values in (before, after))
-        return _within(mean, _spread(differences, mean) ** 2 / n, n, -1.0, 1.0, prior=apart or None)
+        return _within(mean, _spread(differences, mean) ** 2 / n, n, -width, width, prior=apart or None)
     return _student(differences, mean)
 
 
@@ -94,6 +130,8 @@ def _within(
     greatest there is. For zeros and ones this is Wilson's own.
     """
     width = highest - lowest
+    if width == 0:
+        return Estimate(mean, mean, mean, n)
     p = min(max((mean - lowest) / width, 0.0), 1.0)
     most = p * (1 - p) * width**2
     of_one = (n * variance * n + _PRIOR * (most if prior is None else prior)) / (n + _PRIOR)
@@ -107,13 +145,14 @@ def _within(
     return Estimate(mean, min(low, mean), max(high, mean), n)
 
 
-def _student(values: Sequence[float], mean: float) -> Estimate:
-    """Student's t interval of a mean; infinite for one value, and for values that are all equal."""
+def _student(
+    values: Sequence[float], mean: float, lowest: float = -math.inf, highest: float = math.inf
+) -> Estimate:
+    """Student's t interval of a mean, cut off at a bound; infinite where the values are all equal."""
     n = len(values)
-    if n == 1 or min(values) == max(values):
-        return Estimate(mean, -math.inf, math.inf, n)
-    half = t95(n - 1) * _spread(values, mean) / math.sqrt(n - 1)
-    return Estimate(mean, mean - half, mean + half, n)
+    spreads = min(values) < max(values)
+    half = t95(n - 1) * _spread(values, mean) / math.sqrt(n - 1) if spreads else math.inf
+    return Estimate(mean, max(mean - half, lowest), min(mean + half, highest), n)
 
 
 def t95(freedom: int) -> float:

@@ -14,7 +14,7 @@ from etude.core.example import Example
 from etude.core.interfaces import Evaluator
 from etude.core.keys import fold
 from etude.graders.grader import Grader, sample_of
-from etude.graders.spec import GraderSpec, judges_of
+from etude.graders.spec import GraderSpec, ScoreModelGrader, judges_of
 from etude.graders.template import GraderError
 from etude.rewards.evaluator import scored, unscored
 
@@ -41,6 +41,8 @@ class GraderEvaluator(Evaluator):
 
     def __init__(self, grader: Grader) -> None:
         self._grader = grader
+        if isinstance(grader.spec, ScoreModelGrader):
+            self.bounds = grader.spec.range
 
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
         output = item.output_obj

@@ -255,7 +255,8 @@ class Bookkeeper:
         }
         if items and "rewards" not in facts:
             counted["rewards"] = await shaped_rewards(self.builder, items, {"epoch": epoch, "run_id": run_id})
-        metrics = collection_metrics(collection, {**counted, **facts, "scores": output.scores()})
+        given = {"scores": output.scores(), "bounds": output.bounds(), "reward": reward and reward.name}
+        metrics = collection_metrics(collection, {**counted, **facts, **given})
         met = {pool.name: self._met(epoch, pool) for pool in self.opponents}
         return self.record.with_name({**metrics, **({"opponents": met} if met else {}), **self._facts()})
 

@@ -21,7 +21,7 @@ from etude.config.schema import Config
 from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
-from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
+from etude.core.evaluation import EvalOutput, EvalOutputItem, EvaluationRunOutput
 from etude.core.example import Example
 from etude.core.interfaces import Engine, Progress
 from etude.core.keys import content_hash
@@ -58,8 +58,9 @@ class Evaluation:
     """`episodes`, their `calls`, `prompt_tokens` and `completion_tokens`."""
 
     def scores(self) -> dict[str, dict[str, Any]]:
-        """By evaluator: `mean`, `low`, `high` (95 %), `n` examples, `scored` and `unscored` episodes."""
-        return {name: scores_of(result.eval_output_items) for name, result in self.output.evaluation_results}
+        """By evaluator: `mean`, `low`, `high` (95 %), `n` examples, `scored` and `unscored` episodes, and the
+        `bounds` that it declares."""
+        return {name: scores_of(result) for name, result in self.output.evaluation_results}
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the items."""
@@ -74,19 +75,20 @@ class Evaluation:
         }
 
 
-def scores_of(items: Sequence[EvalOutputItem]) -> dict[str, Any]:
+def scores_of(result: EvalOutput) -> dict[str, Any]:
     """Mean and 95 % interval of an evaluator's scores.
 
     The episodes of one example are no independent draws, so the interval is that of the examples'
     means. All None when nothing was scored.
     """
-    by_example: defaultdict[str, list[float]] = defaultdict(list)
+    items, by_example = result.eval_output_items, defaultdict[str, list[float]](list)
     for item in items:
         if item.is_scored and item.score is not None:
             by_example[item.id].append(item.score)
     scored = sum(map(len, by_example.values()))
     counts = {"n": len(by_example), "scored": scored, "unscored": len(items) - scored}
-    return measured_scores([math.fsum(scores) / len(scores) for scores in by_example.values()]) | counts
+    means = [math.fsum(scores) / len(scores) for scores in by_example.values()]
+    return measured_scores(means, result.bounds) | counts
 
 
 def item_rows(output: EvaluationRunOutput) -> list[dict[str, Any]]:

@@ -334,7 +334,8 @@ class Trainer(TrainerSeam):
             # The same figure as in training: the reward as the builder shapes it.
             items = output.results_of(self._reward_name())
             rewards = await shaped_rewards(builder, items, {"epoch": epoch, "run_id": run_id})
-            metrics |= reward_metrics(rewards)
+            if rewards != output.scores()[self._reward_name()]:
+                metrics |= reward_metrics(rewards)
         return metrics | {"epoch": epoch, "dataset_type": "validation"}
 
     def _calculate_validation_metrics(self, eval_output: EvaluationRunOutput) -> dict[str, Any]:

@@ -9,29 +9,36 @@ from typing import Any
 from etude.algorithms.algorithm import kind_of
 from etude.algorithms.episodes import reward_groups
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
+from etude.core.distribution import Distribution
 from etude.core.episode import cut_off_share
 from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
 from etude.core.history import History
-from etude.core.stats import estimate
+from etude.core.stats import Bounds, estimate
 from etude.core.trajectory import TrajectoryCollection
 from etude.loop.curriculum import rewards_of
+
+_RAW = ("rewards", "scores", "bounds", "reward")
+"""Facts that metrics are made of."""
 
 
 def collection_metrics(collection: TrajectoryCollection, facts: dict[str, Any]) -> dict[str, Any]:
     """The figures of what was collected.
 
     Those of `reward_metrics` are over all scored episodes where `facts` has their `rewards`, and over the
-    trajectories otherwise. `evaluators` has the mean of each evaluator's `scores`. `reward_groups` counts the
-    groups of episodes that are `compared` with each other and, of those, the `flat` ones, whose rewards are
-    all equal.
+    trajectories otherwise. `evaluators` has the mean of each evaluator's `scores`, within its `bounds`;
+    `reward` is the one whose scores are the rewards, unless the builder shapes them. `reward_groups` counts
+    the groups of episodes that are `compared` with each other and, of those, the `flat` ones, whose rewards
+    are all equal.
     """
-    rewards, scores = facts.get("rewards"), facts.get("scores") or {}
+    rewards, scores, bounds = facts.get("rewards"), facts.get("scores") or {}, facts.get("bounds") or {}
+    rewards = _rewards(collection) if rewards is None else rewards
+    is_shaped = sorted(rewards) != sorted(scores.get(facts.get("reward"), ()))
     metrics = {
-        **reward_metrics(_rewards(collection) if rewards is None else rewards),
-        "evaluators": {name: measured_scores(values) for name, values in scores.items()},
+        **reward_metrics(rewards, None if is_shaped else bounds.get(facts.get("reward"))),
+        "evaluators": _by_evaluator(scores, bounds),
         "num_trajectories": len(collection),
         "num_groups": len(collection.trajectories),
-        **{key: value for key, value in facts.items() if key not in ("rewards", "scores")},
+        **{key: value for key, value in facts.items() if key not in _RAW},
     }
     if kind_of(collection.method) != "imitation":
         metrics["reward_groups"] = _compared(collection, facts)
@@ -50,13 +57,13 @@ def selection_metrics(selected: TrajectoryCollection) -> dict[str, Any]:
 
 def validation_metrics(output: EvaluationRunOutput, evaluator: str) -> dict[str, Any]:
     """Rewards on the validation examples. Items without a score are excluded and counted, never zero."""
-    items, scores = output.results_of(evaluator), output.scores()
+    items, scores, bounds = output.results_of(evaluator), output.scores(), output.bounds()
     rewards = scores[evaluator]
     return {
-        **reward_metrics(rewards),
+        **reward_metrics(rewards, bounds[evaluator]),
         "num_examples": len(rewards),
         "num_unscored": len(items) - len(rewards) + len(output.left_out),
-        "evaluators": {name: measured_scores(values) for name, values in scores.items()},
+        "evaluators": _by_evaluator(scores, bounds),
         "failures": dict(output.failures),
         "failure_causes": [cause.model_dump() for cause in output.causes],
         "calls": dict(output.calls),
@@ -66,13 +73,13 @@ def validation_metrics(output: EvaluationRunOutput, evaluator: str) -> dict[str,
     }
 
 
-def reward_metrics(rewards: Sequence[float]) -> dict[str, Any]:
-    """`avg_reward`, `min_reward`, `max_reward`, `num_scored`, and `reward_low` to `reward_high`.
+def reward_metrics(rewards: Sequence[float], bounds: Bounds | None = None) -> dict[str, Any]:
+    """`avg_reward`, `min_reward`, `max_reward`, `num_scored`, `reward_low` to `reward_high`, `distribution`.
 
-    The latter are the 95 % interval of the average; None where the rewards do not tell one, and all None
-    where there are none.
+    `reward_low` to `reward_high` is the 95 % interval of the average, within the `bounds` that were declared;
+    None where the rewards do not tell one. All are None where there are no rewards.
     """
-    mean = measured_scores(rewards)
+    mean = measured_scores(rewards, bounds)
     return {
         "avg_reward": mean["mean"],
         "min_reward": min(rewards, default=None),
@@ -80,19 +87,28 @@ def reward_metrics(rewards: Sequence[float]) -> dict[str, Any]:
         "reward_low": mean["low"],
         "reward_high": mean["high"],
         "num_scored": mean["n"],
+        "distribution": Distribution.of(rewards, bounds).model_dump(mode="json") if rewards else None,
     }
 
 
-def measured_scores(values: Sequence[float]) -> dict[str, Any]:
-    """`mean`, `low`, `high` and `n` of scores, as JSON.
+def measured_scores(values: Sequence[float], bounds: Bounds | None = None) -> dict[str, Any]:
+    """`mean`, `low`, `high` and `n` of scores, as JSON; and `bounds`, where they were declared.
 
     The mean is None where nothing was scored, and the 95 % interval where the scores do not tell one.
     """
     if not values:
         return {"mean": None, "low": None, "high": None, "n": 0}
-    mean = estimate(values)
-    low, high = (bound if math.isfinite(bound) else None for bound in (mean.low, mean.high))
-    return {"mean": mean.mean, "low": low, "high": high, "n": mean.n}
+    mean = estimate(values, bounds)
+    is_known = math.isfinite(mean.high - mean.low)
+    low, high = (mean.low, mean.high) if is_known else (None, None)
+    declared = {} if bounds is None else {"bounds": list(bounds)}
+    return {"mean": mean.mean, "low": low, "high": high, "n": mean.n, **declared}
+
+
+def _by_evaluator(
+    scores: Mapping[str, Sequence[float]], bounds: Mapping[str, Bounds | None]
+) -> dict[str, dict[str, Any]]:
+    return {name: measured_scores(values, bounds.get(name)) for name, values in scores.items()}
 
 
 async def shaped_rewards(

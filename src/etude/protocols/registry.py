@@ -19,7 +19,7 @@ from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.interfaces import Evaluator
 from etude.protocols.growing import Widths, most_calls
 from etude.protocols.named import PROTOCOLS
-from etude.protocols.protocol import Protocol
+from etude.protocols.protocol import Protocol, within
 from etude.protocols.scenario import Scenario
 from etude.protocols.tree import EpisodeTree
 from etude.protocols.workflow import RETRIES, ProtocolWorkflow
@@ -120,7 +120,9 @@ class ProtocolReward(Evaluator):
         """Score one episode. Raises RequestError when no protocol was played, or not with this agent."""
         tree = EpisodeTree.from_json(item.output_obj)
         endings = Counter(leaf.ending for leaf in tree.leaves())
-        return scored(item, (tree.value(None, self.agent), dict(endings)))
+        value, bounds = tree.value(None, self.agent), tree.bounds[self.agent]
+        # Bounds that were worked out are those of the outcomes that were tried.
+        return scored(item, (value, dict(endings)), bounds if within(value, bounds) else None)
 
 
 _Width: TypeAlias = Annotated[int, Field(ge=1)]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from etude.core.stats import shown_mean
+from etude.core.stats import shown_measured
 from etude.store.figures import shown_reward
 
 _RATED = 5
@@ -50,7 +50,7 @@ def shown_score(score: Mapping[str, Any] | None) -> str:
     """The mean of an evaluator with its interval and `n`, as text."""
     if score is None or score["mean"] is None:
         return "none"
-    return f"{shown_mean(score['mean'], score['low'], score['high'])}  n={score['n']}"
+    return f"{shown_measured(score['mean'], score['low'], score['high'], score['n'])}  n={score['n']}"
 
 
 def shown_bounds(low: float | None, high: float | None) -> str | None:

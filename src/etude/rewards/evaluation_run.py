@@ -202,7 +202,7 @@ async def measure(
         )
         run = EvaluationRun(collector, {"reward": evaluator}, journal, max_concurrency=max_concurrency)
         output = await run.run(examples, phase="measure", keep_episodes=False)
-    return estimate(output.scores()["reward"])
+    return estimate(output.scores()["reward"], output.bounds()["reward"])
 
 
 def _phase_of(request: EvaluationRequest) -> str:

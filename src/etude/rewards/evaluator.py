@@ -20,10 +20,18 @@ from etude.config.registry import register_evaluator
 from etude.core.brief import call_briefly
 from etude.core.data_model import kind_of, number
 from etude.core.errors import RequestError
-from etude.core.evaluation import LARGEST_SCORE, EvalInputItem, EvalOutputItem, is_score
+from etude.core.evaluation import (
+    LARGEST_SCORE,
+    EvalInputItem,
+    EvalOutputItem,
+    ScoreBounds,
+    is_score,
+    rising,
+)
 from etude.core.example import Example
 from etude.core.interfaces import Evaluator
 from etude.core.secrets import masked, masked_data
+from etude.core.stats import Bounds
 from etude.store.plain import jsonable
 
 if TYPE_CHECKING:
@@ -32,19 +40,22 @@ if TYPE_CHECKING:
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 _MARK = "__etude_evaluator__"
+_ROUNDING = 1e-9
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def scored(item: EvalInputItem, result: Any) -> EvalOutputItem:
-    """The score of `item`, of whatever an evaluator returned.
+def scored(item: EvalInputItem, result: Any, bounds: Bounds | None = None) -> EvalOutputItem:
+    """The score of `item`, of whatever an evaluator with these `bounds` returned.
 
     Takes a number of any kind (see `etude.core.data_model`), a bool, `(score, reasoning)`, or an
-    EvalOutputItem. Whatever is no number that can be averaged becomes an error, never a score.
+    EvalOutputItem, whose own bounds go before. Whatever is no number that can be averaged, or is out of
+    bounds, becomes an error, never a score.
     """
     reasoning: Any = None
     if isinstance(result, EvalOutputItem):
         if result.error is not None:
             return unscored(item, result.error, result.reasoning)
+        bounds = result.bounds or bounds
         result, reasoning = result.score, result.reasoning
     elif isinstance(result, tuple) and len(result) == 2:
         result, reasoning = result
@@ -56,7 +67,17 @@ def scored(item: EvalInputItem, result: Any) -> EvalOutputItem:
     if not is_score(score):
         limits = f"a finite number within ±{LARGEST_SCORE:g}"
         return unscored(item, f"the evaluator returned {score:g}; a score is {limits}", reasoning)
-    return EvalOutputItem(id=item.id, generation=item.generation, score=score, reasoning=reasoning)
+    low, high = bounds or (score, score)
+    if not low - _ROUNDING <= score <= high + _ROUNDING:
+        problem = f"the evaluator returned {score:g}, and declares that its scores are {low:g} to {high:g}"
+        return unscored(item, problem, reasoning)
+    return EvalOutputItem(
+        id=item.id,
+        generation=item.generation,
+        score=min(max(score, low), high),
+        reasoning=reasoning,
+        bounds=bounds,
+    )
 
 
 def unscored(item: EvalInputItem, reason: str, reasoning: Any = None) -> EvalOutputItem:
@@ -71,22 +92,29 @@ def evaluator(fn: FunctionT, /) -> FunctionT: ...
 
 @overload
 def evaluator(
-    *, name: str | None = None, timeout: float | None = None
+    *, name: str | None = None, timeout: float | None = None, bounds: Bounds | None = None
 ) -> Callable[[FunctionT], FunctionT]: ...
 
 
 def evaluator(
-    fn: FunctionT | None = None, /, *, name: str | None = None, timeout: float | None = None
+    fn: FunctionT | None = None,
+    /,
+    *,
+    name: str | None = None,
+    timeout: float | None = None,
+    bounds: Bounds | None = None,
 ) -> FunctionT | Callable[[FunctionT], FunctionT]:
     """Mark a function as an evaluator; it stays a function and can be called as before.
 
     The function takes `(example, output)` or `(example, output, episode)`, may be async, and returns
-    a number, a bool or `(score, reasoning)`. `timeout` is in seconds. Whether the function takes that is
+    a number, a bool or `(score, reasoning)`. `timeout` is in seconds. `bounds` are the least and the most
+    that it returns, such as `(-1, 1)`: intervals stay within them. Whether the function takes that is
     checked when it is used.
     """
 
     def mark(function: FunctionT) -> FunctionT:
-        setattr(function, _MARK, {"name": name or getattr(function, "__name__", None), "timeout": timeout})
+        own = {"name": name or getattr(function, "__name__", None), "timeout": timeout, "bounds": bounds}
+        setattr(function, _MARK, own)
         return function
 
     return mark if fn is None else mark(fn)
@@ -104,11 +132,19 @@ class FunctionEvaluator(Evaluator):
         *,
         arguments: Mapping[str, Any] | None = None,
         timeout: float | None = None,
+        bounds: Bounds | None = None,
     ) -> None:
-        """Raises RequestError when `fn` does not take an example and an output, or not the `arguments`."""
+        """Raises RequestError when `fn` does not take an example and an output, or not the `arguments`, and
+        for impossible bounds."""
         mark = getattr(fn, _MARK, {})
         self.name = str(mark.get("name") or getattr(fn, "__name__", type(fn).__name__))
         self.timeout = mark.get("timeout") if timeout is None else timeout
+        self.bounds = mark.get("bounds") if bounds is None else bounds
+        if self.bounds is not None:
+            try:
+                self.bounds = rising(self.bounds)
+            except (TypeError, ValueError) as error:
+                raise RequestError(f"{where_defined(fn)}: the evaluator {self.name}: {error}") from None
         self.fn = fn
         self._arguments = dict(arguments or {})
         self._takes_episode = _takes_episode(fn, self._arguments)
@@ -117,7 +153,7 @@ class FunctionEvaluator(Evaluator):
         )
 
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
-        return scored(item, await self.result_of(item))
+        return scored(item, await self.result_of(item), self.bounds)
 
     async def result_of(self, item: EvalInputItem) -> Any:
         """Whatever the function returns, which is to be made a score."""
@@ -179,6 +215,8 @@ class FunctionEvaluatorConfig(EvaluatorConfig, name="function"):
     """More keyword arguments for it."""
     timeout: Annotated[float | None, CHANGEABLE] = Field(default=None, gt=0)
     """Seconds that one evaluation may take."""
+    bounds: ScoreBounds | None = None
+    """The least and the most that it gives, such as `[-1, 1]`; left out: what its decorator says."""
 
 
 @register_evaluator(config_type=FunctionEvaluatorConfig)
@@ -188,7 +226,9 @@ async def function_evaluator(config: FunctionEvaluatorConfig, builder: Builder) 
     if isinstance(candidate, type) and issubclass(candidate, Evaluator):
         candidate = candidate(**config.arguments)
     if not isinstance(candidate, Evaluator):
-        candidate = FunctionEvaluator(candidate, arguments=config.arguments, timeout=config.timeout)
+        candidate = FunctionEvaluator(
+            candidate, arguments=config.arguments, timeout=config.timeout, bounds=config.bounds
+        )
     yield candidate
 
 
@@ -226,7 +266,19 @@ class WeightedEvaluator(Evaluator):
             total = math.fsum(weight * values[name] for name, weight in self.weights.items())
         except (OverflowError, ValueError):  # Of terms that are infinite, or nearly.
             total = math.nan
-        return scored(item, (total, values))
+        return scored(item, (total, values), self._bounds_of(scores))
+
+    def _bounds_of(self, scores: Mapping[str, EvalOutputItem]) -> Bounds | None:
+        """The bounds of the sum, by those of its parts; None where a part has none."""
+        parts = [
+            (weight, scores[name].bounds or self.parts[name].bounds)
+            for name, weight in self.weights.items()
+            if weight
+        ]
+        ends = [sorted(weight * end for end in bounds) for weight, bounds in parts if bounds is not None]
+        if len(ends) < len(parts):
+            return None
+        return math.fsum(low for low, _ in ends), math.fsum(high for _, high in ends)
 
 
 class WeightedEvaluatorConfig(EvaluatorConfig, name="weighted"):

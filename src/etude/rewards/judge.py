@@ -179,6 +179,8 @@ class LlmJudgeConfig(JudgeConfig, name="llm_judge"):
 class LlmJudge(Evaluator):
     """Scores an episode in [0, 1] by a model's grade. Raises EtudeError when it gives no usable one."""
 
+    bounds = (0.0, 1.0)
+
     def __init__(self, config: LlmJudgeConfig, engine: Engine) -> None:
         self._config = config
         self._engine = engine
@@ -226,6 +228,8 @@ class GroupJudge(Evaluator):
 
     Raises EtudeError when there is no usable judgement.
     """
+
+    bounds = (0.0, 1.0)
 
     def __init__(self, config: GroupJudgeConfig, engine: Engine) -> None:
         self._config = config

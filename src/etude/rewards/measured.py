@@ -9,8 +9,9 @@ from etude.config.component import EvaluatorConfig
 from etude.config.references import AgentRef
 from etude.config.registry import register_evaluator
 from etude.core.episode import measured
-from etude.core.evaluation import EvalInputItem, EvalOutputItem
+from etude.core.evaluation import EvalInputItem, EvalOutputItem, ScoreBounds
 from etude.core.interfaces import Evaluator
+from etude.core.stats import Bounds
 from etude.rewards.evaluator import scored, unscored
 
 if TYPE_CHECKING:
@@ -23,9 +24,10 @@ class MeasuredEvaluator(Evaluator):
     An episode without it is left out and counted, like any whose evaluator failed.
     """
 
-    def __init__(self, name: str, agent: str | None = None) -> None:
+    def __init__(self, name: str, agent: str | None = None, bounds: Bounds | None = None) -> None:
         self.name = name
         self.agent = agent
+        self.bounds = bounds
 
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
         """The recorded score with its reason, or the scores that there are in its place."""
@@ -54,9 +56,11 @@ class MeasuredConfig(EvaluatorConfig, name="measured"):
     """The name of the score."""
     agent: AgentRef | None = None
     """Whose score it is, where each agent has its own."""
+    bounds: ScoreBounds | None = None
+    """The least and the most that it can be, such as `[-1, 1]`."""
 
 
 @register_evaluator(config_type=MeasuredConfig)
 async def measured_evaluator(config: MeasuredConfig, builder: Builder) -> AsyncIterator[Evaluator]:
     """The registered component `measured`."""
-    yield MeasuredEvaluator(config.name, config.agent)
+    yield MeasuredEvaluator(config.name, config.agent, config.bounds)

@@ -158,6 +158,7 @@ class Scorer:
     ) -> None:
         """`times` are those of the evaluator's run, where it ran: when it `began`, and its `seconds`."""
         data: dict[str, Any] = {"score": output.score, "reasoning": output.reasoning, "error": output.error}
+        data |= {"bounds": output.bounds} if output.bounds else {}
         data |= times
         await self._journal.put(_score_key(_episode(item).id, self._label, name), data)
 
@@ -217,7 +218,8 @@ async def evaluate(
             raise TypeError(f"evaluate_group returned {kind_of(outputs)}; return a list, a score an episode")
         if len(outputs) != len(items):
             raise ValueError(f"{len(outputs)} scores for {len(items)} episodes")
-        return [scored(item, output) for item, output in zip(items, _in_order(items, outputs), strict=True)]
+        given = zip(items, _in_order(items, outputs), strict=True)
+        return [scored(item, output, evaluator.bounds) for item, output in given]
     except ModelOut:
         raise
     except EtudeError as error:

@@ -97,8 +97,11 @@ def conduct(tree: EpisodeTree) -> Mapping[str, Conduct]:
 class PlayEvaluator(Evaluator):
     """Scores a play by a measure of its tree."""
 
+    bounds = (0.0, 1.0)
+
     def __init__(self, measure: Callable[[EpisodeTree], float | None]) -> None:
-        """`measure` gives None where there is nothing to measure: such a play has no score."""
+        """`measure` gives a number in [0, 1], or None where there is nothing to measure: such a play has no
+        score."""
         self._measure = measure
 
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:

@@ -9,8 +9,9 @@ from typing import Any
 
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
-from etude.core.stats import Estimate, estimate, estimate_ratio
+from etude.core.stats import Bounds, Estimate, estimate, estimate_ratio
 from etude.protocols.decision import ACCEPT, NEITHER, REJECT, UNDECIDED, Verdict
+from etude.protocols.protocol import within
 from etude.protocols.tree import EpisodeTree
 from etude.scenarios.measures import Conduct, conduct, endings
 from etude.store.episodes import iter_episodes
@@ -91,11 +92,13 @@ class _OfExample:
     codes: dict[int, float] = field(default_factory=dict)
     rounds: float = 0.0
     rewards: dict[str, float] = field(default_factory=dict)
+    bounds: Mapping[str, Bounds] = field(default_factory=dict)
     conduct: dict[str, Conduct] = field(default_factory=dict)
 
     def add(self, tree: EpisodeTree) -> None:
         self.truth = tree.truth
         self.plays += 1
+        self.bounds = tree.bounds
         for ending in endings(tree):
             self.verdicts[ending.verdict] = self.verdicts.get(ending.verdict, 0.0) + ending.weight
             self.codes[ending.code] = self.codes.get(ending.code, 0.0) + ending.weight
@@ -142,11 +145,8 @@ def _summary(examples: Sequence[_OfExample], failed: int) -> Summary:
         neither=estimate([example.share(NEITHER) for example in examples]),
         decision_entropy=_entropy(examples),
         mean_verdict=_ratio(decided, -1.0, 1.0),
-        rounds=estimate([example.rounds / example.plays for example in examples]),
-        rewards={
-            agent: estimate([example.rewards[agent] / example.plays for example in examples])
-            for agent in agents
-        },
+        rounds=estimate([example.rounds / example.plays for example in examples], (1.0, math.inf)),
+        rewards={agent: _reward(examples, agent) for agent in agents},
         asked_again=_conduct(examples, agents, "asked_again"),
         malformed=_conduct(examples, agents, "malformed"),
         token_limit=_conduct(examples, agents, "cut_off"),
@@ -162,6 +162,15 @@ def _conduct(
         )
         for agent in agents
     }
+
+
+def _reward(examples: Sequence[_OfExample], agent: str) -> Estimate:
+    """The mean of an agent's earnings, within the bounds of the protocol."""
+    values = [example.rewards[agent] / example.plays for example in examples]
+    low, high = examples[0].bounds[agent]
+    # Bounds that were worked out are those of the outcomes that were tried.
+    is_within = within(min(values), (low, high)) and within(max(values), (low, high))
+    return estimate(values, (low, high) if is_within else None)
 
 
 def _estimate(values: Sequence[float]) -> Estimate | None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from etude.config.document import KeyPath, dotted
 from etude.core.keys import content_hash
-from etude.core.stats import Estimate, estimate_difference
+from etude.core.stats import Bounds, Estimate, estimate_difference, shared_bounds
 from etude.store.episodes import stored_episodes
 from etude.store.outline import phases_in
 from etude.store.run_folder import RunFolder
@@ -85,7 +85,11 @@ def paired_difference(first: Path, second: Path, evaluator: str | None = None) -
     pairs = _pairs(before, after)
     if len(pairs) < 2:
         return None
-    return estimate_difference([before[one] for one, _ in pairs], [after[other] for _, other in pairs])
+    return estimate_difference(
+        [before[one] for one, _ in pairs],
+        [after[other] for _, other in pairs],
+        _declared_bounds(first, second, evaluator),
+    )
 
 
 def other_inputs(first: Path, second: Path) -> int:
@@ -121,17 +125,29 @@ def measured(run: Path, evaluator: str | None = None) -> dict[MeasuredExample, f
 
     The scores are those of `evaluator`, by default the one that is the reward.
     """
-    evaluator = evaluator or reward_name(stored_data(run, required=False))
     scores: defaultdict[MeasuredExample, list[float]] = defaultdict(list)
+    for example, stored in _stored_scores(run, evaluator):
+        scores[example].append(float(stored["score"]))
+    return {example: math.fsum(values) / len(values) for example, values in scores.items()}
+
+
+def _declared_bounds(first: Path, second: Path, evaluator: str | None) -> Bounds | None:
+    """The bounds that an evaluator declared of all its scores in both runs; None where it did not."""
+    scores = [stored for run in (first, second) for _, stored in _stored_scores(run, evaluator)]
+    return shared_bounds(stored.get("bounds") for stored in scores)
+
+
+def _stored_scores(run: Path, evaluator: str | None) -> Iterator[tuple[MeasuredExample, Mapping[str, Any]]]:
+    """The examples of a run's evaluation, or else its last validation, and their stored scores."""
+    evaluator = evaluator or reward_name(stored_data(run, required=False))
     with RunFolder.read(run) as folder:
         phases = [phase for phase in phases_in(folder.journal) if not phase.startswith("train/")]
         for key, data in stored_episodes(folder.journal, f"{phases[0]}/") if phases and evaluator else ():
-            score = (folder.journal.get(f"{key}/score/{evaluator}") or {}).get("score")
-            if score is not None:
+            stored = folder.journal.get(f"{key}/score/{evaluator}") or {}
+            if stored.get("score") is not None:
                 row = data["example"]
                 content = _ADDRESS.sub("", json.dumps([row["inputs"], row["expected"]], sort_keys=True))
-                scores[MeasuredExample(row["id"], content_hash(content))].append(float(score))
-    return {example: math.fsum(values) / len(values) for example, values in scores.items()}
+                yield MeasuredExample(row["id"], content_hash(content)), stored
 
 
 def _leaves(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 from etude.core.episode import added_up
 from etude.core.history import Entry, EpochEntry, History, ValidationEntry
 from etude.core.job import ModelVersion
-from etude.core.stats import shown_mean
+from etude.core.stats import shown_measured
 
 VALIDATION = "validation"
 TRAINING = "training episodes"
@@ -69,7 +69,9 @@ def version_of(entry: Entry) -> int | None:
 def shown_reward(metrics: Mapping[str, Any]) -> str:
     """A reward with its interval, as text."""
     reward, low, high = (metrics.get(key) for key in ("avg_reward", "reward_low", "reward_high"))
-    return "none" if reward is None else shown_mean(reward, low, high)
+    if reward is None:
+        return "none"
+    return shown_measured(reward, low, high, metrics.get("num_scored", metrics.get("n")))
 
 
 def with_rewards(entries: Sequence[Entry]) -> list[Entry]:
