@@ -9,7 +9,7 @@ import pytest
 from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.dpo import Dpo
 from etude.algorithms.expert_iteration import ExpertIteration
-from etude.algorithms.grpo import EQUAL_REWARDS, Grpo
+from etude.algorithms.grpo import NO_ADVANTAGE, Grpo
 from etude.backends.capabilities import EVERY_KIND, Capabilities
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneRunConfig
 from etude.core.errors import (
@@ -287,7 +287,7 @@ async def test_a_backend_without_versions_trains_with_a_warning(run, tmp_path):
 
 async def test_a_run_that_trained_on_nothing_fails(run):
     run.engine = ScriptedEngine(lambda request: "no")
-    with pytest.raises(TrainingError, match=rf"trained on nothing in 2 epochs.*3 × {EQUAL_REWARDS}"):
+    with pytest.raises(TrainingError, match=rf"trained on nothing in 2 epochs.*3 × {NO_ADVANTAGE}"):
         await run.start(num_epochs=2)
     assert len([event for event in run.watcher.events if event.startswith("skipped")]) == 2
     assert run.adapter.submitted == []
@@ -302,7 +302,7 @@ async def test_an_epoch_without_anything_to_train_on_is_skipped_shown_and_counte
     assert [bool(entry.skipped) for entry in trainer.history.epochs] == [True, False]
     assert (await trainer.get_metrics("run"))["epochs_skipped"] == 1
     lines = [json.loads(line) for line in (run.path / "training_metrics.jsonl").read_text().splitlines()]
-    assert "equal rewards" in lines[0]["skipped"]
+    assert NO_ADVANTAGE in lines[0]["skipped"]
     assert len(run.statuses) == 1
 
 

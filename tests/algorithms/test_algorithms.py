@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from etude.algorithms import dpo, expert_iteration, grpo
 from etude.algorithms.dpo import Dpo
-from etude.algorithms.episodes import ScoredEpisode, Tally
+from etude.algorithms.episodes import Collected, ScoredEpisode, Tally
 from etude.algorithms.expert_iteration import best_episodes
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.samples import branches_of
@@ -21,7 +21,8 @@ def dpo_trajectories(siblings, config, tally):
 
 
 def grpo_trajectories(siblings, drop_flat_groups, tally):
-    return [*map(trajectory_of, Grpo(drop_flat_groups=drop_flat_groups).samples(siblings, tally))]
+    (made,) = Grpo(drop_flat_groups=drop_flat_groups).groups([siblings], Collected(0, 0, tally))
+    return [*map(trajectory_of, made.units)]
 
 
 def pairs(siblings, tally=None, **config):
@@ -43,7 +44,7 @@ def test_grpo_takes_every_branch_of_an_episode():
 
 @pytest.mark.parametrize(
     ("siblings", "reason"),
-    [(group((1.0, "a")), grpo.GROUP_OF_ONE), (group((0.5, "a"), (0.5, "b")), grpo.EQUAL_REWARDS)],
+    [(group((1.0, "a")), grpo.GROUP_OF_ONE), (group((0.5, "a"), (0.5, "b")), grpo.NO_ADVANTAGE)],
 )
 def test_grpo_leaves_out_groups_without_an_advantage_and_counts_them(siblings, reason):
     tally = Tally()

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.algorithms import expert_iteration
-from etude.algorithms.collecting import Collected
-from etude.algorithms.episodes import Tally
+from etude.algorithms.episodes import Collected, Tally
 from etude.algorithms.expert_iteration import (
     GuessReplacementConfig,
     SelectionConfig,

@@ -5,8 +5,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from etude.algorithms import malt
-from etude.algorithms.collecting import Collected, CollectingBuilder
-from etude.algorithms.episodes import Tally, choices_of, tree_of
+from etude.algorithms.collecting import CollectingBuilder
+from etude.algorithms.episodes import Collected, Tally, choices_of, tree_of
 from etude.algorithms.malt import Malt
 from etude.core.edge import trajectory_of
 from etude.protocols import adp, mnip, nip

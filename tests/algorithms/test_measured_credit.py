@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from etude.algorithms.collecting import Collected
-from etude.algorithms.episodes import UNMEASURED, ScoredEpisode, Tally, by_agent
+from etude.algorithms.episodes import UNMEASURED, Collected, ScoredEpisode, Tally, by_agent
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.samples import branches_of
 from etude.core.episode import Event

@@ -3,9 +3,9 @@
 import pytest
 
 from etude.algorithms import dpo, grpo
-from etude.algorithms.collecting import Collected
 from etude.algorithms.dpo import Dpo
 from etude.algorithms.episodes import (
+    Collected,
     ScoredEpisode,
     Tally,
     answer_groups,
@@ -110,7 +110,7 @@ async def test_grpo_compares_an_agent_with_itself_in_the_other_plays(tmp_path):
     tally = Tally()
     (none,) = made(Grpo(), [[scored(record, 0.5) for record in records]], tally)
     assert none.units == []
-    assert tally.left_out == {grpo.EQUAL_REWARDS: 1}
+    assert tally.left_out == {grpo.NO_ADVANTAGE: 1}
 
 
 async def test_turn_credit_gives_every_answer_its_own_advantage(tmp_path):
@@ -131,10 +131,11 @@ async def test_where_a_play_branches_the_answers_to_one_prompt_are_compared(tmp_
     answers = ["good", "bad", ACCEPT, REJECT, REJECT, REJECT]
     record = await played(tmp_path, adp(), answers, widths=2)
     tally = Tally()
-    group, accepted = (kept.units for kept in made(Grpo(credit="turn"), [[scored(record, 0.5)]], tally))
+    all_groups = made(Grpo(credit="turn"), [[scored(record, 0.5)]], tally)
+    group, accepted = (kept.units for kept in all_groups if kept.units)
     assert [(one.reward, one.messages[-1]["content"]) for one in group] == [(0.5, "good"), (0.0, "bad")]
     assert [one.reward for one in accepted] == [1.0, -1.0]
-    assert tally.left_out == {grpo.EQUAL_REWARDS: 1}
+    assert tally.left_out == {grpo.NO_ADVANTAGE: 1}
     advantages = [set(unit[0].advantages) - {0.0} for unit in _units(group)]
     assert advantages == [{0.25}, {-0.25}]
 

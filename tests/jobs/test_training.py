@@ -8,6 +8,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+import torch
 
 from etude.algorithms.grpo import Grpo
 from etude.core.errors import TrainingError
@@ -21,6 +22,7 @@ from etude.learner.memory import ModelNumbers
 from etude.learner.plan import Schedule
 from etude.learner.team import Team
 from etude.learner.tree import token_tree
+from etude.models.weights import digest
 from tests.learner.gradients import batch_of, sequences
 from tests.models.tiny_models import fresh_policy, policy
 
@@ -157,6 +159,19 @@ def test_a_job_without_anything_to_learn_is_refused():
     rows = [(unit,) for unit in batch_of(idle)]
     with pytest.raises(TrainingError, match="nothing to learn from"):
         JobTraining(Learner(fresh_policy(), OPTIONS), JobData(Grpo(), rows), Listener())
+
+
+@pytest.mark.parametrize("algorithm", [Grpo(entropy_bonus=0.1), Grpo(beta=0.1)], ids=["entropy", "kl"])
+def test_a_step_without_an_advantage_is_taken_for_another_term_of_the_loss(algorithm):
+    idle = [replace(one, advantages=(0.0,) * len(one.ids)) for one in sequences(policy(), 2)]
+    learner = Learner(moved := fresh_policy(), OPTIONS)
+    moved.keep_base()
+    with torch.no_grad():
+        next(iter(moved.trainable().values())).mul_(1.5)
+    before = digest(moved.trainable())
+    data = JobData(algorithm, [(unit,) for unit in batch_of(idle)])
+    assert JobTraining(learner, data, Listener()).run(threading.Event())["grad_norm"] > 0
+    assert digest(moved.trainable()) != before
 
 
 class Divided(Team):

@@ -1,4 +1,4 @@
-"""The alarm `equal_groups`: the episodes that are compared with each other have all earned the same."""
+"""The alarm `equal_groups`: of the episodes that are compared with each other none has an advantage."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from etude.core.history import Entry
 
 
 class EqualGroups(Alarm, name="equal_groups"):
-    """Within most groups of episodes all rewards are equal (`reward_groups` of the metrics): there is no
-    advantage to learn from. And the reward is not in the highest tenth of what episodes have had."""
+    """Within most groups of episodes none has an advantage (`reward_groups` of the metrics), as where all
+    rewards are equal. And the reward is not in the highest tenth of what episodes have had."""
 
     by_default: ClassVar[bool] = True
     remedy: ClassVar[str] = "take harder or easier examples, more generations of each, or a finer reward"
@@ -30,4 +30,4 @@ class EqualGroups(Alarm, name="equal_groups"):
         if flat < self.at_least * compared or has_learnt(entry, earlier):
             return ""
         which = f"each of the {compared} groups" if flat == compared else f"{flat} of {compared} groups"
-        return f"within {which} all rewards are equal, so there is nothing to learn from comparing them"
+        return f"within {which} no episode has an advantage, so there is nothing to learn from comparing them"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
 from pydantic import ValidationError
 
 from etude.algorithms.collecting import Collecting, CollectingBuilder
+from etude.algorithms.episodes import Collected, Group, UnitGroup
 from etude.algorithms.samples import with_turns
 from etude.config import registry
 from etude.config.import_path import import_object, is_import_path, make_importable
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 
 Divergences = Callable[[Sequence[Sample]], list[list[float]]]
 """For each turn of each sample Σ log π_sampled - log π_reference over its tokens: `Learner.divergences`."""
+
+
+_ROUNDING = 1e-9
+"""Advantages that are smaller are what rounding leaves of equal rewards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +87,51 @@ class Algorithm(Collecting):
 
     @property
     def skips_idle(self) -> bool:
-        """Whether units without advantage have no gradient and need not be computed."""
+        """Whether units without advantage have no gradient and need not be computed. An algorithm whose loss
+        has another term, which reaches them, says no."""
         return self.kind == "samples" and not self.needs() & {"reference", "entropy"}
 
     def advantages(self, group: Sequence[Sample]) -> Sequence[Sequence[float]] | None:
         """For each sample of a group a number for each of its turns; None where the loss wants none."""
         return None
+
+    def differ(self, group: Sequence[Sample]) -> bool:
+        """Whether any of the samples that are compared with each other has an advantage; where the loss wants
+        none, whether they have earned different rewards."""
+        values = self.advantages(group)
+        if values is None:
+            return len({(sample.reward, *(sample.returns or ())) for sample in group}) > 1
+        return any(abs(value) > _ROUNDING for turns in values for value in turns)
+
+    def compared(self, groups: Sequence[UnitGroup]) -> list[bool]:
+        """For each group of a collection whether it has something to compare: advantages as this algorithm
+        gives them, or, of pairs and of what is imitated, rewards that are not all equal."""
+        if self.kind != "samples":
+            return super().compared(groups)
+        samples = [group.samples for group in groups]
+        if type(self).assigned is Algorithm.assigned or not all(map(_has_tokens, samples)):
+            return [bool(group) and self.differ(group) for group in samples]
+        assigned = iter(self.assigned([*filter(None, samples)]))
+        return [any(map(_has_advantage, next(assigned) if group else ())) for group in samples]
+
+    def to_compare(self, episodes: Sequence[Group], collected: Collected) -> Sequence[UnitGroup]:
+        """The groups within which it compares: of samples, those that it makes."""
+        make = self.groups if self.kind == "samples" else super().to_compare
+        return make(episodes, collected)
+
+    def is_idle(self, groups: Sequence[UnitGroup], *, at_base: bool) -> bool:
+        """Whether a job on the groups would change nothing: there is no advantage, and no other term of the
+        loss. The KL to the base model is none while the policy is that model (`at_base`)."""
+        if self.kind != "samples" or self.needs() & {"entropy", "divergence"}:
+            return False
+        has_other_term = not self.skips_idle and not ("reference" in self.needs() and at_base)
+        return not has_other_term and not self.teaches([group.samples for group in groups if group.units])
+
+    def teaches(self, groups: Sequence[Sequence[Sample]]) -> bool:
+        """Whether any sample of a job has an advantage, as far as samples without token ids tell."""
+        if not all(map(_has_tokens, groups)):
+            return True
+        return any(sample.has_gradient for group in self.assigned(groups) for sample in group)
 
     def assigned(self, groups: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """All samples of a job with their advantages; a group that has them already keeps them."""
@@ -270,3 +314,11 @@ def by_turn(
         for row, value in zip(rows, compare([returns[row][turn] for row in rows]), strict=True):
             advantages[row].append(value)
     return advantages
+
+
+def _has_advantage(sample: Sample) -> bool:
+    return any(abs(gain) > _ROUNDING for gain in sample.gains)
+
+
+def _has_tokens(group: Sequence[Sample]) -> bool:
+    return all(sample.ids for sample in group)

@@ -8,14 +8,16 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import AliasChoices, Field, FiniteFloat
 
-from etude.algorithms.cut_off import CUT_OFF_EPISODE, CutOff, count_cut_off, masked
+from etude.algorithms.cut_off import CUT_OFF_EPISODE, CutOff, count_cut_off
 from etude.algorithms.episodes import (
+    IDLE,
+    Collected,
     Group,
     ScoredEpisode,
     Tally,
@@ -23,6 +25,8 @@ from etude.algorithms.episodes import (
     by_agent,
     reward_groups,
     rewards_of,
+    sampled_from_base,
+    without_cut_off,
     without_retries,
 )
 from etude.algorithms.epochs import examples_for_epoch, iter_collections
@@ -54,16 +58,6 @@ Need = Literal["logprobs", "reference", "entropy", "divergence"]
 advantages are made; the entropies that tokens were chosen from."""
 
 
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """One epoch's collection, as an algorithm makes samples of it."""
-
-    epoch: int
-    """From 0."""
-    seed: int
-    tally: Tally
-
-
 class Collecting(TrajectoryBuilderConfig):
     """The first half of an `Algorithm`: which episodes it collects, and which samples it makes of them."""
 
@@ -75,8 +69,8 @@ class Collecting(TrajectoryBuilderConfig):
     examples_per_epoch: int | None = Field(default=None, ge=1)
     """Examples of an epoch, from a shuffle that cycles through the dataset; all by default."""
     replace_flat_groups: int = Field(default=0, ge=0)
-    """Other examples, at most, that an epoch plays in place of those whose episodes all earned the same
-    (dynamic sampling, DAPO)."""
+    """Other examples, at most, that an epoch plays in place of those in which no episode has an advantage
+    over the others (dynamic sampling, DAPO)."""
     discount: float = Field(default=1.0, ge=0, le=1)
     """Discount of later rewards, for agents that give step rewards."""
     credit: Literal["episode", "agent"] = "episode"
@@ -142,6 +136,18 @@ class Collecting(TrajectoryBuilderConfig):
         """The samples with what others must be asked for, such as a teacher among the runtime's engines."""
         return groups
 
+    def compared(self, groups: Sequence[UnitGroup]) -> list[bool]:
+        """For each group whether it has something to compare: here rewards that are not all equal."""
+        return [len({*(group.rewards or ())}) > 1 for group in groups]
+
+    def to_compare(self, episodes: Sequence[Group], collected: Collected) -> Sequence[UnitGroup]:
+        """The groups within which it compares: here the episodes of an example."""
+        return [UnitGroup([], rewards_of(group)) for group in episodes]
+
+    def is_idle(self, groups: Sequence[UnitGroup], *, at_base: bool) -> bool:
+        """Whether a job on the groups would change nothing. `at_base`: the policy is the base model."""
+        return False
+
     def parts(self, group: Group, tally: Tally) -> list[Group]:
         """The group itself or, where `credit` says so, a group for each agent."""
         return [group] if self.credit == "episode" else [*by_agent(group, tally)]
@@ -182,8 +188,7 @@ class CollectingBuilder(TrajectoryBuilder):
         return f"k{widths if isinstance(widths, int) else content_hash(widths)[:8]}"
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Take the `finetuning` block. Raises RequestError when no evaluator is named as the reward, and for
-        options under which nothing could be learned."""
+        """Take the `finetuning` block. Raises RequestError for no reward, and where nothing could be learned."""
         await super().initialize(run_config)
         self._reward_name()
         self.algorithm.check()
@@ -245,8 +250,10 @@ class CollectingBuilder(TrajectoryBuilder):
 
     async def _flat_groups(self, output: EvaluationRunOutput, epoch: int) -> int:
         """In how many examples there is nothing to compare."""
-        groups = await self._scored_groups(self._played(output), Tally(), {"epoch": epoch})
-        compared = sum(len(set(rewards_of(group))) > 1 for group in groups)
+        episodes = await self._scored_groups(self._played(output), Tally(), {"epoch": epoch})
+        collected = Collected(epoch, self.run_config.seed, Tally())
+        groups = [self.algorithm.to_compare([group], collected) for group in episodes]
+        compared = sum(any(self.algorithm.compared(group)) for group in groups)
         return len({item.id for item in self._rewards_in(output)}) - compared
 
     def _played(self, output: EvaluationRunOutput) -> Iterator[Played]:
@@ -265,28 +272,28 @@ class CollectingBuilder(TrajectoryBuilder):
         tally, epoch = Tally(), self.epoch_of(meta)
         about = {"run_id": run_id, **(meta or {})}
         episodes = await self._scored_groups(self._played(output), tally, about)
-        tally.reward_groups = reward_groups(map(rewards_of, episodes))
         tally.replacements = self._replacements.pop(epoch, 0)
+        collected, played = Collected(epoch, self.run_config.seed, tally), list(episodes)
         for earlier in self.algorithm.earlier_epochs(epoch):
             episodes += await self._scored_groups(self._stored(earlier), Tally(), {**about, "epoch": earlier})
-        groups = self.algorithm.groups(episodes, Collected(epoch, self.run_config.seed, tally))
+        groups = self.algorithm.groups(episodes, collected)
+        by_example = self.algorithm.kind != "samples"
+        compared = self.algorithm.to_compare(played, collected) if by_example else groups
+        differ = self.algorithm.compared(compared)
+        tally.reward_groups = reward_groups(compared, differ)
         groups = await self.algorithm.completed(groups, self._runtime)
+        at_base = self.run_config.fine_tune_from_scratch or sampled_from_base(episodes)
+        if not any(differ) and self.algorithm.is_idle(groups, at_base=at_base):
+            tally.leave_out(IDLE, sum(bool(group.units) for group in groups))
+            groups = []
         if self.algorithm.cut_off == "mask":
-            groups = [self._masked(group, tally) for group in groups]
+            groups = [without_cut_off(group, self.algorithm.kind, tally) for group in groups]
         self._facts = {run_id: tally.facts()}
         made = [[trajectory_of(unit, group.rewards) for unit in group.units] for group in groups]
         method, options = self.algorithm.method_at(epoch)
         return TrajectoryCollection(
             trajectories=[*filter(None, made)], run_id=run_id, method=method, options=options
         )
-
-    def _masked(self, group: UnitGroup, tally: Tally) -> UnitGroup:
-        """The group without answers that were cut off in its loss."""
-        made = [masked(unit, self.algorithm.kind) for unit in group.units]
-        for reason in made:
-            if isinstance(reason, str):
-                tally.leave_out(reason, 1)
-        return replace(group, units=[unit for unit in made if not isinstance(unit, str)])
 
     def facts(self, run_id: str) -> dict[str, Any]:
         """Counts of the last finished collection."""

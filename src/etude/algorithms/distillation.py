@@ -49,6 +49,10 @@ class Distillation(Grpo, name="distillation"):
         elif self.cut_off_penalty:
             raise RequestError("cut_off_penalty is taken from the reward, and reward_weight is 0: set it too")
 
+    def compared(self, groups: Sequence[UnitGroup]) -> list[bool]:
+        """For each group whether any sample has an advantage by its reward: no teacher was asked yet."""
+        return [bool(group.units) and self.differ(group.samples) for group in groups]
+
     async def completed(self, groups: list[UnitGroup], runtime: Runtime | None) -> list[UnitGroup]:
         """The samples with the teacher's logprobs, each asked for once in a run.
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 from pydantic import Field, FiniteFloat, model_validator
 
 from etude.algorithms.algorithm import Algorithm, OfGradient
-from etude.algorithms.collecting import Collected, Need
+from etude.algorithms.collecting import Need
 from etude.algorithms.episodes import (
     Choice,
+    Collected,
     Group,
     ScoredEpisode,
     Tally,

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Any, TypeAlias
 
-from etude.algorithms.cut_off import count_cut_off
+from etude.algorithms.cut_off import count_cut_off, masked
 from etude.algorithms.samples import (
     Branch,
     branches_in,
@@ -22,12 +22,13 @@ from etude.core.call import Call
 from etude.core.episode import EpisodeRecord, measured
 from etude.core.errors import RequestError
 from etude.core.message import message_key
-from etude.core.sample import Pair, Sample, SampleOrPair
+from etude.core.sample import Kind, Pair, Sample, SampleOrPair
 from etude.protocols.tree import EpisodeTree, choices
 
 REWARD = "reward"
 """The measured score of an agent that `credit` goes by."""
 
+IDLE = "group without an advantage, and no other term of the loss that moves the policy"
 UNMEASURED = "agent without a measured reward"
 
 
@@ -70,6 +71,11 @@ class UnitGroup:
     """Of all episodes of the group, also of those that nothing was made of: by these it is judged. None:
     those of the units."""
 
+    @property
+    def samples(self) -> list[Sample]:
+        """Those of its units that are no pairs."""
+        return [unit for unit in self.units if isinstance(unit, Sample)]
+
     @classmethod
     def of_pairs(cls, pairs: Sequence[Pair]) -> UnitGroup:
         """Pairs of answers, judged by the values of all that are in one of them."""
@@ -95,11 +101,11 @@ class Tally:
     retried: int = 0
     """Answers in a protocol that could not be used and were asked for again; they are not trained on."""
     replacements: int = 0
-    """Examples that were played in place of others, whose episodes had all earned the same."""
+    """Examples that were played in place of others, in which no episode had an advantage."""
     left_out: Counter[str] = field(default_factory=Counter)
     """Counts of all that the algorithm left out, by reason."""
     reward_groups: dict[str, int] = field(default_factory=dict)
-    """Examples whose episodes are `compared`, and of them the `flat` ones, where all have one reward."""
+    """Groups that are `compared` within, and of them the `flat` ones, in which there is no advantage."""
 
     def leave_out(self, reason: str, count: int) -> None:
         """Count what an algorithm leaves out; no reason has a count of 0."""
@@ -111,10 +117,36 @@ class Tally:
         return asdict(self) | {"drift": dict(self.drift), "left_out": dict(self.left_out)}
 
 
-def reward_groups(groups: Iterable[Sequence[float]]) -> dict[str, int]:
-    """In how many groups rewards can be `compared`, and in how many they are all equal: `flat`."""
-    compared = [rewards for rewards in groups if len(rewards) > 1]
-    return {"compared": len(compared), "flat": sum(len(set(rewards)) == 1 for rewards in compared)}
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """One epoch's collection, as an algorithm makes samples of it."""
+
+    epoch: int
+    """From 0."""
+    seed: int
+    tally: Tally
+
+
+def reward_groups(groups: Iterable[UnitGroup], compared: Iterable[bool]) -> dict[str, int]:
+    """How many groups can be `compared`, having several rewards, and how many of these are `flat`: there is
+    nothing in them to compare."""
+    several = [differ for group, differ in zip(groups, compared, strict=True) if len(group.rewards or ()) > 1]
+    return {"compared": len(several), "flat": several.count(False)}
+
+
+def without_cut_off(group: UnitGroup, kind: Kind, tally: Tally) -> UnitGroup:
+    """The group without answers that were cut off in its loss."""
+    made = [masked(unit, kind) for unit in group.units]
+    for reason in made:
+        if isinstance(reason, str):
+            tally.leave_out(reason, 1)
+    return replace(group, units=[unit for unit in made if not isinstance(unit, str)])
+
+
+def sampled_from_base(episodes: Iterable[Group]) -> bool:
+    """Whether all answers of some episodes are of the model that training began with."""
+    answers = (call.completion for group in episodes for scored in group for call in scored.calls)
+    return not any(answer.model_version for answer in answers if answer is not None)
 
 
 def rewards_of(group: Group) -> list[float]:

@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from pydantic import BaseModel, Field
 
-from etude.algorithms.collecting import Collected
-from etude.algorithms.episodes import Group, ScoredEpisode, Tally, UnitGroup, is_play, rewards_of, tree_of
+from etude.algorithms.episodes import (
+    Collected,
+    Group,
+    ScoredEpisode,
+    Tally,
+    UnitGroup,
+    is_play,
+    rewards_of,
+    tree_of,
+)
 from etude.algorithms.protocol_checks import require_guesses
 from etude.algorithms.samples import sample_of
 from etude.algorithms.supervised import Supervised

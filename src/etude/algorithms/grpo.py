@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from dataclasses import replace
+from itertools import accumulate, repeat
 from operator import sub
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
 from etude.algorithms.algorithm import Algorithm, Gradient, OfGradient, by_turn
-from etude.algorithms.collecting import Collected, Need
-from etude.algorithms.episodes import Group, Tally, UnitGroup, answer_groups
+from etude.algorithms.collecting import Need
+from etude.algorithms.episodes import Collected, Group, Tally, UnitGroup, answer_groups
 from etude.algorithms.protocol_checks import require_branching
 from etude.core.errors import RequestError
-from etude.core.sample import Sample, SampleOrPair, Turn
+from etude.core.sample import Sample, Turn
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from etude.learner.objective import MicroBatch
 
 GROUP_OF_ONE = "group of one episode: nothing to compare it with"
-EQUAL_REWARDS = "group with equal rewards: no advantage"
+NO_ADVANTAGE = "group in which no episode has an advantage"
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "dapo": {},
@@ -60,7 +61,7 @@ class Grpo(Algorithm, name="grpo"):
     protocol, or by its own measured score "reward". `turn`: and each answer by what was earned from it on;
     where a play branches, with the other answers to its prompt. `episode`: all by the episode's reward."""
     drop_flat_groups: bool = True
-    """Leave out groups with no advantage."""
+    """Leave out groups with no advantage, unless the loss has a term besides that they teach by."""
     variant: OfGradient[Literal["dapo", "grpo", "dr_grpo", "gspo", "cispo"]] = "dapo"
     """A name for a choice of the options below; each can be changed."""
     clip_low: OfGradient[float] = Field(0.2, gt=0, lt=1)
@@ -112,7 +113,8 @@ class Grpo(Algorithm, name="grpo"):
     def check(self) -> None:
         """Raise RequestError for groups that can never have an advantage."""
         super().check()
-        if self.num_generations == 1 and self.credit != "turn" and self.drop_flat_groups:
+        compares = type(self).advantages is Grpo.advantages and not any(self.compare([1.0]))
+        if self.num_generations == 1 and self.credit != "turn" and compares and self._drops:
             raise RequestError(
                 "num_generations: 1 makes groups of one episode, which have no advantage, so that "
                 f"{self.type_name} would learn nothing. Ask for at least 2; 8 is usual."
@@ -120,41 +122,49 @@ class Grpo(Algorithm, name="grpo"):
 
     async def check_protocol(self, builder: Builder) -> None:
         """Raise RequestError for answers of a protocol that are to be compared, and can never be."""
-        if self.credit == "turn" and self.num_generations == 1 and self.drop_flat_groups:
+        if self.credit == "turn" and self.num_generations == 1 and self._drops:
             remedy = "Set `num_generations`, or `workflow.widths`, to 2 or more"
             await require_branching(builder, None, "`credit: turn` with one play", remedy)
 
     def groups(self, episodes: Sequence[Group], collected: Collected) -> list[UnitGroup]:
-        """A group for each example, or for each of its agents, or with `credit: turn` for each prompt."""
+        """A group for each example, or for each of its agents, or with `credit: turn` for each prompt.
+
+        Groups without advantage are counted, and by default have no samples.
+        """
         if self.credit != "turn":
-            return super().groups(episodes, collected)
-        parts = (part for group in episodes for part in self.parts(group, collected.tally))
-        made = (answers for part in parts for answers in answer_groups(part, self.discount))
-        return [UnitGroup(answers) for answers in made if self._teaches(answers, collected.tally)]
+            made = super().groups(episodes, collected)
+        else:
+            parts = (part for group in episodes for part in self.parts(group, collected.tally))
+            answers = (each for part in parts for each in answer_groups(part, self.discount))
+            made = [UnitGroup(each, [sample.reward for sample in each]) for each in answers]
+        return [*map(self._kept, made, self.compared(made), repeat(collected.tally))] if self._drops else made
 
-    def samples(self, group: Group, tally: Tally) -> Sequence[SampleOrPair]:
-        """Every branch of every episode of a group; nothing when the group has no advantage."""
-        samples = [sample for scored in group for sample in scored.samples(self.discount)]
-        return samples if self._teaches(samples, tally, alone=len(group) == 1) else []
+    def _kept(self, group: UnitGroup, is_compared: bool, tally: Tally) -> UnitGroup:
+        if is_compared:
+            return group
+        tally.leave_out(GROUP_OF_ONE if len(group.rewards or ()) == 1 else NO_ADVANTAGE, len(group.units[:1]))
+        return replace(group, units=[])
 
-    def _teaches(self, samples: Sequence[Sample], tally: Tally, *, alone: bool = False) -> bool:
-        """Whether a group is kept; one without advantage is counted, and left out by default."""
-        is_flat = len({(sample.reward, tuple(sample.returns or ())) for sample in samples}) == 1
-        if not self.drop_flat_groups or not (alone or is_flat):
-            return True
-        tally.left_out[GROUP_OF_ONE if alone else EQUAL_REWARDS] += 1
-        return False
+    def teaches(self, groups: Sequence[Sequence[Sample]]) -> bool:
+        """Whether any sample of a job has an advantage; those that are to be kept without do too."""
+        keeps = "drop_flat_groups" in self.model_fields_set and not self.drop_flat_groups
+        return keeps or super().teaches(groups)
+
+    @property
+    def _drops(self) -> bool:
+        """Whether groups without advantage are left out: not where they have a gradient all the same, or
+        where only the learner can tell, since the price of leaving the base model is not known before."""
+        return self.drop_flat_groups and self.skips_idle and "divergence" not in self.needs()
 
     def compare(self, rewards: Sequence[float]) -> list[float]:
         """The advantages of a group's rewards: minus their mean, scaled. Equal ones have none."""
         mean = math.fsum(rewards) / max(len(rewards), 1)
         centred = [reward - mean for reward in rewards]
-        if self.advantage_scale == "none":
-            return centred
         deviation = math.sqrt(math.fsum(value * value for value in centred) / max(len(rewards), 1))
         # Rounding can leave a whisper of deviation among equal rewards; it must not be blown up to 1.
         flat = deviation <= 1e-9 * max(1.0, abs(mean))
-        return [0.0 if flat else value / deviation for value in centred]
+        scale = 1.0 if self.advantage_scale == "none" else deviation
+        return [0.0 if flat else value / scale for value in centred]
 
     def advantages(self, group: Sequence[Sample]) -> list[list[float]]:
         """Of episodes, whose branches share one; with step rewards of turns, against siblings' same turn."""

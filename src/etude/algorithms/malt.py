@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field
 
-from etude.algorithms.collecting import Collected
 from etude.algorithms.dpo import Dpo, Preferences
-from etude.algorithms.episodes import Candidate, Choice, Group, Tally, UnitGroup, by_agent
+from etude.algorithms.episodes import Candidate, Choice, Collected, Group, Tally, UnitGroup, by_agent
 from etude.algorithms.expert_iteration import SelectionConfig, imitations
 from etude.algorithms.protocol_checks import require_branching, require_calls, require_guesses
 from etude.algorithms.supervised import Supervised

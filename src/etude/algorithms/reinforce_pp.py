@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from etude.algorithms.algorithm import OfGradient
+from etude.algorithms.episodes import UnitGroup
 from etude.algorithms.grpo import Grpo
 from etude.core.sample import Sample
 
@@ -22,12 +23,18 @@ class ReinforcePP(Grpo, name="reinforce_pp"):
     baseline: OfGradient[bool] = False
     """Compare with the group before normalising."""
     drop_flat_groups: bool = False
-    """Leave out groups whose rewards are all equal. They do have an advantage here, unless there is a
-    `baseline`."""
+    """Leave out groups in which no episode has an advantage over the others. They do have one here, unless
+    there is a `baseline`."""
 
     def check(self) -> None:
         """Raise RequestError for groups that can never have an advantage."""
-        Grpo.check(self.model_copy(update={"drop_flat_groups": self.baseline or self.drop_flat_groups}))
+        compares = self.baseline or self.drop_flat_groups
+        Grpo.check(self.model_copy(update={"baseline": compares, "drop_flat_groups": compares}))
+
+    def compared(self, groups: Sequence[UnitGroup]) -> list[bool]:
+        """For each group whether any sample has an advantage over the others, without the batch."""
+        within = self.model_copy(update={"baseline": True})
+        return [bool(group.units) and within.differ(group.samples) for group in groups]
 
     def compare(self, rewards: Sequence[float]) -> list[float]:
         """The rewards themselves, or their distance to the group's mean."""

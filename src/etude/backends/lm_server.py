@@ -134,6 +134,18 @@ class LmServerAdapter(OpenAiJobs):
                     return (await self._asked(partial(self.client.files.content, id))).text
         return None
 
+    async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
+        """As `OpenAiJobs`. Nothing where no sample has an advantage and the loss has the KL alone besides: at
+        a server that pulls to the model that the job starts from."""
+        algorithm = algorithm_of(trajectories.method, trajectories.options)
+        terms = algorithm.needs() & {"reference", "entropy"} if algorithm.kind == "samples" else set()
+        if terms == {"reference"} and self.adapter_config.hyperparameters.get("reference") != "base":
+            groups = groups_of(trajectories, algorithm)
+            if not algorithm.teaches([[unit.samples[0] for unit in group] for group in groups]):
+                reason = "no episode has an advantage, and beta pulls to the model that the job starts from"
+                return Skipped(reason=reason)
+        return await super().submit(trajectories)
+
     def prepared(self, trajectories: TrajectoryCollection) -> TrajectoryCollection:
         """By name what the server knows; else the samples with their advantages, for a loss that it has.
 

@@ -81,12 +81,12 @@ class JobData:
 
     def plan(self) -> list[Step]:
         """The steps of the job. Raises TrainingError when there is nothing to learn from."""
-        if not any(has_gradient(unit) for unit in flat(self.rows)):
+        counts = has_gradient if self.objective.skips_idle else is_trained
+        if not any(map(counts, flat(self.rows))):
             raise TrainingError(
                 "there is nothing to learn from: no token has both a weight and an advantage, as where all "
                 "rewards of a group are the same"
             )
-        counts = has_gradient if self.objective.skips_idle else is_trained
         live = [any(map(counts, row)) for row in self.rows]
         return plan_steps(live, self.passes, self.batch_size, self.seed, *self.key)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etude.algorithms.algorithm import kind_of
-from etude.algorithms.episodes import reward_groups
+from etude.algorithms.episodes import UnitGroup, reward_groups
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.core.distribution import Distribution
 from etude.core.episode import cut_off_share
@@ -27,8 +27,8 @@ def collection_metrics(collection: TrajectoryCollection, facts: dict[str, Any]) 
     Those of `reward_metrics` are over all scored episodes where `facts` has their `rewards`, and over the
     trajectories otherwise. `evaluators` has the mean of each evaluator's `scores`, within its `bounds`;
     `reward` is the one whose scores are the rewards, unless the builder shapes them. `reward_groups` counts
-    the groups of episodes that are `compared` with each other and, of those, the `flat` ones, whose rewards
-    are all equal.
+    the groups of episodes that are `compared` with each other and, of those, the `flat` ones, in which there
+    is no advantage: as the builder says, or else those whose rewards are all equal.
     """
     rewards, scores, bounds = facts.get("rewards"), facts.get("scores") or {}, facts.get("bounds") or {}
     rewards = _rewards(collection) if rewards is None else rewards
@@ -159,14 +159,15 @@ def reason_to_stop(history: History, patience: int | None, target_reward: float 
 
 
 def _compared(collection: TrajectoryCollection, facts: Mapping[str, Any]) -> dict[str, int]:
-    """Of what is trained on, where there is any: step rewards can differ where rewards are equal."""
-    if not len(collection) and "reward_groups" in facts:
+    """Step rewards can differ where rewards are equal."""
+    if "reward_groups" in facts:
         return dict(facts["reward_groups"])
     shaped = [
         [*rewards_of(group), *(reward for each in group for reward in each.shaped_rewards or ())]
         for group in collection.trajectories
     ]
-    return reward_groups(shaped)
+    groups = [UnitGroup([], rewards) for rewards in shaped]
+    return reward_groups(groups, [len({*rewards}) > 1 for rewards in shaped])
 
 
 def _rewards(collection: TrajectoryCollection) -> list[float]:

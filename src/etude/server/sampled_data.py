@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 from etude.algorithms.algorithm import Algorithm
-from etude.algorithms.episodes import ScoredEpisode, Tally
+from etude.algorithms.episodes import ScoredEpisode, Tally, UnitGroup
 from etude.algorithms.samples import EVERY_FUNCTION, branches_of
 from etude.core.call import ChatRequest, Completion
 from etude.core.errors import TrainingError
@@ -22,7 +22,7 @@ from etude.graders.evaluator import GraderEvaluator
 from etude.graders.grader import Grader
 from etude.inference.embedded import EmbeddedEngine
 from etude.jobs.training import Interrupted, JobTraining
-from etude.learner.learner import Learner, TrainingCanceled, has_gradient
+from etude.learner.learner import Learner, TrainingCanceled, has_gradient, is_trained
 from etude.learner.objective import Unit
 from etude.learner.plan import Step, plan_steps
 from etude.models.policy import Policy
@@ -147,7 +147,7 @@ class SampledData:
         return plan_steps(live, values["n_epochs"], values["batch_size"], self._job["seed"], "epoch")
 
     def units(self, step: Step) -> list[Unit]:
-        """Sample and grade the answers of a step; those that have a gradient.
+        """Sample and grade the answers of a step; those that are learned from.
 
         Raises TrainingCanceled, and Interrupted where the job is to make way; ErrorBudgetExceeded when too
         many answers or grades failed.
@@ -155,12 +155,12 @@ class SampledData:
         self._policy.mark_changed(step.number - 1)
         examples = [self._prompts.training[row] for row in step.rows]
         output = self._play(f"step-{step.number}", examples, answers_of(self._values))
-        groups, tally = _groups(output), Tally()
-        samples = [self._algorithm.samples(group, tally) for group in groups]
-        units: list[Unit] = [*filter(has_gradient, self._algorithm.units(samples)[0])]
+        groups = [UnitGroup(self._algorithm.samples(each, Tally())) for each in _groups(output)]
+        counts = has_gradient if self._algorithm.skips_idle else is_trained
+        units: list[Unit] = [*filter(counts, self._algorithm.units([group.units for group in groups])[0])]
         self._metrics = {
             **_rewards("train", output),
-            "flat_groups": float(sum(tally.left_out.values())),
+            "flat_groups": float(self._algorithm.compared(groups).count(False)),
             "trained_tokens": float(sum(sum(sample.mask) for unit in units for sample in unit)),
         }
         return units

@@ -1,0 +1,197 @@
+"""Groups of equal reward: the advantages that the algorithm gives decide, and the terms of its loss."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import etude
+from etude.algorithms.collecting import CollectingBuilder
+from etude.algorithms.distillation import Distillation
+from etude.algorithms.episodes import IDLE, Collected, ScoredEpisode, Tally, UnitGroup
+from etude.algorithms.grpo import NO_ADVANTAGE, Grpo
+from etude.algorithms.reinforce_pp import ReinforcePP
+from etude.algorithms.rloo import Rloo
+from etude.algorithms.samples import branches_of
+from etude.core.episode import WORKFLOW
+from etude.core.errors import RequestError, TrainingError
+from tests.algorithms.scripted_episodes import conversation, episode
+from tests.models.tiny_models import fresh_policy
+from tests.training import Run, ScriptedEngine, examples
+
+
+class Priced(etude.Grpo):
+    """Answers pay for their length."""
+
+    def advantages(self, group):
+        lengths = [sum(sample.mask) for sample in group]
+        mean = sum(lengths) / len(lengths)
+        gains = [(mean - length) / 100 for length in lengths]
+        return [[gain] * len(sample.turns) for sample, gain in zip(group, gains, strict=True)]
+
+
+class PricedOverall(etude.Grpo):
+    """The same, as advantages of the whole batch."""
+
+    def assigned(self, groups):
+        return [[sample_with(sample, float(len(sample.ids) - 10)) for sample in group] for group in groups]
+
+
+class Constant(etude.Grpo):
+    """REINFORCE without a baseline: what everybody earned is an advantage too."""
+
+    def compare(self, rewards):
+        return list(rewards)
+
+
+def sample_with(sample: Any, value: float) -> Any:
+    from dataclasses import replace
+
+    return replace(sample, advantages=sample.by_token([value] * len(sample.turns)))
+
+
+def group(*replies: str, reward: float = 0.3) -> list[ScoredEpisode]:
+    records = [episode(conversation("q", reply), generation=n) for n, reply in enumerate(replies)]
+    return [ScoredEpisode(record, reward, tuple(branches_of(record, {WORKFLOW}, None))) for record in records]
+
+
+def kept(algorithm: Any, replies: tuple[str, ...] = ("a", "bb", "cccccccccccc")) -> tuple[bool, bool, Tally]:
+    """Whether a group of equal reward is trained on, whether it counts as compared, and the counts."""
+    tally = Tally()
+    (made,) = algorithm.groups([group(*replies)], Collected(0, 0, tally))
+    return bool(made.units), algorithm.compared([made])[0], tally
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "is_kept", "is_compared"),
+    [
+        (Grpo(), False, False),
+        (Rloo(), False, False),
+        (Grpo(variant="dr_grpo"), False, False),
+        (Grpo(overlong_limit=8, overlong_buffer=4), True, True),
+        (Rloo(overlong_limit=8), True, True),
+        (Grpo(overlong_limit=1000), False, False),
+        (Priced(), True, True),
+        (PricedOverall(), True, True),
+        (Constant(), True, True),
+        (Grpo(entropy_bonus=0.1), True, False),
+        (Grpo(beta=0.1), True, False),
+        (Grpo(reward_kl=0.1), True, False),
+        (Grpo(drop_flat_groups=False), True, False),
+        (ReinforcePP(), True, False),
+        (ReinforcePP(drop_flat_groups=True), False, False),
+        (ReinforcePP(drop_flat_groups=True, overlong_limit=8), True, True),
+        (Distillation(), True, False),
+        (Distillation(drop_flat_groups=True, reward_weight=1.0), False, False),
+    ],
+    ids=str,
+)
+def test_a_group_of_equal_reward_is_kept_for_what_it_teaches(algorithm, is_kept, is_compared):
+    found_kept, found_compared, tally = kept(algorithm)
+    assert (found_kept, found_compared) == (is_kept, is_compared)
+    assert tally.left_out == ({} if is_kept else {NO_ADVANTAGE: 1})
+
+
+def test_what_rounding_leaves_of_equal_rewards_is_no_advantage():
+    assert Grpo(advantage_scale="none").compare([0.1] * 3) == [0.0] * 3
+    siblings = [group("a", "b", "c", reward=0.1)]
+    (made,) = Rloo().groups(siblings, Collected(0, 0, Tally()))
+    assert made.units == []
+
+
+def test_one_episode_may_be_enough_for_an_algorithm_of_ones_own():
+    Constant(num_generations=1).check()
+    Grpo(num_generations=1, entropy_bonus=0.1).check()
+    with pytest.raises(RequestError, match="groups of one episode"):
+        Grpo(num_generations=1).check()
+    with pytest.raises(RequestError, match="groups of one episode"):
+        ReinforcePP(num_generations=1, baseline=True).check()
+
+
+def test_imitation_and_pairs_compare_rewards():
+    same, other = UnitGroup([], [0.5, 0.5]), UnitGroup([], [0.5, 1.0])
+    assert etude.Dpo().compared([same, other]) == [False, True]
+
+
+@pytest.fixture
+def run(tmp_path):
+    made = Run(tmp_path / "run")
+    made.examples = examples(8)
+    made.evaluator = lambda example, output: 1.0
+    made.engine = ScriptedEngine(lambda request: "yes" * (1 + request.key % 5))
+    return made
+
+
+def options() -> dict[str, Any]:
+    return {"num_generations": 4, "examples_per_epoch": 3, "replace_flat_groups": 2}
+
+
+async def test_examples_are_replaced_where_no_episode_has_an_advantage(run):
+    run.builder = CollectingBuilder(Priced(**options()))
+    trainer = await run.start(num_epochs=1)
+    metrics = trainer.history.epochs[0].metrics
+    assert (metrics["replacements"], metrics["reward_groups"]) == (0, {"compared": 3, "flat": 0})
+    assert trainer.history.epochs[0].alarms == ()
+
+
+async def test_a_term_of_the_loss_is_nothing_to_compare(run):
+    """The groups are trained on, and dynamic sampling looks for better ones."""
+    run.builder = CollectingBuilder(Grpo(entropy_bonus=0.1, **options()))
+    trainer = await run.start(num_epochs=1)
+    metrics = trainer.history.epochs[0].metrics
+    assert (metrics["replacements"], metrics["reward_groups"]) == (2, {"compared": 5, "flat": 5})
+    assert metrics["filtered_trajectories"] == 20
+    assert "no episode has an advantage" in trainer.history.epochs[0].alarms[0].text
+
+
+async def test_without_anything_that_moves_the_policy_an_epoch_is_skipped(run):
+    """REINFORCE++ keeps its groups, and a batch of equal rewards has no advantage all the same."""
+    run.builder = CollectingBuilder(ReinforcePP(num_generations=4))
+    with pytest.raises(TrainingError, match=f"8 × {IDLE}"):
+        await run.start(num_epochs=1)
+
+
+async def test_the_kl_has_no_say_before_the_policy_has_moved(run):
+    run.builder = CollectingBuilder(Grpo(num_generations=4, beta=0.1))
+    run.evaluator = lambda example, output: 1.0 if run.engine.version else len(output) / 20
+    trainer = await run.start(num_epochs=2)
+    first, second = trainer.history.epochs
+    assert first.metrics["reward_groups"]["flat"] == 0
+    assert second.status is not None and second.metrics["reward_groups"] == {"compared": 8, "flat": 8}
+
+
+@etude.workflow
+async def play(example: Any, episode: Any) -> str:
+    question = [{"role": "user", "content": example.inputs["question"]}]
+    return (await episode.chat(question, max_tokens=4 + 4 * episode.generation)).text
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "moves"),
+    [
+        (Grpo(group=3), False),
+        (Grpo(group=3, beta=0.1), False),
+        (Grpo(group=3, entropy_bonus=0.01), True),
+        (Grpo(group=3, reward_kl=0.1, entropy_bonus=0.01), True),
+        (Grpo(group=3, overlong_limit=12, overlong_buffer=8), True),
+        (Priced(group=3), True),
+    ],
+    ids=["nothing", "at the base", "entropy", "entropy and price", "overlong", "own"],
+)
+def test_weights_move_by_what_there_is_besides_the_reward(algorithm, moves, tmp_path, monkeypatch):
+    """A real training, in which every episode earns 1."""
+    monkeypatch.chdir(tmp_path)
+    fresh_policy(max_context=128).export(tmp_path / "model")
+    rows = [etude.Example(f"e{number}", {"question": f"what is {number}?"}) for number in range(2)]
+    given: dict[str, Any] = {"examples": rows, "model": "model", "algorithm": algorithm, "epochs": 1}
+    given |= {"reward": lambda example, output: 1.0, "progress": False}
+    if not moves:
+        with pytest.raises(TrainingError, match="nothing to train on"):
+            etude.train(play, **given)
+        return
+    run = etude.train(play, **given)
+    (line,) = (run.folder / "training_metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["training"]["grad_norm"] > 0
+    assert (run.summary["epochs_trained"], run.summary["last_version"]["number"]) == (1, 1)
