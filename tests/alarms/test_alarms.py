@@ -15,12 +15,14 @@ from etude.alarms.failures import Failures
 from etude.alarms.judge_disagreement import JudgeDisagreement
 from etude.alarms.length_explosion import LengthExplosion
 from etude.alarms.mismatch import Mismatch
+from etude.alarms.partial_reward import PartialReward
 from etude.alarms.repeated_outputs import RepeatedOutputs
 from etude.alarms.reward_collapse import RewardCollapse
 from etude.alarms.ringing import events_of
 from etude.alarms.template_drift import TemplateDrift
 from etude.config.finetuning import FinetuneConfig
 from etude.core.history import AlarmEvent, Entry
+from etude.loop.metrics import reward_metrics
 from tests.report.histories import epoch, validation
 
 
@@ -58,6 +60,12 @@ def rewards(*triples: tuple[float, float, float] | None) -> list[Entry]:
     ]
 
 
+def earned(*rewards: list[float]) -> list[Entry]:
+    """Epochs in which these rewards were earned."""
+    metrics = [reward_metrics(each) for each in rewards]
+    return [epoch(number, each.pop("avg_reward"), **each) for number, each in enumerate(metrics)]
+
+
 HIGH, LOW, UNSURE = (0.5, 0.45, 0.55), (0.2, 0.15, 0.25), (0.4, 0.3, 0.5)
 CHECKED = {"judge": {"correct": {"share": 0.4, "pairs": 80, "is_check": True}}}
 LIKED = {"judge": {"brief": {"share": 0.1, "pairs": 80, "is_check": False}}}
@@ -82,6 +90,13 @@ TABLE: list[tuple[Alarm, list[Entry], str]] = [
     (EntropyCollapse(), epochs("sampled_entropy", [0.0, 0.0, 0.0]), "..."),
     (LengthExplosion(), epochs("answer_tokens", [40, 50, 130, 160, 700, 90]), "...Rh."),
     (LengthExplosion(), epochs("answer_tokens", [2, 7, 31]), "..."),
+    # The mean rises by answers that earn a part; or because more have the best, or a better best.
+    (PartialReward(), earned([0.0] * 48 + [0.2] * 16, [0.2] * 45 + [0.0] * 19, [0.2] * 64), ".Rh"),
+    (PartialReward(), earned([0.0] * 16, [0.2] * 16, [0.2] * 16), "..."),
+    (PartialReward(), earned([0.0] * 48 + [1.0] * 16, [0.0] * 16 + [1.0] * 48), ".."),
+    (PartialReward(), earned([0.0, 5.0, 7.0] * 8, [5.0, 7.0, 7.0] * 8), ".."),
+    (PartialReward(), earned([0.0, 0.0, 7.0] * 8, [5.0, 5.0, 7.0] * 8), ".R"),
+    (PartialReward(), earned([0.2] * 4 + [0.0] * 4, [0.2] * 5 + [0.0] * 3), ".."),
     (EqualGroups(), epochs("reward_groups", [{"compared": 4, "flat": n} for n in (3, 4, 4)]), ".Rh"),
     (EqualGroups(at_least=0.75), epochs("reward_groups", [{"compared": 4, "flat": n} for n in (2, 3)]), ".R"),
     (EqualGroups(), epochs("reward_groups", [{"compared": 0, "flat": 0}]), "."),
@@ -194,3 +209,8 @@ def test_what_is_not_named_is_on_and_warns_and_what_is_off_is_not_there():
     assert {alarm.action for alarm in names.values()} == {"warn"}
     block = FinetuneConfig(alarms={"mismatch": Mismatch(action="off"), "mine": Mismatch(above=1.0)})
     assert alarms_of(block).keys() == names.keys() - {"mismatch"} | {"mine"}
+
+
+def test_a_mean_that_rises_by_a_part_of_the_reward_is_told_with_the_best():
+    (event,) = rung(PartialReward(), earned([0.0] * 48 + [0.2] * 16, [0.2] * 64))[1]
+    assert "risen from 0.050 to 0.200, and the best has not: best 0.2 (64 of 64, none has 1)" in event.text

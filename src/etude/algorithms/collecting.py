@@ -188,7 +188,7 @@ class CollectingBuilder(TrajectoryBuilder):
         return f"k{widths if isinstance(widths, int) else content_hash(widths)[:8]}"
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Take the `finetuning` block. Raises RequestError for no reward, and where nothing could be learned."""
+        """Take the `finetuning` block. Raises RequestError for no reward, or where nothing can be learned."""
         await super().initialize(run_config)
         self._reward_name()
         self.algorithm.check()

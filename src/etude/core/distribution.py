@@ -54,16 +54,22 @@ class Distribution(BaseModel, frozen=True):
         stored = metrics.get("distribution")
         return None if stored is None else cls.model_validate(stored)
 
-    @property
-    def full_share(self) -> float | None:
-        """The share of rewards that are as high as they can be; None where that is not known."""
-        if self.full is None:
-            return None
-        return self.best_count / self.n if self.best >= self.full else 0.0
+    def share_of(self, reward: float) -> float:
+        """The share of the answers that have a reward, if it is the best."""
+        return self.best_count / self.n if self.best >= reward else 0.0
 
     def __str__(self) -> str:
-        none = f", none has {self.full:g}" if self.full_share == 0 else ""
+        lacks = self.full is not None and self.best < self.full
+        none = f", none has {self.full:g}" if lacks else ""
         return f"best {self.best:.4g} ({self.best_count} of {self.n}{none})"
+
+    def shown_bars(self) -> str:
+        """The counts as text: `40 × 0, 24 × 0.2`."""
+        return ", ".join(
+            f"{number} × {low:.4g}" + ("" if low == high else f" … {high:.4g}")
+            for low, high, number in self.bars
+            if number
+        )
 
 
 def _bars(rewards: Sequence[float]) -> tuple[Bar, ...]:

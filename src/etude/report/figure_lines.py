@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from etude.core.distribution import Distribution
 from etude.core.stats import shown_measured
 from etude.store.figures import shown_reward
 
@@ -23,7 +24,10 @@ def figure_lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     keys = ("before", "after") if validated else ("first_epoch", "last_epoch")
     figures = [summary[key] for key in keys if summary[key] is not None]
     for figure, when in zip(figures, (" before", " after") if summary["before"] else ("", ""), strict=False):
-        yield f"reward{when if validated else ''}", f"{shown_figure(figure)}  ({figure['measured']})"
+        when = when if validated else ""
+        yield f"reward{when}", f"{shown_figure(figure)}  ({figure['measured']})"
+        if (found := Distribution.among(figure)) is not None:
+            yield f"distribution{when}", f"{found}: {found.shown_bars()}"
     for name in evaluators_in(figures):
         yield name, " → ".join(shown_score(figure["evaluators"].get(name)) for figure in figures)
     for name, figures in (summary.get("opponents") or {}).items():

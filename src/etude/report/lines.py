@@ -13,7 +13,7 @@ from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalOutputItem
 from etude.core.interfaces import Progress
-from etude.store.figures import failed_counts, shown_reward
+from etude.store.figures import failed_counts, shown_best, shown_reward
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -130,7 +130,7 @@ def sparkline(values: list[float], width: int = 24) -> str:
 def shown_validation(epoch: int, metrics: Mapping[str, Any]) -> str:
     """A validation in one line."""
     when = "before training" if epoch == 0 else f"after epoch {epoch}"
-    reward = f"reward {shown_reward(metrics)}, n={metrics.get('num_examples')}"
+    reward = f"reward {shown_reward(metrics)}, n={metrics.get('num_examples')}{shown_best(metrics)}"
     return f"validation {when}{of_target(metrics)}: {reward}"
 
 
@@ -193,7 +193,7 @@ class LineProgress(RunState):
         }
         cut_off = metrics.get("cut_off_share")
         facts = [
-            f"reward {shown_reward(metrics)}",
+            f"reward {shown_reward(metrics)}{shown_best(metrics)}",
             f"{metrics.get('filtered_trajectories', 0)} trajectories",
             *([f"{cut_off:.0%} of answers cut off"] if cut_off else []),
             *(f"{count} {name}" for name, count in counts.items() if count),

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from etude.core.distribution import Distribution
 from etude.core.episode import added_up
 from etude.core.history import Entry, EpochEntry, History, ValidationEntry
 from etude.core.job import ModelVersion
@@ -20,7 +21,7 @@ def figure_of(entry: Entry) -> dict[str, Any]:
 
     `measured` says in words on what, `version` the number of the weights (None where the backend does
     not tell), `n` how many rewards there are; `avg_reward` lies between `reward_low` and `reward_high`,
-    and `evaluators` has the same for each evaluator.
+    and `evaluators` has the same for each evaluator. `distribution` is an `etude.core.distribution`'s.
     """
     metrics = entry.metrics
     rewards = {key: metrics.get(key) for key in ("avg_reward", "reward_low", "reward_high")}
@@ -30,6 +31,7 @@ def figure_of(entry: Entry) -> dict[str, Any]:
         "version": version_of(entry),
         "n": metrics.get("num_scored", metrics.get("num_examples")),
         **rewards,
+        "distribution": metrics.get("distribution"),
         "evaluators": metrics.get("evaluators") or {},
     }
 
@@ -72,6 +74,12 @@ def shown_reward(metrics: Mapping[str, Any]) -> str:
     if reward is None:
         return "none"
     return shown_measured(reward, low, high, metrics.get("num_scored", metrics.get("n")))
+
+
+def shown_best(metrics: Mapping[str, Any]) -> str:
+    """The best reward and its share, as text with a comma before it; nothing where there was no reward."""
+    found = Distribution.among(metrics)
+    return "" if found is None else f", {found}"
 
 
 def with_rewards(entries: Sequence[Entry]) -> list[Entry]:

@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from etude.budget.bill import bill_of
-from etude.core.history import History
+from etude.core.distribution import Distribution
+from etude.core.history import Entry, History
 from etude.report.figure_lines import figure_lines
 from etude.report.run_lines import by_target, imported_lines, shown_ends, shown_epochs, shown_state
 from etude.store.episodes import epoch_of
@@ -124,6 +125,8 @@ class _Row:
     epoch: int
     phase: str | None
     reward: str
+    rewards: str | None
+    """How they are distributed."""
     episodes: int | None
     failed: int
     cut_off: float | None
@@ -131,6 +134,11 @@ class _Row:
     version: str | None
     validation: str | None
     note: str | None
+
+
+def _distribution(entry: Entry) -> str | None:
+    found = Distribution.among(entry.metrics)
+    return None if found is None else f"{found}: {found.shown_bars()}"
 
 
 def _rows(history: History, phases: Mapping[int, str]) -> list[_Row]:
@@ -141,6 +149,7 @@ def _rows(history: History, phases: Mapping[int, str]) -> list[_Row]:
             entry.epoch,
             phases.get(entry.epoch - 1),
             shown_reward(entry.metrics),
+            _distribution(entry),
             entry.metrics.get("episodes"),
             failed_counts(entry.metrics)[0],
             entry.metrics.get("cut_off_share"),
@@ -153,5 +162,5 @@ def _rows(history: History, phases: Mapping[int, str]) -> list[_Row]:
     ]
     if 0 in validations:
         before = shown_reward(validations[0])
-        rows.append(_Row(0, None, "–", None, 0, None, None, None, before, "before training"))
+        rows.append(_Row(0, None, "–", None, None, 0, None, None, None, before, "before training"))
     return rows
