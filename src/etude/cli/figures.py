@@ -42,7 +42,7 @@ def show_evaluators(history: History) -> None:
     from etude.store.figures import figure_of, short_name
 
     measured = (entry for entry in history.epochs if entry.resting is None)
-    entries: list[Entry] = [*history.validations, *measured]
+    entries: list[Entry] = [*history.measured, *measured]
     names = evaluators_in([figure_of(entry) for entry in entries])
     rows = [
         (name, short_name(entry), score["mean"], shown_bounds(score["low"], score["high"]), score["n"])

@@ -144,6 +144,8 @@ class History(BaseModel, frozen=True):
     """All that a run has done so far, each kind in the order of its epochs."""
 
     run_id: str
+    base: ValidationEntry | None = None
+    """The base model, measured before a warm-up."""
     warm_up: WarmUpEntry | None = None
     epochs: tuple[EpochEntry, ...] = ()
     validations: tuple[ValidationEntry, ...] = ()
@@ -153,6 +155,11 @@ class History(BaseModel, frozen=True):
     def start(self) -> ModelVersion | None:
         """The weights that training began with, where a warm-up made them."""
         return None if self.warm_up is None else self.warm_up.version
+
+    @property
+    def measured(self) -> tuple[ValidationEntry, ...]:
+        """All validations, that of the base model before a warm-up first."""
+        return self.validations if self.base is None else (self.base, *self.validations)
 
     @property
     def entries(self) -> list[Entry]:

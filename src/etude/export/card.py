@@ -148,7 +148,7 @@ def _episodes(history: History, number: int) -> int:
 
 def _results(history: History, wanted: RunVersion) -> Iterator[str]:
     yield "## Results\n"
-    entries: list[Entry] = [*history.validations] or [*history.epochs]
+    entries: list[Entry] = [*history.measured] or [*history.epochs]
     if not with_rewards(entries):
         yield "Nothing was measured.\n"
         return

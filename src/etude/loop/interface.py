@@ -200,7 +200,7 @@ class TrainerSeam(ABC):
         number = epoch if follower is None else follower.epochs_done
         if self._runtime is not None and not (follower and follower.record.is_validated(number)):
             self._runtime.progress.phase("validating", len(self._runtime.validation_examples))
-        with within("validation", number):
+        with within("validation", number) if number != BASE else within("warm-up", 0):
             metrics = await proceed(epoch, *args, **kwargs)
         if follower is not None:
             await follower.validated(number, {**metrics, "epoch": number})
@@ -233,6 +233,10 @@ def _check_capabilities(
 def _type_of(component: object, config: ComponentConfig) -> str:
     """The component's `_type` in quotes, or its class."""
     return f"'{config.type_name}'" if config.type_name else type(component).__name__
+
+
+BASE = -1
+"""In place of an epoch: the validation of the base model, before a warm-up."""
 
 
 class Trainer(TrainerSeam):

@@ -10,7 +10,7 @@ from typing import Any
 from etude.alarms.alarm import alarms_of
 from etude.config.finetuning import FinetuneConfig
 from etude.core.history import AlarmEvent, Entry, EpochEntry, History, ValidationEntry, WarmUpEntry
-from etude.core.job import TrainingJobRef, TrainingJobStatus
+from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
 from etude.loop.alarms import Pause, RunAlarms, facts_of
 from etude.runtime import Runtime
 from etude.store.files import private_folder
@@ -95,8 +95,17 @@ class Record:
         await self.log.add_warm_up(entry)
         self.history = self.history.model_copy(update={"warm_up": entry})
 
+    async def add_base(self, metrics: dict[str, Any], version: ModelVersion | None) -> ValidationEntry:
+        """Record a validation of the base model, before a warm-up."""
+        entry = ValidationEntry(epoch=0, timestamp=_now(), metrics=json_facts(metrics), version=version)
+        await self.log.add_base(entry)
+        self.history = self.history.model_copy(update={"base": entry})
+        return entry
+
     async def add_validation(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> ValidationEntry:
         """Record a validation with the alarms that hold; `outcome` is the other fields of its entry."""
+        if epoch == 0 and self.history.warm_up is not None:
+            metrics = {**metrics, "is_warm": True}
         entry = ValidationEntry(epoch=epoch, timestamp=_now(), metrics=json_facts(metrics), **outcome)
         entry, ringing = self.alarms.rung(entry, self.history)
         await self.log.add_validation(entry)

@@ -21,7 +21,7 @@ from etude.core.trajectory import TrajectoryCollection
 from etude.loop.alarms import pause_for
 from etude.loop.checks import without_stale
 from etude.loop.curriculum import with_sets
-from etude.loop.interface import Trainer
+from etude.loop.interface import BASE, Trainer
 from etude.loop.metrics import reason_for_skip, reason_to_stop, selection_metrics
 from etude.loop.outcome import require_trained
 from etude.loop.warm_up import warm_up
@@ -43,6 +43,8 @@ async def run_loop(
     validation or an epoch the first member that is due runs the episodes; the others have them from the
     journal, scored.
     """
+    for member in members:
+        await member.measure_base()
     for member in members:
         await warm_up(member.bookkeeper)
     for member in members:
@@ -259,6 +261,15 @@ class EpochTrainer(Trainer):
         async with self._or_forgotten(epoch):
             await self.bookkeeper.adopt(epoch, ref, status, self._training_since)
         self.log_progress(epoch, self.history.epochs[-1].metrics)
+
+    async def measure_base(self) -> None:
+        """Evaluate the base model, once, where a warm-up is to come and there is something to do it on."""
+        books, record, past = self.bookkeeper, self.bookkeeper.record, self.history
+        is_to_come = self.run_config.warm_ups and not (past.warm_up or past.base or record.log.warm_up_jobs())
+        if is_to_come and self.runtime.validation_examples:
+            metrics = await self.run_validation_evaluation(BASE, past.run_id)
+            entry = await record.add_base(record.with_name({**metrics, "epoch": 0}), books.line.version)
+            self.runtime.progress.validated(0, entry.metrics)
 
     async def validate(self, epoch: int) -> None:
         """Evaluate the current weights, once, when there is something to evaluate them on."""

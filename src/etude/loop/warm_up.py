@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +18,7 @@ from etude.core.data_model import finite
 from etude.core.edge import transcript_of
 from etude.core.errors import EtudeError, JobStillRunning, TrainingError
 from etude.core.history import WarmUpEntry, WarmUpJob
-from etude.core.job import Skipped, TrainingJobStatus
+from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.keys import shuffled_forever
 from etude.core.trajectory import TrajectoryCollection
 from etude.loop.bookkeeper import Bookkeeper
@@ -25,7 +27,7 @@ from etude.store.figures import shown_reward
 
 _FEW = 64
 """Examples that show whether it is worth measuring on all."""
-_JOB_TIMEOUT, _POLL = 86400.0, 5.0
+_JOB_TIMEOUT, _POLL, _TELL = 86400.0, 5.0, 10.0
 
 
 async def warm_up(books: Bookkeeper) -> None:
@@ -86,6 +88,7 @@ class WarmUp:
             JobHyperparameters(num_epochs=1, learning_rate=stage.learning_rate, batch_size=stage.batch_size)
         )
         done = sum(job.steps for job in own)
+        self._say(f"warm-up: imitating {stage.transcripts}, {len(transcripts)} transcripts, from step {done}")
         while steps := stage.next_steps(done):
             job = await self._job(number, stage, transcripts, done, steps)
             done += steps
@@ -93,7 +96,9 @@ class WarmUp:
             await self._log.add_warm_up_job(len(self._jobs), job)
             if job.version is not None:
                 await self._line.adapter.prune([job.version])
-            if job.is_over:
+            if not job.is_over:
+                self._say(f"warm-up: {done} of {stage.max_steps} steps at most, {shown(job.metrics)}")
+            else:
                 what = f"{stage.until}: " if stage.until else ""
                 self._say(
                     f"warm-up: imitated {stage.transcripts} for {done} steps; {what}{shown(job.metrics)}"
@@ -153,7 +158,11 @@ class WarmUp:
         if isinstance(ref, Skipped):
             raise TrainingError(f"the warm-up cannot begin: {ref.reason}")
         try:
-            status = await line.wait(ref, _JOB_TIMEOUT, _POLL)
+            telling = asyncio.create_task(self._tell(ref), name=f"tell of {name}")
+            try:
+                status = await line.wait(ref, _JOB_TIMEOUT, _POLL)
+            finally:
+                telling.cancel()
             await line.adopt(ref, status)
         except JobStillRunning:
             raise
@@ -161,6 +170,18 @@ class WarmUp:
             await self._log.warm_up_failed()
             raise
         return status
+
+    async def _tell(self, ref: TrainingJobRef) -> None:
+        """Say how far the job is, now and then, as far as its backend tells."""
+        before = sum(job.steps for job in self._jobs)
+        while True:
+            await asyncio.sleep(_TELL)
+            with contextlib.suppress(EtudeError):
+                status = await self._line.adapter.status(ref)
+                metrics = (status.metadata or {}).get("metrics") or {}
+                loss = {"loss": metrics.get("nll", metrics.get("train_loss"))}
+                done = "" if status.progress is None else f" ({status.progress:.0f} %)"
+                self._say(f"warm-up: job {len(self._jobs) + 1} after {before} steps{done}, {shown(loss)}")
 
     async def _reward(self, stage: WarmUpConfig, wanted: float) -> dict[str, Any]:
         """The reward on training examples; on the first few only where these show that it is out of reach."""

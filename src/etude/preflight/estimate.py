@@ -98,7 +98,9 @@ def episode_counts(config: Config, examples: int, held_out: int) -> tuple[int, i
     each = getattr(builder, "examples_per_epoch", None) or examples
     training = finetuning.num_epochs * min(each, examples) * getattr(builder, "num_generations", 1)
     interval = finetuning.run_configuration.validation_interval
-    validations = 1 + finetuning.num_epochs // interval + (finetuning.num_epochs % interval != 0)
+    # Before training, of the base model and after a warm-up, and after epochs.
+    start = 2 if _first_block(config).warm_ups else 1
+    validations = start + finetuning.num_epochs // interval + (finetuning.num_epochs % interval != 0)
     return training, validations * held_out
 
 

@@ -21,10 +21,11 @@ def figure_lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if (warm_up := summary.get("warm_up")) is not None:
         yield "warm-up", _warm_up(warm_up)
     validated = summary["measured_on"] == "validation"
-    keys = ("before", "after") if validated else ("first_epoch", "last_epoch")
-    figures = [summary[key] for key in keys if summary[key] is not None]
-    for figure, when in zip(figures, (" before", " after") if summary["before"] else ("", ""), strict=False):
-        when = when if validated else ""
+    keys = ("before", "warm", "after") if validated else ("first_epoch", "last_epoch")
+    known = {key: summary[key] for key in keys if summary.get(key) is not None}
+    figures = [*known.values()]
+    for key, figure in known.items():
+        when = f" {key}" if "before" in known or "warm" in known else ""
         yield f"reward{when}", f"{shown_figure(figure)}  ({figure['measured']})"
         if (found := Distribution.among(figure)) is not None:
             yield f"distribution{when}", f"{found}: {found.shown_bars()}"

@@ -129,7 +129,8 @@ def sparkline(values: list[float], width: int = 24) -> str:
 
 def shown_validation(epoch: int, metrics: Mapping[str, Any]) -> str:
     """A validation in one line."""
-    when = "before training" if epoch == 0 else f"after epoch {epoch}"
+    start = "after the warm-up" if metrics.get("is_warm") else "before training"
+    when = start if epoch == 0 else f"after epoch {epoch}"
     reward = f"reward {shown_reward(metrics)}, n={metrics.get('num_examples')}{shown_best(metrics)}"
     return f"validation {when}{of_target(metrics)}: {reward}"
 

@@ -16,7 +16,7 @@ from etude.core.evaluation import EvalInput, EvaluationRunOutput
 from etude.rewards.evaluation import Evaluation, EvaluationRequest, together
 from etude.rewards.sampled import Sampled
 
-Stage = Literal["train", "validation"]
+Stage = Literal["train", "validation", "warm-up"]
 
 
 @dataclass(slots=True)

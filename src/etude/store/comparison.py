@@ -141,7 +141,9 @@ def _stored_scores(run: Path, evaluator: str | None) -> Iterator[tuple[MeasuredE
     """The examples of a run's evaluation, or else its last validation, and their stored scores."""
     evaluator = evaluator or reward_name(stored_data(run, required=False))
     with RunFolder.read(run) as folder:
-        phases = [phase for phase in phases_in(folder.journal) if not phase.startswith("train/")]
+        phases = [
+            phase for phase in phases_in(folder.journal) if not phase.startswith(("train/", "warm-up/"))
+        ]
         for key, data in stored_episodes(folder.journal, f"{phases[0]}/") if phases and evaluator else ():
             stored = folder.journal.get(f"{key}/score/{evaluator}") or {}
             if stored.get("score") is not None:

@@ -152,8 +152,8 @@ def epoch_of(phase: str) -> int | None:
 
 
 def latest_first(phase: str) -> tuple[int, int, str, int]:
-    """Sorts phases: evaluations, then validations, then training, each latest first."""
+    """Sorts phases: evaluations, then validations, then training, each latest first; last the warm-up's."""
     match = _PHASE.fullmatch(phase)
     if match is None:
-        return (0 if phase == EVALUATION else 1, 0, phase, 0)
+        return (0 if phase == EVALUATION else 4 if phase.startswith("warm-up/") else 1, 0, phase, 0)
     return (2 if match[1] == "validation" else 3, -int(match[2]), match[3], -int(match[4] or 1))

@@ -125,7 +125,7 @@ def measured_versions(history: History) -> list[tuple[ModelVersion, float]]:
     By validation where there was any, else by the rewards of the episodes sampled from the version.
     """
     if history.validations:
-        rewards = [(entry.version, entry.metrics.get("avg_reward")) for entry in history.validations]
+        rewards = [(entry.version, entry.metrics.get("avg_reward")) for entry in history.measured]
     else:
         rewards = [(entry.sampled_from, entry.metrics.get("avg_reward")) for entry in history.epochs]
     return [

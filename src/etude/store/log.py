@@ -51,7 +51,7 @@ class EpochLog:
         )
         warm_up = self._journal.get(f"{self._prefix}warm-up")
         content = {"run_id": run_id, "epochs": epochs, "validations": validations, "warm_up": warm_up}
-        content["recoveries"] = recoveries
+        content |= {"recoveries": recoveries, "base": self._journal.get(f"{self._prefix}base")}
         return History.model_validate(content)
 
     def warm_up_jobs(self) -> list[WarmUpJob]:
@@ -87,6 +87,10 @@ class EpochLog:
     async def add_epoch(self, entry: EpochEntry) -> None:
         """Record a finished epoch."""
         await self._put(self._key("epoch", entry.epoch), entry)
+
+    async def add_base(self, entry: ValidationEntry) -> None:
+        """Record the validation of the base model, before a warm-up."""
+        await self._put(f"{self._prefix}base", entry)
 
     async def add_validation(self, entry: ValidationEntry) -> None:
         """Record a finished validation."""

@@ -27,16 +27,17 @@ COLLAPSE, FAILURES = "reward_collapse", "failures"
 def summary_of(history: History) -> dict[str, Any]:
     """The run in numbers, as JSON.
 
-    `warm_up` is what the model imitated first, None where it did not. `before` and `after` are the
-    validations before training and after it, on the same examples; None where there was none. `first_epoch`
-    and `last_epoch` are what the episodes of training got, which are sampled before the epoch's update;
-    `last_epoch` is None where there is one epoch. Each is as `etude.store.figures.figure_of` makes it and
-    says on what it was measured, with which version. `is_measured` says whether the last weights were
+    `warm_up` is what the model imitated first, None where it did not. `before`, `warm` and `after` are the
+    validations of the base model, after the warm-up and after training, on the same examples; None where
+    there was none. `first_epoch` and `last_epoch` are what the episodes of training got, which are sampled
+    before the epoch's update; `last_epoch` is None where there is one epoch. Each is as
+    `etude.store.figures.figure_of` makes it and says on what it was measured, with which version. `is_measured` says whether the last weights were
     measured after they were trained; `best_version` is the best of those that were, None where none was.
     `warnings` are sentences. `stopped` is why an alarm ended the run early; None where none did.
     """
     best, last = best_version(history), last_version(history)
-    before = [figure_of(entry) for entry in history.validations if entry.epoch == 0]
+    start = None if history.validation(0) is None else figure_of(history.validations[0])
+    base = None if history.base is None else figure_of(history.base)
     after = [figure_of(entry) for entry in history.validations if entry.epoch > 0]
     epochs = [figure_of(entry) for entry in history.epochs if entry.resting is None]
     return {
@@ -47,7 +48,8 @@ def summary_of(history: History) -> dict[str, Any]:
         "measured_on": VALIDATION if history.validations else TRAINING,
         "warm_up": None if history.warm_up is None else warm_up_of(history.warm_up),
         "opponents": opponents_of(history),
-        "before": before[0] if before else None,
+        "before": start if history.warm_up is None else base,
+        "warm": None if history.warm_up is None else start,
         "after": after[-1] if after else None,
         "first_epoch": epochs[0] if epochs else None,
         "last_epoch": epochs[-1] if len(epochs) > 1 else None,
@@ -105,7 +107,9 @@ def summary_of_targets(run_id: str, histories: Mapping[str, History]) -> dict[st
         "epochs_skipped": len(skipped),
         "skip_reasons": sorted(reasons),
         "measured_on": VALIDATION if validated else TRAINING,
-        **dict.fromkeys(("before", "after", "first_epoch", "last_epoch", "best_version", "last_version")),
+        **dict.fromkeys(
+            ("before", "warm", "after", "first_epoch", "last_epoch", "best_version", "last_version")
+        ),
         "is_measured": all(is_measured(history) for history in histories.values()),
         "warnings": [
             f"{name}: {text}" for name, history in histories.items() for text in warnings_of(history)

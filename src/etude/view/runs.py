@@ -136,6 +136,10 @@ class _Row:
     note: str | None
 
 
+def _start(metrics: Mapping[str, Any], note: str) -> _Row:
+    return _Row(0, None, "–", None, None, 0, None, None, None, shown_reward(metrics), note)
+
+
 def _distribution(entry: Entry) -> str | None:
     found = Distribution.among(entry.metrics)
     return None if found is None else f"{found}: {found.shown_bars()}"
@@ -161,6 +165,9 @@ def _rows(history: History, phases: Mapping[int, str]) -> list[_Row]:
         for entry in reversed(history.epochs)
     ]
     if 0 in validations:
-        before = shown_reward(validations[0])
-        rows.append(_Row(0, None, "–", None, None, 0, None, None, None, before, "before training"))
+        rows.append(
+            _start(validations[0], "before training" if history.base is None else "after the warm-up")
+        )
+    if history.base is not None:
+        rows.append(_start(history.base.metrics, "the base model, before the warm-up"))
     return rows
