@@ -185,8 +185,7 @@ class Algorithm(Collecting):
         """Why a job on these groups could change nothing; None where it may, as far as is known before it."""
         if self.kind != "samples" or not self.skips_idle or "divergence" in self.needs():
             return None
-        units, _ = self.units(groups)
-        if any(sample.has_gradient for unit in units for sample in unit):
+        if self.teaches([[unit for unit in group if isinstance(unit, Sample)] for group in groups]):
             return None
         return Skipped(
             reason="nothing to learn from: no token has both a weight and an advantage, as where all rewards "

@@ -9,8 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from etude.algorithms.algorithm import Algorithm
-from etude.algorithms.collecting import Collected
-from etude.algorithms.episodes import ScoredEpisode, Tally, UnitGroup
+from etude.algorithms.episodes import Collected, ScoredEpisode, Tally, UnitGroup
 from etude.algorithms.samples import branches_in
 from etude.config.import_path import where_raised
 from etude.core.call import Call, ChatRequest, Completion

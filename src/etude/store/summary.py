@@ -31,9 +31,10 @@ def summary_of(history: History) -> dict[str, Any]:
     validations of the base model, after the warm-up and after training, on the same examples; None where
     there was none. `first_epoch` and `last_epoch` are what the episodes of training got, which are sampled
     before the epoch's update; `last_epoch` is None where there is one epoch. Each is as
-    `etude.store.figures.figure_of` makes it and says on what it was measured, with which version. `is_measured` says whether the last weights were
-    measured after they were trained; `best_version` is the best of those that were, None where none was.
-    `warnings` are sentences. `stopped` is why an alarm ended the run early; None where none did.
+    `etude.store.figures.figure_of` makes it and says on what it was measured, with which version.
+    `is_measured` says whether the last weights were measured after they were trained; `best_version` is the
+    best of those that were, None where none was. `warnings` are sentences. `stopped` is why an alarm ended
+    the run early; None where none did.
     """
     best, last = best_version(history), last_version(history)
     start = None if history.validation(0) is None else figure_of(history.validations[0])
