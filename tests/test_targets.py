@@ -268,10 +268,10 @@ async def test_an_interrupted_run_goes_on_where_it_was(run, tmp_path, monkeypatc
 
 async def test_a_run_in_which_nothing_was_trained_fails_and_says_why(run):
     run.engines = {name: several.ScriptedEngine(lambda request: "no") for name in run.engines}
-    with pytest.raises(TrainingError, match=r"trained on nothing in 1 epochs.*equal rewards"):
+    with pytest.raises(TrainingError, match=r"trained on nothing in 1 epochs.*no episode has an advantage"):
         await run.start(config(num_epochs=1))
     assert [event for event in run.watcher.events if event.startswith("skipped")] == [
-        f"skipped 1: {name}: nothing to train on: 3 × group with equal rewards: no advantage"
+        f"skipped 1: {name}: nothing to train on: 3 × group in which no episode has an advantage"
         for name in ("prover", "verifier")
     ]
 
@@ -280,7 +280,7 @@ async def test_a_target_that_was_never_trained_is_pointed_out(run):
     run.engines["verifier"] = several.ScriptedEngine(lambda request: "no")
     await run.start(config(num_epochs=1))
     flat, untrained = run.watcher.warnings
-    assert flat.startswith("verifier: epoch 1: within each of the 3 groups all rewards are equal")
+    assert flat.startswith("verifier: epoch 1: within each of the 3 groups no episode has an advantage")
     assert untrained == "verifier: was never trained in this run"
 
 

@@ -95,8 +95,8 @@ def test_a_reason_is_said_once(project):
     assert trained.stdout.count("skipped: as before") == 3
     shown = shown_at(80, "runs", "show", "r")
     text = "\n".join(shown)
-    assert text.count("equal rewards") == 1 and text.count("as before") == 3
-    assert len([line for line in shown if "episodes" not in line and line.strip()]) < 26
+    assert text.count("no episode has an advantage") == 1 and text.count("as before") == 3
+    assert len([line for line in shown if "episodes" not in line and line.strip()]) < 29
 
 
 def test_what_does_not_fit_stands_below_its_row():
