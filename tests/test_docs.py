@@ -296,7 +296,9 @@ def test_what_is_said_to_be_lacking_is_not_there():
 )
 def test_a_page_names_every_type_that_ships(kind: Kind, page: str):
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    shipped = {name for name in names(kind) if lookup(kind, name).factory.__module__.startswith("etude.")} - {
+    shipped = {
+        name for name in names(kind) if lookup(kind, name).config_type.__module__.startswith("etude.")
+    } - {
         "live"  # Of a program's own objects.
     }
     assert {name for name in shipped if not re.search(rf"\b{re.escape(name)}\b", text)} == set()

@@ -14,7 +14,16 @@ waited for with `asyncio.wait` wait for one of these in their turn."""
 PROGRAMS = {"run", "check_call", "check_output"}
 """Functions of `subprocess` that wait."""
 
-CONTEXT = {"wanted_widths", "_function", "_within", "_entered", "_in_the_making", "_apart"}
+CONTEXT = {
+    "wanted_widths",
+    "_function",
+    "_within",
+    "_entered",
+    "_in_the_making",
+    "_apart",
+    "_inside",
+    "where",
+}
 """Context variables, which are there at once."""
 
 ENDED_BY = {

@@ -110,7 +110,7 @@ async def test_a_model_folder_that_does_not_exist_is_a_wrong_request(project):
 
 def test_without_torch_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(local_model, "find_spec", lambda name: None if name == "torch" else object())
-    with pytest.raises(MissingExtraError, match=r"torch not installed.*pip install 'etude\[local\]'"):
+    with pytest.raises(MissingExtraError, match=r"torch not installed.*pip install .*\[local\]"):
         local_model.require_local_extra()
 
 

@@ -236,7 +236,7 @@ def test_without_the_extra_it_is_named(
 ) -> None:
     config = make(tmp_path)
     monkeypatch.setitem(__import__("sys").modules, module, None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'etude\[data\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install .*\[data\]"):
         load_examples(config)
 
 

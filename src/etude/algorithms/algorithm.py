@@ -73,7 +73,8 @@ class Algorithm(Collecting):
         """Register the class under its name, or under its import path; with the name "" not at all."""
         path = f"{cls.__module__}:{cls.__qualname__}"
         super().__pydantic_init_subclass__(name=path if name is None else name, **kwargs)
-        wrap_implementations(cls, Algorithm)
+        for interface in (Collecting, Algorithm):
+            wrap_implementations(cls, interface)
         if cls.type_name:
             register_trajectory_builder(config_type=cls)(_build)
 
@@ -101,7 +102,8 @@ class Algorithm(Collecting):
         values = self.advantages(group)
         if values is None:
             return len({(sample.reward, *(sample.returns or ())) for sample in group}) > 1
-        return any(abs(value) > _ROUNDING for turns in values for value in turns)
+        # What is no number counts: it is refused by name where it is assigned.
+        return any(not abs(value) <= _ROUNDING for turns in values for value in turns)
 
     def compared(self, groups: Sequence[UnitGroup]) -> list[bool]:
         """For each group of a collection whether it has something to compare: advantages as this algorithm

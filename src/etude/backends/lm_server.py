@@ -134,18 +134,6 @@ class LmServerAdapter(OpenAiJobs):
                     return (await self._asked(partial(self.client.files.content, id))).text
         return None
 
-    async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
-        """As `OpenAiJobs`. Nothing where no sample has an advantage and the loss has the KL alone besides: at
-        a server that pulls to the model that the job starts from."""
-        algorithm = algorithm_of(trajectories.method, trajectories.options)
-        terms = algorithm.needs() & {"reference", "entropy"} if algorithm.kind == "samples" else set()
-        if terms == {"reference"} and self.adapter_config.hyperparameters.get("reference") != "base":
-            groups = groups_of(trajectories, algorithm)
-            if not algorithm.teaches([[unit.samples[0] for unit in group] for group in groups]):
-                reason = "no episode has an advantage, and beta pulls to the model that the job starts from"
-                return Skipped(reason=reason)
-        return await super().submit(trajectories)
-
     def prepared(self, trajectories: TrajectoryCollection) -> TrajectoryCollection:
         """By name what the server knows; else the samples with their advantages, for a loss that it has.
 
@@ -161,10 +149,18 @@ class LmServerAdapter(OpenAiJobs):
         return trajectories.model_copy(update=update)
 
     def reason_to_skip(self, trajectories: TrajectoryCollection) -> Skipped | None:
+        """As `OpenAiJobs`. The KL alone changes nothing where it pulls to the job's own start."""
         algorithm = algorithm_of(trajectories.method, trajectories.options)
         if algorithm.kind != "samples":  # Others may have texts, of which the server makes tokens.
             return None
-        return algorithm.reason_to_skip(groups_of(trajectories, algorithm))
+        groups = groups_of(trajectories, algorithm)
+        has_kl_alone = algorithm.needs() & {"reference", "entropy"} == {"reference"}
+        if not has_kl_alone or self.adapter_config.hyperparameters.get("reference") == "base":
+            return algorithm.reason_to_skip(groups)
+        if algorithm.teaches([[unit.samples[0] for unit in group] for group in groups]):
+            return None
+        reason = "no episode has an advantage, and beta pulls to the model that the job starts from"
+        return Skipped(reason=reason)
 
     def _known(self, algorithm: Algorithm) -> type[Algorithm]:
         """The algorithm at the server that has the same loss. Raises CapabilityError where there is none."""

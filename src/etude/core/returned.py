@@ -113,7 +113,8 @@ def _words(expected: Any) -> str:
         return " or ".join(map(_words, get_args(expected)))
     if get_origin(expected) in _LISTS:
         (item,) = get_args(expected)
-        words = "numbers" if item is float else _words(item).partition(" ")[2]
+        kinds = get_args(item) if get_origin(item) in (Union, types.UnionType) else (item,)
+        words = " or ".join("numbers" if each is float else _words(each).partition(" ")[2] for each in kinds)
         return f"a list of {words.replace('list', 'lists', 1) if get_origin(item) in _LISTS else words}"
     if get_origin(expected) is tuple:
         return f"a tuple of {' and '.join(map(_words, get_args(expected)))}"

@@ -87,11 +87,8 @@ class Bookkeeper:
         self._samples = JobRecord(runtime.run.path, runtime.target, adapter)
         self._curriculum_state = curriculum_state
         self._facts = facts
-        self.opponents = [
-            engine
-            for engine in runtime.engines.values()
-            if isinstance(engine, OpponentPool) and engine.config.of == runtime.target_model
-        ]
+        pools = [engine for engine in runtime.engines.values() if isinstance(engine, OpponentPool)]
+        self.opponents = [pool for pool in pools if pool.config.of == runtime.target_model]
         asks_model = {name: each.asks_model() for name, each in runtime.config.eval.evaluators.items()}
         self._judged = judges_and_checks(asks_model, named_pairs(config))
         self._games: defaultdict[tuple[int, str], list[Game]] = defaultdict(list)

@@ -126,11 +126,8 @@ class TrainerSeam(ABC):
         adapter: TrainerAdapter,
     ) -> None:
         """Have all that the parts collect and submit go through a bookkeeper."""
-        kind = Bookkeeper if self.journals_epochs else Follower
-        books = kind(
-            runtime, run_config, builder, adapter, self.get_curriculum_state, lambda: self._curriculum_facts
-        )
-        self.__books = books
+        kind, facts = Bookkeeper if self.journals_epochs else Follower, lambda: self._curriculum_facts
+        self.__books = books = kind(runtime, run_config, builder, adapter, self.get_curriculum_state, facts)
         self._runtime = replace(runtime, evaluation=books.collections)
         builder.bind_runtime(self._runtime)
         builder.bind_built(books.built)
@@ -327,10 +324,8 @@ class Trainer(TrainerSeam):
         """
         builder = self.trajectory_builder
         if self._runtime is not None and not self._runtime.validation_examples:
-            raise RequestError(
-                "there are no examples to validate on; name a file as "
-                "'finetuning.run_configuration.validation_dataset'"
-            )
+            key = "finetuning.run_configuration.validation_dataset"
+            raise RequestError(f"there are no examples to validate on; name a file as '{key}'")
         with self._validating():
             output = await builder.run_eval()
         metrics = self._calculate_validation_metrics(output)

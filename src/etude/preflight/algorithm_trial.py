@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from etude.algorithms.algorithm import Algorithm
-from etude.algorithms.episodes import Collected, ScoredEpisode, Tally, UnitGroup
+from etude.algorithms.episodes import Collected, ScoredEpisode, Tally
 from etude.algorithms.samples import branches_in
 from etude.config.import_path import where_raised
 from etude.core.call import Call, ChatRequest, Completion
@@ -43,20 +43,15 @@ def try_algorithm(algorithm: Algorithm, examples: Sequence[Example]) -> None:
     """
     episodes = [_group(example) for example in examples[:2] or _EXAMPLES]
     try:
-        made: Any = _tried(algorithm, lambda: algorithm.groups(episodes, Collected(0, 0, Tally())))
+        made = _tried(algorithm, lambda: algorithm.groups(episodes, Collected(0, 0, Tally())))
     except RequestError as error:
-        if isinstance(error.__cause__, EtudeError):
+        if isinstance(error.__cause__, RequestError):
             return  # It wants plays of a protocol, or scores of agents: `--play` has those.
         raise
     kind = Pair if algorithm.kind == "pairs" else Sample
-    if not isinstance(made, list) or not all(isinstance(group, UnitGroup) for group in made):
-        raise _wrong(algorithm, "groups", made, "a list of `UnitGroup`s")
-    for group in made:
-        if not isinstance(group.units, Sequence):
-            raise _wrong(algorithm, "samples", group.units, f"a list of `{kind.__name__}`s")
-        for unit in group.units:
-            if not isinstance(unit, kind):
-                raise _wrong(algorithm, "samples", unit, f"a `{kind.__name__}`", "a list with ")
+    for unit in (unit for group in made for unit in group.units):
+        if not isinstance(unit, kind):
+            raise _wrong(algorithm, "samples", unit, f"a `{kind.__name__}`", "a list with ")
     try_loss(algorithm, [group.units for group in made])
 
 
@@ -77,11 +72,8 @@ def try_loss(algorithm: Algorithm, groups: Sequence[Sequence[SampleOrPair]]) -> 
     if shape != [*map(len, units)]:
         raise _wrong(algorithm, "normalised", factors, "for every sample of every unit a number")
     logprobs_BT, batch = _micro_batch(algorithm, units, factors)
-    result: Any = _tried(algorithm, lambda: algorithm.loss(logprobs_BT, batch))
-    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
-        raise _wrong(algorithm, "loss", result, "a tuple of the loss and a dict of metrics")
-    loss, metrics = result
-    if not hasattr(loss, "backward") or loss.numel() != 1:
+    loss, metrics = _tried(algorithm, lambda: algorithm.loss(logprobs_BT, batch))
+    if loss.numel() != 1:
         raise _wrong(algorithm, "loss", loss, "a tensor with one number")
     if not loss.requires_grad:
         raise RequestError(f"{_name(algorithm)}.loss does not depend on `logprobs_BT`: it has no gradient")

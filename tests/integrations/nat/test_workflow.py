@@ -20,7 +20,7 @@ PLAY = {"_type": "function", "function": "tests.training:play"}
 @pytest.mark.skipif(find_spec("nat") is not None, reason="the toolkit is installed")
 async def test_without_the_toolkit_its_workflow_says_what_to_install():
     async with Builder(parse_config({"workflow": {"_type": "nat", "config_file": "c.yml"}})) as builder:
-        with pytest.raises(MissingExtraError, match=r"etude\[nat\]"):
+        with pytest.raises(MissingExtraError, match=r"\[nat\]"):
             await builder.get_workflow()
 
 
