@@ -86,6 +86,15 @@ THINKS = CHATML + "{%- if add_generation_prompt %}<think>\n{% endif %}"
 TRIMS = CHATML.replace("{{ message.content }}{%- for", "{{ message.content | trim }}{%- for")
 
 
+QUOTES = CHATML.replace(
+    "{{ call.function.arguments | tojson }}",
+    "{% for key, value in call.function.arguments.items() %}"
+    r"""{{ key }}='{{ value | replace("\\", "\\\\") | replace("'", "\\'") | replace("\n", "\\n") }}'{% endfor %}""",
+)
+"""As LFM2."""
+NESTED = CHATML.replace("arguments | tojson }}", "arguments | tojson | tojson }}")
+
+
 def call(arguments: str, name: str = "calculator") -> dict[str, Any]:
     return {"id": "call_1", "type": "function", "function": {"name": name, "arguments": arguments}}
 
@@ -160,6 +169,9 @@ def test_what_the_template_does_not_write_is_refused(
     [
         (CHATML, calls(json.dumps({"text": 'a "b"\n\t\\ é', "list": [{"x": None}], "n": True}))),
         (CHATML, calls("{}", "{}", text="Both.")),
+        (CHATML, {"role": "assistant", "tool_calls": [call("{}"), call('{"n": 1}', "counter")]}),
+        (QUOTES, calls(json.dumps({"text": "it's\n\t\"C:\\new\"", "more": "é \U0001f600"}))),
+        (NESTED, calls(json.dumps({"text": "it's\n\t\"C:\\new\"", "more": "é \U0001f600"}))),
         (CHATML, LAST | {"content": ""}),
         (TRIMS, LAST | {"content": "  3\n"}),
         (THINKS, LAST | {"content": "<think>\nwell\n</think>\n\n3"}),

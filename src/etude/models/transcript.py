@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,8 @@ from etude.models.probe import QUESTION, RESULT
 from etude.models.rendering import Rendering
 
 _SHOWN_CHARACTERS = 60
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
 
 Transcript = tuple[tuple[int, ...], tuple[bool, ...]]
 """Token ids of a finished conversation, and for each whether the assistant would have sampled it."""
@@ -149,10 +151,14 @@ def _require_whole(message: Message, where: str, written: str, rendering: Render
                 f"learned: {text[:_SHOWN_CHARACTERS]!r}; leave it out, or put it into the content as the "
                 "model is to write it"
             )
+    # Templates write arguments as they are, as JSON or as Python, and as JSON within JSON.
+    once = _unescaped(written) if functions else ""
+    readings = (squeezed, _squeezed(once), _squeezed(_unescaped(once)))
     for function in functions:
         name, arguments = function["name"], arguments_of(function)
-        lacks = (text for text in _texts(arguments) if not any(form in squeezed for form in _forms(text)))
-        lacking = name if squeezed.count(_squeezed(name)) < len(functions) else next(lacks, None)
+        same = [each for each in functions if each["name"] == name]
+        lacks = (text for text in _texts(arguments) if not any(_squeezed(text) in each for each in readings))
+        lacking = name if squeezed.count(_squeezed(name)) < len(same) else next(lacks, None)
         if lacking is not None:
             raise RequestError(
                 f"{where}: the model's chat template does not write all of the call of {name!r}, so that it "
@@ -183,10 +189,15 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
-def _forms(text: str) -> Iterator[str]:
-    """A text as templates write it: as it is, as JSON with or without escapes, or as Python."""
-    for form in (text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1], repr(text)[1:-1]):
-        yield _squeezed(form)
+def _unescaped(text: str) -> str:
+    """A text without the escapes of JSON or Python."""
+
+    def character(match: re.Match[str]) -> str:
+        code, sign = match[1] or match[2], match[3]
+        return chr(int(code, 16)) if code else _ESCAPES.get(sign, sign)
+
+    plain = _ESCAPE.sub(character, text)
+    return plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _joined(
