@@ -61,6 +61,29 @@ def test_where_earlier_thinking_is_dropped_each_answer_is_a_sequence() -> None:
     assert "it is 3." not in second[0] and second[0].startswith("<|im_start|>user\n1 plus 2?")
 
 
+EMPTY_THOUGHT = CHATML.replace(
+    "{{ message.content }}{%- for call",
+    "{% if message.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}"
+    "{{ message.content }}{%- for call",
+)
+"""As Qwen3 writes answers without thinking: the last of them alone has an empty thought."""
+
+
+def test_where_the_template_writes_earlier_answers_differently_each_answer_is_a_sequence() -> None:
+    talk = [user("1 plus 2?"), LAST, user("and 2?"), LAST | {"content": "5"}]
+    first, second = learned(EMPTY_THOUGHT, *talk)
+    assert [own for _, own in (first, second)] == [
+        "<think>\n\n</think>\n\n3<|im_end|>",
+        "<think>\n\n</think>\n\n5<|im_end|>",
+    ]
+    assert second[0].startswith("<|im_start|>user\n1 plus 2?<|im_end|>\n<|im_start|>assistant\n3<|im_end|>")
+
+
+def test_an_answer_without_the_thought_that_the_prompt_begins_is_refused_with_what_to_give() -> None:
+    with pytest.raises(TrainingError, match=r"message 2: .*<think>.*give the answer its reasoning_content"):
+        learned(THINKS, user("1 plus 2?"), LAST)
+
+
 def test_thinking_of_context_may_be_dropped() -> None:
     ((text, own),) = learned(FORGETS, TALK[0], TALK[1] | {"weight": 0}, *TALK[2:])
     assert own == "<think>3 plus 2</think>5<|im_end|>" and "it is 3." not in text
@@ -89,7 +112,8 @@ TRIMS = CHATML.replace("{{ message.content }}{%- for", "{{ message.content | tri
 QUOTES = CHATML.replace(
     "{{ call.function.arguments | tojson }}",
     "{% for key, value in call.function.arguments.items() %}"
-    r"""{{ key }}='{{ value | replace("\\", "\\\\") | replace("'", "\\'") | replace("\n", "\\n") }}'{% endfor %}""",
+    r"""{{ key }}='{{ value | replace("\\", "\\\\") | replace("'", "\\'") | replace("\n", "\\n") }}'"""
+    "{% endfor %}",
 )
 """As LFM2."""
 NESTED = CHATML.replace("arguments | tojson }}", "arguments | tojson | tojson }}")
@@ -170,8 +194,8 @@ def test_what_the_template_does_not_write_is_refused(
         (CHATML, calls(json.dumps({"text": 'a "b"\n\t\\ é', "list": [{"x": None}], "n": True}))),
         (CHATML, calls("{}", "{}", text="Both.")),
         (CHATML, {"role": "assistant", "tool_calls": [call("{}"), call('{"n": 1}', "counter")]}),
-        (QUOTES, calls(json.dumps({"text": "it's\n\t\"C:\\new\"", "more": "é \U0001f600"}))),
-        (NESTED, calls(json.dumps({"text": "it's\n\t\"C:\\new\"", "more": "é \U0001f600"}))),
+        (QUOTES, calls(json.dumps({"text": 'it\'s\n\t"C:\\new"', "more": "é \U0001f600"}))),
+        (NESTED, calls(json.dumps({"text": 'it\'s\n\t"C:\\new"', "more": "é \U0001f600"}))),
         (CHATML, LAST | {"content": ""}),
         (TRIMS, LAST | {"content": "  3\n"}),
         (THINKS, LAST | {"content": "<think>\nwell\n</think>\n\n3"}),

@@ -55,8 +55,8 @@ def require_fits(unit: Sample | Pair, max_context: int, vocabulary: int) -> None
 def _conversations(row: SupervisedRow | DpoRow, write: Write[W]) -> list[W]:
     """Write each conversation that a row is learned as; of a pair there are two, with an answer each.
 
-    Where earlier thinking is dropped as a conversation goes on, there is one for each answer. So each answer
-    is learned once, after what the model sees before it, its own thinking included.
+    Where the template writes earlier messages differently as a conversation goes on, without their thinking
+    for one, there is one for each answer. So each is learned once, after what the model sees before it.
     """
     if isinstance(row, DpoRow):
         # The assistant's messages in the prompt are context of both answers.
@@ -65,11 +65,10 @@ def _conversations(row: SupervisedRow | DpoRow, write: Write[W]) -> list[W]:
         return [write(_wire([*prompt, *answer]), tools) for answer in answers]
     messages, tools = row.messages, row.tools or ()
     learned = [index for index, each in enumerate(messages) if each.role == "assistant" and each.weight != 0]
-    thinks = any(messages[index].reasoning_content for index in learned)
     try:
         return [write(_wire(messages), tools)]
     except RequestError:
-        if len(learned) < 2 or not thinks:
+        if len(learned) < 2:
             raise
         return [write(_wire([*_as_context(messages[:index]), messages[index]]), tools) for index in learned]
 

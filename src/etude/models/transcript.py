@@ -105,7 +105,13 @@ def _turn(
         end = rendering.end_of_turn(asked, closed, written)
         if end is None and ends:
             end, written = ends[-1], closed
-    if not asked.startswith(done) or not closed.startswith(asked) or end is None:
+    if not closed.startswith(asked):
+        raise RequestError(
+            f"message {index + 1}: the prompt ends with {asked[-_SHOWN_CHARACTERS:]!r}, after which the "
+            "model's chat template does not write this answer; where that begins a thought, give the answer "
+            "its reasoning_content, or choose another model"
+        )
+    if not asked.startswith(done) or end is None:
         raise RequestError(
             f"the chat template cannot extend a conversation at message {index + 1}; train on "
             "single turns instead"
