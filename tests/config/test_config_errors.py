@@ -450,7 +450,11 @@ def test_a_mistake_is_answered_with_one_sentence(
         ),
         ("a: *b\n", "config.yml:1:4: not valid YAML: found undefined alias 'b'"),
         ("a: &x [*x]\n", "config.yml:1:4: not valid YAML: an alias stands for itself"),
-        ("? [1, 2]\n: 3\n", "config.yml:1:3: not valid YAML: found unhashable key"),
+        (
+            "? [1, 2]\n: 3\n",
+            "config.yml:1:3: not valid YAML: found unhashable key; "
+            "a key is a text or a number; put a value that holds '{{' in quotes",
+        ),
         ("a: !!bool maybe\n", "config.yml:1:4: not valid YAML: 'maybe' is neither true nor false"),
     ],
 )

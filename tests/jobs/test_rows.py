@@ -138,7 +138,7 @@ RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "3"}
 
 
 @pytest.mark.parametrize(
-    "arguments", ['{"a": 1', "[1, 2]", "null", "3", '"{}"', "", "{'a': 1}", '{"a": NaN}']
+    "arguments", ['{"a": 1', "[1, 2]", "null", "3", '"{}"', "", "{'a': 1}", '{"a": NaN}', '{"a": 1, "a": 2}']
 )
 @pytest.mark.parametrize("weight", [None, 0])
 def test_arguments_that_are_no_json_object_are_no_row(arguments: str, weight: int | None) -> None:

@@ -26,6 +26,7 @@ _HINTS = {
     "found character '\\t' that cannot start any token": "YAML is indented with spaces, not with tabs",
     "expected a single document in the stream": "keep one document; remove the line '---'",
     "found unexpected end of stream": "a text in quotes ends with one",
+    "found unhashable key": "a key is a text or a number; put a value that holds '{{' in quotes",
 }
 _WORDS = (
     (
@@ -44,6 +45,10 @@ _WORDS = (
     (
         r"could not determine a constructor for the tag (.*)",
         r"\1 is a tag; put it in quotes",
+    ),
+    (
+        r"expected alphabetic or numeric character, but found .*",
+        "'*' or '&' at the start is that of an alias or anchor; put the value in quotes",
     ),
     (r"sequence entries are not allowed here", "a list begins in a line of its own"),
 )
@@ -268,6 +273,10 @@ def _parsed(text: str, path: Path | None) -> tuple[Any, dict[KeyPath, tuple[int,
         line = text.count("\n", 0, error.position) + 1
         problem = f"not valid YAML: it holds the sign {chr(error.character)!a}, which is not to be printed"
         raise ConfigError(problem, path=path, line=line) from None
+    except (ValueError, OverflowError):
+        at = None if loader is None else loader.line + 1
+        problem = "not valid YAML: an escape in double quotes is beyond the last character, \\U0010FFFF"
+        raise ConfigError(problem, path=path, line=at) from None
     except RecursionError:
         deep = None if loader is None else loader.line + 1
         raise ConfigError("not valid YAML: it is nested too deeply", path=path, line=deep) from None

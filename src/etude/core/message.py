@@ -48,11 +48,14 @@ def is_text(message: Message) -> bool:
     return all(isinstance(part, dict) and part.get("type", "text") == "text" for part in parts)
 
 
-def arguments_of(function: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a tool call, which are JSON text. Raises RequestError where they are no object."""
+def arguments_of(function: Mapping[str, Any], *, unique_keys: bool = False) -> dict[str, Any]:
+    """The arguments of a tool call, which are JSON text. Raises RequestError where they are no object.
+
+    Without `unique_keys`, the last of equal keys counts.
+    """
     text, problem = function.get("arguments"), "no JSON object"
     try:
-        arguments = read_json(text, unique_keys=False) if isinstance(text, str) else text
+        arguments = read_json(text, unique_keys=unique_keys) if isinstance(text, str) else text
     except JsonError as error:
         arguments, problem = None, f"broken JSON ({error.problem})"
     if not isinstance(arguments, dict):

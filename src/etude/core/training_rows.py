@@ -38,7 +38,7 @@ class RowFunction(_Row):
     @model_validator(mode="after")
     def _has_arguments(self) -> RowFunction:
         try:
-            arguments_of({"name": self.name, "arguments": self.arguments})
+            arguments_of({"name": self.name, "arguments": self.arguments}, unique_keys=True)
         except RequestError as error:
             raise ValueError(f"{error}; write an object, such as {{}} where there are none") from error
         return self
