@@ -101,6 +101,13 @@ async def test_examples_that_have_only_their_ids_in_common_are_not_compared(tmp_
     assert "common examples" not in shown
 
 
+async def test_one_example_in_common_is_not_called_none(tmp_path):
+    await run_with(tmp_path, "first", {"eval": {"a": [1.0], "b": [1.0]}})
+    await run_with(tmp_path, "second", {"eval": {"a": [1.0], "c": [1.0]}})
+    shown = etude("runs", "compare", "first", "second", "--output-dir", str(tmp_path)).stdout
+    assert "second: measured on fewer than two examples that first was measured on" in " ".join(shown.split())
+
+
 def test_one_run_cannot_be_compared(project):
     assert etude("train", "config.yml", "--name", "r").exit_code == 0
     assert etude("runs", "compare", "r").exit_code == 2

@@ -170,7 +170,7 @@ def compare(
     for run_facts, difference, by_evaluator, others in compared:
         against = f"{run_facts.name} against {first}"
         if difference is None:
-            say_wrapped(f"{run_facts.name}: measured on no examples that {first} was measured on")
+            say_wrapped(f"{run_facts.name}: measured on fewer than two examples that {first} was measured on")
         else:
             say_wrapped(f"{against}: {_difference(difference)}")
         for name, estimates in by_evaluator.items():
