@@ -187,6 +187,16 @@ def own_parts():
     return play, correct
 
 
+def test_as_many_held_out_examples_as_training_ones_are_others(project):
+    play, correct = own_parts()
+    held_out = [{**row, "id": f"held-out-{row['id']}"} for row in PARTS["examples"]]
+    run = etude.train(
+        play, reward=correct, validation=held_out, algorithm=etude.Grpo(group=4), epochs=1, **PARTS
+    )
+    measured = {episode.example.id for episode in run.episodes.of("validation/0")}
+    assert measured == {row["id"] for row in held_out}
+
+
 def test_live_functions_become_a_run_with_all_that_one_asks_of_it(project):
     play, correct = own_parts()
     algorithm = etude.Grpo(group=4)

@@ -139,7 +139,9 @@ class Builder:
             raise RequestError("the config has no dataset; add `eval: {general: {dataset: train.jsonl}}`")
         if not isinstance(source, DatasetConfig):
             source = parse_dataset(str(source), self.config)
-        name = content_hash([source.type_name, source.model_dump(mode="json", fallback=str)])
+        # Rows that a program gave as an object are not in the dump.
+        live = [id(getattr(source, key)) for key, each in type(source).model_fields.items() if each.exclude]
+        name = content_hash([source.type_name, source.model_dump(mode="json", fallback=str), live])
         dataset: Dataset = await self._once("datasets", name, source)
         return dataset
 

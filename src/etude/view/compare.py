@@ -65,7 +65,11 @@ def _verdicts(paths: Sequence[Path]) -> Iterator[tuple[str, str, str]]:
         for name, estimate in scores.items():
             yield path.name, name, _shown(estimate)
         if reward is None and not scores:
-            yield path.name, "reward", f"measured on fewer than two examples that {first.name} was measured on"
+            yield (
+                path.name,
+                "reward",
+                f"measured on fewer than two examples that {first.name} was measured on",
+            )
         if apart := other_inputs(first, path):
             yield path.name, "examples", shown_other_inputs(apart)
 
