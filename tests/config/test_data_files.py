@@ -46,6 +46,14 @@ def test_odd_json_is_refused_with_its_line(tmp_path: Path, name: str) -> None:
         read_json_file(whole)
 
 
+def test_a_file_of_the_other_kind_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    for text in ('{\n  "id": 1\n}\n', '{"id": 1},\n{"id": 2}\n'):
+        with pytest.raises(DatasetError, match=r"rows\.jsonl:1:\d+: .*each line is one whole object"):
+            list(read_jsonl(write(tmp_path / "rows.jsonl", text)))
+    with pytest.raises(DatasetError, match=r"rows\.json:2:1: .*; for one object on each line use .* jsonl"):
+        read_json_file(write(tmp_path / "rows.json", '{"id": 1}\n{"id": 2}\n'))
+
+
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 def test_what_is_whole_is_read_as_it_is(tmp_path: Path, mark: str) -> None:
     row = {"id": "ä", "big": 10**4000, "e": 1e300, "text": "1e999 and " + "9" * 400, "deep": [[[]]]}

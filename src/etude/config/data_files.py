@@ -19,6 +19,8 @@ MOST_VALUES = 100_000_000
 """Of one JSON text in a file, which may be a single list."""
 
 _LONGEST_FIELD = 2**31 - 1
+_WHOLE_LIST = "the file is one whole list; for one object on each line use the type jsonl"
+_WHOLE_LINES = "each line is one whole object, with no comma after it"
 
 Placed: TypeAlias = tuple[str, Any]
 """`file:line`, or `file: row 3`, and the content."""
@@ -28,7 +30,7 @@ def read_json_file(path: Path) -> Any:
     """The value of a JSON file. Raises DatasetError."""
     with readable(path):
         text = path.read_bytes()
-    return json_value(text, path)
+    return json_value(text, path, hint=_WHOLE_LIST)
 
 
 def read_jsonl(path: Path) -> Iterator[Placed]:
@@ -37,17 +39,22 @@ def read_jsonl(path: Path) -> Iterator[Placed]:
     with readable(path), path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
-                yield f"{path}:{number}", json_value(line.rstrip("\n"), path, number)
+                yield f"{path}:{number}", json_value(line.rstrip("\n"), path, number, _WHOLE_LINES)
 
 
-def json_value(text: bytes | str, path: Path, first_line: int = 1) -> Any:
-    """The value of a JSON text that begins at a line of a file. Raises DatasetError."""
+def json_value(text: bytes | str, path: Path, first_line: int = 1, hint: str = "") -> Any:
+    """The value of a JSON text that begins at a line of a file. Raises DatasetError.
+
+    `hint` says what to do about a text that is less or more than one value.
+    """
     try:
         return read_json(text, most_values=MOST_VALUES)
     except JsonError as error:
         line = first_line - 1 + (error.line or 1)
         column = f":{error.column}" if error.column else ""
-        raise DatasetError(f"{path}:{line}{column}: broken JSON: {error.problem}") from error
+        is_other = hint and error.problem.startswith(("EOF", "trailing characters"))
+        problem = f"{error.problem}; {hint}" if is_other else error.problem
+        raise DatasetError(f"{path}:{line}{column}: broken JSON: {problem}") from error
 
 
 def read_csv(path: Path) -> Iterator[Placed]:
