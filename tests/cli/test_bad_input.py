@@ -226,7 +226,12 @@ def test_a_model_that_is_not_there(local):
 def test_a_model_name_that_nobody_knows(local, monkeypatch):
     change(local / "config.yml", llms__policy__model="nobodys-model")
     shown = finished("train", "config.yml", folder=local)
-    refused(shown, WRONG, "there is no folder 'nobodys-model', and from the Hugging Face hub")
+    refused(
+        shown,
+        WRONG,
+        "there is no folder 'nobodys-model' and no such model in the cache",
+        "HF_HUB_OFFLINE is set",
+    )
 
 
 def test_a_folder_that_holds_no_model(local):

@@ -26,7 +26,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "empty").mkdir()
     (tmp_path / "lora").mkdir()
     (tmp_path / "lora" / "adapter_config.json").write_text("{}")
-    (tmp_path / "model.gguf").write_text("weights")
+    (tmp_path / "model.bin").write_text("weights")
     return tmp_path
 
 
@@ -63,7 +63,7 @@ def hub_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         ("runs/r/checkpoints/v3", "there is 'runs/r/checkpoints/v2'"),
         ("empty", "there is no config.json in that folder"),
         ("lora", "that folder holds LoRA weights, and no model: merge them into their base"),
-        ("model.gguf", "it is a file, and a model is a folder"),
+        ("model.bin", "a model is a folder, or a file that ends in .gguf"),
         ("a name with spaces", "the folder does not exist"),
         ("/nowhere/at/all", "there is no model at '/nowhere/at/all': the folder does not exist"),
         ("~/nothing-of-the-kind", "the folder does not exist"),

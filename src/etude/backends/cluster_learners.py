@@ -27,7 +27,7 @@ from etude.learner.launch import Launcher, exit_words
 from etude.learner.learner import TrainingCanceled
 from etude.models.device import dtype_name
 from etude.models.policy import Policy
-from etude.models.source import folder_of
+from etude.models.source import local_path
 from etude.store.files import private_folder
 
 _LOG = logging.getLogger("etude.learners")
@@ -155,7 +155,7 @@ class ClusterLearners:
                 shutil.rmtree(other, ignore_errors=True)
         private_folder(folder)
         JobNews(folder).clear()
-        source, algorithm = folder_of(self._policy.source), type(job.algorithm)
+        source, algorithm = local_path(self._policy.source), type(job.algorithm)
         order = LearningOrder(
             job=job.name,
             number=number,

@@ -85,10 +85,10 @@ def serve(
     lists = {"vllm_args": options.pop("vllm_arg"), "vllm_devices": options.pop("vllm_device")}
     options |= {key: tuple(given or ()) for key, given in {"algorithms": algorithms, **lists}.items()}
     _require_extras()
-    from etude.models.source import folder_of, locate
+    from etude.models.source import local_path, locate
     from etude.server.settings import require_safe, server_settings
 
-    folder = folder_of(model)
+    folder = local_path(model)
     options["name"] = name or (model if folder is None else folder.resolve().name)
     options |= {"api_key": key_in(api_key_env), "log_level": LOG_LEVEL.get()}
     settings = server_settings(**options, max_file=max_file_mb * 2**20)

@@ -32,7 +32,7 @@ class LocalLlmConfig(LlmConfig, name="local"):
     """A model that runs, and can be trained, in this process."""
 
     model: str | Path | None = None
-    """A model folder, or a name on the Hugging Face hub."""
+    """A model folder, a GGUF file, or a name on the Hugging Face hub."""
     tiny: TinyConfig | None = None
     """In place of `model`: a tiny model, made from scratch in the run folder; nothing is downloaded."""
     device: Annotated[str, CHANGEABLE] = "auto"

@@ -12,7 +12,7 @@ from etude.core.errors import RequestError
 from etude.inference.local import LocalLlmConfig, require_local_extra
 from etude.inference.tiny import base_folder
 from etude.models.base_files import require_base
-from etude.models.source import folder_of
+from etude.models.source import local_path
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import model_config
 from etude.store.sums import damage_in, require_whole
@@ -106,7 +106,7 @@ def model_overrides(config: Config, text: str, wanted: RunVersion | None) -> lis
             f"(`_type: {llm.type_name}`); use the run's own config"
         )
     if isinstance(llm, LocalLlmConfig):
-        folder = folder_of(text)
+        folder = local_path(text)
         source = text if folder is None else str(folder.absolute())
         return [_override(target, "model", source), *_without_tiny(target, llm)]
     if "model_name" in type(llm).model_fields:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.errors import RequestError
-from etude.models.source import cached_folder, folder_of
+from etude.models.source import cached_folder, local_path
 from etude.store.journal import Journal
 from etude.store.run_folder import BASE_STEPS
 
-_SUFFIXES = frozenset({".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"})
+_SUFFIXES = frozenset({".safetensors", ".gguf", ".bin", ".json", ".jinja", ".model", ".txt"})
 """Of weights, configs, tokenizers and templates."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -55,14 +55,13 @@ def require_base(journal: Journal, name: str, source: str) -> bool:
 
 def _record_of(source: str) -> dict[str, Any]:
     """The files of a model by the digests of their contents; for one of the hub with its commit there."""
-    folder = folder_of(source)
-    if folder is None:
-        folder = cached_folder(source)
-    files = [] if folder is None else sorted(each for each in folder.iterdir() if each.suffix in _SUFFIXES)
-    is_commit = folder is not None and _COMMIT.fullmatch(folder.name)
+    place = local_path(source) or cached_folder(source)
+    files = [] if place is None else [place] if place.is_file() else sorted(place.iterdir())
+    files = [each for each in files if each.suffix in _SUFFIXES]
+    is_commit = place is not None and _COMMIT.fullmatch(place.name)
     return {
         "source": source,
-        "commit": folder.name if folder is not None and is_commit else None,
+        "commit": place.name if place is not None and is_commit else None,
         "files": {path.name: _digest(path) for path in files if path.is_file()},
     }
 

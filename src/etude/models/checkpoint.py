@@ -12,9 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from etude.models.architecture import model_class
-from etude.models.source import cached_folder, folder_of
+from etude.models.source import UNREADABLE, cached_folder, local_path
 
-LOADING_ERRORS = OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError
+LOADING_ERRORS = *UNREADABLE, SafetensorError
 """The errors of `transformers` about models that it cannot load."""
 
 _SHOWN = 5
@@ -53,18 +53,19 @@ def load_model(config: Any, location: str, **options: Any) -> Any:
     return model
 
 
-def load_outline(config: Any, location: str) -> Any:
+def load_outline(config: Any, location: str, gguf_file: str | None = None) -> Any:
     """The model without its numbers, on the device `meta`; its files are held to it, as far as they are here.
+    A GGUF file is held to it when it is loaded.
 
     Raises as `load_model` does.
     """
-    if getattr(config, "quantization_config", None) is None:
+    if gguf_file is None and getattr(config, "quantization_config", None) is None:
         try:
             model = load_model(config, location, device_map="meta", local_files_only=True)
             model.tie_weights()
             return model
         except OSError:
-            if folder_of(location) is not None:
+            if local_path(location) is not None:
                 raise
     with torch.device("meta"):
         return model_class(config).from_config(config)
@@ -92,7 +93,7 @@ def _apart(model: Any, location: str) -> list[str]:
 
 def _differ(location: str, *names: str) -> bool:
     """Whether two weights are in the files of a model, and differ."""
-    folder, found = folder_of(location) or cached_folder(location) or Path(location), []
+    folder, found = local_path(location) or cached_folder(location) or Path(location), []
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
             found += [file.get_tensor(name) for name in names if name in file.keys()]  # noqa: SIM118

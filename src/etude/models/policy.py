@@ -31,12 +31,13 @@ from etude.models.quantized import (
     EIGHT_BITS,
     FOUR_BITS,
     Quantization,
+    dequantised,
     four_bits,
     is_quantized,
     prepared,
     require_quantization,
 )
-from etude.models.source import locate, not_loaded
+from etude.models.source import not_loaded, pretrained
 from etude.models.speech import Speech
 from etude.models.weights import digest, load_tensors, load_with_digest, part_like, save_tensors
 from etude.store.files import WEIGHTS_FILE
@@ -93,7 +94,7 @@ class Policy:
         dtype: str = "auto",
         quantization: Quantization | None = None,
     ) -> Policy:
-        """Load a causal LM and its tokenizer from a folder or by its Hugging Face name.
+        """Load a causal LM and its tokenizer from a folder, a GGUF file or by its Hugging Face name.
 
         Raises RequestError when there is no such model, or it cannot be used for chat or quantised here.
         """
@@ -101,24 +102,26 @@ class Policy:
 
         silence_transformers()
         mend_masks()
-        chosen, name = choose_device(device), locate(source)
+        chosen, (name, file) = choose_device(device), pretrained(source)
         if quantization is not None:
             require_quantization(quantization, chosen)
+        if quantization == FOUR_BITS and file:
+            raise RequestError(f"'{source}' is a GGUF file, which is not quantised again: leave '4bit' out")
         try:
-            config = AutoConfig.from_pretrained(name)
+            config = AutoConfig.from_pretrained(name, **file)
             parameters = parameters_of(config)
             limit_threads(parameters)
             kind = choose_dtype(dtype, chosen, parameters)
-            more = four_bits(kind, chosen) if quantization == FOUR_BITS else {}
-            tokenizer = AutoTokenizer.from_pretrained(name)
+            more = four_bits(kind, chosen) if quantization == FOUR_BITS else dequantised() if file else {}
+            tokenizer = AutoTokenizer.from_pretrained(name, **file)
             # What is to be rounded is never there in more bits than on the disk.
-            loaded: Any = "auto" if quantization == EIGHT_BITS else kind
-            model = load_model(config, name, dtype=loaded, **more)
+            loaded: Any = "auto" if quantization == EIGHT_BITS and not file else kind
+            model = load_model(config, name, dtype=loaded, **file, **more)
         except LOADING_ERRORS as error:
             raise not_loaded(source, error) from error
         if quantization == EIGHT_BITS:
             round_to_eight_bits(model, kind)
-        model = (prepared(model) if more else model.to(chosen)).eval()
+        model = (prepared(model) if quantization == FOUR_BITS else model.to(chosen)).eval()
         if reason := why_unusable(model):
             kind = model.config.model_type
             raise RequestError(f"cannot use the model '{source}' (of the type '{kind}'): {reason}")
@@ -339,7 +342,8 @@ def dtype_of(source: str | Path, wish: str, device: torch.device) -> torch.dtype
     from transformers import AutoConfig
 
     try:
-        parameters = parameters_of(AutoConfig.from_pretrained(locate(source)))
-    except (OSError, ValueError) as error:
+        name, file = pretrained(source)
+        parameters = parameters_of(AutoConfig.from_pretrained(name, **file))
+    except LOADING_ERRORS as error:
         raise not_loaded(source, error) from error
     return choose_dtype(wish, device, parameters)

@@ -46,6 +46,15 @@ def four_bits(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     return {"quantization_config": config, "device_map": {"": device}}
 
 
+def dequantised() -> dict[str, Any]:
+    """Arguments of `from_pretrained` that make a plain model of a GGUF file."""
+    import transformers
+
+    # Before there was that class, it was always so.
+    kind = getattr(transformers, "GgufConfig", None)
+    return {} if kind is None else {"quantization_config": kind(dequantize=True)}
+
+
 def prepared(model: Any) -> Any:
     """A quantised model that is ready for LoRA weights: frozen, with float32 where it has no four bits."""
     from peft import prepare_model_for_kbit_training

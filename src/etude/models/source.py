@@ -1,13 +1,22 @@
-"""Where a model comes from: a folder, or a name on the Hugging Face hub."""
+"""Where a model comes from: a folder, a GGUF file, or a name on the Hugging Face hub."""
 
 from __future__ import annotations
 
+import os
 import re
+import struct
+from importlib.util import find_spec
 from pathlib import Path
 
 from etude.config.nearest import nearest
 from etude.core.errors import RequestError
 from etude.store.files import TO_EXPORT, WEIGHTS_FILE
+
+PACKAGED = "HuggingFaceTB/SmolLM2-135M-Instruct"
+"""The model that a new project names. A package ships it too, for where the hub cannot be reached."""
+
+UNREADABLE = (OSError, ValueError, KeyError, IndexError, ImportError, RuntimeError, struct.error)
+"""Errors of `transformers` about models that it cannot load."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _CONFIG, _LORA_CONFIG = "config.json", "adapter_config.json"
@@ -16,46 +25,76 @@ _SHOWN = 5
 
 
 def locate(source: str | Path) -> str:
-    """The argument for `from_pretrained`: the folder of a model, or its name on the hub.
+    """The folder or GGUF file of a model, or its name on the hub.
 
-    The hub is asked once, and only for what is surely not meant as a folder. Where it cannot be
-    reached, it is the folder of its cache. Raises RequestError when there is no such folder, and when
-    the hub does not answer and the cache has no such model. Loads neither torch nor transformers.
+    The hub is asked once, and only for what is surely not meant as a path. Where it cannot be
+    reached, it is the folder of its cache. Raises RequestError when there is no such folder or file, and
+    when the hub does not answer and the cache has no such model. Loads neither torch nor transformers.
     """
-    _require_folder(source)
-    name, folder = str(source), folder_of(source)
-    if folder is not None:
-        return str(folder)
+    _require_path(source)
+    name, path = str(source), local_path(source)
+    if path is not None:
+        return str(path)
     why = _why_unreachable()
     if why is None:
         return name
     cached = cached_folder(name)
+    if cached is None and name == PACKAGED and packaged_folder().is_dir():
+        return str(packaged_folder())
     if cached is None:
+        made = "; make it with: python -m etude.models.packaged" if name == PACKAGED else ""
         raise RequestError(
             f"there is no folder '{name}' and no such model in the cache of the Hugging Face hub, "
-            f"and the hub cannot be reached: {why}"
+            f"and the hub cannot be reached: {why}{made}"
         )
     return str(cached)
 
 
-def folder_of(source: str | Path) -> Path | None:
-    """The folder that `source` names, `~` spelled out; None where there is none."""
+def packaged_folder() -> Path:
+    """Where `etude.models.packaged` puts its model: in the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "etude" / "models" / PACKAGED.rpartition("/")[2]
+
+
+def pretrained(source: str | Path) -> tuple[str, dict[str, str]]:
+    """The arguments of `from_pretrained` for a model: folder or name, and the name of a GGUF file.
+
+    Raises as `locate`, and RequestError for a GGUF file without the package that reads one.
+    """
+    name = locate(source)
+    if not is_gguf(name):
+        return name, {}
+    if find_spec("gguf") is None:
+        raise RequestError(
+            f"'{source}' is a GGUF file, and the package that reads one is not there: pip install gguf"
+        )
+    return str(Path(name).parent), {"gguf_file": Path(name).name}
+
+
+def is_gguf(source: str | Path) -> bool:
+    """Whether a model is one file with all that belongs to it, as llama.cpp writes it."""
     path = _expanded(source)
-    return path if _is_folder(path) else None
+    return path.suffix.lower() == ".gguf" and _exists(path) and path.is_file()
+
+
+def local_path(source: str | Path) -> Path | None:
+    """The folder or GGUF file that `source` names, `~` spelled out; None where there is none."""
+    path = _expanded(source)
+    return path if _is_folder(path) or is_gguf(path) else None
 
 
 def not_loaded(source: str | Path, error: Exception) -> RequestError:
     """The error to raise when `transformers` cannot load a model, in one line."""
     reason = _first_line(error)
-    if folder_of(source) is not None:
+    if local_path(source) is not None:
         return RequestError(f"cannot load the model '{source}': {reason}")
     return RequestError(
         f"there is no folder '{source}', and from the Hugging Face hub it cannot be loaded: {reason}"
     )
 
 
-def _require_folder(source: str | Path) -> None:
-    """Raise RequestError when `source` is meant as a folder and there is no model in it.
+def _require_path(source: str | Path) -> None:
+    """Raise RequestError when `source` is meant as a path and there is no model.
 
     Meant as a folder is what cannot be a name on the hub, what begins with a folder that is here, and
     what is nearly the name of a model folder here.
@@ -78,8 +117,12 @@ def _require_folder(source: str | Path) -> None:
                 f"cannot load the model '{name}': there is no {_CONFIG} in that folder{_models_in(path)}"
             )
         return
+    if is_gguf(path):
+        return
     if _exists(path):
-        raise RequestError(f"cannot load the model '{name}': it is a file, and a model is a folder")
+        raise RequestError(
+            f"cannot load the model '{name}': a model is a folder, or a file that ends in .gguf"
+        )
     close, is_whole = _nearest_folder(path)
     if isinstance(source, Path) or not _HUB_NAME.fullmatch(name) or (slash and _is_folder(Path(first))):
         instead = f"; did you mean '{close}'?" if is_whole else _models_in(close)
@@ -147,14 +190,14 @@ def cached_folder(name: str) -> Path | None:
 
 
 def _why_unreachable() -> str | None:
-    """Why the hub does not answer; None when it does, whatever it says, and when it is not to be asked.
+    """Why the hub does not answer, or is not to be asked; None when it answers, whatever it says.
 
     One look: `transformers` would try again and again for most of a minute.
     """
     from huggingface_hub import constants, get_session
 
     if constants.HF_HUB_OFFLINE:
-        return None
+        return "HF_HUB_OFFLINE is set"
     try:
         get_session().head(constants.ENDPOINT, timeout=_HUB_SECONDS)
     except Exception as error:  # noqa: BLE001  which library asks is the hub client's choice

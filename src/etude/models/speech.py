@@ -8,7 +8,7 @@ from typing import Any
 
 from etude.core.errors import RequestError
 from etude.models.grammar import Grammars
-from etude.models.source import locate, not_loaded
+from etude.models.source import UNREADABLE, not_loaded, pretrained
 from etude.models.template import ChatTemplate
 
 _UNKNOWN_CONTEXT = 4096
@@ -46,11 +46,11 @@ class Speech:
         """
         from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-        name = locate(source)
+        name, file = pretrained(source)
         try:
-            tokenizer = AutoTokenizer.from_pretrained(name)
-            config = AutoConfig.from_pretrained(name)
-        except (OSError, ValueError, KeyError, ImportError) as error:
+            tokenizer = AutoTokenizer.from_pretrained(name, **file)
+            config = AutoConfig.from_pretrained(name, **file)
+        except UNREADABLE as error:
             raise not_loaded(source, error) from error
         try:
             generation: Any = GenerationConfig.from_pretrained(name)

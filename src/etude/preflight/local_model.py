@@ -22,7 +22,7 @@ from etude.models.eight_bits import rounded_layers
 from etude.models.memory import available_memory, shown_bytes
 from etude.models.policy import LoraOptions, Policy
 from etude.models.quantized import EIGHT_BITS, FOUR_BITS, Quantization, require_quantization
-from etude.models.source import locate, not_loaded
+from etude.models.source import is_gguf, not_loaded, pretrained
 from etude.preflight.call_values import unread_values
 from etude.preflight.drift import TOOL
 from etude.preflight.finding import Findings
@@ -75,6 +75,9 @@ def check_local_model(
         f"{llm.model or 'tiny'}: {parameters / 1e6:.3g} M parameters{trained}, {device.type}, "
         f"{str(dtype).removeprefix('torch.')}, context {policy.max_context}",
     )
+    if is_gguf(base):
+        ends = ", ".join(policy.tokenizer.convert_ids_to_tokens(sorted(policy.stop_ids)))
+        findings.ok(what, f"unpacked from GGUF, with the chat template in the file; a turn ends at {ends}")
     _check_template(what, policy, llm.chat_template_kwargs, findings)
     _check_context(what, llm, policy, prompts, findings)
     _check_memory(what, llm, policy, size, dtype, max(prompts, default=0), adapter, findings)
@@ -98,10 +101,10 @@ def outline(source: str) -> Policy:
     """
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-    location = locate(source)
+    location, file = pretrained(source)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(location)
-        model = load_outline(AutoConfig.from_pretrained(location), location)
+        tokenizer = AutoTokenizer.from_pretrained(location, **file)
+        model = load_outline(AutoConfig.from_pretrained(location, **file), location, **file)
     except LOADING_ERRORS as error:
         raise not_loaded(source, error) from error
     # Most models have one; those without name their end of turn elsewhere.

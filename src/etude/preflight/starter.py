@@ -15,9 +15,10 @@ from etude.config.registry import lookup, names
 from etude.config.supplies import Starter
 from etude.core.errors import RequestError
 from etude.core.keys import generator
+from etude.models.source import PACKAGED
 from etude.store.files import write_new_files
 
-MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+MODEL = PACKAGED
 """Small enough for a laptop, and trained to chat."""
 
 TRAIN, HELD_OUT = 64, 64

@@ -24,7 +24,7 @@ from etude.models.architecture import text_config
 from etude.models.checkpoint import LOADING_ERRORS, load_outline
 from etude.models.device import choose_device, dtype_name
 from etude.models.policy import Policy, dtype_of
-from etude.models.source import locate, not_loaded
+from etude.models.source import not_loaded, pretrained
 from etude.models.speech import Speech
 from etude.models.weights import load_tensors, write_lora_folder
 from etude.server.models import ServedModel, load_policy
@@ -256,8 +256,8 @@ def _text_config(source: str) -> Any:
     """
     from transformers import AutoConfig
 
-    location = locate(source)
+    location, file = pretrained(source)
     try:
-        return text_config(load_outline(AutoConfig.from_pretrained(location), location))
+        return text_config(load_outline(AutoConfig.from_pretrained(location, **file), location, **file))
     except LOADING_ERRORS as error:
         raise not_loaded(source, error) from error

@@ -18,7 +18,7 @@ from typing import Any
 from etude.backends.lm_client import FREE_ENGINE
 from etude.inference.child_process import last_lines
 from etude.learner.launch import Launcher, LocalLauncher, exit_words
-from etude.models.source import folder_of
+from etude.models.source import local_path
 from etude.server.database import Row
 from etude.server.engines import JOBS, EnginePool
 from etude.server.jobs import LIVE, JobFolder, JobStore
@@ -151,7 +151,7 @@ class Scheduler:
     def __init__(self, settings: ServerSettings, jobs: JobStore, pool: EnginePool) -> None:
         self._settings = settings
         own = {"data_dir": settings.data_dir.absolute(), "training_processes": training_processes(settings)}
-        if (folder := folder_of(settings.model)) is not None:
+        if (folder := local_path(settings.model)) is not None:
             own["model"] = str(folder.absolute())
         self._workers_settings = settings.model_copy(update={**own, "api_key": None, "vllm_args": ()})
         self._jobs = jobs
