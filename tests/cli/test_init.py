@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 
+from etude.models.tiny import build_policy, build_tokenizer
 from etude.preflight.starter import HELD_OUT, MODEL, TRAIN
 from tests.cli.projects import etude, events
 
 
-def test_a_project_that_runs_as_it_is(tmp_path, monkeypatch, base):
+def test_a_project_that_runs_as_it_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shown = etude("init", "my_agent", "--model", base)
+    spoken = "Which number is larger, 12 or 345? Answer with the number only. 67890"
+    build_policy(build_tokenizer([spoken], splits=["[0-9]"]), 0).export(tmp_path / "base")
+    shown = etude("init", "my_agent", "--model", "base")
     assert shown.exit_code == 0, shown.stderr
     assert shown.stdout.rstrip().splitlines()[-1] == "next: cd my_agent && etude check config.yml"
     monkeypatch.chdir(tmp_path / "my_agent")

@@ -21,10 +21,9 @@ from etude.store.files import write_new_files
 MODEL = PACKAGED
 """Small enough for a laptop, and trained to chat."""
 
-TRAIN, HELD_OUT = 64, 64
+TRAIN, HELD_OUT = 512, 256
 
 _FILES = Path(__file__).parent / "starter_files"
-_SIGNS = ("+", "-", "*")
 
 
 def write_starter(folder: Path, model: str = MODEL) -> list[Path]:
@@ -83,12 +82,11 @@ def _laid_over(below: Any, block: Any) -> Any:
 
 
 def _questions(count: int, random: random.Random) -> list[dict[str, str]]:
-    """Different sums of small numbers, with their answers."""
+    """Different pairs of numbers, with the larger one."""
     answers: dict[str, str] = {}
     while len(answers) < count:
-        left, right, sign = random.randint(2, 20), random.randint(2, 9), random.choice(_SIGNS)
-        value = {"+": left + right, "-": left - right, "*": left * right}[sign]
-        answers[f"What is {left} {sign} {right}?"] = str(value)
+        left, right = random.sample(range(10, 1000), 2)
+        answers[f"Which number is larger, {left} or {right}?"] = str(max(left, right))
     return [{"question": question, "answer": answer} for question, answer in answers.items()]
 
 
