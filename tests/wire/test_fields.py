@@ -133,7 +133,7 @@ VLLM: dict[str, Verdict | tuple[Verdict, ...]] = {
     "routed_experts_prompt_start": refused(1),
     "session_id": refused("x"),
     "skip_special_tokens": (free(False), refused(True)),
-    "spaces_between_special_tokens": refused(True),
+    "spaces_between_special_tokens": (free(True), free(False)),
     "stop_token_ids": honoured([5]),
     "stream_interval": refused(2),
     "structured_outputs": honoured({"regex": "a+"}),
@@ -147,10 +147,10 @@ VLLM: dict[str, Verdict | tuple[Verdict, ...]] = {
 }
 """Of 0.32 and a few later ones."""
 VLLM_CHAT = VLLM | {
-    "add_generation_prompt": refused(False),
+    "add_generation_prompt": (free(True), refused(False)),
     "chat_template": refused("x"),
     "chat_template_kwargs": honoured({"a": 1}),
-    "continue_final_message": refused(True),
+    "continue_final_message": (free(False), refused(True)),
     "documents": refused([{"text": "x"}]),
     "echo": refused(True),
     "include_reasoning": refused(False),
@@ -365,8 +365,8 @@ PARTS = [
         {
             "name": honoured("sub"),
             "description": honoured("Adds."),
-            "parameters": honoured(SCHEMA),
-            "strict": honoured(True),
+            "parameters": (honoured(SCHEMA), refused("{}"), refused([])),
+            "strict": (honoured(True), refused("yes")),
         },
         lambda found: tool(**found),
     ),
@@ -381,8 +381,10 @@ PARTS = [
             "audio": refused({"id": "x"}),
             "function_call": refused({"name": "add", "arguments": "{}"}),
             "refusal": refused("No."),
+            "reasoning": honoured("1 + 2"),
         },
         lambda found: said(**found),
+        frozenset({"reasoning"}),
     ),
     Part(
         "/chat/completions",
@@ -574,6 +576,19 @@ def test_a_field_is_honoured_or_refused_by_name(part: Part, name: str, verdict: 
         return
     before, after = seen(part.path, without), seen(part.path, with_it)
     assert (before != after) if verdict.word == "honoured" else (before[0] == after[0])
+
+
+@pytest.mark.parametrize("part", [{}, {"text": None}, {"text": 5}])
+def test_a_part_of_text_has_a_text(part: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=r"messages\[0\]\.content\[0\]\.text must be a string"):
+        seen("/chat/completions", block(type="text", **part))
+
+
+def test_thoughts_are_sent_back_by_either_name() -> None:
+    named = [
+        seen("/chat/completions", said(**{name: "1 + 2"})) for name in ("reasoning", "reasoning_content")
+    ]
+    assert named[0] == named[1]
 
 
 def kinds_in(hint: Any) -> Iterator[Any]:

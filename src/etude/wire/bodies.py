@@ -73,7 +73,8 @@ class InferenceBody(RequestBody):
         "echo": (False,),
         "suffix": ("",),
         "skip_special_tokens": (False,),
-        "spaces_between_special_tokens": (False,),
+        # Only tokenizers of another kind have a choice.
+        "spaces_between_special_tokens": (True, False),
         "add_special_tokens": (False,),
         "ignore_eos": (False,),
         "include_stop_str_in_output": (False,),
@@ -140,6 +141,12 @@ class InferenceBody(RequestBody):
 
 class ChatCompletionBody(InferenceBody):
     """The body of `POST /v1/chat/completions`."""
+
+    neutral: ClassVar[Neutral] = {
+        **InferenceBody.neutral,
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+    }
 
     messages: list[Message] = Field(min_length=1)
     tools: list[Tool] | None = None
@@ -255,11 +262,14 @@ def without_unset(message: Message) -> Message:
     """The message as the model is shown it.
 
     SDK objects spell out fields that are not set. Without those, a message that comes back from a client is
-    the message that went out.
+    the message that went out. Thoughts may be called as vLLM calls them, `reasoning`.
     """
-    if None not in message.values():
+    if None not in message.values() and "reasoning" not in message:
         return message
-    return {name: value for name, value in message.items() if value is not None or name == "content"}
+    shown = {name: value for name, value in message.items() if value is not None or name == "content"}
+    if "reasoning" in shown:
+        shown.setdefault("reasoning_content", shown.pop("reasoning"))
+    return shown
 
 
 def check_conversation(messages: Sequence[Message], tools: Sequence[Tool] | None) -> None:
@@ -274,16 +284,26 @@ def check_conversation(messages: Sequence[Message], tools: Sequence[Tool] | None
             problem = f"must be the id of a tool call of an earlier message, found {id!r:.80}"
             raise _wrong(f"{where}.tool_call_id", problem)
     for index, tool in enumerate(tools or ()):
-        if not _has_function(tool):
-            raise RequestError(
-                f"tools[{index}]: a tool must be {{'type': 'function', 'function': {{'name': …}}}}, "
-                f"found {tool!r:.80}",
-                param=f"tools[{index}]",
-            )
+        _check_tool(tool, f"tools[{index}]")
     try:
         to_json([messages, tools])
     except ValueError as error:
         raise RequestError(f"messages and tools cannot be written as JSON: {error}") from error
+
+
+def _check_tool(tool: Any, where: str) -> None:
+    if not _has_function(tool):
+        raise RequestError(
+            f"{where}: a tool must be {{'type': 'function', 'function': {{'name': …}}}}, found {tool!r:.80}",
+            param=where,
+        )
+    for name, kind, word in (
+        ("parameters", dict, "a JSON schema, which is an object"),
+        ("strict", bool, "true or false"),
+    ):
+        value = tool["function"].get(name)
+        if value is not None and not isinstance(value, kind):
+            raise _wrong(f"{where}.function.{name}", f"must be {word}, found {value!r:.80}")
 
 
 def _check_message(message: Any, where: str) -> None:
@@ -294,6 +314,11 @@ def _check_message(message: Any, where: str) -> None:
         raise _wrong(f"{where}.role", f"must be one of {', '.join(_ROLES)}, found {role!r:.80}")
     if content is not None and not isinstance(content, str | list):
         raise _wrong(f"{where}.content", "must be a string, a list of parts or null")
+    for number, part in enumerate(content if isinstance(content, list) else ()):
+        if isinstance(part, dict) and part.get("type") == "text" and not isinstance(part.get("text"), str):
+            raise _wrong(
+                f"{where}.content[{number}].text", f"must be a string, found {part.get('text')!r:.80}"
+            )
     if content is None and not (role == "assistant" and {"content", "tool_calls"} & message.keys()):
         raise _wrong(
             f"{where}.content", "is missing; only an assistant's message may do without, if it calls tools"
