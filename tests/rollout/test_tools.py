@@ -360,6 +360,22 @@ async def test_a_function_gets_what_its_annotations_say() -> None:
     }
 
 
+async def test_a_default_may_stand_in_the_annotation() -> None:
+    def weather(
+        days: Annotated[int, Field(default=3, description="How many.")],
+        places: Annotated[list[str], Field(default_factory=lambda: ["Rome"])],
+        unit: Annotated[str, Field(default="F")] = "C",
+    ) -> str:
+        return f"{days} days in {places} in {unit}"
+
+    found = parameters(weather)
+    assert "required" not in found
+    assert found["properties"]["days"] == {"type": "integer", "default": 3, "description": "How many."}
+    assert found["properties"]["unit"]["default"] == "C"
+    result = await FunctionTools([weather]).call("weather", {})
+    assert (result.text, result.is_error) == ("3 days in ['Rome'] in C", False)
+
+
 async def test_arguments_that_do_not_fit_are_named() -> None:
     tools = FunctionTools([paint, search])
     wrong = await tools.call("paint", {"colour": "green", "where": {}, "layers": [-1], "more": "much"})

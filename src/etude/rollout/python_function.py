@@ -73,7 +73,11 @@ class PythonFunction:
         for key, parameter in self._parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
                 bound.arguments[parameter.name] = checked.model_extra or {}
-            elif key in checked.model_fields_set or isinstance(parameter.default, FieldInfo):
+                continue
+            has_own = parameter.default is not parameter.empty and not isinstance(
+                parameter.default, FieldInfo
+            )
+            if key in checked.model_fields_set or not has_own:
                 bound.arguments[parameter.name] = getattr(checked, key)
         bound.apply_defaults()
         return functools.partial(self.fn, *bound.args, **bound.kwargs)
@@ -140,12 +144,14 @@ def _model(name: str, parameters: Mapping[str, inspect.Parameter]) -> type[BaseM
             base["model_config"] = ConfigDict(extra="allow")
             base["__annotations__"] = {"__pydantic_extra__": GenericAlias(dict, (str, each.annotation))}
             continue
-        annotation, default = each.annotation, ... if each.default is each.empty else each.default
+        annotation, default = each.annotation, each.default
         if each.kind is each.VAR_POSITIONAL:
             annotation, default = GenericAlias(tuple, (annotation, ...)), ()
         infos = (default, *getattr(annotation, "__metadata__", ()))
         alias = next((info.alias for info in infos if isinstance(info, FieldInfo) and info.alias), each.name)
-        fields[key] = (Annotated[annotation, Field(alias=alias)], default)
+        annotation = Annotated[annotation, Field(alias=alias)]
+        # Without one of the parameter's own, the default is that of a `Field` in the annotation.
+        fields[key] = annotation if default is each.empty else (annotation, default)
     made: type[BaseModel] = create_model(name, __base__=type(name, (BaseModel,), base), **fields)
     return made
 
