@@ -74,6 +74,9 @@ def read(text, schema):
         ("abc", {}, "abc"),
         ('"abc"', {}, '"abc"'),
         ("True", True, True),
+        ("True", {"enum": 5}, True),
+        ("True", {"anyOf": BOOLEAN, "allOf": BOOLEAN, "oneOf": 5}, True),
+        ("True", {"type": [BOOLEAN, "boolean"]}, True),
         ("[" * 5000, ARRAY, "[" * 5000),
     ],
 )

@@ -111,25 +111,30 @@ def _fits(value: Any, schema: Any, root: Any, depth: int = 0) -> bool:
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
         return schema is not False
     kinds, deeper = schema.get("type"), depth + 1
-    kinds = [kinds] if isinstance(kinds, str) else kinds or ()
-    choices = [schema["const"]] if "const" in schema else schema.get("enum")
-    unions = [schema[key] for key in ("anyOf", "oneOf") if schema.get(key)]
+    kinds = [kinds] if isinstance(kinds, str) else _list(kinds)
+    choices = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
+    unions = [each for key in ("anyOf", "oneOf") if (each := _list(schema.get(key)))]
     if value is None and schema.get("nullable") is True:
         return True
     return (
         (not kinds or any(_is_a(kind, value) for kind in kinds))
-        and (choices is None or json.dumps(value) in map(json.dumps, choices))
+        and (not choices or json.dumps(value) in map(json.dumps, choices))
         and all(any(_fits(value, each, root, deeper) for each in union) for union in unions)
-        and all(_fits(value, each, root, deeper) for each in schema.get("allOf") or ())
+        and all(_fits(value, each, root, deeper) for each in _list(schema.get("allOf")))
         and ("$ref" not in schema or _fits(value, _referred(schema["$ref"], root), root, deeper))
     )
 
 
-def _is_a(kind: str, value: Any) -> bool:
+def _list(value: Any) -> list[Any]:
+    """What a keyword lists; nothing where it is no list, as in a schema with a fault."""
+    return value if isinstance(value, list) else []
+
+
+def _is_a(kind: Any, value: Any) -> bool:
     if isinstance(value, bool):
         return kind == "boolean"
     is_whole = isinstance(value, float) and value.is_integer()
-    return isinstance(value, _TYPES.get(kind, ())) or (kind == "integer" and is_whole)
+    return isinstance(value, _TYPES.get(str(kind), ())) or (kind == "integer" and is_whole)
 
 
 def _referred(reference: Any, root: Any) -> Any:
