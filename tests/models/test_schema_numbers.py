@@ -86,6 +86,12 @@ def test_a_number_that_cannot_be_kept_is_refused_by_its_path(
     assert isinstance(schema, str) or f"the schema's {path}, which is " in str(refused.value)
 
 
+def test_a_refused_number_is_told_what_may_stand_there(grammars: Grammars) -> None:
+    for keyword, range in (("minimum", "within ±"), ("multipleOf", "above 0 and below ")):
+        with pytest.raises(ImpossibleCall, match=f"{range}.* with up to 15 digits and 22 decimal places"):
+            matcher(grammars, number(**{keyword: 1e-30}))
+
+
 @pytest.mark.parametrize(
     ("schema", "inside", "outside"),
     [
@@ -97,6 +103,8 @@ def test_a_number_that_cannot_be_kept_is_refused_by_its_path(
         (integer(minimum=2**53 - 1), [2**53 - 1, 2**53], [2**53 - 2]),
         (number(minimum=0.1, maximum=0.2), [0.1, 0.15, 0.2], [0.05, 0.25]),
         ({"const": 2**53 - 1, "default": 2**70}, [2**53 - 1], [2**53]),
+        ({"type": "string", "format": "password"}, ["a"], [1]),
+        ({"type": "object", "properties": {"format": {"format": "path"}}}, [{"format": "a/b"}], ["a"]),
         ({"enum": [0.1, 3.141592653589793]}, [0.1, 3.141592653589793], [3.14159265358979]),
     ],
 )

@@ -25,16 +25,23 @@ _NAMED = ("properties", "patternProperties", "dependentSchemas", "$defs", "defin
 """Keywords whose values are schemas by names."""
 _UNBOUND = ("default", "examples")
 """Keywords whose values say nothing about an answer."""
+_LABELS = ("binary", "password", "path", "file-path", "directory-path", "new-path")
+"""Formats that any text has, which pydantic and OpenAPI write; the grammar knows none of them."""
 _VALUES = ("const", "enum")
 _LOWER = ("minimum", "exclusiveMinimum")
 _UPPER = ("maximum", "exclusiveMaximum")
 _LENGTHS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-_CHOICES = {"multipleOf": "one above 0"} | dict.fromkeys(_LENGTHS, f"one up to {_LONGEST}")
+_FIT = f"with up to 15 digits and {_POWERS} decimal places"
+_CHOICES = {"multipleOf": f"one above 0 and below {_EXACT} {_FIT}"} | dict.fromkeys(
+    _LENGTHS, f"one up to {_LONGEST}"
+)
 """Numbers that may stand there; for other keywords one that is not as large, or not as long."""
 
 
 def with_kept_numbers(schema: dict[str, Any], param: str, *, lenient: bool) -> dict[str, Any]:
     """A copy of a schema that an answer fits only where it fits the schema, for a reader with such floats.
+
+    Formats that bind nothing are left out.
 
     `lenient` leaves keywords out whose numbers such a reader would take for others; otherwise ImpossibleCall
     is raised, with the place of the number.
@@ -42,6 +49,9 @@ def with_kept_numbers(schema: dict[str, Any], param: str, *, lenient: bool) -> d
     kept = copy.deepcopy(schema)
     for part, keyword, path in [*_places(kept)]:
         value = part[keyword]
+        if keyword == "format" and value in _LABELS:
+            del part[keyword]
+            continue
         if _is_beyond(keyword, value):
             part[keyword] = _FARTHEST if keyword in _UPPER else -_FARTHEST
             continue
@@ -51,7 +61,7 @@ def with_kept_numbers(schema: dict[str, Any], param: str, *, lenient: bool) -> d
         if lenient:
             del part[keyword]
             continue
-        other = _CHOICES.get(keyword, f"a number within ±{_EXACT - 1} with up to 15 digits")
+        other = _CHOICES.get(keyword, f"a number within ±{_EXACT - 1} {_FIT}")
         raise ImpossibleCall(
             f"answers cannot be held to the schema's {path}, which is {loose!r:.40}; choose {other}, or "
             "leave it out",
