@@ -37,11 +37,13 @@ def no_leftovers() -> Iterator[None]:
 
 
 def _started_with(mark: str) -> list[psutil.Process]:
-    """The processes with that mark which are no zombies, the innermost last."""
-    found = []
+    """The processes below this one or with that mark which are no zombies, the innermost last."""
+    found, own = [], psutil.Process()
+    # Without the mark are forks of this process, and processes with an environment of their own.
+    below = own.children(recursive=True)
     for process in psutil.process_iter():
         try:
-            if process.pid == os.getpid() or process.environ().get(_MARK) != mark:
+            if process == own or (process not in below and process.environ().get(_MARK) != mark):
                 continue
             if process.status() != psutil.STATUS_ZOMBIE and _TRACKER not in " ".join(process.cmdline()):
                 found.append(process)

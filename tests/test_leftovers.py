@@ -15,7 +15,16 @@ import pytest
 from tests.forked import ROOT, Forked, program
 
 LEAVES = """
-import subprocess, sys
+import os, subprocess, sys, time
+
+def test_it_leaves_a_fork():
+    if (pid := os.fork()) == 0:
+        time.sleep(600)
+    print("left:", pid)
+
+def test_it_leaves_a_process_with_another_environment():
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(601)"], env={})
+    print("left:", sleeper.pid)
 
 def test_it_leaves_a_process(tmp_path):
     code = "import time; time.sleep(600)"
@@ -41,11 +50,13 @@ def test_a_process_that_is_left_is_ended_and_named(tmp_path: Path, workers: int)
         timeout=120,
     )
     assert done.returncode == 1, done.stdout
-    assert "2 passed, 1 error" in done.stdout
+    # An error for each process of the tests that has left something.
+    assert "4 passed, " in done.stdout and " error" in done.stdout
     assert "processes outlive the tests that started them" in done.stdout
     assert "time.sleep(600)" in done.stdout and "test_it_leaves_a_process" in done.stdout
-    pid = int(done.stdout.split("left: ")[1].split()[0])
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    pids = {int(text.split()[0]) for text in done.stdout.split("left: ")[1:]}
+    assert len(pids) == 3 and all(f"\n{pid}: " in done.stdout for pid in pids)
+    assert all(map(gone, pids))
 
 
 SLEEPS = "import os, sys, time; print(os.getpid(), flush=True); time.sleep(600)"
