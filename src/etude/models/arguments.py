@@ -117,7 +117,7 @@ def _fits(value: Any, schema: Any, root: Any, depth: int = 0) -> bool:
     if value is None and schema.get("nullable") is True:
         return True
     return (
-        (not kinds or any(_is_a(kind, value) for kind in kinds))
+        (not kinds or any(_is_a(str(kind), value) for kind in kinds))
         and (not choices or json.dumps(value) in map(json.dumps, choices))
         and all(any(_fits(value, each, root, deeper) for each in union) for union in unions)
         and all(_fits(value, each, root, deeper) for each in _list(schema.get("allOf")))
@@ -130,11 +130,11 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _is_a(kind: Any, value: Any) -> bool:
+def _is_a(kind: str, value: Any) -> bool:
     if isinstance(value, bool):
         return kind == "boolean"
     is_whole = isinstance(value, float) and value.is_integer()
-    return isinstance(value, _TYPES.get(str(kind), ())) or (kind == "integer" and is_whole)
+    return isinstance(value, _TYPES.get(kind, ())) or (kind == "integer" and is_whole)
 
 
 def _referred(reference: Any, root: Any) -> Any:
