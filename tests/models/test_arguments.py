@@ -156,3 +156,9 @@ def test_strings_of_python_calls_are_escaped_or_raw():
         ("f", {"a": "it's\nC:\\new", "b": True}),
         ("g", {"c": ""}),
     ]
+
+
+@pytest.mark.parametrize("parameters", ["x", [], {"properties": []}, {"properties": 5}])
+def test_a_schema_that_is_none_allows_all(parameters):
+    wrong = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    assert typed({"x": "True"}, "f", [wrong]) == {"x": True}

@@ -75,8 +75,8 @@ def typed(arguments: Mapping[str, Any], name: str, tools: Sequence[Tool]) -> dic
     function = next((tool["function"] for tool in tools if tool["function"]["name"] == name), None)
     if function is None:
         return dict(arguments)
-    root = function.get("parameters") or {}
-    known = root.get("properties") or {}
+    root = _mapping(function.get("parameters"))
+    known = _mapping(root.get("properties"))
     others = root.get("additionalProperties", True)
     return {
         key: _value(value, known.get(key, others), root) if isinstance(value, str) else value
@@ -128,6 +128,11 @@ def _fits(value: Any, schema: Any, root: Any, depth: int = 0) -> bool:
 def _list(value: Any) -> list[Any]:
     """What a keyword lists; nothing where it is no list, as in a schema with a fault."""
     return value if isinstance(value, list) else []
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """The same for an object."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def _is_a(kind: str, value: Any) -> bool:
