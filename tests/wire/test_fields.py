@@ -381,7 +381,7 @@ PARTS = [
             "audio": refused({"id": "x"}),
             "function_call": refused({"name": "add", "arguments": "{}"}),
             "refusal": refused("No."),
-            "reasoning": honoured("1 + 2"),
+            "reasoning": (honoured("1 + 2"), refused({"text": "1 + 2"})),
         },
         lambda found: said(**found),
         frozenset({"reasoning"}),

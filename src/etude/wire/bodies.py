@@ -323,6 +323,9 @@ def _check_message(message: Any, where: str) -> None:
         raise _wrong(
             f"{where}.content", "is missing; only an assistant's message may do without, if it calls tools"
         )
+    for name in ("reasoning", "reasoning_content"):
+        if not isinstance(message.get(name), str | None):
+            raise _wrong(f"{where}.{name}", f"must be a string, found {message[name]!r:.80}")
     for name in _UNSHOWN:
         if message.get(name):
             raise _wrong(f"{where}.{name}", "is not supported here, where the model is not shown it")
