@@ -126,12 +126,12 @@ def _fits(value: Any, schema: Any, root: Any, depth: int = 0) -> bool:
 
 
 def _list(value: Any) -> list[Any]:
-    """What a keyword lists; nothing where it is no list, as in a schema with a fault."""
+    """The value of a keyword, or an empty list where a schema with a fault has something else."""
     return value if isinstance(value, list) else []
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
-    """The same for an object."""
+    """The value of a keyword, or an empty object where a schema with a fault has something else."""
     return value if isinstance(value, Mapping) else {}
 
 
