@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DeepseekV3Config, GPT2Config, MixtralConfig
 
-from etude.core.errors import RequestError
+from etude.core.call import ChatRequest
+from etude.core.errors import ImpossibleCall, RequestError
+from etude.inference.answer import require_room
 from etude.models.policy import Policy
 from etude.preflight.local_model import outline
 from tests.models.architectures import EXPERTS, LATENT
@@ -160,4 +162,58 @@ def test_weights_that_a_model_is_known_to_come_with_are_no_fault(tmp_path):
 
 def test_nothing_is_logged_of_what_the_error_says(folder, caplog):
     assert_refused(changed(folder, {"num_hidden_layers": 3}), "model.layers.2.")
+    apart = changed(folder, {"num_hidden_layers": 2}, lambda held: held.update({HEAD: held[EMBEDDING] + 1}))
+    assert_refused(apart, "two weights that the config says are one")
     assert not caplog.records
+
+
+def _resized(folder: Path, rows: int) -> None:
+    def cut(held: Weights) -> None:
+        held[EMBEDDING] = held[EMBEDDING][:rows].clone()
+
+    changed(folder, {"vocab_size": rows}, cut)
+
+
+def test_a_tokenizer_of_a_larger_vocabulary_is_refused(folder):
+    _resized(folder, 200)
+    assert_refused(
+        folder, f"tokenizer of '{folder}' has ", " tokens, and its model 200 (vocab_size in config"
+    )
+
+
+def test_a_token_that_was_added_is_refused_where_a_prompt_has_it(folder):
+    added = tokenizer()
+    added.add_tokens(["<new>"])
+    added.save_pretrained(folder)
+    speech = assert_taken(folder).speech
+    with pytest.raises(ImpossibleCall, match="its tokenizer has '<new>', for which the model has no weights"):
+        require_room(speech, speech.template.prompt(ChatRequest(({"role": "user", "content": "<new>"},))).ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("config.json", {"num_attention_heads": 7}, "not a multiple of the number of attention heads (7)"),
+        ("config.json", {"num_hidden_layers": "two"}, "'num_hidden_layers' expected int, got str"),
+        ("config.json", {"hidden_act": "nonesuch"}, "(KeyError: 'nonesuch'); get them again"),
+        ("config.json", {"num_attention_heads": 0}, "get them again"),
+        ("generation_config.json", "[1]", "get them again"),
+        ("tokenizer.json", "{}", "(KeyError: 'added_tokens'); get them again"),
+        ("model.safetensors", "version https://git-lfs.github.com/spec/v1", "too large); get them again"),
+        ("pytorch_model.bin", "abc", "get them again"),
+    ],
+)
+def test_files_that_transformers_stumbles_over_are_refused(folder, name, content, told):
+    if isinstance(content, dict):
+        changed(folder, content)
+    else:
+        (folder / name).write_text(content)
+    if name == "pytorch_model.bin":
+        (folder / "model.safetensors").unlink()
+    assert_refused(folder, f"cannot load the model '{folder}': ", told)
+
+
+def test_a_missing_tokenizer_is_told_in_a_whole_sentence(folder):
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    assert_refused(folder, "backend tokenizer from one of: (1) a `tokenizers` library serialization file")

@@ -107,9 +107,18 @@ def require_room(speech: Speech, ids: Sequence[int]) -> None:
             "conversation"
         )
     if (largest := max(ids)) >= speech.vocabulary:
-        raise ImpossibleCall(
-            f"token id {largest} is not in the vocabulary of {speech.vocabulary}", param="messages"
-        )
+        what = f"token id {largest} is not in the vocabulary of {speech.vocabulary}"
+        raise ImpossibleCall(what + _of_tokenizer(speech, largest), param="messages")
+
+
+def _of_tokenizer(speech: Speech, token_id: int) -> str:
+    """The end of a sentence about a token that the model does not know: whether its tokenizer does."""
+    token = (
+        speech.tokenizer.convert_ids_to_tokens([token_id])[0] if token_id < len(speech.tokenizer) else None
+    )
+    if token is None:
+        return ""
+    return f": its tokenizer has '{token}', for which the model has no weights (resize_token_embeddings)"
 
 
 def read(

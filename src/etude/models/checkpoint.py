@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 import logging
+import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 
 from etude.models.architecture import model_class
-from etude.models.source import UNREADABLE, cached_folder, local_path
+from etude.models.source import cached_folder, local_path
 
-LOADING_ERRORS = *UNREADABLE, SafetensorError
-"""The errors of `transformers` about models that it cannot load."""
+LOADING_ERRORS = (
+    OSError,
+    ValueError,
+    ImportError,
+    RuntimeError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    EOFError,
+    struct.error,
+    UnpicklingError,
+    SafetensorError,
+    StrictDataclassError,
+)
+"""The errors of `transformers` about models that it cannot load: nearly any, for an odd config or file."""
 
 _SHOWN = 5
+_OF_TIED = "tied weights mapping"
 _REPORTS = logging.getLogger("transformers.modeling_utils")
 
 
@@ -102,12 +120,12 @@ def _differ(location: str, *names: str) -> bool:
 
 @contextmanager
 def _without_reports() -> Iterator[None]:
-    """Leave out the table of what did not fit, which becomes an error's sentence here."""
+    """Leave out the table of what did not fit, and words about it, which become an error's sentence here."""
 
     def is_news(record: logging.LogRecord) -> bool:
         text = record.getMessage()
         # An error in a conversion is told nowhere else.
-        return "LOAD REPORT" not in text or "CONVERSION" in text
+        return "CONVERSION" in text or not any(words in text for words in ("LOAD REPORT", _OF_TIED))
 
     _REPORTS.addFilter(is_news)
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import struct
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,9 +13,6 @@ from etude.store.files import TO_EXPORT, WEIGHTS_FILE
 
 PACKAGED = "HuggingFaceTB/SmolLM2-135M-Instruct"
 """The model that a new project names. A package ships it too, for where the hub cannot be reached."""
-
-UNREADABLE = (OSError, ValueError, KeyError, IndexError, ImportError, RuntimeError, struct.error)
-"""Errors of `transformers` about models that it cannot load."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _CONFIG, _LORA_CONFIG = "config.json", "adapter_config.json"
@@ -86,6 +82,10 @@ def local_path(source: str | Path) -> Path | None:
 def not_loaded(source: str | Path, error: Exception) -> RequestError:
     """The error to raise when `transformers` cannot load a model, in one line."""
     reason = _first_line(error)
+    if not isinstance(error, OSError | ValueError | ImportError | RuntimeError):
+        # It was raised about a value, and says nothing of files.
+        odd = reason if " " in reason else f"{type(error).__name__}: {reason}"
+        reason = f"something in its files is not as transformers expects ({odd}); get them again"
     if local_path(source) is not None:
         return RequestError(f"cannot load the model '{source}': {reason}")
     return RequestError(
@@ -206,5 +206,6 @@ def _why_unreachable() -> str | None:
 
 
 def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    """The first line; where it ends in a colon, and says nothing, all of them as one."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return " ".join(line.strip() for line in lines) if lines[0].rstrip().endswith(":") else lines[0]

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.errors import RequestError
+from etude.models.checkpoint import LOADING_ERRORS
 from etude.models.grammar import Grammars
-from etude.models.source import UNREADABLE, not_loaded, pretrained
+from etude.models.source import not_loaded, pretrained
 from etude.models.template import ChatTemplate
 
 _UNKNOWN_CONTEXT = 4096
@@ -32,6 +33,7 @@ class Speech:
     @classmethod
     def of(cls, tokenizer: Any, config: Any, generation: Any) -> Speech:
         """Of a model's tokenizer, config and generation config, which may be None. Raises as `load`."""
+        _require_one_vocabulary(tokenizer, config)
         ends, text = _stop_ids(tokenizer, generation, config), config.get_text_config()
         context = int(getattr(text, "max_position_embeddings", None) or _UNKNOWN_CONTEXT)
         size = int(text.vocab_size)
@@ -50,13 +52,26 @@ class Speech:
         try:
             tokenizer = AutoTokenizer.from_pretrained(name, **file)
             config = AutoConfig.from_pretrained(name, **file)
-        except UNREADABLE as error:
+        except LOADING_ERRORS as error:
             raise not_loaded(source, error) from error
         try:
             generation: Any = GenerationConfig.from_pretrained(name)
         except OSError:
             generation = None  # The file is optional; the config names the tokens then.
         return cls.of(tokenizer, config, generation)
+
+
+def _require_one_vocabulary(tokenizer: Any, config: Any) -> None:
+    """Raise RequestError where a tokenizer has more tokens than its model.
+
+    Tokens that were added to it do not count: some models come with one that no text has.
+    """
+    has, knows = tokenizer.vocab_size, config.get_text_config().vocab_size
+    if has > knows:
+        raise RequestError(
+            f"the tokenizer of '{tokenizer.name_or_path}' has {has} tokens, and its model {knows} "
+            "(vocab_size in config.json): get tokenizer and model from one place"
+        )
 
 
 def _stop_ids(tokenizer: Any, *sources: Any) -> frozenset[int]:
