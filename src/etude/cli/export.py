@@ -99,6 +99,8 @@ def export(
         _export_served(server, run, wish, api_key_env, as_json)
         return
     refuse("a run: it goes with --server ADDRESS", api_key_env=api_key_env)
+    if run.startswith("ft:"):
+        raise RequestError(f"{run} is no run, but a server's model: etude export --server ADDRESS {run}")
     path = find_run(run, output_dir)
     if trajectories is not None:
         if format in ("safetensors", "gguf"):

@@ -23,6 +23,8 @@ def reason_of(error: httpx.RequestError) -> str:
     """The error in words, with what to change where it is known."""
     import httpx
 
+    if isinstance(error, httpx.UnsupportedProtocol):
+        return "an address begins with http:// or https://"
     words = f"{type(error).__name__}: {error}".rstrip(": ")
     if isinstance(error, httpx.ConnectTimeout):
         is_tls = error.request.url.scheme == "https"
