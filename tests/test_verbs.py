@@ -22,7 +22,7 @@ from etude.config.finetuning import TrainerAdapterConfig
 from etude.config.load import parse_config
 from etude.config.registry import register_llm, register_trainer_adapter
 from etude.core.call import Sampling
-from etude.core.errors import CapabilityError, ConfigError, RequestError, TrainingError
+from etude.core.errors import CapabilityError, ConfigError, DatasetError, RequestError, TrainingError
 from etude.core.example import Example
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder
@@ -348,7 +348,7 @@ def test_examples_come_from_tables_and_iterables_and_make_their_own_ids(project,
     ("changes", "error"),
     [
         ({"examples": 3}, "a list of dicts or Examples"),
-        ({"reward": 3}, "is not an evaluator"),
+        ({"reward": 3}, "^3 is not an evaluator"),
         ({"model": 3}, "a model is a name, a folder"),
         ({"algorithm": "grop"}, "grop.*did you mean 'grpo'"),
         ({"examples": []}, "an empty list or table"),
@@ -369,6 +369,13 @@ def test_what_is_no_such_part_is_refused_before_there_is_a_folder(project, chang
     with pytest.raises((RequestError, ConfigError), match=error):
         etude.train(play, **{"reward": correct, **PARTS, **changes})
     assert not (project / "runs").exists()
+
+
+def test_a_row_that_is_none_is_named_with_how_many_there_are(project):
+    play, correct = own_parts()
+    for rows, counted in (([1], "1 row: row 1: "), ([{"id": 1}, 2], "2 rows: row 2: ")):
+        with pytest.raises(DatasetError, match=f"^{counted}a row is an object with named columns, found "):
+            etude.evaluate(play, reward=correct, **EVALUATED | {"examples": rows})
 
 
 INTERRUPTED = """

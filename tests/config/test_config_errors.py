@@ -408,7 +408,11 @@ def test_a_mistake_is_answered_with_one_sentence(
         ("# nothing yet\n", "config.yml: the file is empty; `etude init` writes a config to start from"),
         ("- llms\n", "config.yml:1:1: expected a mapping of keys to values, found a list"),
         ("llms\n", "config.yml:1:1: expected a mapping of keys to values, found 'llms'"),
-        ("a: [1\nb: 2\n", "config.yml:2:2: not valid YAML: expected ',' or ']', but got ':'"),
+        (
+            "a: [1\nb: 2\n",
+            "config.yml:2:2: not valid YAML: expected ',' or ']', but got ':'; close the bracket, or put "
+            "the value in quotes",
+        ),
         (
             "a: 1\n---\nb: 2\n",
             "config.yml:2:1: not valid YAML: found another document; keep one document; "
@@ -434,7 +438,11 @@ def test_a_mistake_is_answered_with_one_sentence(
             "a: 'b' c\n",
             "config.yml:1:8: not valid YAML: a value ends before this; put all of it in quotes",
         ),
-        ("a: [1, 2\n", "config.yml:2:1: not valid YAML: expected ',' or ']', but got the end of the file"),
+        (
+            "a: [1, 2\n",
+            "config.yml:2:1: not valid YAML: expected ',' or ']', but got the end of the file; close "
+            "the bracket, or put the value in quotes",
+        ),
         (
             "a: @b\n",
             "config.yml:1:4: not valid YAML: found character '@' at the start; put the value in quotes",
@@ -448,7 +456,25 @@ def test_a_mistake_is_answered_with_one_sentence(
             "a: 'b\n",
             "config.yml:2:1: not valid YAML: found unexpected end of stream; a text in quotes ends with one",
         ),
-        ("a: *b\n", "config.yml:1:4: not valid YAML: found undefined alias 'b'"),
+        (
+            "a: *b\n",
+            "config.yml:1:4: not valid YAML: found undefined alias 'b'; put a value that begins with '*' "
+            "in quotes",
+        ),
+        (
+            "  a: 1\nb: 2\n",
+            "config.yml:2:1: not valid YAML: the indentation is that of no line above; lines of one "
+            "block begin in the same column",
+        ),
+        (
+            "a: {{ b }}\n",
+            "config.yml:1:5: not valid YAML: found unhashable key; put a value that "
+            "begins with '{' in quotes",
+        ),
+        (
+            "a: |b\n",
+            "config.yml:1:5: not valid YAML: found 'b'; text after '|' or '>' begins in the next line",
+        ),
         ("a: &x [*x]\n", "config.yml:1:4: not valid YAML: an alias stands for itself"),
         (
             "? [1, 2]\n: 3\n",

@@ -30,7 +30,7 @@ _HINTS = {
 }
 _WORDS = (
     (
-        r"expected <block end>, but found '(<block (mapping|sequence) start>|\?|-)'",
+        r"expected ('<document start>'|<block end>), but found '(<block (mapping|sequence) start>|\?|-)'",
         "the indentation is that of no line above; lines of one block begin in the same column",
     ),
     (
@@ -51,6 +51,9 @@ _WORDS = (
         "'*' or '&' at the start is that of an alias or anchor; put the value in quotes",
     ),
     (r"sequence entries are not allowed here", "a list begins in a line of its own"),
+    (r"(expected ',' or '[]}]', but got [^{]+)$", r"\1; close the bracket, or put the value in quotes"),
+    (r"(found undefined alias .*)", r"\1; put a value that begins with '*' in quotes"),
+    (r"expected chomping .* but found (.*)", r"found \1; text after '|' or '>' begins in the next line"),
 )
 """Patterns of what PyYAML says, and what it means to whoever wrote the file."""
 

@@ -310,7 +310,8 @@ def dataset_config(examples: Any) -> DatasetConfig | dict[str, Any] | str:
     if not rows:
         raise RequestError("the examples are an empty list or table; give at least one")
     have_ids = all(isinstance(row, Example) or (isinstance(row, Mapping) and "id" in row) for row in rows)
-    return LiveRowsConfig(name=f"{len(rows)} rows", value=rows, ids="column" if have_ids else "from_row")
+    name = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
+    return LiveRowsConfig(name=name, value=rows, ids="column" if have_ids else "from_row")
 
 
 def with_live(

@@ -170,9 +170,7 @@ def as_evaluator(candidate: Any) -> Evaluator:
         return candidate
     if callable(candidate) and not isinstance(candidate, type):
         return FunctionEvaluator(candidate)
-    raise RequestError(
-        f"a {type(candidate).__name__} is not an evaluator; use a function or an etude.Evaluator"
-    )
+    raise RequestError(f"{candidate!r:.80} is not an evaluator; use a function or an etude.Evaluator")
 
 
 def _takes_episode(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
