@@ -121,8 +121,9 @@ def test_whoever_may_read_the_card_may_read_the_weights(trained: SimpleNamespace
 def test_what_the_server_refuses_is_said(trained: SimpleNamespace, here: Path):
     unknown = export(trained, "ft:tiny:gone")
     assert unknown.exit_code == 1 and "404" in unknown.stderr and "ft:tiny:gone" in unknown.stderr
+    assert "the server lists its models at /v1/models" in unknown.stderr
     keyless = etude("export", "--server", trained.server.address, trained.names["full"])
-    assert keyless.exit_code == 1 and "401" in keyless.stderr
+    assert keyless.exit_code == 1 and "401" in keyless.stderr and "--api-key-env" in keyless.stderr
     nobody = etude("export", "--server", "http://127.0.0.1:1", "m")
     assert nobody.exit_code == 1 and "ConnectError" in nobody.stderr
     odd = etude("export", "--server", "nowhere", "m")

@@ -24,6 +24,11 @@ from etude.wire.unreachable import reason_of
 _SECONDS = 60.0
 """For a connection; the server may take minutes to write a model."""
 
+_REMEDIES = {
+    401: "; name the variable that has the server's key with --api-key-env",
+    404: "; the server lists its models at /v1/models",
+}
+
 
 def export_served(
     address: str,
@@ -81,7 +86,8 @@ def _fetch(url: str, folder: Path, key: str | None, lora_only: bool) -> None:
     try:
         with httpx.stream("GET", url, params=query, headers=headers, timeout=timeout) as response:
             if not response.is_success:
-                raise BackendError(f"GET {url} answered {response.status_code}: {_problem(response)}")
+                status, problem = response.status_code, _problem(response)
+                raise BackendError(f"GET {url} answered {status}: {problem}{_REMEDIES.get(status, '')}")
             _unpack(response, folder)
     except httpx.InvalidURL as error:
         raise BackendError(f"{url} is no address: {error}") from error
