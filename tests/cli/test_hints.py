@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import etude as etude_library
 from etude.cli import hints
 from etude.store.addresses import AddressRow, write_report
 from tests.cli.projects import ROOT, TWO_MODELS, change, etude, local_project, rows, scripted_project
@@ -394,6 +395,29 @@ def test_a_run_without_validation_is_exported_too(local, base):
 
 
 @pytest.mark.slow
+def test_an_exported_model_of_a_program_begins_a_project(tmp_path, monkeypatch, base):
+    monkeypatch.chdir(tmp_path)
+    etude_library.train(
+        talk,
+        reward=lambda example, output: len(output) + sum(map(ord, output)) / 1000,
+        examples=[{"id": 1}, {"id": 2}],
+        model={"model": str(base), "max_tokens": 4},
+        algorithm=etude_library.Grpo(group=4),
+        backend={"_type": "local", "learning_rate": 1e-3},
+        epochs=1,
+        name="r",
+        progress=False,
+    )
+    shown = etude("export", "r", "--out", "mine").stdout
+    assert "next: etude init my_agent --model mine" in shown
+    assert etude("init", "my_agent", "--model", "mine").exit_code == 0
+
+
+async def talk(example: Any, episode: Any) -> str:
+    answer: str = (await episode.chat([{"role": "user", "content": "Hello"}])).text
+    return answer
+
+
 def test_exported_lora_weights_are_evaluated_as_a_version(local):
     change(local / "config.yml", trainer_adapters__local__lora={"r": 2})
     assert etude("train", "config.yml", "--name", "r").exit_code == 0

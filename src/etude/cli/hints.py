@@ -128,7 +128,11 @@ def without(word: str) -> str:
 
 
 def evaluate_exported(run: Path, folder: Path) -> str:
-    """A model was exported."""
+    """A model was exported. Of a run that a program began, no command has the parts to evaluate it."""
+    from etude.store.stored_config import needs_program
+
+    if needs_program(run):
+        return new_project(path_shown(folder))
     return _etude("evaluate", run / "config.yml", "--model", folder)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from etude.config.document import read_document
+from etude.config.document import read_document, strings
 from etude.config.load import parse_config
 from etude.config.schema import Config
 from etude.core.errors import RequestError, StoreError
@@ -77,6 +77,12 @@ def stored_data(run: Path, *, required: bool = True) -> dict[str, Any]:
         f"{run} has no {CONFIG}: it was not made by `etude train` or `etude evaluate`, or it was deleted; "
         f"`etude runs check {shlex.quote(str(run))} --repair` puts it back where the journal has it"
     )
+
+
+def needs_program(run: Path) -> bool:
+    """Whether parts of the run were Python objects of a program, which its config only names."""
+    values = strings(stored_data(run, required=False))
+    return any(path[-1] == "_type" and value == "live" for path, value in values)
 
 
 def evaluators_of(data: Mapping[str, Any]) -> list[str]:
