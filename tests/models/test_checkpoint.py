@@ -201,6 +201,7 @@ def test_a_token_that_was_added_is_refused_where_a_prompt_has_it(folder):
         ("tokenizer.json", "{}", "(KeyError: 'added_tokens'); get them again"),
         ("model.safetensors", "version https://git-lfs.github.com/spec/v1", "too large); get them again"),
         ("pytorch_model.bin", "abc", "get them again"),
+        ("pytorch_model.bin", "cos\nsystem\n.", "damaged, or holds more than numbers; get the files again"),
     ],
 )
 def test_files_that_transformers_stumbles_over_are_refused(folder, name, content, told):

@@ -7,7 +7,6 @@ import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -28,11 +27,13 @@ LOADING_ERRORS = (
     ArithmeticError,
     EOFError,
     struct.error,
-    UnpicklingError,
     SafetensorError,
     StrictDataclassError,
 )
 """The errors of `transformers` about models that it cannot load: nearly any, for an odd config or file."""
+
+_NoNumbersError: type[Exception] = vars(torch.serialization)["pickle"].UnpicklingError
+"""The error of `torch.load` about a file with more than numbers, which it says how to trust."""
 
 _SHOWN = 5
 _OF_TIED = "tied weights mapping"
@@ -48,9 +49,15 @@ def load_model(config: Any, location: str, **options: Any) -> Any:
     """
     silence_transformers()
     with _without_reports():
-        model, found = model_class(config).from_pretrained(
-            location, output_loading_info=True, ignore_mismatched_sizes=True, **options
-        )
+        try:
+            model, found = model_class(config).from_pretrained(
+                location, output_loading_info=True, ignore_mismatched_sizes=True, **options
+            )
+        except _NoNumbersError as error:
+            raise ValueError(
+                "a file of its weights is damaged, or holds more than numbers; get the files again, as "
+                "safetensors where there are any"
+            ) from error
     shapes = [
         f"{name} ({[*there]}, and {[*wanted]} by the config)"
         for name, there, wanted in found["mismatched_keys"]
