@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from contextlib import nullcontext
+import json
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -59,6 +60,28 @@ def written(example, episode):
     return other["inputs"], episode.inputs["question"]
 
 
+def set_before(example, episode):
+    example.inputs["hint"] = example.inputs["question"]
+    return example.inputs["hint"]
+
+
+def suppressed(example, episode):
+    with suppress(KeyError):
+        return example.inputs["question"]
+
+
+def parsed(example, episode):
+    inputs = example.inputs
+    inputs = json.loads(inputs["question"])
+    return inputs["of_the_text"]
+
+
+def returned_before(example, episode):
+    if example.inputs["kind"] == "text":
+        return example.inputs["text"]
+    return example.inputs["question"]
+
+
 def recursive(example, episode):
     return recursive(example, example.inputs["question"])
 
@@ -83,6 +106,10 @@ SURE = [("question", True)]
         (perhaps, [("one", False), ("two", False), ("three", False)]),
         (asked_for, []),
         (written, []),
+        (set_before, SURE),
+        (suppressed, [("question", False)]),
+        (parsed, SURE),
+        (returned_before, [("kind", False), ("text", False), ("question", False)]),
         (recursive, SURE),
         (Agent(), SURE),
         (Agent().method, SURE),

@@ -96,7 +96,7 @@ class _Reader(ast.NodeVisitor):
     def __init__(self, module: str) -> None:
         self.reads: list[Read] = []
         self.tried: set[str] = set()
-        """Names that the code asks for whether they are there."""
+        """Names that the code asks for whether they are there, or sets itself."""
         self._module = module
         self._entered: set[FunctionType] = set()
         self._fn: FunctionType | None = None
@@ -118,20 +118,21 @@ class _Reader(ast.NodeVisitor):
         if not isinstance(body, ast.FunctionDef | ast.AsyncFunctionDef):
             return
         parameters = [each.arg for each in (*body.args.posonlyargs, *body.args.args)]
-        outside = self._fn, self._first, self._examples, self._inputs
+        outside = self._fn, self._first, self._examples, self._inputs, self._is_certain
         self._fn, self._first = fn, first
         self._examples = {name for place, name in enumerate(parameters) if place in examples}
         self._inputs = {name for place, name in enumerate(parameters) if place in inputs}
         for statement in body.body:
             self.visit(statement)
-        self._fn, self._first, self._examples, self._inputs = outside
+        self._fn, self._first, self._examples, self._inputs, self._is_certain = outside
 
     def visit(self, node: ast.AST) -> None:
         """Know what is not sure to happen."""
         outside = self._is_certain
-        self._is_certain = outside and not isinstance(node, _BRANCHES)
+        self._is_certain = outside and not isinstance(node, _BRANCHES) and not _is_suppressing(node)
         super().visit(node)
-        self._is_certain = outside
+        # What may have returned leaves it open whether the rest happens.
+        self._is_certain = outside and not (isinstance(node, ast.If) and _has_return(node))
 
     def visit_Assign(self, node: ast.Assign) -> None:
         """`inputs = example.inputs`."""
@@ -143,17 +144,21 @@ class _Reader(ast.NodeVisitor):
 
     def _assign(self, node: ast.Assign | ast.AnnAssign, targets: Sequence[ast.expr]) -> None:
         """Know other names for the example and its inputs."""
-        names = {each.id for each in targets if isinstance(each, ast.Name)}
-        if node.value is not None and self._are_inputs(node.value):
-            self._inputs |= names
-        if node.value is not None and self._is_example(node.value):
-            self._examples |= names
         self.generic_visit(node)
+        if node.value is None:
+            return
+        names = {each.id for each in targets if isinstance(each, ast.Name)}
+        are_inputs, is_example = self._are_inputs(node.value), self._is_example(node.value)
+        self._inputs = self._inputs | names if are_inputs else self._inputs - names
+        self._examples = self._examples | names if is_example else self._examples - names
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
         """`example.inputs["question"]`."""
-        if self._are_inputs(node.value) and isinstance(node.ctx, ast.Load):
-            self._add(node.slice, is_certain=self._is_certain)
+        if self._are_inputs(node.value):
+            if isinstance(node.ctx, ast.Load):
+                self._add(node.slice, is_certain=self._is_certain)
+            elif isinstance(node.slice, ast.Constant):
+                self.tried.add(str(node.slice.value))
         self.generic_visit(node)
 
     def visit_Compare(self, node: ast.Compare) -> None:
@@ -189,3 +194,14 @@ class _Reader(ast.NodeVisitor):
         if isinstance(node, ast.Attribute):
             return node.attr == "inputs" and self._is_example(node.value)
         return isinstance(node, ast.Name) and node.id in self._inputs
+
+
+def _is_suppressing(node: ast.AST) -> bool:
+    """Whether it is `with suppress(…)`."""
+    return isinstance(node, ast.With) and any(
+        "suppress" in ast.unparse(each.context_expr) for each in node.items
+    )
+
+
+def _has_return(node: ast.If) -> bool:
+    return any(isinstance(each, ast.Return) for each in ast.walk(node))
