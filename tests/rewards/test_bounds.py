@@ -84,7 +84,8 @@ async def test_a_score_out_of_bounds_is_none():
 
 @pytest.mark.parametrize("bounds", [(1, -1), (0, 0), (0, float("inf")), (0,), "ab", 3])
 def test_impossible_bounds_are_refused(bounds):
-    with pytest.raises(RequestError, match="the evaluator"):
+    said = r"the evaluator .*: bounds are the least score and the most, \(-1, 1\) say, found "
+    with pytest.raises(RequestError, match=said):
         FunctionEvaluator(etude.evaluator(bounds=bounds)(lambda example, output: 0.0))
 
 

@@ -23,11 +23,15 @@ def is_score(value: float) -> bool:
 
 
 def rising(bounds: Bounds) -> Bounds:
-    """The bounds as floats. Raises TypeError and ValueError for what are none."""
-    low, high = bounds
-    if not (is_score(low) and is_score(high) and low < high):
-        raise ValueError(f"bounds are the least score and the most, (-1, 1) say, found {low:g} and {high:g}")
-    return float(low), float(high)
+    """The bounds as floats. Raises ValueError for what are none."""
+    try:
+        low, high = map(float, bounds)
+        is_rising = is_score(low) and is_score(high) and low < high
+    except (TypeError, ValueError, OverflowError):
+        is_rising = False
+    if not is_rising:
+        raise ValueError(f"bounds are the least score and the most, (-1, 1) say, found {bounds!r:.60}")
+    return low, high
 
 
 ScoreBounds: TypeAlias = Annotated[Bounds, AfterValidator(rising)]

@@ -143,7 +143,7 @@ class FunctionEvaluator(Evaluator):
         if self.bounds is not None:
             try:
                 self.bounds = rising(self.bounds)
-            except (TypeError, ValueError) as error:
+            except ValueError as error:
                 raise RequestError(f"{where_defined(fn)}: the evaluator {self.name}: {error}") from None
         self.fn = fn
         self._arguments = dict(arguments or {})
