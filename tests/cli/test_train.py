@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import pytest
 import yaml
@@ -119,7 +120,10 @@ def test_what_nobody_foresaw_is_one_sentence(project, monkeypatch):
     monkeypatch.setattr("etude.config.load.load_config", lambda *args: {}["surprise"])
     shown = etude("train", "config.yml")
     assert shown.exit_code == 1
-    assert shown.stderr == "error: KeyError: 'surprise'; add --debug to see where it comes from\n"
+    assert re.fullmatch(
+        r"error: \S+test_train\.py:\d+: KeyError: 'surprise'; add --debug to see how it came to that\n",
+        shown.stderr,
+    )
 
 
 def test_a_run_in_use_is_refused(project):

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+import etude
 from etude.config.import_path import import_object, is_import_path, make_importable, where_raised
 from etude.core.errors import RequestError
+
+
+def test_what_a_library_raises_is_said_with_the_users_line():
+    """Also what Python's own library raises, and what this package does."""
+    for wrong in (lambda: json.loads("{"), lambda: etude.TrainingJobRef(run_id=[], backend="x")):
+        with pytest.raises(ValueError) as caught:
+            wrong()
+        assert re.match(r".*test_import_path\.py:\d+: \w+Error: ", where_raised(caught.value))
 
 
 @pytest.mark.parametrize(

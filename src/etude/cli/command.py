@@ -18,6 +18,7 @@ import typer
 
 from etude.cli.console import emit, next_line, warn
 from etude.cli.stopping import stoppable, uninterrupted
+from etude.config.import_path import where_raised
 from etude.core.errors import BudgetReached, ErrorBudgetExceeded, EtudeError, RequestError, RunPaused
 from etude.core.secrets import keep_secret
 from etude.report.logs import LogLevel
@@ -172,7 +173,7 @@ def _unforeseen(error: Exception) -> str:
         return (
             f"out of memory ({first}); lower token_budget, max_batch or max_concurrency, or train with lora"
         )
-    return f"{kind}: {first}; add --debug to see where it comes from"
+    return f"{where_raised(error)}; add --debug to see how it came to that"
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:

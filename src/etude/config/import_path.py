@@ -21,6 +21,7 @@ from etude.core.secrets import masked
 _IMPORT_PATH = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*(\.[^\W\d]\w*)*)")
 
 _INSTALLED = ("/site-packages/", "/dist-packages/", "\\site-packages\\", "\\dist-packages\\")
+_ETUDE = str(Path(__file__).parents[1])
 _PYTHON = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
 
 _packages: set[str] = set()
@@ -85,14 +86,17 @@ def import_object(path: str) -> Any:
 
 
 def where_raised(error: BaseException) -> str:
-    """`file:line: Type: message` of the user's line that raised, shortened to one line, secrets masked."""
+    """`file:line: Type: message`, shortened to one line, secrets masked: the user's line that raised, or that
+    called what raised."""
     summary = f"{type(error).__name__}: {masked(_first_line(error))}"
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {summary}"
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")
     ]
-    return f"{frames[-1].filename}:{frames[-1].lineno}: {summary}" if frames else summary
+    own = [frame for frame in frames if not frame.filename.startswith(_ETUDE)]
+    own = [frame for frame in own if not is_installed(frame.filename)] or frames
+    return f"{own[-1].filename}:{own[-1].lineno}: {summary}" if own else summary
 
 
 def _first_line(error: BaseException) -> str:
