@@ -93,6 +93,70 @@ async def test_of_an_adapter(run, trainer, name, value, returned, expected):
     assert not any(event.startswith("trained") for event in run.watcher.events)
 
 
+async def test_of_a_method_that_does_not_take_what_it_is_given(run):
+    class Adapter(guide.GuideAdapter):
+        async def wait_until_complete(self, ref):
+            return await self.status(ref)
+
+    run.adapter = Adapter(guide.GuideAdapterConfig())
+    said = (
+        r"test_wrong_returns\.py:\d+: .*Adapter\.wait_until_complete is to take what its interface says, "
+        r"\(self, ref, poll_interval=10\.0\): .* unexpected keyword argument 'poll_interval'"
+    )
+    with pytest.raises(WrongReturnError, match=said):
+        await run.start()
+
+
+async def test_a_type_error_within_a_method_is_its_own(run):
+    class Adapter(guide.GuideAdapter):
+        async def submit(self, trajectories):
+            return len(None)
+
+    run.adapter = Adapter(guide.GuideAdapterConfig())
+    with pytest.raises(TypeError, match="has no len"):
+        await run.start()
+
+
+@pytest.mark.parametrize(
+    ("trainer", "said"),
+    [
+        ("epochs", r"Forgetful\.run_epoch returned None, and it submitted a job; return what `sub"),
+        ("guide", r"FakeAdapter was asked after job None, and a TrainingJobRef is expected"),
+    ],
+)
+async def test_of_run_epoch_after_it_has_submitted_a_job(run, trainer, said):
+    base = type(TRAINERS[trainer]())
+
+    class Forgetful(base):
+        async def run_epoch(self, epoch, run_id):
+            await super().run_epoch(epoch, run_id)
+
+    config = EpochTrainerConfig() if trainer == "epochs" else guide.GuideTrainerConfig()
+    run.make_trainer = lambda: Forgetful(config)
+    with pytest.raises(WrongReturnError, match=said):
+        await run.start(num_epochs=2)
+    assert not any(event.startswith("skipped") for event in run.watcher.events)
+    again = run.restarted()
+    again.make_trainer = TRAINERS[trainer]
+    await again.start(num_epochs=2)
+    assert [status.status for status in again.statuses] == ["completed"] * 2
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+async def test_of_an_initialize_that_leaves_out_the_base_class(run, trainer):
+    made = TRAINERS[trainer]()
+
+    class Bare(type(made)):
+        async def initialize(self, run_config):
+            """Forgets its base class."""
+
+    run.make_trainer = lambda: Bare(made.trainer_config)
+    with pytest.raises(
+        EtudeError, match=r"Bare is not ready for this: call super\(\)\.initialize\(run_config\)"
+    ):
+        await run.start()
+
+
 async def test_of_a_status_that_a_trainer_asks_for(run):
     run.adapter = returning(guide.GuideAdapter, "status", {"status": "completed"})(guide.GuideAdapterConfig())
     run.make_trainer = lambda: guide.OneLoopTrainer(guide.GuideTrainerConfig())
@@ -305,6 +369,30 @@ async def test_what_a_factory_yields_is_a_part(monkeypatch, kind, part, shown):
         getter = getattr(builder, f"get_{kind[:-1]}")
         with pytest.raises(EtudeError, match=rf"test_wrong_returns.py:\d+: what builds .* yielded {shown}"):
             await getter(names[kind])
+
+
+@pytest.mark.parametrize(
+    ("kind", "base", "config"),
+    [
+        ("trainer_adapters", guide.GuideAdapter, "adapter_config"),
+        ("trajectory_builders", guide.GuideBuilder, "trajectory_builder_config"),
+        ("trainers", guide.GuideTrainer, "trainer_config"),
+    ],
+)
+async def test_a_constructor_that_leaves_out_the_base_class_is_named(monkeypatch, kind, base, config):
+    def init(self, given):
+        """Forgets its base class."""
+
+    async def factory(config, builder):
+        yield type("Mine", (base,), {"__init__": init})(config)
+
+    names = {"trainer_adapters": "local", "trajectory_builders": "grpo", "trainers": "epochs"}
+    registration = registry.lookup(kind, names[kind])
+    monkeypatch.setitem(registry._registrations, (kind, names[kind]), replace(registration, factory=factory))
+    async with Builder(parse_config({"workflow": "tests.training:play"})) as builder:
+        said = rf"test_wrong_returns.py:\d+: `Mine.__init__` does not call `super\(\).__init__\({config}\)`"
+        with pytest.raises(EtudeError, match=said):
+            await getattr(builder, f"get_{kind[:-1]}")(names[kind])
 
 
 @pytest.mark.parametrize(

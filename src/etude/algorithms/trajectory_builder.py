@@ -90,7 +90,10 @@ class TrajectoryBuilder(ABC):
     def _block(self) -> FinetuneConfig:
         """The `finetuning` block. Raises EtudeError before `initialize`."""
         if self.run_config is None:
-            raise EtudeError(f"{type(self).__name__} was not initialized; call initialize(run_config) first")
+            raise EtudeError(
+                f"{type(self).__name__} was not initialized; call initialize(run_config) first, and in an "
+                "`initialize` of its own `await super().initialize(run_config)`"
+            )
         return self.run_config
 
     async def run_eval(self) -> EvaluationRunOutput:

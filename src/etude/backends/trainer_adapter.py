@@ -14,6 +14,7 @@ from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
 from etude.core.around import is_entered, wrap_implementations
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from etude.core.returned import WrongReturnError
 from etude.core.trajectory import TrajectoryCollection
 from etude.store.files import append_json_line
 
@@ -106,6 +107,11 @@ class TrainerAdapter(ABC):
             raise TrainingError(
                 f"there is no job to ask after, because nothing was submitted: {ref.reason}. Where `submit` "
                 "returns an `etude.Skipped`, go on with the next epoch"
+            )
+        if not isinstance(ref, TrainingJobRef):
+            raise WrongReturnError(
+                f"{type(self).__name__} was asked after job {ref!r:.60}, and a TrainingJobRef is expected, "
+                "as `submit` and `run_epoch` return it (is a `return` missing?)"
             )
         return await ask() if self.__jobs is None else await self.__jobs.followed(ref, ask)
 

@@ -109,6 +109,11 @@ class Builder:
         room above this one, and known by its name here."""
         part = await self.get(kind, name)
         if any(base.__name__ == interface for base in type(part).__mro__):
+            if not hasattr(part, config := _CONFIGS[kind]):
+                raise EtudeError(
+                    f"{where_defined(type(part).__init__)}: `{type(part).__name__}.__init__` does not call "
+                    f"`super().__init__({config})`"
+                )
             return part
         registration = registry.lookup(kind, section(self.config, kind)[name].type_name)
         raise EtudeError(
@@ -186,6 +191,13 @@ class Builder:
             circle = " -> ".join(reversed(error.args[1]))
             raise RequestError(f"components need each other in a circle: {circle}") from None
 
+
+_CONFIGS: dict[Kind, str] = {
+    "trajectory_builders": "trajectory_builder_config",
+    "trainer_adapters": "adapter_config",
+    "trainers": "trainer_config",
+}
+"""For each kind of part the attribute that the constructor of its base class sets."""
 
 _OWN: frozenset[Kind] = frozenset({"trajectory_builders", "trainer_adapters", "trainers"})
 

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from etude.core.returned import checked, require_plain
+from etude.core.returned import called, checked, require_plain
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -53,11 +53,11 @@ def _through(own: C, declared: Callable[..., Any], *, nested: bool = False) -> C
 
     def proceed(self: Any, *args: Any, **kwargs: Any) -> Any:
         with entered(self, name), _noted(_inside, self, name):
-            return checked(own(self, *args, **kwargs), own, declared)
+            return checked(called(own, declared, self, *args, **kwargs), own, declared)
 
     async def proceed_async(self: Any, *args: Any, **kwargs: Any) -> Any:
         with entered(self, name), _noted(_inside, self, name):
-            value = own(self, *args, **kwargs)
+            value = called(own, declared, self, *args, **kwargs)
             return checked(await value if inspect.isawaitable(value) else value, own, declared)
 
     implementation = proceed_async if is_async else proceed

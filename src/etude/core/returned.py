@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -18,7 +18,7 @@ _WORDS: dict[Any, str] = {bool: "True or False", float: "a number", str: "text",
 
 
 class WrongReturnError(EtudeError):
-    """A part of somebody's returned what its interface does not have.
+    """A part of somebody's returned, or takes, what its interface does not have.
 
     It is no TrainingError: a job that it concerns may be running.
     """
@@ -31,6 +31,21 @@ def require_plain(implementation: Callable[..., Any], declared: Callable[..., An
             f"{_place(implementation)} is `async def`, and {declared.__qualname__} is called without being "
             "waited for; write `def`, and wait for nothing in it"
         )
+
+
+def called(
+    implementation: Callable[..., Any], declared: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """The result of the implementation. Raises WrongReturnError where it does not take what it is given."""
+    try:
+        return implementation(self, *args, **kwargs)
+    except TypeError as error:
+        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+            raise
+        parameters = ", ".join(map(str, _parameters(declared)))
+        raise WrongReturnError(
+            f"{_place(implementation)} is to take what its interface says, ({parameters}): {error}"
+        ) from error
 
 
 def checked(value: Any, implementation: Callable[..., Any], declared: Callable[..., Any]) -> Any:
@@ -51,6 +66,11 @@ def checked(value: Any, implementation: Callable[..., Any], declared: Callable[.
         f"{_place(implementation)} returned {_shown(value, expected)}, and {_words(expected)} is "
         f"expected{missing}"
     )
+
+
+def _parameters(method: Callable[..., Any]) -> Iterator[inspect.Parameter]:
+    for parameter in inspect.signature(method).parameters.values():
+        yield parameter.replace(annotation=inspect.Parameter.empty)
 
 
 @functools.cache

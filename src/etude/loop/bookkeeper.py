@@ -94,7 +94,7 @@ class Bookkeeper:
         self._games: defaultdict[tuple[int, str], list[Game]] = defaultdict(list)
         """By epoch and entry of `llms`: whom the trained model has met."""
         self._built: dict[int, tuple[TrajectoryCollection, dict[str, Any]]] = {}
-        self._jobs: dict[int, int] = {}
+        self.jobs: dict[int, int] = {}
         self._entered: int | None = None
 
     @property
@@ -108,8 +108,8 @@ class Bookkeeper:
         if inside is not None:
             return inside
         if self._entered is None:
-            return len(self._jobs)
-        return self._entered + 1 if self._entered in self._jobs else self._entered
+            return len(self.jobs)
+        return self._entered + 1 if self._entered in self.jobs else self._entered
 
     @contextmanager
     def working_on(self, epoch: int) -> Iterator[None]:
@@ -153,10 +153,10 @@ class Bookkeeper:
         called. Raises TrainingError when the data are not of the weights that they are said to come from.
         """
         epoch, log = self.epoch, self.record.log
-        job = self._jobs.get(epoch, 0) + 1
+        job = self.jobs.get(epoch, 0) + 1
         known = log.submission(epoch, job)
         if known is not None and (self.record.ended(known.ref) or await self.line.is_known(known.ref)):
-            self._jobs[epoch] = job
+            self.jobs[epoch] = job
             return known.ref
         self.check(collection, epoch)
         try:
@@ -175,7 +175,7 @@ class Bookkeeper:
                 sampled_from=await self.sampled_from(epoch),
             )
             await log.add_submission(epoch, submission, job)
-            self._jobs[epoch] = job
+            self.jobs[epoch] = job
         return ref
 
     async def _start(

@@ -117,6 +117,8 @@ class TrainerSeam(ABC):
         """Raise EtudeError before `bind_components` and `initialize`."""
         if self.__parts is None and self.trajectory_builder is None and self.run_config is None:
             raise _not_ready(self, "bind_components(trajectory_builder, trainer_adapter)")
+        if self.__books and self.__parts and self.run_config is self.__parts[0].run_config is None:
+            raise _not_ready(self, "super().initialize(run_config) in `initialize`, and await it,")
 
     def __open_books(
         self,
@@ -158,8 +160,7 @@ class TrainerSeam(ABC):
     ) -> list[TrainingJobStatus]:
         """Report the beginning and the end of a trainer's run."""
         self.__require_parts()
-        follower = self.__follower
-        if follower is None:
+        if (follower := self.__follower) is None:
             return await proceed(num_epochs)
         self.__num_epochs = num_epochs
         self.runtime.progress.run_started(self.runtime.run.name, num_epochs, follower.describe())

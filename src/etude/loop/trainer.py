@@ -17,6 +17,7 @@ from etude.core.errors import EtudeError, JobStillRunning, TrainingError
 from etude.core.history import History
 from etude.core.interfaces import Progress
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
+from etude.core.returned import WrongReturnError
 from etude.core.trajectory import TrajectoryCollection
 from etude.loop.alarms import pause_for
 from etude.loop.checks import without_stale
@@ -100,6 +101,11 @@ async def submit_epoch(
         job = await member.run_epoch(epoch, run_id)
         if isinstance(job, TrainingJobRef):
             jobs.append((member, job))
+        elif job is None and epoch in member.bookkeeper.jobs:
+            raise WrongReturnError(
+                f"{type(member).__name__}.run_epoch returned None, and it submitted a job; return what "
+                "`submit` returned (is a `return` missing?), and resume the run"
+            )
         else:
             await member.bookkeeper.skip(epoch, job.reason if job else "run_epoch returned None")
     return jobs
@@ -260,7 +266,7 @@ class EpochTrainer(Trainer):
         """Adopt the weights that the job made, and record the epoch."""
         async with self._or_forgotten(epoch):
             await self.bookkeeper.adopt(epoch, ref, status, self._training_since)
-        self.log_progress(epoch, self.history.epochs[-1].metrics)
+        self.log_progress(epoch, {**self.history.epochs[-1].metrics})
 
     async def measure_base(self) -> None:
         """Evaluate the base model, once, where a warm-up is to come and there is something to do it on."""
