@@ -468,8 +468,8 @@ def test_a_mistake_is_answered_with_one_sentence(
         ),
         (
             "a: {{ b }}\n",
-            "config.yml:1:5: not valid YAML: found unhashable key; put a value that "
-            "begins with '{' in quotes",
+            "config.yml:1:5: not valid YAML: found unhashable key; "
+            "a key is a text or a number; put a value that holds '{{' in quotes",
         ),
         (
             "a: |b\n",
