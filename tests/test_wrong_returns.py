@@ -484,3 +484,17 @@ def test_of_what_builds_an_engine(tmp_path, monkeypatch):
     model = {"_type": "test_wrong_engine", "says": "none"}
     with pytest.raises(EtudeError, match=r"test_wrong_returns.py:\d+: what builds llms.policy yielded None"):
         etude.evaluate(play, reward=correct, examples=examples(2), model=model, progress=False)
+
+
+def test_any_sequence_or_set_will_do():
+    """Where an interface declares one: a range, a tuple, a frozenset."""
+
+    class Own(Grpo, name=""):
+        def earlier_epochs(self, epoch):
+            return range(epoch)
+
+        def needs(self):
+            return frozenset({"logprobs"})
+
+    assert [*Own().earlier_epochs(2)] == [0, 1]
+    assert Own().needs() == {"logprobs"}

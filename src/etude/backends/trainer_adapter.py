@@ -108,7 +108,7 @@ class TrainerAdapter(ABC):
                 f"there is no job to ask after, because nothing was submitted: {ref.reason}. Where `submit` "
                 "returns an `etude.Skipped`, go on with the next epoch"
             )
-        if not isinstance(ref, TrainingJobRef):
+        if not hasattr(ref, "run_id"):  # A job's status names it too.
             raise WrongReturnError(
                 f"{type(self).__name__} was asked after job {ref!r:.60}, and a TrainingJobRef is expected, "
                 "as `submit` and `run_epoch` return it (is a `return` missing?)"

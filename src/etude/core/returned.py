@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -93,11 +93,14 @@ def _fits(value: Any, expected: Any) -> bool:
         if hasattr(value, "ndim"):
             return bool(value.ndim)  # Numbers of numpy or torch.
         (item,) = get_args(expected)
-        return isinstance(value, list | tuple) and all(_fits(each, item) for each in value)
+        is_list = isinstance(value, (list, tuple) if get_origin(expected) is list else Sequence)
+        return is_list and not isinstance(value, str) and all(_fits(each, item) for each in value)
     if get_origin(expected) is tuple:
         items = get_args(expected)
         is_tuple = isinstance(value, tuple | list) and len(value) == len(items)
         return is_tuple and all(map(_fits, value, items))
+    if get_origin(expected) is set:
+        return isinstance(value, Set)
     if expected is float:
         return _is_number(value)
     if expected is bool and getattr(value, "ndim", None) == 0:

