@@ -150,16 +150,19 @@ async def test_an_own_trainer_that_is_stopped_is_resumed_to_the_same_end(
     assert again.engine.version == whole.engine.version == 3
 
 
+@pytest.mark.parametrize(
+    "trainer, record", [("guide", "add_status"), ("guide", "add_epoch"), ("epochs", "add_epoch")]
+)
 @pytest.mark.parametrize("lose_jobs", [False, True], ids=["the backend kept the job", "the job was lost"])
 async def test_a_run_that_is_stopped_when_an_epoch_is_recorded_does_not_make_its_job_again(
-    run, tmp_path, monkeypatch, lose_jobs
+    run, tmp_path, monkeypatch, lose_jobs, trainer, record
 ):
-    use(run, "guide", "guide")
-    monkeypatch.setattr(EpochLog, "add_status", lambda self, ref, status: interrupt(status))
+    use(run, "guide", trainer)
+    monkeypatch.setattr(EpochLog, record, lambda self, *facts: interrupt(facts))
     with pytest.raises(Interrupted):
         await run.start(num_epochs=2)
     monkeypatch.undo()
-    again = use(run.restarted(), "guide", "guide")
+    again = use(run.restarted(), "guide", trainer)
     again.adapter = FakeAdapter(tmp_path / "backend", lose_jobs=lose_jobs)
     await again.start(num_epochs=2)
     assert again.adapter.submitted == ["run-epoch-2"]

@@ -196,7 +196,19 @@ class ModelLine:
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
         """The status of a job."""
-        return await self.noted(ref, await self.adapter.status(ref))
+        return await self.noted(ref, self.remembered(ref, await self.adapter.status(ref)))
+
+    def remembered(self, ref: TrainingJobRef, status: TrainingJobStatus) -> TrainingJobStatus:
+        """The status; of a job that its backend has forgotten, and whose weights were adopted: completed.
+
+        So it is after a kill between the adoption and the record of the epoch.
+        """
+        data = self.log.job(ref.run_id) if status.status is TrainingStatusEnum.NOT_FOUND else None
+        entry = None if data is None or data.number is None else self.log.entry(data.number)
+        if entry is None or entry.job.run_id != ref.run_id:
+            return status
+        made = {"model_version": entry.version.model_dump(mode="json"), "metrics": entry.metrics}
+        return status.model_copy(update={"status": TrainingStatusEnum.COMPLETED, "metadata": made})
 
     async def is_known(self, ref: TrainingJobRef) -> bool:
         """Whether the backend still has the job; an in-process job is gone with its process."""
@@ -217,6 +229,7 @@ class ModelLine:
                 raise
             late = f"job {ref.run_id} ({ref.backend}) is not done after {seconds:g} s"
             status = await self._cancel(ref, late, error)
+        status = self.remembered(ref, status)
         if not status.status.is_final:
             raise TrainingError(
                 f"job {ref.run_id} ({ref.backend}): wait_until_complete came back while it is "

@@ -117,7 +117,7 @@ class Follower(Bookkeeper):
                 if log.status(ref) is None:
                     await log.add_status(ref, recorded)
             return recorded
-        status = await ask()
+        status = self.line.remembered(ref, await ask())
         is_over = status.status.is_final and status.status is not TrainingStatusEnum.NOT_FOUND
         if epoch is not None and is_over:
             self._over.add(epoch)
