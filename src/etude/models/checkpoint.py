@@ -51,7 +51,7 @@ def load_model(config: Any, location: str, **options: Any) -> Any:
     with _without_reports():
         try:
             model, found = model_class(config).from_pretrained(
-                location, output_loading_info=True, ignore_mismatched_sizes=True, **options
+                location, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **options
             )
         except _NoNumbersError as error:
             raise ValueError(
