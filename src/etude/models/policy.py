@@ -38,7 +38,7 @@ from etude.models.quantized import (
     require_quantization,
 )
 from etude.models.source import not_loaded, pretrained
-from etude.models.speech import Speech
+from etude.models.speech import Speech, load_tokenizer
 from etude.models.weights import digest, load_tensors, load_with_digest, part_like, save_tensors
 from etude.store.files import WEIGHTS_FILE
 
@@ -98,7 +98,7 @@ class Policy:
 
         Raises RequestError when there is no such model, or it cannot be used for chat or quantised here.
         """
-        from transformers import AutoConfig, AutoTokenizer
+        from transformers import AutoConfig
 
         silence_transformers()
         mend_masks()
@@ -113,7 +113,7 @@ class Policy:
             limit_threads(parameters)
             kind = choose_dtype(dtype, chosen, parameters)
             more = four_bits(kind, chosen) if quantization == FOUR_BITS else dequantised() if file else {}
-            tokenizer = AutoTokenizer.from_pretrained(name, **file)
+            tokenizer = load_tokenizer(name, file)
             # What is to be rounded is never there in more bits than on the disk.
             loaded: Any = "auto" if quantization == EIGHT_BITS and not file else kind
             model = load_model(config, name, dtype=loaded, **file, **more)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from etude.models.source import not_loaded, pretrained
 from etude.models.template import ChatTemplate
 
 _UNKNOWN_CONTEXT = 4096
+_DIGITS_TOGETHER = re.compile(r"Ġ?\d\d|Ġ\d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +49,11 @@ class Speech:
 
         Raises RequestError when there is no such model or it cannot be used for chat.
         """
-        from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+        from transformers import AutoConfig, GenerationConfig
 
         name, file = pretrained(source)
         try:
-            tokenizer = AutoTokenizer.from_pretrained(name, **file)
+            tokenizer = load_tokenizer(name, file)
             config = AutoConfig.from_pretrained(name, **file)
         except LOADING_ERRORS as error:
             raise not_loaded(source, error) from error
@@ -59,6 +62,24 @@ class Speech:
         except OSError:
             generation = None  # The file is optional; the config names the tokens then.
         return cls.of(tokenizer, config, generation)
+
+
+def load_tokenizer(name: str, file: Mapping[str, str]) -> Any:
+    """The tokenizer of a model that `pretrained` has found. Raises LOADING_ERRORS.
+
+    A GGUF file names the way that its tokenizer cuts a text, and transformers does not know all of them: it
+    takes GPT-2's then. A vocabulary without digits that stand together was made of single digits.
+    """
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(name, **file)
+    if file and not any(map(_DIGITS_TOGETHER.match, tokenizer.get_vocab())):
+        cuts = tokenizer.backend_tokenizer.pre_tokenizer
+        if isinstance(cuts, ByteLevel) and cuts.use_regex:
+            digits = Digits(individual_digits=True)
+            tokenizer.backend_tokenizer.pre_tokenizer = Sequence([digits, cuts])
+    return tokenizer
 
 
 def _require_one_vocabulary(tokenizer: Any, config: Any) -> None:

@@ -23,6 +23,7 @@ from etude.models.memory import available_memory, shown_bytes
 from etude.models.policy import LoraOptions, Policy
 from etude.models.quantized import EIGHT_BITS, FOUR_BITS, Quantization, require_quantization
 from etude.models.source import is_gguf, not_loaded, pretrained
+from etude.models.speech import load_tokenizer
 from etude.preflight.call_values import unread_values
 from etude.preflight.drift import TOOL
 from etude.preflight.finding import Findings
@@ -99,11 +100,11 @@ def outline(source: str) -> Policy:
 
     Raises RequestError when there is none, it cannot chat, or its weights are not those of its config.
     """
-    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+    from transformers import AutoConfig, GenerationConfig
 
     location, file = pretrained(source)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(location, **file)
+        tokenizer = load_tokenizer(location, file)
         model = load_outline(AutoConfig.from_pretrained(location, **file), location, **file)
     except LOADING_ERRORS as error:
         raise not_loaded(source, error) from error
