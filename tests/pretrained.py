@@ -1,7 +1,8 @@
-"""The real pretrained model that tests use: `make real-model` makes it of what a package ships."""
+"""The real pretrained model that tests use, and llama.cpp's converter: `make tests` gets both as packages."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,14 @@ def real_model() -> Path:
 def real_gguf() -> Path:
     """The file that the folder was made of."""
     return packaged_gguf()
+
+
+def real_converter() -> Path:
+    """A folder with llama.cpp's converter and all that it needs."""
+    return Path(sys.prefix) / "llama.cpp"
+
+
+needs_converter = pytest.mark.skipif(
+    not real_converter().is_dir(),
+    reason="llama.cpp's converter is not there, and the index cannot be reached: make .venv/llama.cpp",
+)
