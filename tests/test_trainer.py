@@ -393,7 +393,7 @@ async def test_scores_that_fail_within_the_budget_are_excluded_and_counted(run):
 async def test_a_custom_reward_shapes_what_is_trained_on(run):
     class Shaped(CollectingBuilder):
         async def compute_reward(self, output_item, meta=None):
-            assert meta == {"epoch": 0, "run_id": "run"}
+            assert meta == {"epoch": 0, "run_id": "run", "begins_from": 0}
             return 10 * await super().compute_reward(output_item, meta)
 
     run.builder = Shaped(Grpo(num_generations=4))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 import etude
 from etude.algorithms.collecting import CollectingBuilder
@@ -17,6 +20,7 @@ from etude.algorithms.rloo import Rloo
 from etude.algorithms.samples import branches_of
 from etude.core.episode import WORKFLOW
 from etude.core.errors import RequestError, TrainingError
+from etude.learner.objective import MicroBatch
 from tests.algorithms.scripted_episodes import conversation, episode
 from tests.models.tiny_models import fresh_policy
 from tests.training import Run, ScriptedEngine, examples
@@ -47,8 +51,6 @@ class Constant(etude.Grpo):
 
 
 def sample_with(sample: Any, value: float) -> Any:
-    from dataclasses import replace
-
     return replace(sample, advantages=sample.by_token([value] * len(sample.turns)))
 
 
@@ -92,6 +94,32 @@ def test_a_group_of_equal_reward_is_kept_for_what_it_teaches(algorithm, is_kept,
     found_kept, found_compared, tally = kept(algorithm)
     assert (found_kept, found_compared) == (is_kept, is_compared)
     assert tally.left_out == ({} if is_kept else {NO_ADVANTAGE: 1})
+
+
+def test_the_loss_of_a_flat_group_is_its_bonus_and_its_kl():
+    """By hand: 0.1 · ((e^0.5 - 1.5) + (e^-1 - 0)) / 2 - 0.2 · (1.5 + 0.5) / 2, whatever the ratios are."""
+    rows = {"sampled_BT": [[-1.0, -2.0, 0.0]], "reference_BT": [[-0.5, -3.0, 0.0]]}
+    rows |= {"weights_BT": [[0.5, 0.5, 0.0]], "advantages_BT": [[0.0] * 3], "entropy_BT": [[1.5, 0.5, 9.0]]}
+    tensors = {name: torch.tensor(values) for name, values in rows.items()}
+    micro = MicroBatch(**tensors, unit_share=1.0, token_share=0.5)
+    logprobs = torch.tensor([[-1.0, -2.0, 0.0]])
+    loss, metrics = Grpo(beta=0.1, entropy_bonus=0.2).loss(logprobs, micro)
+    kl = (math.exp(0.5) - 1.5 + math.exp(-1)) / 2
+    assert float(loss) == pytest.approx(0.1 * kl - 0.2 * 1.0)
+    assert (metrics["entropy"], metrics["reference_kl"]) == pytest.approx((1.0, kl))
+
+
+def test_a_flat_group_counts_in_the_mean_over_tokens():
+    """With a term of the loss besides, its tokens are trained on, so those of the others weigh less."""
+    algorithm = Grpo(entropy_bonus=0.1)
+    flat = group("a", "bb")
+    other = [replace(scored, reward=float(number)) for number, scored in enumerate(group("c", "dd"))]
+    made = algorithm.groups([flat, other], Collected(0, 0, Tally()))
+    units, _ = algorithm.units([each.samples for each in made])
+    assert [sample.has_gradient for (sample,) in units] == [False, False, True, True]
+    count = sum(sum(sample.mask) for (sample,) in units)
+    assert algorithm.normalised(units) == [[pytest.approx(1 / count)]] * 4
+    assert algorithm.reason_to_skip([each.samples for each in made[:1]]) is None
 
 
 def test_what_rounding_leaves_of_equal_rewards_is_no_advantage():
@@ -195,3 +223,33 @@ def test_weights_move_by_what_there_is_besides_the_reward(algorithm, moves, tmp_
     (line,) = (run.folder / "training_metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["training"]["grad_norm"] > 0
     assert (run.summary["epochs_trained"], run.summary["last_version"]["number"]) == (1, 1)
+
+
+def test_after_a_warm_up_the_kl_has_no_say_before_the_policy_has_moved(tmp_path, monkeypatch):
+    """It is the KL to the weights that training began with, which are those of the warm-up."""
+    monkeypatch.chdir(tmp_path)
+    fresh_policy(max_context=128).export(tmp_path / "model")
+    said = [{"role": "user", "content": "what is 1?"}, {"role": "assistant", "content": "it is 1."}]
+    (tmp_path / "said.jsonl").write_text(json.dumps({"messages": said}) + "\n")
+    rows = [etude.Example("e", {"question": "what is 1?"})]
+    given: dict[str, Any] = {"examples": rows, "model": "model", "epochs": 1, "progress": False}
+    given |= {"warm_up": {"transcripts": "said.jsonl", "steps": 1}, "reward": lambda example, output: 1.0}
+    with pytest.raises(TrainingError, match=f"1 × {IDLE}"):
+        etude.train(play, algorithm=Grpo(group=3, beta=0.1), **given)
+
+
+def test_a_bonus_makes_the_answers_of_flat_groups_more_varied(tmp_path, monkeypatch):
+    """A real training, in which every episode earns 1. The entropy is that of the answers as they came."""
+    monkeypatch.chdir(tmp_path)
+    model = fresh_policy(max_context=128)
+    with torch.no_grad():
+        model.model.model.norm.weight.mul_(3)  # It is sure of itself.
+    model.export(tmp_path / "model")
+    rows = [etude.Example(f"e{number}", {"question": f"what is {number}?"}) for number in range(4)]
+    given: dict[str, Any] = {"examples": rows, "model": "model", "epochs": 6, "progress": False}
+    given |= {"reward": lambda example, output: 1.0, "backend": {"_type": "local", "learning_rate": 3e-3}}
+    run = etude.train(play, algorithm=Grpo(group=4, entropy_bonus=0.01), **given)
+    lines = (run.folder / "training_metrics.jsonl").read_text().splitlines()
+    epochs = [json.loads(line) for line in lines]
+    assert [epoch["reward_groups"] for epoch in epochs] == [{"compared": 4, "flat": 4}] * 6
+    assert epochs[-1]["sampled_entropy"] > 1.1 * epochs[0]["sampled_entropy"]

@@ -123,7 +123,7 @@ class Algorithm(Collecting):
 
     def is_idle(self, groups: Sequence[UnitGroup], *, at_base: bool) -> bool:
         """Whether a job on the groups would change nothing: there is no advantage, and no other term of the
-        loss. The KL to the base model is none while the policy is that model (`at_base`)."""
+        loss. The KL is none while the policy is the model that training began with (`at_base`)."""
         if self.kind != "samples" or self.needs() & {"entropy", "divergence"}:
             return False
         has_other_term = not self.skips_idle and not ("reference" in self.needs() and at_base)

@@ -25,7 +25,7 @@ from etude.algorithms.episodes import (
     by_agent,
     reward_groups,
     rewards_of,
-    sampled_from_base,
+    sampled_from,
     without_cut_off,
     without_retries,
 )
@@ -145,7 +145,7 @@ class Collecting(TrajectoryBuilderConfig):
         return [UnitGroup([], rewards_of(group)) for group in episodes]
 
     def is_idle(self, groups: Sequence[UnitGroup], *, at_base: bool) -> bool:
-        """Whether a job on the groups would change nothing. `at_base`: the policy is the base model."""
+        """Whether a job on the groups would change nothing. `at_base`: the policy is as training began."""
         return False
 
     def parts(self, group: Group, tally: Tally) -> list[Group]:
@@ -282,7 +282,8 @@ class CollectingBuilder(TrajectoryBuilder):
         differ = self.algorithm.compared(compared)
         tally.reward_groups = reward_groups(compared, differ)
         groups = await self.algorithm.completed(groups, self._runtime)
-        at_base = self.run_config.fine_tune_from_scratch or sampled_from_base(episodes)
+        start = int(about.get("begins_from", 0))
+        at_base = self.run_config.fine_tune_from_scratch or sampled_from(start, episodes)
         if not any(differ) and self.algorithm.is_idle(groups, at_base=at_base):
             tally.leave_out(IDLE, sum(bool(group.units) for group in groups))
             groups = []

@@ -143,10 +143,10 @@ def without_cut_off(group: UnitGroup, kind: Kind, tally: Tally) -> UnitGroup:
     return replace(group, units=[unit for unit in made if not isinstance(unit, str)])
 
 
-def sampled_from_base(episodes: Iterable[Group]) -> bool:
-    """Whether all answers of some episodes are of the model that training began with."""
+def sampled_from(version: int, episodes: Iterable[Group]) -> bool:
+    """Whether all answers of some episodes are of a version; those that name none are of version 0."""
     answers = (call.completion for group in episodes for scored in group for call in scored.calls)
-    return not any(answer.model_version for answer in answers if answer is not None)
+    return all((answer.model_version or 0) == version for answer in answers if answer is not None)
 
 
 def rewards_of(group: Group) -> list[float]:

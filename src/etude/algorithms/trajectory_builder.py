@@ -117,8 +117,8 @@ class TrajectoryBuilder(ABC):
     async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
         """Start collecting for one epoch, under a name of its own.
 
-        `meta` has the `epoch` (from 0) and whatever else the trainer knows. Raises ValueError for a `run_id`
-        that is being collected.
+        `meta` has the `epoch` (from 0), `begins_from` (the number of the version that training began with)
+        and whatever else the trainer knows. Raises ValueError for a `run_id` that is being collected.
         """
 
     @abstractmethod

@@ -237,7 +237,8 @@ class EpochTrainer(Trainer):
         """Collect and choose what `run_epoch` submits, unless that was done."""
         if epoch in self._prepared:
             return
-        books, meta = self.bookkeeper, {"epoch": epoch, "run_id": run_id}
+        books, start = self.bookkeeper, self.history.start
+        meta = {"epoch": epoch, "run_id": run_id, "begins_from": 0 if start is None else start.number}
         submitted = books.record.log.submission(epoch)
         if submitted is not None and await books.line.is_known(submitted.ref):
             self._take_curriculum_state(submitted.curriculum_state)
