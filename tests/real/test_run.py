@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import etude
 from etude.algorithms.episodes import Collected, ScoredEpisode, Tally
@@ -113,6 +113,23 @@ def test_a_run_that_was_killed_ends_with_the_same_weights_to_the_last_bit(runs: 
     assert summary(runs["killed"]) == summary(runs["whole"])
     folders = [run.version("last").path for run in runs.values()]
     assert len({(folder / WEIGHTS_FILE).read_bytes() for folder in folders if folder}) == 1
+
+
+def test_what_an_episode_asks_is_what_the_chat_template_writes(runs: dict[str, etude.Run]):
+    """The second prompt of an episode goes on from the tokens of the first answer, which was cut off."""
+    words, seconds = AutoTokenizer.from_pretrained(real_model()), 0
+    for episode in runs["whole"].episodes:
+        before: tuple[int, ...] = ()
+        for call in episode.calls:
+            found = call.completion
+            assert found is not None and found.prompt_ids is not None and found.completion_ids is not None
+            spoken = [*call.request.messages]
+            text = words.apply_chat_template(spoken, add_generation_prompt=True, tokenize=False)
+            assert words.decode(found.prompt_ids) == text
+            assert found.prompt_ids[: len(before)] == before
+            seconds += bool(before)
+            before = (*found.prompt_ids, *found.completion_ids)
+    assert seconds == 6
 
 
 def units_of(run: etude.Run) -> list[Unit]:
