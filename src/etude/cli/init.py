@@ -10,7 +10,7 @@ from etude.cli.command import AsJson, argument, option
 from etude.cli.console import emit, next_step, path_shown, say
 from etude.core.errors import RequestError
 
-Task = Literal["larger", "tickets"]
+Task = Literal["larger", "tickets", "sql", "game", "tool"]
 """The folders of `preflight/starter_files`."""
 
 
@@ -18,7 +18,10 @@ def init(
     folder: Annotated[Path, argument("The folder to make.")],
     task: Annotated[
         Task | None,
-        option("What the agent does: names the larger of two numbers (the default), reads tickets."),
+        option(
+            "What the agent does: names the larger of two numbers (the default), reads tickets, writes SQL, "
+            "plays a guessing game, uses a tool."
+        ),
     ] = None,
     model: Annotated[
         str | None, option("The model to start from: a folder, or a name on the Hugging Face hub.")
