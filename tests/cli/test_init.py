@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import get_args
 
-from etude.models.tiny import build_policy, build_tokenizer
-from etude.preflight.starter import HELD_OUT, MODEL, TRAIN
+import pytest
+
+from etude.cli.init import Task
+from etude.models.tiny import TinyShape, build_policy, build_tokenizer
+from etude.preflight import starter_files
+from etude.preflight.starter import MODEL
+from etude.preflight.starter_files.larger.rows import HELD_OUT, TRAIN
 from tests.cli.projects import etude, events
 
 
@@ -31,15 +38,31 @@ def test_the_default_model_is_named(tmp_path):
     assert MODEL in (tmp_path / "new" / "config.yml").read_text()
 
 
-def test_no_question_is_in_both_files(tmp_path):
-    told = json.loads(etude("init", tmp_path / "new", "--json").stdout)
-    assert told["files"] == ["agent.py", "train.jsonl", "validation.jsonl", "config.yml"]
-    questions = [
-        {row["question"] for row in events((tmp_path / "new" / name).read_text())}
+def test_each_folder_of_starter_files_is_a_task():
+    [folder] = map(Path, starter_files.__path__)
+    assert sorted(get_args(Task)) == sorted(path.parent.name for path in folder.glob("*/rows.py"))
+
+
+@pytest.mark.parametrize("task", get_args(Task))
+def test_each_task_passes_a_check_and_holds_out_rows_of_its_own(task, tmp_path, monkeypatch):
+    told = json.loads(etude("init", tmp_path / task, "--task", task, "--json").stdout)
+    assert {"agent.py", "train.jsonl", "validation.jsonl", "config.yml"} <= {*told["files"]}
+    monkeypatch.chdir(tmp_path / task)
+    texts = [path.read_text() for path in Path().iterdir()]
+    build_policy(build_tokenizer(texts), 0, TinyShape(max_context=2048)).export(Path("tiny"))
+    checked = etude("check", "config.yml", "-o", "llms.policy.model=tiny")
+    assert checked.exit_code == 0, checked.stdout + checked.stderr
+    train, held_out = (
+        [{key: value for key, value in row.items() if key != "id"} for row in events(Path(name).read_text())]
         for name in ("train.jsonl", "validation.jsonl")
-    ]
-    assert [len(found) for found in questions] == [TRAIN, HELD_OUT]
-    assert not questions[0] & questions[1]
+    )
+    assert len(train) >= 256 and len(held_out) >= 128
+    assert not any(row in train for row in held_out)
+
+
+def test_an_environment_has_tasks_of_its_own(tmp_path):
+    shown = etude("init", tmp_path / "new", "--env", "gym:CartPole-v1", "--task", "tickets")
+    assert shown.exit_code == 2 and "--env TYPE:TASK" in shown.stderr
 
 
 def test_nothing_is_written_over(tmp_path):

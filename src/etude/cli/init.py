@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from etude.cli import hints
 from etude.cli.command import AsJson, argument, option
 from etude.cli.console import emit, next_step, path_shown, say
+from etude.core.errors import RequestError
+
+Task = Literal["larger", "tickets", "sql", "game", "tool"]
+"""The folders of `preflight/starter_files`."""
 
 
 def init(
     folder: Annotated[Path, argument("The folder to make.")],
+    task: Annotated[
+        Task | None,
+        option(
+            "What the agent does: names the larger of two numbers (the default), reads tickets, writes SQL, "
+            "plays a guessing game, uses a tool."
+        ),
+    ] = None,
     model: Annotated[
         str | None, option("The model to start from: a folder, or a name on the Hugging Face hub.")
     ] = None,
@@ -27,7 +38,12 @@ def init(
     chosen = MODEL if model is None else model
     if Path(chosen).is_dir():
         chosen = str(Path(chosen).absolute())
-    written = write_starter(folder, chosen) if env is None else write_environment(folder, env, chosen)
+    if env is None:
+        written = write_starter(folder, task or "larger", chosen)
+    elif task is None:
+        written = write_environment(folder, env, chosen)
+    else:
+        raise RequestError("--task is an agent's, and --env has its own: write --env TYPE:TASK")
     if as_json:
         emit({"folder": str(folder.absolute()), "files": [path.name for path in written], "model": chosen})
         return

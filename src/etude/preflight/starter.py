@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +21,20 @@ from etude.store.files import write_new_files
 MODEL = PACKAGED
 """Small enough for a laptop, and trained to chat."""
 
-TRAIN, HELD_OUT = 512, 256
-
 _FILES = Path(__file__).parent / "starter_files"
 
 
-def write_starter(folder: Path, model: str = MODEL) -> list[Path]:
-    """Write agent.py, train.jsonl, validation.jsonl and config.yml into `folder`; what was written.
+def write_starter(folder: Path, task: str, model: str = MODEL) -> list[Path]:
+    """Write a task's files, train.jsonl, validation.jsonl and config.yml into `folder`; what was written.
 
     Raises RequestError when one of them is there already, StoreError when they cannot be written.
     """
-    questions = _questions(TRAIN + HELD_OUT, generator(0, "starter"))
-    config = (_FILES / "config.yml.txt").read_text(encoding="utf-8").format(model=json.dumps(model))
-    contents = {
-        "agent.py": (_FILES / "agent.py.txt").read_text(encoding="utf-8"),
-        "train.jsonl": _lines(questions[:TRAIN]),
-        "validation.jsonl": _lines(questions[TRAIN:]),
-        "config.yml": config,
-    }
-    return write_new_files(folder, contents)
+    rows = import_module(f"etude.preflight.starter_files.{task}.rows").rows
+    train, held_out = rows(generator(0, "starter"))
+    files = {file.stem: file.read_text(encoding="utf-8") for file in sorted((_FILES / task).glob("*.txt"))}
+    config = files.pop("config.yml").replace("{model}", json.dumps(model))
+    examples = {"train.jsonl": _lines(train), "validation.jsonl": _lines(held_out)}
+    return write_new_files(folder, {**files, **examples, "config.yml": config})
 
 
 def write_environment(folder: Path, environment: str, model: str = MODEL) -> list[Path]:
@@ -81,15 +76,6 @@ def _laid_over(below: Any, block: Any) -> Any:
     return {**below, **{key: _laid_over(below.get(key), value) for key, value in block.items()}}
 
 
-def _questions(count: int, random: random.Random) -> list[dict[str, str]]:
-    """Different pairs of numbers, with the larger one."""
-    answers: dict[str, str] = {}
-    while len(answers) < count:
-        left, right = random.sample(range(10, 1000), 2)
-        answers[f"Which number is larger, {left} or {right}?"] = str(max(left, right))
-    return [{"question": question, "answer": answer} for question, answer in answers.items()]
-
-
-def _lines(questions: list[dict[str, str]]) -> str:
-    rows = [{"id": f"q{number}", **question} for number, question in enumerate(questions)]
-    return "".join(json.dumps(row) + "\n" for row in rows)
+def _lines(rows: Sequence[Mapping[str, Any]]) -> str:
+    numbered = [{"id": f"q{number}", **row} for number, row in enumerate(rows)]
+    return "".join(json.dumps(row) + "\n" for row in numbered)

@@ -1,0 +1,1 @@
+"""A guessing game: several turns, and a reward at the end."""

@@ -1,0 +1,1 @@
+"""The fields of customers' tickets: typed output, demonstrations first."""

@@ -1,0 +1,1 @@
+"""Problems in words, and a calculator that the model calls."""

@@ -1,0 +1,184 @@
+"""The projects that `etude init --task` writes: who is right earns the whole reward, and nobody else does."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from etude.core.call import ChatRequest
+from etude.core.example import Example
+from etude.core.message import Message
+from etude.models.tiny import TinyShape, build_policy, build_tokenizer
+from etude.preflight.starter import write_starter
+from etude.rewards.evaluation_run import measure
+from tests.cli.projects import etude, events
+from tests.support import ScriptedEngine, tool_call
+
+Project: TypeAlias = Callable[[str], Path]
+ENDLESS = "WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers) "
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch) -> Iterator[Project]:
+    """Writes a task's project, from where its modules can be imported."""
+    before = {*sys.modules}
+
+    def write(task: str) -> Path:
+        write_starter(tmp_path / task, task)
+        monkeypatch.chdir(tmp_path / task)
+        monkeypatch.syspath_prepend(tmp_path / task)
+        return tmp_path / task
+
+    yield write
+    for name in ("agent", "shop"):
+        if name not in before:
+            sys.modules.pop(name, None)
+
+
+def examples(folder: Path, name: str = "validation.jsonl") -> list[Example]:
+    rows = events((folder / name).read_text())
+    return [Example(row.pop("id"), row, row.pop("answer", None)) for row in rows]
+
+
+def said(request: ChatRequest, role: str = "user") -> list[str]:
+    return [str(each["content"]) for each in request.messages if each["role"] == role]
+
+
+async def score(workflow: Any, evaluator: Any, folder: Path, player: Callable[[ChatRequest], Any]) -> float:
+    return (await measure(workflow, evaluator, ScriptedEngine(player), examples(folder))).mean
+
+
+@pytest.mark.parametrize("task", ["sql", "game", "tool"])
+def test_a_model_that_knows_nothing_can_be_evaluated(task, project):
+    folder = project(task)
+    texts = [path.read_text() for path in folder.iterdir()]
+    build_policy(build_tokenizer(texts), 0, TinyShape(max_context=2048)).export(folder / "tiny")
+    Path("few.jsonl").write_text("".join((folder / "validation.jsonl").open().readlines()[:8]))
+    tiny = ["-o", "llms.policy.model=tiny", "--dataset", "few.jsonl"]
+    shown = etude("evaluate", "config.yml", *tiny, "--json")
+    assert shown.exit_code == 0, shown.stdout + shown.stderr
+    assert '"n": 8' in shown.stdout, shown.stdout
+
+
+@pytest.mark.parametrize("task", ["sql", "game", "tool"])
+def test_what_is_imitated_are_training_examples(task, project):
+    folder = project(task)
+    agent = import_module("agent")
+    given = {"seed": 0} if task == "game" else {}
+    transcripts: list[list[Message]] = [*agent.demonstrations(examples(folder, "train.jsonl"), **given)]
+    assert len(transcripts) >= 32
+    assert all(each[-1]["role"] == "assistant" for each in transcripts)
+
+
+async def test_the_right_query_is_right_in_other_words_too(project):
+    folder = project("sql")
+    agent = import_module("agent")
+    queries = {each.inputs["question"]: each.expected for each in examples(folder)}
+
+    def right(request: ChatRequest) -> str:
+        return f"SELECT * FROM ({queries[said(request)[-1]]}) ORDER BY 1 DESC;"
+
+    assert await score(agent.write_query, agent.same_rows, folder, right) == 1
+    assert await score(agent.write_query, agent.same_rows, folder, lambda _: "I do not know") == 0
+    assert await score(agent.write_query, agent.same_rows, folder, lambda _: "SELECT 1 WHERE 0") == 0
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "DELETE FROM orders",
+        "DROP TABLE orders",
+        "INSERT INTO customers VALUES ('Zoe', 'Oslo')",
+        "UPDATE products SET price = 0",
+        "ATTACH 'other.db' AS other",
+        "VACUUM INTO 'copy.db'",
+        "PRAGMA journal_mode = WAL",
+        "CREATE TEMP TABLE mine (x)",
+        "SELECT 1; DELETE FROM orders",
+        "SELECT load_extension('x')",
+    ],
+)
+def test_a_query_cannot_write(query, project):
+    folder = project("sql")
+    shop = import_module("shop")
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    assert shop.rows_of(query) is None
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        ENDLESS + "SELECT COUNT(*) FROM numbers",
+        "SELECT COUNT(*) FROM orders a, orders b, orders c, orders d",
+        "SELECT hex(zeroblob(100000000))",
+        "SELECT group_concat(a.product) FROM orders a, orders b, orders c",
+        "SELECT '\0'",
+        "",
+    ],
+)
+def test_a_query_without_an_end_is_ended_and_a_bad_one_has_no_rows(query, project):
+    project("sql")
+    shop = import_module("shop")
+    started = time.process_time()
+    assert not shop.rows_of(query)
+    assert time.process_time() - started < 5
+
+
+def test_rows_are_bounded(project):
+    project("sql")
+    shop = import_module("shop")
+    assert len(shop.rows_of(ENDLESS + "SELECT n FROM numbers")) == shop.ROWS
+
+
+def test_no_answer_of_the_shop_is_empty(project):
+    folder = project("sql")
+    with sqlite3.connect(":memory:") as database:
+        database.executescript((folder / "shop.sql").read_text())
+        for each in [*examples(folder), *examples(folder, "train.jsonl")]:
+            assert any(value for value, *_ in database.execute(each.expected)), each
+
+
+async def test_who_halves_wins_and_who_counts_up_does_not(project):
+    folder = project("game")
+    agent = import_module("agent")
+
+    def halves(request: ChatRequest) -> str:
+        low, high = map(int, re.findall(r"\d+", said(request)[0])[:2])
+        for guess, hint in zip(said(request, "assistant"), said(request)[1:], strict=True):
+            low, high = (int(guess) + 1, high) if hint == "Higher" else (low, int(guess) - 1)
+        return str((low + high) // 2)
+
+    assert await score(agent.play, agent.won, folder, halves) == 1
+    assert await score(agent.play, agent.won, folder, lambda _: "seven") == 0
+    assert await score(agent.play, agent.won, folder, lambda _: "1") < 0.1
+
+
+async def test_the_calculators_result_is_right_and_a_call_alone_is_not(project):
+    folder = project("tool")
+    agent = import_module("agent")
+    sums = {each.inputs["question"]: each.expected for each in examples(folder)}
+
+    def right(request: ChatRequest) -> str | Message:
+        results = said(request, "tool")
+        return results[0] if results else tool_call("calculator", {"expression": sums[said(request)[-1]]})
+
+    assert await score(agent.solve, agent.correct, folder, right) == 1
+    call = json.dumps({"expression": "1 + 1"})
+    assert await score(agent.solve, agent.correct, folder, lambda _: tool_call("calculator", call)) == 0
+
+
+@pytest.mark.parametrize("expression", ["9 ** 9", "2 ** 99 ** 99", "__import__('os')", "1 / 0", "1 + ", ""])
+def test_the_calculator_takes_whole_numbers_only(expression, project):
+    project("tool")
+    with pytest.raises(ValueError, match="whole numbers"):
+        import_module("agent").calculator(expression)
