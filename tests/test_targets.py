@@ -271,7 +271,8 @@ async def test_a_run_in_which_nothing_was_trained_fails_and_says_why(run):
     with pytest.raises(TrainingError, match=r"trained on nothing in 1 epochs.*no episode has an advantage"):
         await run.start(config(num_epochs=1))
     assert [event for event in run.watcher.events if event.startswith("skipped")] == [
-        f"skipped 1: {name}: nothing to train on: 3 × group in which no episode has an advantage"
+        f"skipped 1: {name}: nothing to train on: 3 × group in which no episode has an advantage; "
+        "every reward is 0"
         for name in ("prover", "verifier")
     ]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from etude.alarms.judge_disagreement import JudgeDisagreement
 from etude.alarms.length_explosion import LengthExplosion
 from etude.alarms.mismatch import Mismatch
 from etude.alarms.partial_reward import PartialReward
+from etude.alarms.remedies import PAGE, REMEDIES
 from etude.alarms.repeated_outputs import RepeatedOutputs
 from etude.alarms.reward_collapse import RewardCollapse
 from etude.alarms.ringing import events_of
@@ -135,6 +138,29 @@ def test_a_model_that_has_learnt_its_task_may_say_the_same_each_time(alarm):
     assert after(1.0, 1.0, 1.0) == ".R"
 
 
+@pytest.mark.parametrize(
+    ("rewards", "symptom"),
+    [
+        ([0.0] * 64, "no-answer-is-right"),
+        ([0.0] * 62 + [1.0] * 2, "no-answer-is-right"),
+        ([0.2] * 64, "no-answer-is-right"),
+        ([0.0] * 40 + [1.0] * 24, "most-groups-are-flat"),
+        ([-3.0] * 64, "most-groups-are-flat"),
+        ([1.0] * 64, "nothing-is-left-to-learn"),
+    ],
+)
+def test_what_to_do_about_flat_groups_depends_on_how_many_answers_are_right(rewards, symptom):
+    (entry,) = earned(rewards)
+    flat = entry.model_copy(update={"metrics": entry.metrics | {"reward_groups": {"compared": 8, "flat": 7}}})
+    ((event,),) = rung(EqualGroups(), [flat])
+    assert event.text.endswith(f"; {REMEDIES[symptom]}")
+
+
+def test_each_remedy_is_a_section_of_the_page():
+    headings = re.findall(r"^## (.+)$", (Path(__file__).parents[2] / PAGE).read_text(), re.MULTILINE)
+    assert {heading.lower().replace(" ", "-") for heading in headings} == set(REMEDIES)
+
+
 def test_each_evaluator_that_fails_and_each_cause_rings_by_itself():
     scores = {"judge": {"n": 90}, "correct": {"n": 100}}
     first = epoch(0, 0.5, evaluators=scores, failures={"score:judge": 10})
@@ -171,7 +197,7 @@ def test_a_sentence_says_what_was_seen_since_when_what_it_means_and_what_to_do()
         "the reward has collapsed to 0.200 [0.150, 0.250] (training episodes of epoch 3, sampled from v2) "
         "from 0.500 [0.450, 0.550] (training episodes of epoch 1, sampled from v0): v2 may be worse than the "
         "model that training began with, or the examples of the epoch harder, since epoch 2; "
-        "a lower learning rate may help"
+        + REMEDIES["the-reward-falls"]
     )
     assert (event.alarm, event.of, event.since, event.action) == ("a", "", 2, "stop")
 

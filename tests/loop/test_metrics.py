@@ -7,6 +7,7 @@ from etude.loop.metrics import (
     collection_metrics,
     reason_for_skip,
     reason_to_stop,
+    reward_metrics,
     scores_of,
     selection_metrics,
     validation_metrics,
@@ -75,6 +76,8 @@ def test_json_has_no_numbers_that_are_not_finite_and_no_sets():
         ({"untargeted": 2}, "2 × episode without a call to the target functions and model"),
         ({"unscored": 1}, "1 × episode without a reward"),
         ({"num_groups": 4, "curriculum_flat_groups": 4}, "4 × group whose rewards differ by less"),
+        ({"left_out": {"flat": 3}, **reward_metrics([0.0] * 6)}, "3 × flat; every reward is 0"),
+        (reward_metrics([1.0] * 6), "every reward is 1, the highest there is"),
         ({}, "no trajectories were built"),
     ],
 )

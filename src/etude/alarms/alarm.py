@@ -29,6 +29,8 @@ class Sighting:
     """In words that a sentence can go on after."""
     episode: str | None = None
     """The id of an episode that shows it."""
+    remedy: str | None = None
+    """The remedy for this one, in place of the alarm's own."""
 
 
 Sightings: TypeAlias = Mapping[str, Sighting]

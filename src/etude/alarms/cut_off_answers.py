@@ -8,6 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from etude.alarms.alarm import Alarm
+from etude.alarms.remedies import REMEDIES
 from etude.core.episode import cut_off_share
 from etude.core.history import Entry
 
@@ -16,7 +17,7 @@ class CutOffAnswers(Alarm, name="cut_off_answers"):
     """Many answers are cut off at the limit of tokens (`cut_off_share` of the metrics)."""
 
     by_default: ClassVar[bool] = True
-    remedy: ClassVar[str] = "raise the model's max_tokens, or have it answer in fewer words"
+    remedy: ClassVar[str] = REMEDIES["answers-are-cut-off"]
 
     above: float = Field(default=0.2, ge=0, lt=1)
     """The share of all answers that may be."""

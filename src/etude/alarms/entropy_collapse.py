@@ -8,6 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from etude.alarms.alarm import Alarm
+from etude.alarms.remedies import REMEDIES
 from etude.alarms.rewards import has_learnt
 from etude.core.history import Entry
 
@@ -17,10 +18,7 @@ class EntropyCollapse(Alarm, name="entropy_collapse"):
     epoch, and the reward is not in the highest tenth of what episodes have had."""
 
     by_default: ClassVar[bool] = True
-    remedy: ClassVar[str] = (
-        "all attempts of a model that is so sure of itself are alike, and it learns no more: an entropy "
-        "bonus, a higher clip_high, or a lower learning rate keeps it trying"
-    )
+    remedy: ClassVar[str] = REMEDIES["all-attempts-are-alike"]
 
     epochs: int = Field(default=2, ge=1)
     """Epochs in a row before it rings."""

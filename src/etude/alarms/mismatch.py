@@ -8,6 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from etude.alarms.alarm import Alarm
+from etude.alarms.remedies import REMEDIES
 from etude.core.history import Entry
 
 
@@ -16,10 +17,7 @@ class Mismatch(Alarm, name="mismatch"):
     (`training.mismatch_kl` of the metrics)."""
 
     by_default: ClassVar[bool] = True
-    remedy: ClassVar[str] = (
-        "the gradient is of another policy than the one that acts: have engine and learner use the same "
-        "weights, precision and template, or correct for it (correction of grpo)"
-    )
+    remedy: ClassVar[str] = REMEDIES["learner-and-engine-differ"]
 
     above: float = Field(default=0.05, gt=0)
     """Nats a token that it may be. The two differ a little by rounding, and with `collect_ahead` by an

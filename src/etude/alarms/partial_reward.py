@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from etude.alarms.alarm import Alarm
+from etude.alarms.remedies import REMEDIES
 from etude.core.distribution import Distribution
 from etude.core.history import Entry
 from etude.store.figures import with_rewards
@@ -16,9 +17,7 @@ class PartialReward(Alarm, name="partial_reward"):
     the model learns to earn a part of the reward, and not to do the task."""
 
     by_default: ClassVar[bool] = True
-    remedy: ClassVar[str] = (
-        "read what earns the reward with `etude episodes`: a part of it may be easier to get than the task"
-    )
+    remedy: ClassVar[str] = REMEDIES["a-part-of-the-reward-is-farmed"]
 
     def look(self, entry: Entry, earlier: Sequence[Entry]) -> str | None:
         first = next(iter(with_rewards(earlier)), None)

@@ -8,6 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from etude.alarms.alarm import Alarm
+from etude.alarms.remedies import REMEDIES
 from etude.alarms.rewards import has_learnt
 from etude.core.history import Entry
 
@@ -17,10 +18,7 @@ class RepeatedOutputs(Alarm, name="repeated_outputs"):
     the reward is not in the highest tenth of what episodes have had."""
 
     by_default: ClassVar[bool] = True
-    remedy: ClassVar[str] = (
-        "there is no other attempt that could turn out better: a higher temperature, an entropy bonus, or "
-        "going back to an earlier version brings the diversity back"
-    )
+    remedy: ClassVar[str] = REMEDIES["all-attempts-are-alike"]
 
     epochs: int = Field(default=2, ge=1)
     """Epochs in a row before it rings."""

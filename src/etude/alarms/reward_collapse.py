@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from etude.alarms.alarm import Alarm
+from etude.alarms.remedies import REMEDIES
 from etude.alarms.rewards import bound_of
 from etude.core.history import Entry, ValidationEntry
 from etude.store.figures import measured, shown_reward, version_of, with_rewards
@@ -18,7 +19,7 @@ class RewardCollapse(Alarm, name="reward_collapse"):
     touch."""
 
     by_default: ClassVar[bool] = True
-    remedy: ClassVar[str] = "a lower learning rate may help"
+    remedy: ClassVar[str] = REMEDIES["the-reward-falls"]
 
     below: float | None = Field(default=None, gt=0, lt=1)
     """The share of the earlier reward that it has to stay above, in place of the intervals. Of a reward r

@@ -68,4 +68,5 @@ def _row(alarm: Alarm, of: str, earlier: Sequence[Entry]) -> list[Entry]:
 def _sentence(alarm: Alarm, sighting: Sighting, entry: Entry, entries: Sequence[Entry], since: int) -> str:
     first = next((each for each in entries if each.epoch == since), entry)
     when = "" if first is entry else f", since {name_of(first)}"
-    return f"{sighting.text}{when}{alarm.remedy and f'; {alarm.remedy}'}"
+    remedy = alarm.remedy if sighting.remedy is None else sighting.remedy
+    return f"{sighting.text}{when}{remedy and f'; {remedy}'}"

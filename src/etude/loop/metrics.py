@@ -128,6 +128,10 @@ def reason_for_skip(metrics: Mapping[str, Any]) -> str:
     if metrics.get("num_groups"):
         flat = metrics.get("curriculum_flat_groups", metrics["num_groups"])
         reasons.append(f"{flat} × group whose rewards differ by less than the curriculum's min_reward_diff")
+    rewards = Distribution.among(metrics)
+    if rewards is not None and rewards.best_count == rewards.n:
+        highest = ", the highest there is" if rewards.best == rewards.full else ""
+        reasons.append(f"every reward is {rewards.best:g}{highest}")
     return "nothing to train on: " + ("; ".join(reasons) or "no trajectories were built")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from etude.alarms.remedies import PAGE
 from etude.core.errors import TrainingError
 from etude.core.history import EpochEntry, History
 from etude.core.job import TrainingJobStatus
@@ -19,5 +20,7 @@ def require_trained(histories: Sequence[History]) -> list[TrainingJobStatus]:
         most = max((len(history.epochs) for history in histories), default=0)
         shown = (f"\n  {shown_cause(cause)} (first in {cause['episode']})" for cause in causes_in(epochs))
         causes = "".join(shown)
-        raise TrainingError(f"the run trained on nothing in {most} epochs. {' | '.join(reasons)}{causes}")
+        raise TrainingError(
+            f"the run trained on nothing in {most} epochs. {' | '.join(reasons)}; see {PAGE}{causes}"
+        )
     return statuses
