@@ -1,13 +1,13 @@
 """OpenTelemetry: episodes, calls, tools, evaluators and jobs as spans of the GenAI semantic conventions.
 
-Spans are read from the journal, with the times that things had, and sent to a collector by OTLP: those of an
-episode when it is over and scored. The ids of a span follow from what it is of, so that one that is sent
-twice is the same one.
+Spans are read from the journal, with the times that things had, and sent to a collector by OTLP when their
+epoch or validation is over. The ids of a span follow from what it is of, so that one that is sent twice is
+the same one.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from etude.config.component import TrackerConfig
 from etude.config.registry import register_tracker
 from etude.core.errors import EtudeError
 from etude.store.run_folder import RunFolder
-from etude.trackers.extras import require_package
+from etude.trackers.packages import require_package
 from etude.trackers.record import RunRecord, State, TrackedRun
 from etude.trackers.spans import Spans
 
@@ -64,35 +64,25 @@ class OtelTracker:
         self._exporter = OTLPSpanExporter(endpoint, headers=headers or None, timeout=config.timeout)
         return ""
 
-    def has(self, record: RunRecord) -> bool | None:
-        """A collector cannot be asked."""
-        return None
-
     def send(self, record: RunRecord) -> None:
-        """Send the span of the record's job, where it has one. Raises EtudeError."""
-        self._send(lambda spans: spans.of_record(record))
+        """Send the spans of the record's episodes and of its job. Raises EtudeError."""
+        from opentelemetry.sdk.trace.export import SpanExportResult
 
-    def send_episodes(self, episodes: Sequence[str]) -> None:
-        """Send the spans of episodes, by their ids. Raises EtudeError."""
-        self._send(lambda spans: (span for episode in episodes for span in spans.of_episode(episode)))
+        config, tracked = self._config, self._run
+        assert tracked is not None
+        with RunFolder.read(tracked.folder) as run:
+            spans = Spans(run, tracked, config.service, content=config.content).of_record(record)
+            while batch := [*islice(spans, _AT_ONCE)]:
+                if self._exporter.export(batch) is not SpanExportResult.SUCCESS:
+                    raise EtudeError(
+                        "the collector has not taken spans; is it there, and does it take OTLP over HTTP?"
+                    )
 
     def close(self, state: State) -> None:
         """Close the client."""
         if self._exporter is not None:
             self._exporter.shutdown()
             self._exporter = None
-
-    def _send(self, made: Callable[[Spans], Iterator[Any]]) -> None:
-        from opentelemetry.sdk.trace.export import SpanExportResult
-
-        assert self._run is not None
-        with RunFolder.read(self._run.folder) as run:
-            spans = made(Spans(run, self._run, self._config.service, content=self._config.content))
-            while batch := [*islice(spans, _AT_ONCE)]:
-                if self._exporter.export(batch) is not SpanExportResult.SUCCESS:
-                    raise EtudeError(
-                        "the collector has not taken spans; is it there, and does it take OTLP over HTTP?"
-                    )
 
 
 @register_tracker(config_type=OtelConfig)

@@ -39,8 +39,6 @@ class Outline:
     key: str
     read: Callable[[int, bool], RunRecord]
     """With how many episodes it is to come, and whether with weights."""
-    part: str = ""
-    """The part of the run whose episodes it is about: `train/3`, `validation/5`, `warm-up`, `eval`."""
 
 
 def outlines(run: RunFolder) -> list[Outline]:
@@ -57,7 +55,7 @@ def outlines(run: RunFolder) -> list[Outline]:
 
 def _outline(reader: _Reader, target: str | None, entry: Entry) -> Outline:
     kind: Literal["validation", "epoch"] = "validation" if isinstance(entry, ValidationEntry) else "epoch"
-    part = f"{'train' if kind == 'epoch' else kind}/{entry.epoch}"
+    phase = f"{'train' if kind == 'epoch' else kind}/{entry.epoch}"
 
     def read(episodes: int, weights: bool) -> RunRecord:
         prefix = "" if target is None else f"{target}/"
@@ -73,10 +71,10 @@ def _outline(reader: _Reader, target: str | None, entry: Entry) -> Outline:
             metrics=metrics,
             target=target,
             alarms=tuple(event.text for event in entry.alarms if event.is_new),
-            episodes=tuple(reader.rows(part, episodes)),
+            episodes=tuple(reader.rows(phase, episodes)),
         )
 
-    return Outline(_key(kind, entry.epoch, target), read, part)
+    return Outline(_key(kind, entry.epoch, target), read)
 
 
 def _key(kind: str, epoch: int, target: str | None) -> str:
@@ -105,7 +103,7 @@ class _Reader:
                     figures(figures_of, f"{prefix}warm_up/"),
                     target,
                 )
-                yield Outline(record.key, partial(_as_it_is, record), "warm-up")
+                yield Outline(record.key, partial(_as_it_is, record))
 
     def endings(self) -> Iterator[Outline]:
         """That of a run, or an evaluation, that is over."""
@@ -118,7 +116,7 @@ class _Reader:
                 rows = tuple(self.rows(EVALUATION, episodes))
                 return RunRecord("evaluation", "evaluation", 0, at, metrics, episodes=rows)
 
-            yield Outline("evaluation", evaluation, EVALUATION)
+            yield Outline("evaluation", evaluation)
         if self._run.read_json(SUMMARY) is not None:
             done = max((len(history.epochs) for history in self.histories.values()), default=0)
             key = _key("finished", done, None)
