@@ -1,4 +1,4 @@
-"""What a tracker needs: a package, which is an extra, and a server that answers."""
+"""Packages and servers of trackers: whether one is there."""
 
 from __future__ import annotations
 
