@@ -11,8 +11,6 @@ from collections.abc import AsyncIterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, SecretStr
-
 from etude.config.component import TrackerConfig
 from etude.config.registry import register_tracker
 from etude.core.errors import EtudeError
@@ -29,18 +27,16 @@ _AT_ONCE = 512
 
 
 class OtelConfig(TrackerConfig, name="otel"):
-    """Spans of episodes and all that happens in them, for any collector that takes OTLP over HTTP."""
+    """Spans of episodes and all that happens in them, for any collector that takes OTLP over HTTP.
+
+    Headers, seconds and the name of the service are those of OpenTelemetry's own variables:
+    OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_TIMEOUT and OTEL_SERVICE_NAME.
+    """
 
     endpoint: str | None = None
     """The collector, as `http://localhost:4318`; left out: as OTEL_EXPORTER_OTLP_ENDPOINT says, or that."""
-    headers: dict[str, SecretStr] = Field(default_factory=dict)
-    """Headers of the requests, such as an API key."""
     content: bool = False
     """Whether messages, arguments and results are sent too; secrets are masked in them."""
-    service: str = "etude"
-    """The `service.name` of the spans."""
-    timeout: float = Field(default=10.0, gt=0)
-    """Seconds of one request, with its repetitions."""
 
     def destination(self) -> str:
         return self.endpoint or ""
@@ -60,8 +56,7 @@ class OtelTracker:
 
         config, self._run = self._config, run
         endpoint = None if config.endpoint is None else f"{config.endpoint.rstrip('/')}/v1/traces"
-        headers = {name: value.get_secret_value() for name, value in config.headers.items()}
-        self._exporter = OTLPSpanExporter(endpoint, headers=headers or None, timeout=config.timeout)
+        self._exporter = OTLPSpanExporter(endpoint)
         return ""
 
     def send(self, record: RunRecord) -> None:
@@ -71,7 +66,7 @@ class OtelTracker:
         config, tracked = self._config, self._run
         assert tracked is not None
         with RunFolder.read(tracked.folder) as run:
-            spans = Spans(run, tracked, config.service, content=config.content).of_record(record)
+            spans = Spans(run, tracked, content=config.content).of_record(record)
             while batch := [*islice(spans, _AT_ONCE)]:
                 if self._exporter.export(batch) is not SpanExportResult.SUCCESS:
                     raise EtudeError(

@@ -19,7 +19,7 @@ from etude.store.journal import Json
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import stored_data
 from etude.trackers.record import State, TrackedRun, Tracker
-from etude.trackers.records import outlines
+from etude.trackers.records import new_records, record_keys
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
 
@@ -78,8 +78,8 @@ class TrackerReader:
     def counts(self) -> tuple[int, int]:
         """How many records were sent, by the journal, and how many the run has. Raises StoreError."""
         with RunFolder.read(self._run) as run:
-            sent, keys = self._sent(run), {each.key for each in outlines(run)}
-            return len(sent & keys), len(keys)
+            keys = set(record_keys(run))
+            return len(self._sent(run) & keys), len(keys)
 
     def _work(self) -> None:
         pause: float | None = None
@@ -103,18 +103,15 @@ class TrackerReader:
 
     def _serve(self) -> None:
         with RunFolder.read(self._run) as run:
-            sent = self._sent(run)
-            for outline in outlines(run):
+            sent, config = self._sent(run), self.config
+            for record in new_records(run, sent, episodes=config.episodes, checkpoints=config.checkpoints):
                 if self._is_abandoned:
                     return
-                if outline.key in sent:
-                    continue
                 if not self._is_open:
                     self._open(run)
-                record = outline.read(self.config.episodes, self.config.checkpoints)
                 self._tracker.send(replace(record, number=len(sent)))
-                self._put(f"{self._key}/sent/{outline.key}", {"sent": True})
-                sent.add(outline.key)
+                self._put(f"{self._key}/sent/{record.key}", {"sent": True})
+                sent.add(record.key)
 
     def _open(self, run: RunFolder) -> None:
         where = self._tracker.open(

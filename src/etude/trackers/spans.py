@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -50,14 +51,15 @@ _PARTS = {
 class Spans:
     """Makes spans of what a run folder has."""
 
-    def __init__(self, run: RunFolder, tracked: TrackedRun, service: str, *, content: bool) -> None:
+    def __init__(self, run: RunFolder, tracked: TrackedRun, *, content: bool) -> None:
         """`content` says whether messages, arguments and results are in them; secrets are masked there."""
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
         self._run, self._token, self._content = run, tracked.token, content
         about = {f"etude.{name}": text for name, text in code_version(tracked.environment).items()}
-        self._resource = Resource({"service.name": service, "etude.run": run.name, **about})
+        service = os.environ.get("OTEL_SERVICE_NAME", "etude")
+        self._resource = Resource.create({"service.name": service, "etude.run": run.name, **about})
         self._scope = InstrumentationScope("etude", about.get("etude.etude"))
         workflow = tracked.config.get("workflow") or {}
         self._agent = str(
