@@ -151,10 +151,12 @@ async def verifiers(block: Block, examples: Sequence[Example]) -> Spent:
     async def send(path: str, body: Any, agent: str) -> httpx.Response:
         nonlocal turns
         turns += 1
-        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "1"}}
+        choice = {"index": 0, "finish_reason": "stop", "delta": {"role": "assistant", "content": "1"}}
         usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
-        answer = {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "usage": usage}
-        return httpx.Response(200, json=answer | {"choices": [choice]})
+        chunk = {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "m", "usage": usage}
+        events = (json.dumps(chunk | {"choices": [choice]}), "[DONE]")
+        content = "".join(f"data: {event}\n\n" for event in events).encode()
+        return httpx.Response(200, stream=httpx.ByteStream(content))
 
     env = open_environment(block["environment"], {})
     tasks: Any = Tasks(env.taskset)

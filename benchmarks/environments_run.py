@@ -25,8 +25,6 @@ from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.store.journal import Journal
 
 MOVES = ["left", "down", "right", "up"]
-TWO = {"player_0": "first", "player_1": "second"}
-LATER = {"player_1": "first", "player_2": "second"}
 NUMBERS = [f"[{number}]" for number in range(9)]
 
 ENVIRONMENTS: dict[str, tuple[dict[str, Any], Sequence[str]]] = {
@@ -55,10 +53,6 @@ ENVIRONMENTS: dict[str, tuple[dict[str, Any], Sequence[str]]] = {
         {"_type": "textarena", "seats": ["first", "second"]},
         ["[Call]", "[Bid: 2, 3]", "[Bid: 3, 4]", "[Bid: 4, 5]"],
     ),
-    "classic/tictactoe-v3": ({"_type": "pettingzoo", "seats": LATER}, [str(n) for n in range(9)]),
-    "classic/connect_four-v3": ({"_type": "pettingzoo", "seats": TWO}, [str(n) for n in range(7)]),
-    "classic/rps-v2": ({"_type": "pettingzoo", "seats": TWO}, ["0", "1", "2"]),
-    "classic/leduc_holdem-v4": ({"_type": "pettingzoo", "seats": TWO}, ["0", "1", "2", "3"]),
 }
 """The workflows, and the answers that are drawn from: legal ones mostly."""
 

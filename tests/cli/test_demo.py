@@ -90,7 +90,7 @@ def test_an_agent_is_made_trained_and_measured(small_example):
     assert shown.stdout.rstrip().splitlines()[-1].startswith("next: etude init my_agent")
     folder = small_example / "demo-calculator"
     assert (folder / "runs/training/reward_plot.png").exists()
-    assert "| before training |" in (folder / "model/README.md").read_text()
+    assert "before training (v0) |" in (folder / "model/README.md").read_text()
     assert etude("evaluate", folder / "config.yml", "--model", folder / "model").exit_code == 0
 
 

@@ -45,7 +45,7 @@ def test_a_dry_run_shows_what_would_go_and_its_next_line_sends_it(hub: Hub):
         "tags": ["etude", "grpo"],
     }
     assert 'AutoModelForCausalLM.from_pretrained("me/sums")' in card
-    assert "| before training |" in card and "| episodes trained from | 16 |" in card
+    assert "before training (v0) |" in card and "| episodes trained from | 16 |" in card
     assert not hub.requests
     assert WRITER not in shown.output
     line = shlex.split(shown.stdout.rstrip().splitlines()[-1])

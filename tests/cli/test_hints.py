@@ -489,18 +489,6 @@ def test_a_run_whose_name_would_break_a_line_is_refused(project):
     assert "cannot name a run" in shown.stderr
 
 
-def test_what_a_taken_over_config_lacks_is_named_before_the_check(tmp_path, monkeypatch):
-    from tests.integrations.nat.test_import_nat import RL
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("NVIDIA_API_KEY", raising=False)
-    (tmp_path / "nat.yml").write_text(RL)
-    shown = etude("import-nat", "nat.yml", "agent")
-    assert shown.exit_code == 0, shown.stderr
-    last = shown.stdout.rstrip().splitlines()[-1]
-    assert last == "put ${NVIDIA_API_KEY} into the environment first: cd agent && etude check config.yml"
-
-
 def test_the_error_budget_is_raised_as_the_error_says(project):
     (project / "train.jsonl").write_text(rows(6, "t") + rows(2, "broken"))
     change(project / "config.yml", finetuning__error_budget=0.1)

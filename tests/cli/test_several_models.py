@@ -38,7 +38,7 @@ def test_each_model_is_exported_by_its_name(two):
         assert told.exit_code == 0, told.stderr
     card = (two / "out-seco" / "README.md").read_text()
     assert "# r, second, version 1" in card
-    assert "| before training |" in card
+    assert "before training (v0) |" in card
 
 
 def test_each_model_is_evaluated_by_its_name(two):

@@ -14,7 +14,6 @@ from etude.core.stats import (
     estimate_ratio,
     shared_bounds,
     shown_mean,
-    shown_measured,
     t95,
 )
 
@@ -147,8 +146,8 @@ def test_the_interval_of_a_difference_holds_the_true_one_as_often_as_it_says(sha
 def test_what_one_value_cannot_tell_is_not_told():
     assert (estimate([7.0]).low, estimate([7.0]).high) == (-math.inf, math.inf)
     assert math.isinf(estimate([7.0] * 8).high), "equal values tell nothing of how far they spread"
-    assert shown_measured(7.0, None, None, 8) == "7.000 (all equal: no interval)"
-    assert shown_measured(7.0, None, None, 1) == "7.000"
+    assert shown_mean(7.0, None, None, n=8) == "7.000 (all equal: no interval)"
+    assert shown_mean(7.0, None, None, n=1) == "7.000"
     assert str(estimate([7.0])) == "7.000 n=1"
     one = estimate([0.5])
     assert one.low < 0.1 and one.high > 0.9

@@ -47,7 +47,7 @@ class Both:
 
 
 async def told(directly: bool, method: str, path: str, body: str) -> tuple[Any, ...]:
-    """Status, body and headers of an answer, the routes that were noted, and the error that the door sees."""
+    """Status, body and headers of an answer, the routes that were noted, and the error that is raised on."""
     app = Both(directly=directly)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:

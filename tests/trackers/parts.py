@@ -15,7 +15,7 @@ from etude.trackers.record import RunRecord, State, TrackedRun
 
 
 class FileTracker:
-    """Adds a line for each record, and can tell which are there."""
+    """Adds a line for each record."""
 
     def __init__(self, file: Path, kill_at: str = "") -> None:
         self.file = file
@@ -29,9 +29,6 @@ class FileTracker:
         self.token = run.token
         self._add({"open": run.token, "config": dict(run.config)})
         return ""
-
-    def has(self, record: RunRecord) -> bool | None:
-        return any(line.get("key") == record.key for line in self.lines())
 
     def send(self, record: RunRecord) -> None:
         count = sum("key" in line for line in self.lines()) + 1

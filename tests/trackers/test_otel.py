@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -40,33 +42,6 @@ async def play(example: etude.Example, episode: etude.Episode) -> str:
 def correct(example: etude.Example, output: str) -> float:
     return float(output == example.expected)
 '''
-
-
-HELD = """
-import asyncio
-from pathlib import Path
-
-import etude
-
-
-@etude.workflow
-async def play(example: etude.Example, episode: etude.Episode) -> str:
-    reply = await episode.chat([{"role": "user", "content": example.inputs["question"]}])
-    while example.id == "t7" and not Path("go").exists():
-        await asyncio.sleep(0.05)
-    return reply.text
-
-
-@etude.evaluator
-def correct(example: etude.Example, output: str) -> float:
-    return float(output == example.expected)
-
-
-@etude.evaluator
-def brief(example: etude.Example, output: str) -> float:
-    return 1 / len(output)
-"""
-"""An agent of which one example's episodes end only when there is a file `go`."""
 
 
 class Receiver:
@@ -134,11 +109,9 @@ def attributes(span: Any) -> dict[str, Any]:
     return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}
 
 
-def test_spans_have_their_times_and_parents_and_no_content(project, receiver):
-    change(
-        project / "config.yml",
-        report={"_type": "otel", "endpoint": receiver.url, "headers": {"x-key": "abcd"}},
-    )
+def test_spans_have_their_times_and_parents_and_no_content(project, receiver, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-key=abcd")
+    change(project / "config.yml", report={"_type": "otel", "endpoint": receiver.url})
     assert etude("train", "config.yml", "--name", "one").exit_code == 0
     episodes, calls = receiver.named("invoke_agent"), receiver.named("chat")
     history = [json.loads(line) for line in Path("runs/one/training_metrics.jsonl").read_text().splitlines()]
@@ -166,41 +139,27 @@ def test_spans_have_their_times_and_parents_and_no_content(project, receiver):
     assert runs[0].start_time_unix_nano <= runs[0].end_time_unix_nano <= score.time_unix_nano
     assert len(receiver.named("evaluation ")) == 2 * len(episodes)
     assert all(headers["x-key"] == "abcd" for headers in receiver.headers)
-    assert "abcd" not in Path("runs/one/config.yml").read_text()
-
-
-def test_an_episode_is_sent_when_it_is_scored_and_not_when_its_epoch_is_over(project, receiver):
-    (project / "agent.py").write_text(HELD)
-    change(
-        project / "config.yml", report={"_type": "otel", "endpoint": receiver.url}, finetuning__num_epochs=1
-    )
-    training = process("train", "config.yml", "--name", "one", folder=project)
-    receiver.wait_for("train/1/")
-    assert not any("/t7/" in attributes(span)["gen_ai.conversation.id"] for span in receiver.episodes())
-    (project / "go").touch()
-    output, errors = training.communicate(timeout=120)
-    assert training.wait() == 0, output + errors
-    assert len({span.trace_id for span in receiver.episodes()}) == len(receiver.episodes()) == 32 + 2 * 6
 
 
 def test_what_is_sent_again_after_a_kill_is_the_same_span(project, receiver):
-    (project / "agent.py").write_text(HELD)
     change(
-        project / "config.yml", report={"_type": "otel", "endpoint": receiver.url}, finetuning__num_epochs=1
+        project / "config.yml", report={"_type": "otel", "endpoint": receiver.url}, finetuning__num_epochs=2
     )
     training = process("train", "config.yml", "--name", "one", folder=project)
     receiver.wait_for("train/1/")
     training.kill()
     training.wait()
-    (project / "go").touch()
+    # Killed before the journal had it that the spans of the epoch were sent.
+    with closing(sqlite3.connect("runs/one/run.db")) as journal, journal:
+        journal.execute("DELETE FROM steps WHERE key LIKE 'report/%/sent/epoch/%'")
     resumed = finished("resume", "one", folder=project)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     by_id: dict[bytes, set[bytes]] = {}
     for span in receiver.spans:
         by_id.setdefault(span.span_id, set()).add(span.SerializeToString(deterministic=True))
+    assert len(by_id) < len(receiver.spans)
     assert all(len(contents) == 1 for contents in by_id.values())
-    assert len({span.span_id for span in receiver.episodes()}) == 32 + 2 * 6
-    assert len({attributes(span)["gen_ai.conversation.id"] for span in receiver.episodes()}) == 32 + 2 * 6
+    assert len({span.span_id for span in receiver.episodes()}) == 2 * 32 + 2 * 6
 
 
 def test_tools_failures_and_content_where_it_is_asked_for(project, receiver):
@@ -227,8 +186,9 @@ def test_tools_failures_and_content_where_it_is_asked_for(project, receiver):
     assert answered["parts"][0]["content"] in ("yes", "no")
 
 
-def test_a_collector_that_is_away_gets_the_spans_later(project, receiver):
-    away = {"_type": "otel", "endpoint": "http://127.0.0.1:9", "timeout": 0.2, "patience": 0.1}
+def test_a_collector_that_is_away_gets_the_spans_later(project, receiver, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    away = {"_type": "otel", "endpoint": "http://127.0.0.1:9", "patience": 0.1}
     change(project / "config.yml", report=away)
     trained = etude("train", "config.yml", "--name", "one")
     assert trained.exit_code == 0 and "of 5 records" in trained.stdout

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from etude.core.errors import EtudeError
 from etude.trackers.record import TrackedRun
-from etude.trackers.wandb import WandbConfig, WandbTracker, _entries, steps_in
+from etude.trackers.wandb import WandbConfig, WandbTracker
 from tests.cli.projects import change, finished
 
 wandb = pytest.importorskip("wandb")
@@ -32,12 +34,34 @@ def files(run: str) -> list[Path]:
 def contents(file: Path) -> list[Any]:
     from wandb.proto.wandb_internal_pb2 import Record
 
-    return [Record.FromString(entry) for entry in _entries(file.read_bytes())]
+    return [Record.FromString(entry) for entry in entries(file.read_bytes())]
+
+
+def entries(content: bytes) -> Iterator[bytes]:
+    """The entries of a `.wandb` file: a log of LevelDB's format. The package has no reader of its own."""
+    position, parts = 7, b""
+    while position + 7 <= len(content):
+        left = 32768 - position % 32768
+        if left < 7:
+            position += left
+            continue
+        _, length, kind = struct.unpack("<IHB", content[position : position + 7])
+        parts += content[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # A whole entry, or the end of one.
+            yield parts
+            parts = b""
+
+
+def histories(file: Path) -> list[Any]:
+    return [record.history for record in contents(file) if record.WhichOneof("record_type") == "history"]
 
 
 def history(file: Path) -> list[dict[str, str]]:
-    rows = [record.history for record in contents(file) if record.WhichOneof("record_type") == "history"]
-    return [{item.key or "/".join(item.nested_key): item.value_json for item in row.item} for row in rows]
+    return [
+        {item.key or "/".join(item.nested_key): item.value_json for item in row.item}
+        for row in histories(file)
+    ]
 
 
 def test_a_run_and_what_follows_it_are_one_run_with_each_step_once(project):
@@ -48,8 +72,8 @@ def test_a_run_and_what_follows_it_are_one_run_with_each_step_once(project):
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     first, second = files("one")
     assert first.name == second.name  # By its id.
-    assert [*steps_in(first)] == [0, 1, 2, 3, 4]
-    assert [*steps_in(second)] == [5, 6, 7]
+    assert [row.step.num for row in histories(first)] == [0, 1, 2, 3, 4]
+    assert [row.step.num for row in histories(second)] == [5, 6, 7]
     rows = history(first)
     assert [row["epoch"] for row in rows] == ["0", "1", "2", "2", "2"]
     assert "validation/avg_reward" in rows[0] and "train/reward_low" in rows[1]

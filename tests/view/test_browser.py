@@ -47,7 +47,7 @@ def address(runs):
     listening = listen("127.0.0.1", 0)
     port = listening.getsockname()[1]
     app = create_view(runs, KEY, port=port)
-    server = ThreadServer(app, app.limits, listening)
+    server = ThreadServer(app, listening)
     yield f"http://127.0.0.1:{port}"
     server.close()
 

@@ -11,7 +11,8 @@ from etude.alarms.alarm import Alarm
 from etude.alarms.remedies import REMEDIES
 from etude.alarms.rewards import bound_of
 from etude.core.history import Entry, ValidationEntry
-from etude.store.figures import measured, shown_reward, version_of, with_rewards
+from etude.store.figure_words import shown_reward
+from etude.store.figures import measured, version_of, with_rewards
 
 
 class RewardCollapse(Alarm, name="reward_collapse"):

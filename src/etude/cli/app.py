@@ -113,7 +113,6 @@ def etude(
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
     init.init,
-    init.import_nat,
     demo.demo,
     check.check,
     doctor.doctor,

@@ -134,7 +134,7 @@ def _rescore(run: Path, settings: Config, phase: str | None, *, as_json: bool, p
 def _show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_example: bool) -> None:
     """The scores as a table, or as a JSON object."""
     from etude.loop.evaluation import item_rows
-    from etude.report.figure_lines import shown_bounds
+    from etude.store.figure_words import shown_score
 
     if as_json:
         emit({**facts, **evaluation.as_json(), "items": item_rows(evaluation.output)})
@@ -144,11 +144,10 @@ def _show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_e
     rows = []
     for name, scores in evaluation.scores().items():
         label = f"{name} (reward)" if name == evaluation.reward else name
-        bounds = shown_bounds(scores["low"], scores["high"])
-        rows.append((label, scores["mean"], bounds, scores["n"], scores["scored"], scores["unscored"]))
+        rows.append((label, shown_score(scores), scores["scored"], scores["unscored"]))
     how = "greedy" if evaluation.greedy else "sampled"
     title = f"{evaluation.model}, {how}, {evaluation.repeat} × {evaluation.examples} examples"
-    table(("evaluator", "mean", "95 % interval", "examples", "scored", "unscored"), rows, title=title)
+    table(("evaluator", "mean, 95 % interval, examples", "scored", "unscored"), rows, title=title)
     causes = [cause.model_dump() for cause in evaluation.output.causes]
     show_troubles(Path(facts["run"]), evaluation.output.calls, causes)
 

@@ -38,20 +38,21 @@ def show_outcome(summary: Mapping[str, Any], epochs: str, run: Path) -> None:
 
 def show_evaluators(history: History) -> None:
     """The mean of each evaluator with its interval, in everything that was measured."""
-    from etude.report.figure_lines import evaluators_in, shown_bounds
+    from etude.report.figure_lines import evaluators_in
+    from etude.store.figure_words import shown_score
     from etude.store.figures import figure_of, short_name
 
     measured = (entry for entry in history.epochs if entry.resting is None)
     entries: list[Entry] = [*history.measured, *measured]
     names = evaluators_in([figure_of(entry) for entry in entries])
     rows = [
-        (name, short_name(entry), score["mean"], shown_bounds(score["low"], score["high"]), score["n"])
+        (name, short_name(entry), shown_score(score))
         for name in names
         for entry in entries
         if (score := (entry.metrics.get("evaluators") or {}).get(name)) is not None
     ]
     if rows:
-        table(("evaluator", "measured on", "mean", "95 % interval", "n"), rows)
+        table(("evaluator", "measured on", "mean, 95 % interval, n"), rows)
 
 
 def show_troubles(run: Path, calls: Mapping[str, int], causes: list[dict[str, Any]]) -> None:

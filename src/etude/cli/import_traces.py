@@ -21,7 +21,6 @@ class Format(StrEnum):
     OPENAI = "openai"
     OTLP = "otlp"
     LANGFUSE = "langfuse"
-    PHOENIX = "phoenix"
 
 
 def import_traces(
@@ -43,7 +42,7 @@ def import_traces(
 ) -> None:
     """Store the chats of a log as episodes: to look at, to score, and to learn from.
 
-    Reads chats of OpenAI's API, OTLP spans of the GenAI conventions, Langfuse's and Phoenix's exports.
+    Reads chats of OpenAI's API, OTLP spans of the GenAI conventions, and Langfuse's exports.
     """
     from etude.store.run_folder import RunFolder
     from etude.traces.importing import read_log, write_run

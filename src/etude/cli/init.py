@@ -1,4 +1,4 @@
-"""`etude init FOLDER` and `etude import-nat CONFIG FOLDER`: a project to start from."""
+"""`etude init FOLDER`: a project to start from."""
 
 from __future__ import annotations
 
@@ -52,40 +52,3 @@ def init(
     if model is None:
         say(f"model {chosen}: downloaded when it is first used, 270 MB; choose another with --model")
     next_step(hints.check_project(folder))
-
-
-def import_nat(
-    config: Annotated[Path, argument("The toolkit's config file.")],
-    folder: Annotated[Path, argument("The folder to make.")],
-    workflow: Annotated[
-        str | None, option("The agent as `module:function`, where it is written already.")
-    ] = None,
-    model: Annotated[
-        str | None, option("The model to train in this process: a folder, or a name on the hub.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Take over a config of NVIDIA's NeMo Agent Toolkit, and list what could not be."""
-    from etude.config.load import missing_variables
-    from etude.integrations.nat.import_config import import_nat, write_project
-
-    if model is not None and Path(model).is_dir():
-        model = str(Path(model).absolute())
-    imported = import_nat(config, workflow=workflow, model=model)
-    written = write_project(imported, config, folder)
-    if as_json:
-        notes = [note.model_dump(mode="json") for note in imported.notes]
-        emit({"folder": str(folder.absolute()), "files": [path.name for path in written], "notes": notes})
-        return
-    for path in written:
-        say(f"wrote {path_shown(path)}")
-    if imported.notes:
-        say(f"\nto look at, by the lines of {path_shown(config)}:")
-    for note in imported.notes:
-        where = note.key if note.line is None else f"{note.line}: {note.key}"
-        say(f"  {where}: {note.message}")
-    missing = missing_variables(folder / "config.yml")
-    if missing:
-        say(f"\nput {', '.join(missing)} into the environment first: {hints.check_project(folder)}")
-    else:
-        next_step(hints.check_project(folder))

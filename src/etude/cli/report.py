@@ -1,4 +1,4 @@
-"""`etude report RUN`: send to the trackers of a stored run what they do not have of it."""
+"""`etude report RUN`: send to the trackers of a stored run what was not sent yet."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def report(
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Send to the trackers of a run what they do not have of it.
+    """Send to the trackers of a run what was not sent to them yet.
 
-    Nothing is sent twice. `-o report=wandb` sends a whole run to a tracker that it did not have.
+    `-o report=wandb` sends a whole run to a tracker that it did not have.
     """
     from etude.core.errors import EtudeError, RequestError
     from etude.report.live import progress_for

@@ -21,7 +21,6 @@ from etude.cli.figures import (
     show_outcome,
     show_troubles,
 )
-from etude.core.stats import Estimate, shown_mean
 from etude.report.run_lines import (
     imported_lines,
     shown_ends,
@@ -30,6 +29,7 @@ from etude.report.run_lines import (
     shown_state,
     side_by_side,
 )
+from etude.store.figure_words import shown_difference, shown_score
 
 if TYPE_CHECKING:
     from etude.core.history import Entry, History
@@ -172,9 +172,9 @@ def compare(
         if difference is None:
             say_wrapped(f"{run_facts.name}: measured on fewer than two examples that {first} was measured on")
         else:
-            say_wrapped(f"{against}: {_difference(difference)}")
+            say_wrapped(f"{against}: {shown_difference(difference)}")
         for name, estimates in by_evaluator.items():
-            say_wrapped(f"{against}, {name}: {_difference(estimates)}")
+            say_wrapped(f"{against}, {name}: {shown_difference(estimates)}")
         if others:
             say_wrapped(f"{against}: {shown_other_inputs(others)}")
     next_step(hints.show(paths[-1]))
@@ -214,8 +214,6 @@ def jobs(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
 
 
 def _show_facts(facts: RunFacts) -> None:
-    from etude.report.figure_lines import shown_score
-
     say(f"run             {path_shown(facts.path)}")
     say(f"state           {shown_state(facts)}")
     trained = (("base model", facts.base), ("method", facts.method), ("backend", facts.backend))
@@ -298,8 +296,3 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
 def shown_share(share: float | None) -> str | None:
     """A share in per cent; nothing for none."""
     return f"{100 * share:.0f} %" if share else None
-
-
-def _difference(difference: Estimate) -> str:
-    shown = shown_mean(difference.mean, difference.low, difference.high, sign="+")
-    return f"{shown} on {difference.n} common examples"

@@ -120,17 +120,6 @@ def parse_config(data: Mapping[str, Any], overrides: Iterable[Override] = ()) ->
     return _validated(Document(dict(data)), overrides)
 
 
-def missing_variables(path: Path) -> list[str]:
-    """The references to the environment in a config file that cannot be read now. Raises ConfigError."""
-    missing: dict[str, None] = {}
-    for _, text in strings(read_document(path).data):
-        try:
-            interpolate(text, os.environ)
-        except ValueError:
-            missing[text] = None
-    return list(missing)
-
-
 def resolved_yaml(config: Config) -> str:
     """The whole config as YAML that loads again, with every default and without secrets.
 

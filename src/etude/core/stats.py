@@ -36,24 +36,21 @@ class Estimate:
         return f"{shown_mean(self.mean, self.low, self.high)} n={self.n}"
 
 
-def shown_mean(mean: float, low: float | None, high: float | None, *, sign: str = "") -> str:
+def shown_mean(
+    mean: float, low: float | None, high: float | None, *, sign: str = "", n: int | None = None
+) -> str:
     """A mean with its interval as text; without the interval where it is not known.
 
-    `sign` is `+` for numbers that begin with their sign.
+    `sign` is `+` for numbers that begin with their sign. With `n` values it says why several of them do not
+    tell an interval.
     """
 
     def shown(value: float) -> str:
         return f"{value:{sign}.3f}" if abs(value) < 1e6 else f"{value:{sign}.4g}"
 
     if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
-        return shown(mean)
+        return shown(mean) + (" (all equal: no interval)" if low is None and n is not None and n > 1 else "")
     return f"{shown(mean)} [{shown(low)}, {shown(high)}]"
-
-
-def shown_measured(mean: float, low: float | None, high: float | None, n: int | None) -> str:
-    """The mean of `n` values as text; why it has no interval, where several values do not tell one."""
-    equal = low is None and n is not None and n > 1
-    return shown_mean(mean, low, high) + (" (all equal: no interval)" if equal else "")
 
 
 def shared_bounds(declared: Iterable[Sequence[float] | None]) -> Bounds | None:

@@ -13,10 +13,9 @@ import httpx
 
 from etude.core.errors import BackendError
 from etude.core.secrets import keep_secret
-from etude.export.card import CardFacts, Kind, plain_name, usage
+from etude.export.card import Kind, plain_name, usage
 from etude.export.gguf import Conversion, convert
 from etude.export.model import CARD, require_replaceable
-from etude.export.modelfile import modelfile
 from etude.store.files import draft_of
 from etude.wire.client import error_text
 from etude.wire.unreachable import reason_of
@@ -57,11 +56,6 @@ def export_served(
                 lora_only,
             )
             if gguf is not None:
-                from etude.models.speech import Speech
-
-                speech = Speech.load(place)
-                text = modelfile(speech.tokenizer, speech.stop_ids, f"{name}.gguf")
-                (draft / "Modelfile").write_text(text, encoding="utf-8")
                 shutil.move(place / CARD, draft / CARD)
 
         name = plain_name(model)
@@ -70,7 +64,7 @@ def export_served(
         else:
             convert(fetch, draft, name, gguf).rename(draft / f"{name}.gguf")
         with (draft / CARD).open("a", encoding="utf-8") as card:
-            card.write(usage(name, CardFacts(kind)))
+            card.write(usage(name, kind))
     return sorted(file.name for file in folder.iterdir())
 
 

@@ -15,7 +15,7 @@ from pydantic_core import from_json
 from etude.core.errors import RequestError
 from etude.core.secrets import keep_secret, masked
 from etude.inference.concurrency import AdaptiveConcurrency
-from etude.inference.http_lanes import HttpLanes
+from etude.inference.http_client import HttpClient
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig, require_a_key_each
 from etude.inference.route_watch import RouteWatch
 from etude.inference.routes import Address, Routes
@@ -57,8 +57,8 @@ class HttpAddresses:
                 require_a_key_each(len(config.api_key), config.addresses)
             except ValueError as error:
                 raise RequestError(f"model '{config.model_name}': {error}") from error
-        self._lanes = {
-            url: HttpLanes(
+        self._clients = {
+            url: HttpClient(
                 self._headers(url, key), most_megabytes=config.max_answer_mb, setting="`max_answer_mb`"
             )
             for url, key in zip(config.addresses, config.keys, strict=True)
@@ -85,9 +85,10 @@ class HttpAddresses:
         try:
             async with pace.slot():
                 since = time.monotonic()
-                # httpx limits each read; an endpoint that trickles bytes could hold the call for ever.
+                # An endpoint that trickles bytes could hold the call for ever.
                 async with asyncio.timeout(seconds):
-                    response = await self._lanes[address.url].post(f"{address.url}/{path}", content, headers)
+                    client = self._clients[address.url]
+                    response = await client.post(f"{address.url}/{path}", content, headers)
         except TimeoutError:
             pace.overloaded(since)
             late = f"no answer within {seconds:g} s; `request_timeout` sets the limit"
@@ -156,7 +157,7 @@ class HttpAddresses:
         since = time.monotonic()
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
-                response = await self._lanes[address.url].get(f"{address.url}/models")
+                response = await self._clients[address.url].get(f"{address.url}/models")
         except TimeoutError:
             return Listing(error=f"no answer to a probe within {_PROBE_SECONDS:g} s")
         except httpx.RequestError as error:
@@ -171,8 +172,8 @@ class HttpAddresses:
     async def close(self) -> None:
         """Close all connections. Calling it twice is fine."""
         await self._watch.close()
-        for lanes in self._lanes.values():
-            await lanes.close()
+        for client in self._clients.values():
+            await client.close()
 
     def _headers(self, url: str, configured: SecretStr | None) -> dict[str, str]:
         headers = {"content-type": "application/json"}

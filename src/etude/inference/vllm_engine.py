@@ -14,7 +14,7 @@ from etude.core.call import ChatRequest, Completion, Sampling, TopLogprobs
 from etude.core.errors import EngineAway, EngineError, ImpossibleCall
 from etude.inference.answer import answer
 from etude.inference.engine import OnToken, Sampled, SampledToken, TokenRequest, before_stop
-from etude.inference.http_lanes import HttpLanes
+from etude.inference.http_client import HttpClient
 from etude.inference.routes import FIRST_TOKENS, beginning, conversation_of
 from etude.inference.vllm_processes import VllmProcesses
 from etude.models.speech import Speech
@@ -57,7 +57,7 @@ class VllmEngine:
         self._max_tokens = max_tokens
         self._wait = wait
         headers = {"content-type": "application/json", **processes.headers}
-        self._lanes = HttpLanes(
+        self._client = HttpClient(
             headers, read_seconds=_READ_SECONDS, most_megabytes=_MOST_MEGABYTES, setting="a limit of etude"
         )
 
@@ -134,7 +134,7 @@ class VllmEngine:
 
     async def close(self) -> None:
         """Close connections; vLLM then gives up their requests."""
-        await self._lanes.close()
+        await self._client.close()
 
     async def _form(self, request: TokenRequest) -> dict[str, Any]:
         """The constraint as the grammar by which the learner forms the same distribution."""
@@ -168,12 +168,12 @@ class VllmEngine:
         url, content = f"{base_url}/v1/completions", to_json(body)
         try:
             if not body["stream"]:
-                answer = await self._lanes.post(url, content)
+                answer = await self._client.post(url, content)
                 if answer.status_code != httpx.codes.OK:
                     raise _failure(answer.status_code, answer.content)
                 yield from_json(answer.content)["choices"][0]
                 return
-            async with self._lanes.stream(url, content) as reply:
+            async with self._client.stream(url, content) as reply:
                 if reply.status_code != httpx.codes.OK:
                     raise _failure(reply.status_code, await reply.aread())
                 async for line in reply.aiter_lines():

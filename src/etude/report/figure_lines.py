@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.distribution import Distribution
-from etude.core.stats import shown_measured
-from etude.store.figures import shown_reward
+from etude.store.figure_words import shown_figure, shown_reward, shown_score
 
 _RATED = 5
 """Versions whose ratings are shown, the best."""
@@ -42,25 +41,6 @@ def evaluators_in(figures: Sequence[Mapping[str, Any]]) -> list[str]:
     rewards = [{"mean": figure["avg_reward"]} for figure in figures]
     only = [{"mean": score["mean"]} for figure in figures for score in figure["evaluators"].values()]
     return [] if len(names) == 1 and only == rewards else names
-
-
-def shown_figure(figure: Mapping[str, Any]) -> str:
-    """A reward with its interval and how many rewards there are, as text."""
-    if figure["avg_reward"] is None:
-        return "none  n=0"
-    return shown_reward(figure) + ("" if figure["n"] is None else f"  n={figure['n']}")
-
-
-def shown_score(score: Mapping[str, Any] | None) -> str:
-    """The mean of an evaluator with its interval and `n`, as text."""
-    if score is None or score["mean"] is None:
-        return "none"
-    return f"{shown_measured(score['mean'], score['low'], score['high'], score['n'])}  n={score['n']}"
-
-
-def shown_bounds(low: float | None, high: float | None) -> str | None:
-    """An interval as text; None where it is not known."""
-    return None if low is None or high is None else f"{low:.3f} … {high:.3f}"
 
 
 def _ratings(figures: Mapping[str, Any]) -> str:

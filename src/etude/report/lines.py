@@ -13,7 +13,8 @@ from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalOutputItem
 from etude.core.interfaces import Progress
-from etude.store.figures import failed_counts, shown_best, shown_reward
+from etude.store.figure_words import shown_best, shown_reward
+from etude.store.figures import failed_counts
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 

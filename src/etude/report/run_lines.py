@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from etude.core.stats import shown_mean
+from etude.store.figure_words import shown_figure, shown_score
 
 if TYPE_CHECKING:
     from etude.store.facts import RunFacts
@@ -96,8 +97,6 @@ def side_by_side(facts: list[RunFacts]) -> list[tuple[Any, ...]]:
 
 
 def _columns(facts: RunFacts) -> dict[str, str]:
-    from etude.report.figure_lines import shown_figure, shown_score  # Commands load this to show their help.
-
     if facts.kind == "evaluate":
         result = facts.result or {}
         scores = dict(result.get("scores") or {})

@@ -40,6 +40,6 @@ class DirectRoutes:
         except Exception as error:
             await api_error(request, error).response(scope["path"])(scope, receive, send)
             if not isinstance(error, EXPECTED):
-                raise  # The door logs it.
+                raise  # It is logged by `RequestChecks`.
             return
         await response(scope, receive, send)

@@ -20,8 +20,8 @@ from etude.core.errors import (
 )
 from etude.wire.api_error import ApiError
 from etude.wire.dialect import problems_of
-from etude.wire.door import in_one_line
 from etude.wire.gateway import code_of, param_of
+from etude.wire.request_checks import in_one_line
 
 _LOG = logging.getLogger("etude.server")
 
@@ -77,5 +77,5 @@ def api_error(request: Request, error: Exception) -> ApiError:
                 message, code = str(error), "engine_unavailable"
                 return ApiError(503, message, code=code, retry_after=_RETRY_SECONDS)
             return ApiError(500 if isinstance(error, EngineError) else 503, str(error))
-    # It is raised on, and the door logs it.
+    # It is raised on, and logged by `RequestChecks`.
     return ApiError(500, "the server failed at this request; its log has the reason")

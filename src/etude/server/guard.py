@@ -17,9 +17,7 @@ from etude.server.extensions import ServerExtension
 from etude.server.metrics import Metrics
 from etude.server.settings import ServerSettings
 from etude.wire.api_error import ApiError
-from etude.wire.door import Door, require_own_name
-from etude.wire.guesses import Guesses, shown_key
-from etude.wire.http_limits import HttpLimits
+from etude.wire.request_checks import RequestChecks, require_key, require_own_name
 
 VERSION_HEADER = "x-etude-version"
 """Clients of etude send their version in it, and every answer has the server's."""
@@ -84,24 +82,15 @@ class Guard:
         self._open = _OPEN.union(*(extension.open_paths for extension in extensions))
         self._settings = settings
         self._metrics = metrics
-        self._guesses = Guesses()
         rate = settings.requests_per_minute
         self._rate = None if rate is None else RateLimit(rate)
-        large = _LARGE.union(*(extension.large_paths for extension in extensions))
-        self.limits = HttpLimits(
-            max_body=settings.max_body,
-            max_large_body=settings.max_file + _MULTIPART_BYTES,
-            large_paths=large,
-            seconds=settings.body_timeout,
-            connections=settings.max_connections,
-            always_open=self._open,
-        )
-        self._door = Door(app, self.limits, self._admit)
+        self._large = _LARGE.union(*(extension.large_paths for extension in extensions))
+        self._checked = RequestChecks(app, self._check, max_body=self._max_body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
-            await self._door(scope, receive, send)
+            await self._checked(scope, receive, send)
             return
         headers, started, status = Headers(scope=scope), time.perf_counter(), 500
         _, warning = _compared(headers)
@@ -119,12 +108,16 @@ class Guard:
             await send(message)
 
         try:
-            await self._door(scope, receive, send_on)
+            await self._checked(scope, receive, send_on)
         finally:
             route = getattr(scope.get("route"), "path", "unknown")
             self._metrics.count_request(scope["method"], route, status, time.perf_counter() - started)
 
-    def _admit(self, scope: Scope, headers: Headers) -> None:
+    def _max_body(self, path: str) -> int:
+        is_large = path.rstrip("/") in self._large
+        return self._settings.max_file + _MULTIPART_BYTES if is_large else self._settings.max_body
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
         """Raise ApiError for a request that is not let in."""
         if scope["path"] in self._open:
             return
@@ -134,7 +127,7 @@ class Guard:
         if self._settings.api_key is None:
             require_own_name(headers, self._settings.host)
         else:
-            self._guesses.check(address, shown_key(headers), self._settings.api_key.get_secret_value())
+            require_key(headers, self._settings.api_key.get_secret_value())
         refusal, _ = _compared(headers)
         if refusal is not None:
             raise ApiError(400, refusal, code="incompatible_version")

@@ -101,7 +101,7 @@ def _run(
 
     config = server_config(
         app,
-        app.limits,
+        connections=settings.max_connections,
         log_config=None,
         lifespan="on",
         timeout_graceful_shutdown=max(1, round(settings.drain)),

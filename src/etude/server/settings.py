@@ -10,8 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from etude.cluster.config import RayConfig
 from etude.core.errors import RequestError
 from etude.report.logs import LogLevel
-from etude.wire.http_limits import MEBIBYTE
 from etude.wire.http_server import is_loopback
+
+_MEBIBYTE = 2**20
 
 LIFELINE = "ETUDE_SERVER_LIFELINE"
 """The variable with the descriptor by which workers notice that their server is no more."""
@@ -52,14 +53,12 @@ class ServerSettings(BaseModel):
     """Of each client address; more are refused with 429. None does not limit them."""
     max_models: int = Field(default=3, ge=1)
     """Models in memory at once."""
-    max_body: int = Field(default=32 * MEBIBYTE, ge=1024)
+    max_body: int = Field(default=32 * _MEBIBYTE, ge=1024)
     """Bytes of a request, but for uploads."""
-    max_file: int = Field(default=512 * MEBIBYTE, ge=1024)
+    max_file: int = Field(default=512 * _MEBIBYTE, ge=1024)
     """Bytes of an uploaded file."""
-    body_timeout: float = Field(default=30.0, gt=0)
-    """Seconds for a request's head, and as many for its body, and more for each 32 KiB that have come."""
-    max_connections: int = Field(default=1024, ge=1)
-    """Connections at once."""
+    max_connections: int = Field(default=2048, ge=1)
+    """Connections at once, idle ones among them; beyond them requests are answered with 503."""
     running_jobs: int = Field(default=1, ge=1)
     """Training jobs at once."""
     training_processes: int | None = Field(default=None, ge=1)

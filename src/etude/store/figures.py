@@ -6,11 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from etude.core.distribution import Distribution
 from etude.core.episode import added_up
 from etude.core.history import Entry, EpochEntry, History, ValidationEntry
 from etude.core.job import ModelVersion
-from etude.core.stats import shown_measured
 
 VALIDATION = "validation"
 TRAINING = "training episodes"
@@ -66,20 +64,6 @@ def version_of(entry: Entry) -> int | None:
     """The number of the version that an entry's figures are of."""
     version = entry.version if isinstance(entry, ValidationEntry) else entry.sampled_from
     return None if version is None else version.number
-
-
-def shown_reward(metrics: Mapping[str, Any]) -> str:
-    """A reward with its interval, as text."""
-    reward, low, high = (metrics.get(key) for key in ("avg_reward", "reward_low", "reward_high"))
-    if reward is None:
-        return "none"
-    return shown_measured(reward, low, high, metrics.get("num_scored", metrics.get("n")))
-
-
-def shown_best(metrics: Mapping[str, Any]) -> str:
-    """The best reward and its share, as text with a comma before it; nothing where there was no reward."""
-    found = Distribution.among(metrics)
-    return "" if found is None else f", {found}"
 
 
 def with_rewards(entries: Sequence[Entry]) -> list[Entry]:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from etude.config.schema import MetricsConfig
 from etude.core.errors import MissingExtraError, RequestError
 from etude.store.status import RunStatus
-from etude.wire.http_limits import HttpLimits
 from etude.wire.http_server import ThreadServer, is_loopback, listen
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
 _LARGEST_BODY = 1024
-_CONNECTIONS = 64
 
 Sample: TypeAlias = tuple[tuple[str, ...], float]
 """The values of a metric's own labels, and its value."""
@@ -77,9 +75,9 @@ async def served(config: MetricsConfig | None) -> AsyncIterator[MetricsServer | 
         raise MissingExtraError("metrics for Prometheus", "metrics")
     from prometheus_client import CollectorRegistry, make_asgi_app
 
-    from etude.wire.door import Door, require_own_name
+    from etude.wire.request_checks import RequestChecks, require_own_name
 
-    def admit(scope: Scope, headers: Headers) -> None:
+    def check(scope: Scope, headers: Headers) -> None:
         if is_loopback(config.host):
             require_own_name(headers)
 
@@ -91,8 +89,8 @@ async def served(config: MetricsConfig | None) -> AsyncIterator[MetricsServer | 
         raise RequestError(
             f"metrics cannot be served at {config.host}:{config.port}: {error}: --metrics-port"
         ) from error
-    limits = HttpLimits(max_body=_LARGEST_BODY, connections=_CONNECTIONS)
-    http = ThreadServer(Door(make_asgi_app(registry), limits, admit), limits, listening)
+    app = RequestChecks(make_asgi_app(registry), check, max_body=lambda path: _LARGEST_BODY)
+    http = ThreadServer(app, listening)
     host = f"[{config.host}]" if ":" in config.host else config.host
     server.address = f"http://{host}:{listening.getsockname()[1]}/metrics"
     try:

@@ -15,10 +15,10 @@ from etude.config.data_files import MOST_VALUES, json_value, read_parquet
 from etude.core.errors import DatasetError
 from etude.core.evaluation import without_numbers
 from etude.core.json_text import JsonError, read_json
-from etude.traces import langfuse, openai, otlp, phoenix
+from etude.traces import langfuse, openai, otlp
 from etude.traces.record import LeftOut, Record, RowError, shown
 
-FORMATS: Mapping[str, ModuleType] = {"otlp": otlp, "langfuse": langfuse, "phoenix": phoenix, "openai": openai}
+FORMATS: Mapping[str, ModuleType] = {"otlp": otlp, "langfuse": langfuse, "openai": openai}
 """In the order in which they are asked whether a row is theirs."""
 
 _BROKEN = 120
@@ -129,21 +129,12 @@ def _whole(path: Path) -> Iterator[Row]:
 
 
 def _items(where: str, value: Any) -> Iterator[Row]:
-    """The rows of a value: those of a list, those of a data frame that has its columns first, or itself."""
-    rows = _transposed(value) if isinstance(value, dict) else value
-    if not isinstance(rows, list):
-        yield Row(where, lambda: rows)
+    """The rows of a value: those of a list, or itself."""
+    if not isinstance(value, list):
+        yield Row(where, lambda: value)
         return
-    for index, item in enumerate(rows, start=1):
+    for index, item in enumerate(value, start=1):
         yield Row(f"{where}: row {index}", lambda item=item: item)  # type: ignore[misc]
-
-
-def _transposed(value: dict[str, Any]) -> Any:
-    """`{"column": {"0": …, "1": …}, …}` as rows, where it is that: a data frame as pandas writes it."""
-    columns = list(value.values())
-    if "context.span_id" not in value or not all(isinstance(column, dict) for column in columns):
-        return value
-    return [{name: column.get(key) for name, column in value.items()} for key in columns[0]]
 
 
 def _parquet(path: Path) -> Iterator[Row]:

@@ -6,16 +6,19 @@ a score, a trace with `observations` and `scores`, or a page of the API with its
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from etude.core.message import Message
 from etude.traces.record import (
+    NO_MESSAGE,
     LeftOut,
     LoggedCall,
     LoggedSession,
     Record,
+    finish_reason_of,
     list_of,
     mapping_of,
     message_of,
@@ -24,7 +27,7 @@ from etude.traces.record import (
     sampling_of,
     score_of,
     text_in,
-    time_of,
+    times_of,
     tools_of,
     usage_of,
 )
@@ -134,7 +137,7 @@ def _call(row: Mapping[str, Any], where: str) -> Record:
     failed = row.get("level") == "ERROR" and answer is None
     if answer is None and not failed:
         return LeftOut(where, "generation without an output")
-    began, ended = (time_of(row.get(name), where, name) for name in ("start_time", "end_time"))
+    began, seconds = times_of(row, "start_time", "end_time", where)
     usage = mapping_of(row.get("usage_details") or row.get("usage"), where, "usageDetails")
     sampled = {key: _number(value) for key, value in given.items()}
     return LoggedCall(
@@ -145,10 +148,10 @@ def _call(row: Mapping[str, Any], where: str) -> Record:
         model=text_in(row, "provided_model_name", "model"),
         sampling=sampling_of(sampled, where, "modelParameters"),
         usage=usage_of(usage.get("input"), usage.get("output")),
-        finish_reason="tool_calls" if answer and answer.get("tool_calls") else "stop",
-        error=(text_in(row, "status_message") or "an error without a message") if failed else None,
+        finish_reason=finish_reason_of(answer),
+        error=(text_in(row, "status_message") or NO_MESSAGE) if failed else None,
         began=began,
-        seconds=max(0.0, ended - began) if began and ended else 0.0,
+        seconds=seconds,
         id=text_in(row, "id"),
         trace=text_in(row, "trace_id"),
         session=text_in(row, "session_id"),
@@ -178,7 +181,5 @@ def _answer(value: Any, where: str) -> Message | None:
         return None
     if "content" not in answer and "tool_calls" not in answer:
         # A form that the client has read out of the answer.
-        import json
-
         return {"role": "assistant", "content": json.dumps(dict(answer), ensure_ascii=False, default=str)}
     return message_of({"role": "assistant", **answer}, where, "output")

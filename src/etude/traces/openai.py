@@ -12,11 +12,13 @@ from typing import Any
 
 from etude.core.message import Message
 from etude.traces.record import (
+    NO_MESSAGE,
     LeftOut,
     LoggedCall,
     Record,
     RowError,
     choices_of,
+    finish_reason_of,
     list_of,
     mapping_of,
     message_of,
@@ -83,7 +85,7 @@ def _conversation(row: Mapping[str, Any], where: str, trace: str, name: str) -> 
             answer,
             tools,
             model=text_in(row, "model"),
-            finish_reason="tool_calls" if answer.get("tool_calls") else "stop",
+            finish_reason=finish_reason_of(answer),
             # Feedback is on the whole: the last answer has the row's own name.
             id=name if index == answers[-1] else f"{name}@{index}",
             trace=trace,
@@ -123,7 +125,7 @@ def _exchange(row: Mapping[str, Any], where: str, trace: str, name: str) -> Iter
     error = answered.get("error") or row.get("error")
     if error:
         reason = text_in(error, "message", "type", "code") if isinstance(error, Mapping) else str(error)
-        yield replace(call, error=reason or "an error without a message")
+        yield replace(call, error=reason or NO_MESSAGE)
         return
     choices = list_of(answered.get("choices"), where, "response.choices")
     if not choices:

@@ -2,7 +2,7 @@
 
 A line is `{"resourceSpans": [...]}` or `{"resourceLogs": [...]}`. Messages are in the attributes
 `gen_ai.input.messages` and `gen_ai.output.messages`, of a span or of the event
-`gen_ai.client.inference.operation.details`. Spans of OpenInference are read too.
+`gen_ai.client.inference.operation.details`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 from etude.core.call import Sampling
 from etude.core.episode import WORKFLOW
 from etude.core.message import Message
-from etude.traces import phoenix
 from etude.traces.record import (
+    NO_MESSAGE,
     ROLES,
     LeftOut,
     LoggedCall,
@@ -30,7 +30,7 @@ from etude.traces.record import (
     score_of,
     shown,
     text_in,
-    time_of,
+    times_of,
     tool_call,
     tools_of,
     usage_of,
@@ -73,9 +73,7 @@ def _items(row: Mapping[str, Any], where: str, *path: str) -> Iterator[Mapping[s
 def _of_span(span: Mapping[str, Any], where: str) -> Iterator[Record]:
     attributes = _attributes(span, where)
     operation = text_in(attributes, "gen_ai.operation.name")
-    if phoenix.KIND in attributes and _INPUT not in attributes:
-        yield from phoenix.read_span(attributes, _about(span), where)
-    elif _OUTPUT in attributes or (_INPUT in attributes and _error_of(span, attributes)):
+    if _OUTPUT in attributes or (_INPUT in attributes and _error_of(span, attributes)):
         yield from _calls(attributes, span, where)
     elif operation in _CHATS or _INPUT in attributes:
         yield LeftOut(where, "span of a chat without its messages: not captured, or in events")
@@ -112,26 +110,13 @@ def _of_event(
         yield LeftOut(where, "event of something else")
 
 
-def _about(span: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts of a span of another convention, by the names that Phoenix has for them."""
-    status = span.get("status") if isinstance(span.get("status"), Mapping) else {}
-    assert isinstance(status, Mapping)
-    return {
-        "context": {"trace_id": span.get("traceId"), "span_id": span.get("spanId")},
-        "start_time": span.get("startTimeUnixNano"),
-        "end_time": span.get("endTimeUnixNano"),
-        "status_code": "ERROR" if status.get("code") in _FAILED else "OK",
-        "status_message": status.get("message"),
-    }
-
-
 def _error_of(span: Mapping[str, Any], attributes: Mapping[str, Any]) -> str | None:
     """Why a call failed; None where it did not."""
     status = span.get("status") if isinstance(span.get("status"), Mapping) else {}
     assert isinstance(status, Mapping)
     kind = text_in(attributes, "error.type")
     if status.get("code") in _FAILED or kind:
-        return text_in(status, "message") or kind or "an error without a message"
+        return text_in(status, "message") or kind or NO_MESSAGE
     return None
 
 
@@ -141,13 +126,8 @@ def _calls(attributes: Mapping[str, Any], place: Mapping[str, Any], where: str) 
     if not answers and error is None:
         yield LeftOut(where, f"chat without {_OUTPUT}")
         return
-    began, ended = (
-        time_of(place.get(name), where, name)
-        for name in (
-            "startTimeUnixNano" if "startTimeUnixNano" in place else "timeUnixNano",
-            "endTimeUnixNano",
-        )
-    )
+    start = "startTimeUnixNano" if "startTimeUnixNano" in place else "timeUnixNano"
+    began, seconds = times_of(place, start, "endTimeUnixNano", where)
     request = {key.removeprefix("gen_ai.request."): value for key, value in attributes.items()}
     call = LoggedCall(
         where,
@@ -164,7 +144,7 @@ def _calls(attributes: Mapping[str, Any], place: Mapping[str, Any], where: str) 
         ),
         error=error,
         began=began,
-        seconds=max(0.0, ended - began) if began and ended else 0.0,
+        seconds=seconds,
         function=text_in(attributes, "etude.function") or WORKFLOW,
         id=text_in(place, "spanId"),
         trace=text_in(place, "traceId"),

@@ -27,6 +27,7 @@ _SAMPLED = {
     "max_tokens": "max_tokens",
     "max_completion_tokens": "max_tokens",
 }
+NO_MESSAGE = "an error without a message"
 _UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
 """From which size on a time is in nanoseconds, microseconds, milliseconds since 1970, and what divides it."""
 
@@ -244,6 +245,17 @@ def time_of(value: Any, where: str, what: str) -> float:
         raise RowError(where, f"{what} is no time: {shown(value)}") from error
     unit = next((unit for least, unit in _UNITS if seconds >= least), 1.0)
     return seconds / unit if 0 <= seconds < 1e20 else 0.0
+
+
+def times_of(row: Mapping[str, Any], start: str, end: str, where: str) -> tuple[float, float]:
+    """When a call began, in Unix seconds, and the seconds that it took; 0 where that is not known."""
+    began, ended = (time_of(row.get(name), where, name) for name in (start, end))
+    return began, max(0.0, ended - began) if began and ended else 0.0
+
+
+def finish_reason_of(answer: Message | None) -> str:
+    """Why an answer ended, of a log that does not say so."""
+    return "tool_calls" if answer is not None and answer.get("tool_calls") else "stop"
 
 
 def choices_of(call: LoggedCall, answers: Sequence[tuple[Message, str]]) -> Iterator[LoggedCall | LeftOut]:

@@ -45,7 +45,7 @@ class TrackerOutcome:
 class Reporting:
     """The trackers of an open run, as a context manager around the work.
 
-    Nothing of a tracker that shows no episodes is sent, and no thread of it begins, before `wake`.
+    Nothing is sent, and no thread begins, before `wake`.
     """
 
     def __init__(
@@ -81,10 +81,7 @@ class Reporting:
                 loop.call_soon_threadsafe(lambda: self._progress.message(text, warning=warning))
 
         for tracker, config in zip(await builder.get_trackers(), self._config.report, strict=True):
-            reader = TrackerReader(tracker, config, self._run.path, put, tell)
-            self._readers.append(reader)
-            if reader.is_live:
-                reader.wake()
+            self._readers.append(TrackerReader(tracker, config, self._run.path, put, tell))
         return self
 
     async def __aexit__(
@@ -106,12 +103,12 @@ class Reporting:
             seconds = min(seconds, _SECONDS_AFTER_STOP)
         await asyncio.to_thread(reader.over.wait, seconds)
         reader.abandon()
-        served = reader.served()
-        self.outcomes.append(TrackerOutcome(reader.title, served.sent, served.records, reader.error))
-        if not served.is_whole:
+        sent, records = reader.counts()
+        self.outcomes.append(TrackerOutcome(reader.title, sent, records, reader.error))
+        if sent < records:
             why = reader.error or f"more were not sent within the {seconds:g} s after its end"
             self._progress.message(
-                f"{reader.title} has {served.sent} of {served.records} records of the run ({why}). The rest "
+                f"{reader.title} has {sent} of {records} records of the run ({why}). The rest "
                 f"is sent with: etude report {shlex.quote(str(self._run.path))}",
                 warning=True,
             )

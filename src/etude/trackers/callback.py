@@ -41,10 +41,7 @@ class LiveTrackerConfig(TrackerConfig, name="live"):
 
 
 class FunctionTracker:
-    """Calls a function, plain or async, with each record.
-
-    A record that it was given while the process was killed it is given again.
-    """
+    """Calls a function, plain or async, with each record."""
 
     def __init__(self, function: Callable[[RunRecord], Any]) -> None:
         self._function = function
@@ -52,10 +49,6 @@ class FunctionTracker:
     def open(self, run: TrackedRun) -> str:
         """There is nothing to begin."""
         return ""
-
-    def has(self, record: RunRecord) -> bool | None:
-        """Nobody can tell."""
-        return None
 
     def send(self, record: RunRecord) -> None:
         """Call the function."""
@@ -87,13 +80,11 @@ def as_tracker(value: Any) -> Tracker:
     """
     if isinstance(value, type):
         value = value()
-    if all(callable(getattr(value, name, None)) for name in ("open", "has", "send", "close")):
+    if all(callable(getattr(value, name, None)) for name in ("open", "send", "close")):
         tracker: Tracker = value
         return tracker
     if not callable(value):
-        raise RequestError(
-            f"a tracker is a function of a record, or has open, has, send and close: {value!r:.80}"
-        )
+        raise RequestError(f"a tracker is a function of a record, or has open, send and close: {value!r:.80}")
     return FunctionTracker(value)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +12,15 @@ from pydantic import field_validator
 
 from etude.config.component import TrackerConfig
 from etude.config.registry import register_tracker
-from etude.trackers.extras import require_package
+from etude.trackers.packages import require_package, require_server
 from etude.trackers.record import COLUMNS, RunRecord, State, TrackedRun, code_version, flattened
-from etude.trackers.servers import require_server
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
 
 _TOKEN = "etude.token"
 _LONGEST, _AT_ONCE = 500, 100
-"""Characters of a parameter's value, and parameters of a request, that all servers take."""
-_METRICS_AT_ONCE = 1000
+"""Characters of a parameter's value, and rows of a request, that all servers take."""
 _STATUS: dict[State, str] = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 _UNNAMED = re.compile(r"[^\w\-. :/]")
 """Characters that the name of a metric cannot have."""
@@ -48,14 +46,12 @@ class MlflowConfig(TrackerConfig, name="mlflow"):
 
 
 class MlflowTracker:
-    """Logs the records of a run. What a record has may be sent twice: MLflow keeps it once."""
+    """Logs the records of a run. A database of MLflow's keeps a metric once that is sent twice."""
 
     def __init__(self, config: MlflowConfig) -> None:
         self._config = config
         self._client: Any = None
         self._id = ""
-        self._is_first = True
-        """The next record is the first since `open`: a part of it may be there."""
 
     def open(self, run: TrackedRun) -> str:
         """Find the run by its tag, or create it; its parameters are logged once.
@@ -63,6 +59,7 @@ class MlflowTracker:
         Raises EtudeError where there is no server.
         """
         from mlflow import MlflowClient
+        from mlflow.entities import Param
 
         # Else it prints the address, also into the JSON of a command.
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
@@ -73,22 +70,16 @@ class MlflowTracker:
         experiment = client.get_experiment_by_name(self._config.experiment)
         number = experiment.experiment_id if experiment else client.create_experiment(self._config.experiment)
         known = client.search_runs([number], f"tags.`{_TOKEN}` = '{run.token}'", max_results=1)
-        if known:
-            self._id, has_params = known[0].info.run_id, bool(known[0].data.params)
-            client.update_run(self._id, status="RUNNING")
-        else:
-            tags = {_TOKEN: run.token, **{f"code.{k}": v for k, v in code_version(run.environment).items()}}
-            self._id = client.create_run(number, tags=tags, run_name=run.name).info.run_id
-            has_params = False
-        if not has_params:
-            self._log_params(client, run)
-        self._client, self._is_first = client, True
+        tags = {_TOKEN: run.token, **{f"code.{k}": v for k, v in code_version(run.environment).items()}}
+        shown = known[0] if known else client.create_run(number, tags=tags, run_name=run.name)
+        self._id = shown.info.run_id
+        client.update_run(self._id, status="RUNNING")
+        if not shown.data.params:
+            params = [Param(_name(name), text[:_LONGEST]) for name, text in flattened(run.config).items()]
+            for batch in _batches(params):
+                client.log_batch(self._id, params=batch)
+        self._client = client
         return f"{uri}/#/experiments/{number}/runs/{self._id}" if uri.startswith("http") else ""
-
-    def has(self, record: RunRecord) -> bool | None:
-        """Whether its last metric is there: the one that is written last."""
-        names = sorted(record.metrics)
-        return record.step in self._steps(_name(names[-1])) if names else None
 
     def send(self, record: RunRecord) -> None:
         """Log its metrics with its own time, the table as JSON, pictures and weights as artefacts."""
@@ -96,8 +87,6 @@ class MlflowTracker:
 
         at, step, client = int(record.at * 1000), record.step, self._client
         metrics = [Metric(_name(name), value, at, step) for name, value in sorted(record.metrics.items())]
-        if self._is_first:
-            metrics = [metric for metric in metrics if step not in self._steps(metric.key)]
         place = f"{record.kind}-{step:06d}" + ("" if record.target is None else f"-{record.target}")
         if record.episodes:
             table = {"columns": list(COLUMNS), "data": [list(row.cells()) for row in record.episodes]}
@@ -113,9 +102,8 @@ class MlflowTracker:
             for alias in each.aliases:
                 tag = f"checkpoint.{alias}" if each.target is None else f"checkpoint.{each.target}.{alias}"
                 client.set_tag(self._id, tag, f"checkpoints/{name}")
-        for begin in range(0, len(metrics), _METRICS_AT_ONCE):
-            client.log_batch(self._id, metrics=metrics[begin : begin + _METRICS_AT_ONCE])
-        self._is_first = False
+        for batch in _batches(metrics):
+            client.log_batch(self._id, metrics=batch)
 
     def close(self, state: State) -> None:
         """Say how this process's part of the run has ended."""
@@ -123,15 +111,9 @@ class MlflowTracker:
             client, self._client = self._client, None
             client.set_terminated(self._id, _STATUS[state])
 
-    def _log_params(self, client: Any, run: TrackedRun) -> None:
-        from mlflow.entities import Param
 
-        params = [Param(_name(name), text[:_LONGEST]) for name, text in flattened(run.config).items()]
-        for begin in range(0, len(params), _AT_ONCE):
-            client.log_batch(self._id, params=params[begin : begin + _AT_ONCE])
-
-    def _steps(self, name: str) -> set[int]:
-        return {metric.step for metric in self._client.get_metric_history(self._id, name)}
+def _batches(rows: list[Any]) -> Iterator[list[Any]]:
+    return (rows[begin : begin + _AT_ONCE] for begin in range(0, len(rows), _AT_ONCE))
 
 
 def _name(name: str) -> str:

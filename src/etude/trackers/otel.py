@@ -1,23 +1,21 @@
 """OpenTelemetry: episodes, calls, tools, evaluators and jobs as spans of the GenAI semantic conventions.
 
-Spans are read from the journal, with the times that things had, and sent to a collector by OTLP: those of an
-episode when it is over and scored. The ids of a span follow from what it is of, so that one that is sent
-twice is the same one.
+Spans are read from the journal, with the times that things had, and sent to a collector by OTLP when their
+epoch or validation is over. The ids of a span follow from what it is of, so that one that is sent twice is
+the same one.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
-
-from pydantic import Field, SecretStr
 
 from etude.config.component import TrackerConfig
 from etude.config.registry import register_tracker
 from etude.core.errors import EtudeError
 from etude.store.run_folder import RunFolder
-from etude.trackers.extras import require_package
+from etude.trackers.packages import require_package
 from etude.trackers.record import RunRecord, State, TrackedRun
 from etude.trackers.spans import Spans
 
@@ -29,18 +27,16 @@ _AT_ONCE = 512
 
 
 class OtelConfig(TrackerConfig, name="otel"):
-    """Spans of episodes and all that happens in them, for any collector that takes OTLP over HTTP."""
+    """Spans of episodes and all that happens in them, for any collector that takes OTLP over HTTP.
+
+    Headers, seconds and the name of the service are those of OpenTelemetry's own variables:
+    OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_TIMEOUT and OTEL_SERVICE_NAME.
+    """
 
     endpoint: str | None = None
     """The collector, as `http://localhost:4318`; left out: as OTEL_EXPORTER_OTLP_ENDPOINT says, or that."""
-    headers: dict[str, SecretStr] = Field(default_factory=dict)
-    """Headers of the requests, such as an API key."""
     content: bool = False
     """Whether messages, arguments and results are sent too; secrets are masked in them."""
-    service: str = "etude"
-    """The `service.name` of the spans."""
-    timeout: float = Field(default=10.0, gt=0)
-    """Seconds of one request, with its repetitions."""
 
     def destination(self) -> str:
         return self.endpoint or ""
@@ -60,39 +56,28 @@ class OtelTracker:
 
         config, self._run = self._config, run
         endpoint = None if config.endpoint is None else f"{config.endpoint.rstrip('/')}/v1/traces"
-        headers = {name: value.get_secret_value() for name, value in config.headers.items()}
-        self._exporter = OTLPSpanExporter(endpoint, headers=headers or None, timeout=config.timeout)
+        self._exporter = OTLPSpanExporter(endpoint)
         return ""
 
-    def has(self, record: RunRecord) -> bool | None:
-        """A collector cannot be asked."""
-        return None
-
     def send(self, record: RunRecord) -> None:
-        """Send the span of the record's job, where it has one. Raises EtudeError."""
-        self._send(lambda spans: spans.of_record(record))
+        """Send the spans of the record's episodes and of its job. Raises EtudeError."""
+        from opentelemetry.sdk.trace.export import SpanExportResult
 
-    def send_episodes(self, episodes: Sequence[str]) -> None:
-        """Send the spans of episodes, by their ids. Raises EtudeError."""
-        self._send(lambda spans: (span for episode in episodes for span in spans.of_episode(episode)))
+        config, tracked = self._config, self._run
+        assert tracked is not None
+        with RunFolder.read(tracked.folder) as run:
+            spans = Spans(run, tracked, content=config.content).of_record(record)
+            while batch := [*islice(spans, _AT_ONCE)]:
+                if self._exporter.export(batch) is not SpanExportResult.SUCCESS:
+                    raise EtudeError(
+                        "the collector has not taken spans; is it there, and does it take OTLP over HTTP?"
+                    )
 
     def close(self, state: State) -> None:
         """Close the client."""
         if self._exporter is not None:
             self._exporter.shutdown()
             self._exporter = None
-
-    def _send(self, made: Callable[[Spans], Iterator[Any]]) -> None:
-        from opentelemetry.sdk.trace.export import SpanExportResult
-
-        assert self._run is not None
-        with RunFolder.read(self._run.folder) as run:
-            spans = made(Spans(run, self._run, self._config.service, content=self._config.content))
-            while batch := [*islice(spans, _AT_ONCE)]:
-                if self._exporter.export(batch) is not SpanExportResult.SUCCESS:
-                    raise EtudeError(
-                        "the collector has not taken spans; is it there, and does it take OTLP over HTTP?"
-                    )
 
 
 @register_tracker(config_type=OtelConfig)

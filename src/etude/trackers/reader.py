@@ -1,47 +1,27 @@
 """The thread that serves one tracker: it reads the run's journal, and sends what the tracker does not have.
 
-Before a record is sent the journal says so, and after it that it was: a run that was killed in between asks
-the tracker when it goes on. A tracker that is away is tried again after growing pauses, and holds up nobody.
+A record is noted in the journal when it has been sent: one that was under way when the process was killed is
+sent again. A tracker that is away is tried again after growing pauses, and holds up nobody.
 """
 
 from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from etude.config.component import TrackerConfig
 from etude.core.errors import EtudeError, RequestError, first_line
 from etude.core.keys import content_hash
 from etude.store.journal import Json
 from etude.store.run_folder import RunFolder
-from etude.store.stored_config import evaluators_of, stored_data
-from etude.trackers.live import EpisodeFeed
-from etude.trackers.record import LiveTracker, RunRecord, State, TrackedRun, Tracker
-from etude.trackers.records import Outline, outlines
+from etude.store.stored_config import stored_data
+from etude.trackers.record import State, TrackedRun, Tracker
+from etude.trackers.records import new_records, record_keys
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
-_LIVE_PAUSE = 2.0
-"""Seconds between looks for episodes that are over."""
-_EPISODES_AT_ONCE = 64
-_PREFIX = "report/"
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """How far a tracker has come with a run."""
-
-    sent: int
-    records: int
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it has all that there is."""
-        return self.sent >= self.records
 
 
 class TrackerReader:
@@ -64,7 +44,7 @@ class TrackerReader:
         """Why the last try to send anything failed; empty where it did not."""
         self.over = threading.Event()
         """Set when the thread has ended, after `close`."""
-        self._key = f"{_PREFIX}{config.type_name}-{content_hash(to)[:8]}"
+        self._key = f"report/{config.type_name}-{content_hash(to)[:8]}"
         self._tracker, self._run, self._put, self._tell = tracker, run, put, tell
         self._wake = threading.Event()
         self._state: State | None = None
@@ -72,14 +52,6 @@ class TrackerReader:
         self._sentences: set[str] = set()
         self._tries = 0
         self._thread: threading.Thread | None = None
-        self._live = tracker if isinstance(tracker, LiveTracker) else None
-        evaluators = evaluators_of(stored_data(run, required=False)) if self._live else ()
-        self._feed = EpisodeFeed(evaluators)
-
-    @property
-    def is_live(self) -> bool:
-        """Whether it is to begin with the run: it shows episodes too."""
-        return self._live is not None
 
     @property
     def is_started(self) -> bool:
@@ -103,25 +75,20 @@ class TrackerReader:
         self._is_abandoned = True
         self._wake.set()
 
-    def served(self) -> Served:
-        """How far the tracker has come, by the journal. Raises StoreError."""
+    def counts(self) -> tuple[int, int]:
+        """How many records were sent, by the journal, and how many the run has. Raises StoreError."""
         with RunFolder.read(self._run) as run:
-            sent, records = self._sent(run), outlines(run)
-            there = sum(bool(sent.get(each.key, {}).get("sent")) for each in records)
-            return Served(there, len(records))
+            keys = set(record_keys(run))
+            return len(self._sent(run) & keys), len(keys)
 
     def _work(self) -> None:
         pause: float | None = None
-        idle = _LIVE_PAUSE if self.is_live else _LONGEST_PAUSE
         while not self._is_abandoned:
-            is_news = self._wake.wait(timeout=pause or idle)
+            self._wake.wait(timeout=_LONGEST_PAUSE if pause is None else pause)
             self._wake.clear()
             state = self._state
             try:
-                if is_news or pause or not (self.is_live and self._is_open):
-                    self._serve()
-                else:
-                    self._serve_episodes()
+                self._serve()
                 if state is not None:
                     if self._is_open:
                         self._tracker.close(state)
@@ -136,50 +103,17 @@ class TrackerReader:
 
     def _serve(self) -> None:
         with RunFolder.read(self._run) as run:
-            sent, records = self._sent(run), outlines(run)
-            if not self._is_open:
-                there = [each for each in records if sent.get(each.key, {}).get("sent")]
-                for outline in there:
-                    self._feed.end(outline.part)
-                is_news = self.is_live and bool(self._feed.ready(run.journal))
-                if len(there) == len(records) and not is_news:
-                    return
-                self._open(run, records, sent)
-            for outline in records:
-                row = sent.get(outline.key)
-                if row is not None and row["sent"]:
-                    continue
-                number = (
-                    row["number"] if row else 1 + max((each["number"] for each in sent.values()), default=-1)
-                )
-                if outline.part:
-                    self._send_episodes(self._feed.rest(run.journal, outline.part))
-                self._send(outline, number)
-                self._feed.end(outline.part)
-                sent[outline.key] = {"number": number, "sent": True}
+            sent, config = self._sent(run), self.config
+            for record in new_records(run, sent, episodes=config.episodes, checkpoints=config.checkpoints):
                 if self._is_abandoned:
                     return
-            self._send_episodes(self._feed.ready(run.journal))
+                if not self._is_open:
+                    self._open(run)
+                self._tracker.send(replace(record, number=len(sent)))
+                self._put(f"{self._key}/sent/{record.key}", {"sent": True})
+                sent.add(record.key)
 
-    def _serve_episodes(self) -> None:
-        with RunFolder.read(self._run) as run:
-            self._send_episodes(self._feed.ready(run.journal))
-
-    def _send_episodes(self, episodes: Iterable[str]) -> None:
-        if self._live is None:
-            return
-        episodes = iter(episodes)
-        while not self._is_abandoned and (batch := [*islice(episodes, _EPISODES_AT_ONCE)]):
-            self._live.send_episodes(batch)
-            self._feed.shown(batch)
-
-    def _send(self, outline: Outline, number: int) -> None:
-        self._note(outline.key, number, sent=False)
-        record = outline.read(self.config.episodes, self.config.checkpoints)
-        self._tracker.send(replace(record, number=number))
-        self._note(outline.key, number, sent=True)
-
-    def _open(self, run: RunFolder, records: list[Outline], sent: dict[str, dict[str, Any]]) -> None:
+    def _open(self, run: RunFolder) -> None:
         where = self._tracker.open(
             TrackedRun(
                 name=run.name,
@@ -192,19 +126,6 @@ class TrackerReader:
         self._is_open = True
         if where:
             self._say_once(f"{self.title}: {where}")
-        known = {each.key: each for each in records}
-        for key, row in sorted(sent.items(), key=lambda pair: -pair[1]["number"]):
-            if key not in known:
-                continue  # Of an epoch that the run has gone back from.
-            record: RunRecord = replace(known[key].read(0, False), number=row["number"])
-            is_there = self._tracker.has(record)
-            if is_there is None:
-                is_there = row["sent"]
-            if is_there and not row["sent"]:
-                self._note(key, row["number"], sent=True)
-            row["sent"] = is_there
-            if is_there:
-                return
 
     def _token(self, run: RunFolder) -> str:
         stored = run.journal.get(f"{self._key}/run")
@@ -213,13 +134,10 @@ class TrackerReader:
             self._put(f"{self._key}/run", stored)
         return str(stored["token"])
 
-    def _sent(self, run: RunFolder) -> dict[str, dict[str, Any]]:
+    def _sent(self, run: RunFolder) -> set[str]:
+        """The keys of the records that were sent, those of epochs that the run has gone back from too."""
         prefix = f"{self._key}/sent/"
-        return {key.removeprefix(prefix): value for key, value in run.journal.scan(prefix)}
-
-    def _note(self, key: str, number: int, *, sent: bool) -> None:
-        row: Mapping[str, Json] = {"number": number, "sent": sent}
-        self._put(f"{self._key}/sent/{key}", dict(row))
+        return {key.removeprefix(prefix) for key, row in run.journal.scan(prefix) if row["sent"]}
 
     def _failed(self, error: Exception) -> float:
         self._is_open = False

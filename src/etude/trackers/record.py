@@ -1,4 +1,4 @@
-"""The seam of trackers: what they are given of a run, and the four methods that one has.
+"""The seam of trackers: what they are given of a run, and the three methods that one has.
 
 A tracker never sees the run itself. All that it gets was read from the journal, so that nothing is lost while
 it is away, and a tracker of one's own has the same guarantees as those that ship.
@@ -7,10 +7,10 @@ it is away, and a tracker of one's own has the same guarantees as those that shi
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias
 
 State: TypeAlias = Literal["finished", "failed", "stopped"]
 """How a process ended its part of a run. `stopped`: it may be resumed."""
@@ -85,7 +85,7 @@ class RunRecord:
     checkpoints: tuple[Checkpoint, ...] = ()
     """The best weights and the last ones; of the last record alone, where the config asks for them."""
     number: int = 0
-    """How many records the tracker was given before."""
+    """How many other records the tracker was sent before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,9 @@ class TrackedRun:
 class Tracker(Protocol):
     """Shows a run elsewhere. All methods are called from one thread, and may wait and raise.
 
-    After one has raised, `open` is called again some time later, and then `send` with the same record.
+    After one has raised, `open` is called again some time later, and then `send` with the same record. Each
+    record is sent at least once: again, with the same `key` and `number`, where the process was killed before
+    the journal had it that the record was sent.
     """
 
     def open(self, run: TrackedRun) -> str:
@@ -120,30 +122,11 @@ class Tracker(Protocol):
         Gives where it can be looked at, in a few words or as an address; empty for nowhere.
         """
 
-    def has(self, record: RunRecord) -> bool | None:
-        """Whether a record is there, after `open`; None where that cannot be told.
-
-        It is asked of the last ones that were sent before. One that is not there is sent again; one that may
-        be there is not, unless the process was killed while it was sent.
-        """
-
     def send(self, record: RunRecord) -> None:
         """Show a record. When this has returned it counts as shown."""
 
     def close(self, state: State) -> None:
         """The process that shows the run ends; it may be opened again by another one."""
-
-
-@runtime_checkable
-class LiveTracker(Tracker, Protocol):
-    """A tracker that shows episodes too, each a few seconds after it was scored."""
-
-    def send_episodes(self, episodes: Sequence[str]) -> None:
-        """Show episodes, by their ids, which the run folder has.
-
-        They failed, or have all their scores; the others come before the record of their epoch. A run that
-        goes on gives those of the epoch that was under way again.
-        """
 
 
 def flattened(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
-from functools import partial
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from etude.budget.bill import Bill, Line, bill_of, total
 from etude.core.episode import EpisodeRecord
-from etude.core.history import Entry, EpochEntry, History, ValidationEntry
+from etude.core.history import Entry, EpochEntry, History, ValidationEntry, WarmUpEntry
 from etude.core.job import ModelVersion
 from etude.core.secrets import masked
 from etude.report.files import PLOT
@@ -32,51 +32,19 @@ _LONGEST = 2000
 """Characters of a text in a table of episodes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outline:
-    """A record that can be read: cheap to have, where the record itself may not be."""
-
-    key: str
-    read: Callable[[int, bool], RunRecord]
-    """With how many episodes it is to come, and whether with weights."""
-    part: str = ""
-    """The part of the run whose episodes it is about: `train/3`, `validation/5`, `warm-up`, `eval`."""
+def record_keys(run: RunFolder) -> list[str]:
+    """The keys of all records that there are by now, in the order in which they are shown."""
+    return [key for key, _, _ in _Reader(run).places()]
 
 
-def outlines(run: RunFolder) -> list[Outline]:
-    """All records that there are by now, in the order in which they are shown. Raises StoreError."""
-    reader = _Reader(run)
-    by_place = [
-        ((entry.epoch, isinstance(entry, ValidationEntry), index), _outline(reader, target, entry))
-        for index, (target, history) in enumerate(reader.histories.items())
-        for entry in history.entries
-    ]
-    entries = [outline for _, outline in sorted(by_place, key=lambda pair: pair[0])]
-    return [*reader.warm_ups(), *entries, *reader.endings()]
-
-
-def _outline(reader: _Reader, target: str | None, entry: Entry) -> Outline:
-    kind: Literal["validation", "epoch"] = "validation" if isinstance(entry, ValidationEntry) else "epoch"
-    part = f"{'train' if kind == 'epoch' else kind}/{entry.epoch}"
-
-    def read(episodes: int, weights: bool) -> RunRecord:
-        prefix = "" if target is None else f"{target}/"
-        if isinstance(entry, EpochEntry):
-            metrics = reader.of_epoch(entry, prefix, target)
-        else:
-            metrics = figures(entry.metrics, f"{prefix}validation/")
-        return RunRecord(
-            key=_key(kind, entry.epoch, target),
-            kind=kind,
-            step=entry.epoch,
-            at=_seconds(entry.timestamp),
-            metrics=metrics,
-            target=target,
-            alarms=tuple(event.text for event in entry.alarms if event.is_new),
-            episodes=tuple(reader.rows(part, episodes)),
-        )
-
-    return Outline(_key(kind, entry.epoch, target), read, part)
+def new_records(
+    run: RunFolder, sent: Collection[str], *, episodes: int, checkpoints: bool
+) -> Iterator[RunRecord]:
+    """The records that were not sent, with as many episodes each. Raises StoreError."""
+    reader = _Reader(run, episodes, checkpoints)
+    for key, target, entry in reader.places():
+        if key not in sent:
+            yield reader.record(key, target, entry)
 
 
 def _key(kind: str, epoch: int, target: str | None) -> str:
@@ -86,46 +54,62 @@ def _key(kind: str, epoch: int, target: str | None) -> str:
 class _Reader:
     """Reads what records are made of."""
 
-    def __init__(self, run: RunFolder) -> None:
+    def __init__(self, run: RunFolder, episodes: int = 0, checkpoints: bool = False) -> None:
         self._run, self._journal = run, run.journal
+        self._episodes, self._checkpoints = episodes, checkpoints
+        # Before the histories, which are whole where these are there.
+        self._ends = [name for name in (RESULT, SUMMARY) if run.read_json(name) is not None]
         self.histories: Mapping[str | None, History] = histories(run.journal, run.name)
-        self._bill: Bill | None = None
 
-    def warm_ups(self) -> Iterator[Outline]:
-        """Those of warm-ups that are over."""
-        for target, history in self.histories.items():
-            if (entry := history.warm_up) is not None:
-                prefix = "" if target is None else f"{target}/"
-                figures_of = {**entry.metrics, "steps": entry.steps, "seconds": entry.seconds}
-                record = RunRecord(
-                    _key("warm_up", 0, target),
-                    "warm_up",
-                    0,
-                    _seconds(entry.timestamp),
-                    figures(figures_of, f"{prefix}warm_up/"),
-                    target,
-                )
-                yield Outline(record.key, partial(_as_it_is, record), "warm-up")
+    def places(self) -> Iterator[tuple[str, str | None, Entry | WarmUpEntry | None]]:
+        """Of each record the key, the model that it is about where there are several, and its entry."""
+        entries: list[tuple[tuple[int, bool, int], str | None, Entry]] = []
+        for number, (target, history) in enumerate(self.histories.items()):
+            if history.warm_up is not None:
+                yield _key("warm_up", 0, target), target, history.warm_up
+            for entry in history.entries:
+                entries.append(((entry.epoch, isinstance(entry, ValidationEntry), number), target, entry))
+        for (epoch, is_validation, _), target, entry in sorted(entries, key=lambda each: each[0]):
+            yield _key("validation" if is_validation else "epoch", epoch, target), target, entry
+        if RESULT in self._ends:
+            yield "evaluation", None, None
+        if SUMMARY in self._ends:
+            yield _key("finished", self._epochs, None), None, None
 
-    def endings(self) -> Iterator[Outline]:
-        """That of a run, or an evaluation, that is over."""
-        result = self._run.read_json(RESULT)
-        if result is not None:
-            at = (self._run.path / RESULT).stat().st_mtime
+    @property
+    def _epochs(self) -> int:
+        return max((len(history.epochs) for history in self.histories.values()), default=0)
 
-            def evaluation(episodes: int, weights: bool) -> RunRecord:
-                metrics = figures(result, "evaluation/")
-                rows = tuple(self.rows(EVALUATION, episodes))
-                return RunRecord("evaluation", "evaluation", 0, at, metrics, episodes=rows)
+    def record(self, key: str, target: str | None, entry: Entry | WarmUpEntry | None) -> RunRecord:
+        """The record of a place."""
+        prefix = "" if target is None else f"{target}/"
+        if entry is None:
+            return self._evaluation(key) if key == "evaluation" else self._finished(key)
+        at = datetime.fromisoformat(entry.timestamp).timestamp()
+        if isinstance(entry, WarmUpEntry):
+            about = {**entry.metrics, "steps": entry.steps, "seconds": entry.seconds}
+            return RunRecord(key, "warm_up", 0, at, figures(about, f"{prefix}warm_up/"), target)
+        kind: Literal["epoch", "validation"] = "epoch" if isinstance(entry, EpochEntry) else "validation"
+        return RunRecord(
+            key=key,
+            kind=kind,
+            step=entry.epoch,
+            at=at,
+            metrics=self._of_epoch(entry, prefix, target)
+            if isinstance(entry, EpochEntry)
+            else figures(entry.metrics, f"{prefix}validation/"),
+            target=target,
+            alarms=tuple(event.text for event in entry.alarms if event.is_new),
+            episodes=self._rows(f"{'train' if kind == 'epoch' else kind}/{entry.epoch}"),
+        )
 
-            yield Outline("evaluation", evaluation, EVALUATION)
-        if self._run.read_json(SUMMARY) is not None:
-            done = max((len(history.epochs) for history in self.histories.values()), default=0)
-            key = _key("finished", done, None)
-            yield Outline(key, lambda episodes, weights: self._finished(key, done, weights))
+    def _evaluation(self, key: str) -> RunRecord:
+        metrics = figures(self._run.read_json(RESULT) or {}, "evaluation/")
+        at = (self._run.path / RESULT).stat().st_mtime
+        return RunRecord(key, "evaluation", 0, at, metrics, episodes=self._rows(EVALUATION))
 
-    def _finished(self, key: str, step: int, weights: bool) -> RunRecord:
-        bill, images = self.bill, dict[str, Path]()
+    def _finished(self, key: str) -> RunRecord:
+        bill, images = self._bill, dict[str, Path]()
         checkpoints: list[Checkpoint] = []
         metrics = {f"total/{name}": value for name, value in _spent(bill.total).items()}
         metrics |= {"total/hours": bill.seconds / 3600, "total/gpu_hours": bill.gpu_seconds / 3600}
@@ -134,12 +118,14 @@ class _Reader:
             name = "rewards" if target is None else f"{target}/rewards"
             if (folder / PLOT).is_file():
                 images[name] = folder / PLOT
-            if weights:
-                checkpoints += self._checkpoints(history, target)
+            if self._checkpoints:
+                checkpoints += self._weights(history, target)
         at = (self._run.path / SUMMARY).stat().st_mtime
-        return RunRecord(key, "finished", step, at, metrics, images=images, checkpoints=tuple(checkpoints))
+        return RunRecord(
+            key, "finished", self._epochs, at, metrics, images=images, checkpoints=tuple(checkpoints)
+        )
 
-    def _checkpoints(self, history: History, target: str | None) -> Iterator[Checkpoint]:
+    def _weights(self, history: History, target: str | None) -> Iterator[Checkpoint]:
         """The best weights and the last ones, once where they are the same, where the run folder has them."""
         aliases: dict[int, list[str]] = {}
         versions: dict[int, ModelVersion] = {}
@@ -152,14 +138,12 @@ class _Reader:
             if place is not None and place.is_dir():
                 yield Checkpoint(place, number, tuple(aliases[number]), target)
 
-    @property
-    def bill(self) -> Bill:
+    @cached_property
+    def _bill(self) -> Bill:
         """All that the run has taken, read once."""
-        if self._bill is None:
-            self._bill = bill_of(self._journal)
-        return self._bill
+        return bill_of(self._journal)
 
-    def of_epoch(self, entry: EpochEntry, prefix: str, target: str | None) -> dict[str, float]:
+    def _of_epoch(self, entry: EpochEntry, prefix: str, target: str | None) -> dict[str, float]:
         """The figures of an epoch's episodes, of its job, and of what both took."""
         metrics = figures(entry.metrics, f"{prefix}train/")
         metrics |= figures(entry.metrics.get("training") or {}, f"{prefix}learner/")
@@ -169,26 +153,18 @@ class _Reader:
         phase = re.compile(rf"train/{entry.epoch}(?!\d)")
         # What the episodes of several models' epochs took is theirs together.
         if target is None or target == next(iter(self.histories)):
-            lines = [line for line in self.bill.lines if phase.match(line.phase)]
+            lines = [line for line in self._bill.lines if phase.match(line.phase)]
             metrics |= {f"cost/{name}": value for name, value in _spent(total(lines)).items()}
         if entry.status is not None:
-            job = [line for line in self.bill.lines if line.phase == entry.status.run_id]
+            job = [line for line in self._bill.lines if line.phase == entry.status.run_id]
             metrics |= {f"{prefix}learner/cost_{name}": value for name, value in _spent(total(job)).items()}
         return metrics
 
-    def rows(self, phase: str, count: int) -> Iterator[EpisodeRow]:
+    def _rows(self, phase: str) -> tuple[EpisodeRow, ...]:
         """The first episodes of a phase by their ids: of the same examples each time."""
-        if not count:
-            return
         reward = reward_name(stored_data(self._run.path, required=False))
-        for number, record in enumerate(iter_episodes(self._journal, phase=phase), 1):
-            yield _row(self._journal, record, reward)
-            if number == count:
-                return
-
-
-def _as_it_is(record: RunRecord, episodes: int, weights: bool) -> RunRecord:
-    return record
+        records = iter_episodes(self._journal, phase=phase) if self._episodes else iter(())
+        return tuple(_row(self._journal, record, reward) for record in islice(records, self._episodes))
 
 
 def figures(metrics: Mapping[str, Any], prefix: str) -> dict[str, float]:
@@ -236,7 +212,3 @@ def _shown(text: str) -> str:
     """Secrets are masked: unlike the run folder, a tracker may be anybody's."""
     text = masked(text)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
-
-
-def _seconds(timestamp: str) -> float:
-    return datetime.fromisoformat(timestamp).timestamp()

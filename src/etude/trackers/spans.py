@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,13 +17,13 @@ from urllib.parse import urlsplit
 from etude.core.call import Call
 from etude.core.episode import EpisodeRecord
 from etude.core.job import TrainingJobStatus
+from etude.core.json_text import read_json
 from etude.core.secrets import masked, masked_data
 from etude.core.tools import ToolUse
-from etude.store.episodes import read_episode
+from etude.store.episodes import EVALUATION, iter_episodes
 from etude.store.log import histories
 from etude.store.run_folder import RunFolder
 from etude.trackers.record import RunRecord, TrackedRun, code_version
-from etude.trackers.spoken import messages_as_parts
 
 _SAMPLING = {
     "temperature": "gen_ai.request.temperature",
@@ -37,19 +39,27 @@ _SAMPLING_CHANGED = {
     "presence_penalty": "gen_ai.request.presence_penalty",
 }
 """Those that are sent where they do something."""
+_PARTS = {
+    "warm_up": "warm-up",
+    "epoch": "train/{epoch}",
+    "validation": "validation/{epoch}",
+    "evaluation": EVALUATION,
+}
+"""How the ids begin of the episodes that a record of a kind is about."""
 
 
 class Spans:
     """Makes spans of what a run folder has."""
 
-    def __init__(self, run: RunFolder, tracked: TrackedRun, service: str, *, content: bool) -> None:
+    def __init__(self, run: RunFolder, tracked: TrackedRun, *, content: bool) -> None:
         """`content` says whether messages, arguments and results are in them; secrets are masked there."""
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
         self._run, self._token, self._content = run, tracked.token, content
         about = {f"etude.{name}": text for name, text in code_version(tracked.environment).items()}
-        self._resource = Resource({"service.name": service, "etude.run": run.name, **about})
+        service = os.environ.get("OTEL_SERVICE_NAME", "etude")
+        self._resource = Resource.create({"service.name": service, "etude.run": run.name, **about})
         self._scope = InstrumentationScope("etude", about.get("etude.etude"))
         workflow = tracked.config.get("workflow") or {}
         self._agent = str(
@@ -58,21 +68,24 @@ class Spans:
         self._models = tracked.config.get("llms") or {}
 
     def of_record(self, record: RunRecord) -> Iterator[Any]:
-        """The span of the job of an epoch."""
-        if record.kind != "epoch":
-            return
-        history = histories(self._run.journal, self._run.name)[record.target]
-        entry = next((each for each in history.epochs if each.epoch == record.step), None)
-        if entry is not None and entry.status is not None:
-            yield self._job(entry.status, record, float(entry.metrics.get("training_seconds") or 0.0))
+        """The spans of the episodes that a record is about, and of the job of an epoch."""
+        by_target = histories(self._run.journal, self._run.name)
+        # Several models train on the same episodes.
+        is_first = record.kind == "warm_up" or record.target in (None, next(iter(by_target)))
+        if record.kind in _PARTS and is_first:
+            part = _PARTS[record.kind].format(epoch=record.step)
+            for episode in iter_episodes(self._run.journal, part):
+                if re.match(rf"{part}(?!\d)", episode.id):
+                    yield from self._of_episode(episode)
+        entries = by_target[record.target].epochs if record.kind == "epoch" else ()
+        for entry in entries:
+            if entry.epoch == record.step and entry.status is not None:
+                yield self._job(entry.status, record, float(entry.metrics.get("training_seconds") or 0.0))
 
-    def of_episode(self, episode_id: str) -> Iterator[Any]:
+    def _of_episode(self, episode: EpisodeRecord) -> Iterator[Any]:
         """The spans of a finished episode: its own, which comes first, and those of all within it."""
         from opentelemetry.trace import SpanKind
 
-        episode = read_episode(self._run.journal, episode_id)
-        if episode is None:
-            return  # It has failed, and is played again.
         ended = self._run.journal.times(episode.id)[episode.id]
         # An episode that is played again is another one.
         place = f"{episode.id} of {ended}"
@@ -188,9 +201,9 @@ class Spans:
         else:
             about["error.type"] = "call_failed"
         if self._content:
-            about["gen_ai.input.messages"] = _json(messages_as_parts(call.request.messages))
+            about["gen_ai.input.messages"] = _json(_messages_as_parts(call.request.messages))
             if completion is not None:
-                about["gen_ai.output.messages"] = _json(messages_as_parts([completion.message]))
+                about["gen_ai.output.messages"] = _json(_messages_as_parts([completion.message]))
         return about
 
     def _span(
@@ -229,6 +242,43 @@ class Spans:
         """The id of a span or a trace: the same for the same thing of the same run."""
         digest = hashlib.blake2b(f"{self._token}/{place}".encode(), digest_size=size).digest()
         return int.from_bytes(digest) or 1
+
+
+def _messages_as_parts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """OpenAI's messages in the form of the conventions: a role, and parts of several types."""
+    return [{"role": message.get("role"), "parts": list(_parts(message))} for message in messages]
+
+
+def _parts(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    content = message.get("content")
+    if message.get("role") == "tool":
+        yield {"type": "tool_call_response", "id": message.get("tool_call_id"), "response": content}
+        return
+    if message.get("reasoning_content"):
+        yield {"type": "reasoning", "content": message["reasoning_content"]}
+    for part in [content] if isinstance(content, str) else content or ():
+        if isinstance(part, str):
+            yield {"type": "text", "content": part}
+        elif part.get("type") == "text":
+            yield {"type": "text", "content": part.get("text")}
+        else:
+            yield dict(part)
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        arguments = function.get("arguments")
+        yield {
+            "type": "tool_call",
+            "id": call.get("id"),
+            "name": function.get("name"),
+            "arguments": _parsed(arguments) if isinstance(arguments, str) else arguments,
+        }
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return read_json(text, unique_keys=False)
+    except ValueError:
+        return text
 
 
 def _of_tool(use: ToolUse, content: bool) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from etude.config.component import TrackerConfig
 from etude.config.registry import register_tracker
 from etude.core.errors import EtudeError
-from etude.trackers.extras import require_package
-from etude.trackers.record import COLUMNS, RunRecord, State, TrackedRun, code_version, flattened
+from etude.trackers.packages import require_package
+from etude.trackers.record import RunRecord, State, TrackedRun, code_version, flattened
+from etude.trackers.wandb import logged_data
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -62,26 +63,14 @@ class TrackioTracker:
         )
         return f"trackio show --project {self._config.project}"
 
-    def has(self, record: RunRecord) -> bool | None:
-        """Whether the local store has it; a Space cannot be asked."""
-        return None if self._config.space_id is not None else record.key in self._stored()
-
     def send(self, record: RunRecord) -> None:
         """Log it, and wait until it is in the local store."""
         import trackio
 
-        data: dict[str, Any] = {**record.metrics, _KEY: record.key}
-        if record.episodes:
-            rows = [list(row.cells()) for row in record.episodes]
-            data[f"episodes/{record.kind}"] = trackio.Table(columns=list(COLUMNS), data=rows)
-        if record.alarms:
-            data["alarms"] = trackio.Markdown("\n\n".join(record.alarms))
-        for name, path in record.images.items():
-            data[f"plots/{name}"] = trackio.Image(str(path))
         for each in record.checkpoints:
             name = self._run.name if each.target is None else f"{self._run.name}-{each.target}"
             self._run.log_artifact(str(each.folder), name=name, type="model", aliases=[*each.aliases])
-        self._run.log(data, step=record.step)
+        self._run.log({**logged_data(record, trackio), _KEY: record.key}, step=record.step)
         until = time.monotonic() + _SECONDS_TO_STORE
         while self._config.space_id is None and record.key not in self._stored():
             if time.monotonic() > until:

@@ -10,7 +10,6 @@ from starlette.responses import Response
 
 from etude.budget.bill import bill_of
 from etude.core.errors import RequestError
-from etude.core.stats import Estimate, shown_mean
 from etude.report.run_lines import shown_epochs, shown_other_inputs, shown_state, side_by_side
 from etude.store.comparison import (
     differing_settings,
@@ -18,6 +17,7 @@ from etude.store.comparison import (
     paired_difference,
     paired_differences,
 )
+from etude.store.figure_words import shown_difference
 from etude.store.log import histories
 from etude.store.run_folder import RunFolder
 from etude.view.charts import Charted, charts_of
@@ -61,9 +61,9 @@ def _verdicts(paths: Sequence[Path]) -> Iterator[tuple[str, str, str]]:
     for path in others:
         reward, scores = paired_difference(first, path), paired_differences(first, path)
         if reward is not None:
-            yield path.name, "reward", _shown(reward)
+            yield path.name, "reward", shown_difference(reward)
         for name, estimate in scores.items():
-            yield path.name, name, _shown(estimate)
+            yield path.name, name, shown_difference(estimate)
         if reward is None and not scores:
             yield (
                 path.name,
@@ -72,8 +72,3 @@ def _verdicts(paths: Sequence[Path]) -> Iterator[tuple[str, str, str]]:
             )
         if apart := other_inputs(first, path):
             yield path.name, "examples", shown_other_inputs(apart)
-
-
-def _shown(difference: Estimate) -> str:
-    shown = shown_mean(difference.mean, difference.low, difference.high, sign="+")
-    return f"{shown} on {difference.n} common examples"

@@ -16,9 +16,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from etude.wire.api_error import ApiError
-from etude.wire.door import Door, require_own_name
-from etude.wire.guesses import Guesses
-from etude.wire.http_limits import HttpLimits
+from etude.wire.request_checks import RequestChecks, is_key, require_own_name
 
 KEY = "open"
 """The parameter of the link that has the key. Output masks those that are called `key`."""
@@ -58,9 +56,7 @@ class Gate:
         self._shared = shared
         # Cookies are not told apart by port: two views on one machine would take each other's.
         self._cookie = f"etude-view-{port}"
-        self._guesses = Guesses()
-        self.limits = HttpLimits(max_body=0, max_large_body=0)
-        self._door = Door(self._answer, self.limits, self._admit)
+        self._checked = RequestChecks(self._answer, self._check, max_body=lambda path: 0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, with the headers of all answers."""
@@ -70,9 +66,9 @@ class Gate:
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        await self._door(scope, receive, send_on)
+        await self._checked(scope, receive, send_on)
 
-    def _admit(self, scope: Scope, headers: Headers) -> None:
+    def _check(self, scope: Scope, headers: Headers) -> None:
         if scope["method"] not in _METHODS:
             raise ApiError(405, "the view shows runs, and changes nothing")
         if not self._shared and scope["path"] not in _OPEN:
@@ -84,26 +80,13 @@ class Gate:
             return
         request = Request(scope)
         given = request.query_params.get(KEY)
-        if given is not None and self._opens(request, given):
+        if given is not None and is_key(given, self._key):
             await self._welcome(request)(scope, receive, send)
-        elif self._opens(request, request.cookies.get(self._cookie)):
+        elif is_key(request.cookies.get(self._cookie, ""), self._key):
             await self._app(scope, receive, send)
         else:
             closed = "This view opens with the link that `etude view` has printed. Copy the whole of it."
             await PlainTextResponse(f"{closed}\n", 401)(scope, receive, send)
-
-    def _opens(self, request: Request, given: str | None) -> bool:
-        """Whether that is the key. Raises ApiError 429 for a client that has guessed too often."""
-        if given is None:
-            return False
-        address = request.client.host if request.client else ""
-        try:
-            self._guesses.check(address, given, self._key)
-        except ApiError as error:
-            if error.status_code != 401:
-                raise
-            return False
-        return True
 
     def _welcome(self, request: Request) -> Response:
         rest = [(name, value) for name, value in request.query_params.multi_items() if name != KEY]

@@ -17,7 +17,8 @@ from etude.report.figure_lines import figure_lines
 from etude.report.run_lines import by_target, imported_lines, shown_ends, shown_epochs, shown_state
 from etude.store.episodes import epoch_of
 from etude.store.facts import RunFacts
-from etude.store.figures import failed_counts, shown_reward
+from etude.store.figure_words import shown_reward
+from etude.store.figures import failed_counts
 from etude.store.log import histories
 from etude.store.outline import phases_in
 from etude.store.run_folder import RunFolder

@@ -52,7 +52,7 @@ def serve_view(
                 await super().startup(sockets)
                 on_ready(f"http://{place}:{port}{path}", made)
 
-        Server(server_config(app, app.limits, log_level="warning")).run(sockets=[listening])
+        Server(server_config(app, log_level="warning")).run(sockets=[listening])
 
 
 def _listening(host: str, port: int | None) -> socket.socket:

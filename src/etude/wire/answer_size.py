@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 
 import httpx
 
@@ -21,68 +21,82 @@ class AnswerTooLarge(httpx.RequestError):
     """An answer is larger than the limit; the connection is given up."""
 
 
+class AnswerLimit:
+    """How much an answer may have, those that are compressed after their expansion."""
+
+    def __init__(self, megabytes: float, setting: str) -> None:
+        """`setting` is the name of the limit in the error."""
+        self._most = int(megabytes * MEGABYTE)
+        self._too_large = f"the answer is larger than {megabytes:g} MB; {setting} sets the limit"
+
+    async def of(
+        self, pieces: AsyncIterator[bytes], headers: Mapping[str, str], request: Callable[[], httpx.Request]
+    ) -> AsyncIterator[bytes]:
+        """The expanded bytes of an answer; `request` makes what errors are about.
+
+        Raises AnswerTooLarge, and httpx.DecodingError for one that is compressed otherwise than `ACCEPTED`,
+        or not as it says.
+        """
+        length = headers.get("content-length", "")
+        if length.isdecimal() and float(length) > self._most:
+            raise AnswerTooLarge(self._too_large, request=request())
+        size = 0
+        expand = _expander(headers.get("content-encoding", ""), request)
+        async for chunk in pieces:
+            for piece in expand(chunk):
+                size += len(piece)
+                if size > self._most:
+                    raise AnswerTooLarge(self._too_large, request=request())
+                yield piece
+
+
 def limiting_answers(megabytes: float, setting: str) -> Callable[[httpx.Response], Awaitable[None]]:
     """An event hook for the responses of an `httpx.AsyncClient`, which is to send `ACCEPTED`.
 
-    Reading an answer of more than `megabytes` raises AnswerTooLarge, which names the `setting`; one that is
-    compressed otherwise, or not as it says, raises httpx.DecodingError.
+    Reading an answer raises as `AnswerLimit.of` does.
     """
-    most = int(megabytes * MEGABYTE)
-    limit = f"the answer is larger than {megabytes:g} MB; {setting} sets the limit"
+    limit = AnswerLimit(megabytes, setting)
 
     async def limit_answer(response: httpx.Response) -> None:
-        encoding = response.headers.pop("content-encoding", "identity").strip().lower()
-        if not hasattr(response, "_content"):
-            stream = response.stream
-            assert isinstance(stream, httpx.AsyncByteStream)
-            response.stream = _Limited(stream, encoding, most, limit, response.request)
-        length = response.headers.get("content-length", "")
-        if length.isdecimal() and float(length) > most:
-            raise AnswerTooLarge(limit, request=response.request)
+        stream = response.stream
+        assert isinstance(stream, httpx.AsyncByteStream)
+        response.stream = _Limited(
+            stream, limit.of(aiter(stream), response.headers.copy(), lambda: response.request)
+        )
+        response.headers.pop("content-encoding", None)
 
     return limit_answer
 
 
 class _Limited(httpx.AsyncByteStream):
-    """The expanded bytes of a stream, up to a limit."""
+    """The bytes of a stream within a limit."""
 
-    def __init__(
-        self, stream: httpx.AsyncByteStream, encoding: str, most: int, limit: str, request: httpx.Request
-    ) -> None:
+    def __init__(self, stream: httpx.AsyncByteStream, pieces: AsyncIterator[bytes]) -> None:
         self._stream = stream
-        self._encoding = encoding
-        self._most = most
-        self._limit = limit
-        self._request = request
+        self._pieces = pieces
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
-        expand = self._expander()
-        async for chunk in self._stream:
-            for piece in expand(chunk):
-                size += len(piece)
-                if size > self._most:
-                    raise AnswerTooLarge(self._limit, request=self._request)
-                yield piece
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._pieces
 
     async def aclose(self) -> None:
         await self._stream.aclose()
 
-    def _expander(self) -> Callable[[bytes], Iterator[bytes]]:
-        if self._encoding in ("identity", ""):
-            return lambda chunk: iter((chunk,))
-        if self._encoding in ("gzip", "x-gzip", "deflate"):
-            return _Expander(self._request).pieces
-        raise httpx.DecodingError(
-            f"the answer is compressed as {self._encoding[:40]!r}, and {ACCEPTED} was accepted",
-            request=self._request,
-        )
+
+def _expander(encoding: str, request: Callable[[], httpx.Request]) -> Callable[[bytes], Iterator[bytes]]:
+    encoding = encoding.strip().lower()
+    if encoding in ("identity", ""):
+        return lambda chunk: iter((chunk,))
+    if encoding in ("gzip", "x-gzip", "deflate"):
+        return _Expander(request).pieces
+    raise httpx.DecodingError(
+        f"the answer is compressed as {encoding[:40]!r}, and {ACCEPTED} was accepted", request=request()
+    )
 
 
 class _Expander:
     """Expands gzip and deflate, a bounded piece at a time."""
 
-    def __init__(self, request: httpx.Request) -> None:
+    def __init__(self, request: Callable[[], httpx.Request]) -> None:
         self._request = request
         self._zlib = zlib.decompressobj(_ANY_HEADER)
 
@@ -92,7 +106,7 @@ class _Expander:
                 piece = self._zlib.decompress(chunk, _PIECE)
             except zlib.error as error:
                 reason = f"the answer cannot be expanded: {error}"
-                raise httpx.DecodingError(reason, request=self._request) from error
+                raise httpx.DecodingError(reason, request=self._request()) from error
             chunk = self._zlib.unconsumed_tail
             if self._zlib.eof:
                 chunk = self._zlib.unused_data

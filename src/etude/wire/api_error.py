@@ -19,14 +19,10 @@ class ApiError(HTTPException):
         param: str | None = None,
         code: str | None = None,
         retry_after: float | None = None,
-        closes: bool = False,
     ) -> None:
-        """`param` is the field that is wrong; `retry_after` the seconds until another try may do better.
-
-        `closes` ends the connection after the answer.
-        """
+        """`param` is the field that is wrong; `retry_after` the seconds until another try may do better."""
         headers = {} if retry_after is None else {"retry-after": str(max(1, round(retry_after)))}
-        super().__init__(status, message, headers | ({"connection": "close"} if closes else {}))
+        super().__init__(status, message, headers)
         self.param = param
         self.code = code
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from etude.wire.dialect import AnswerMemory
-from etude.wire.http_limits import HttpLimits
 from etude.wire.http_server import BackgroundServer, listen
 from etude.wire.tokens import Readers
 
@@ -17,10 +16,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from etude.wire.gateway import Gateway, Handler
-    from etude.wire.guesses import Guesses
 
-_CONNECTIONS = 8192
-"""Agents of one run may be thousands, each with a pool of connections."""
 _WRONG_KEY = "the API key is not that of a running episode; use the base_url and api_key of episode.endpoint"
 
 
@@ -77,8 +73,7 @@ class EndpointServer:
         if self._socket is not None:
             return
         self._socket = listen(self._host, self._port)
-        limits = HttpLimits(connections=_CONNECTIONS)
-        self._server = BackgroundServer(self._application(limits), limits, self._socket)
+        self._server = BackgroundServer(self._application(), self._socket)
 
     def open(
         self, handler: Handler, memory: AnswerMemory | None = None, readers: Readers | None = None
@@ -104,34 +99,28 @@ class EndpointServer:
             await self._server.close()
             self._server = self._socket = None
 
-    def _application(self, limits: HttpLimits) -> ASGIApp:
+    def _application(self) -> ASGIApp:
         from starlette.requests import Request
 
-        from etude.wire.door import Door
-        from etude.wire.guesses import Guesses
-
-        guesses = Guesses()
+        from etude.wire.request_checks import RequestChecks
 
         async def record(scope: Scope, receive: Receive, send: Send) -> None:
             request = Request(scope, receive)
-            gateway = self._gateway(guesses, request.headers, scope["client"])
+            gateway = self._gateway(request.headers)
             body = await request.body()
             answer = await gateway.answer(request.method, request.url.path, request.headers, body)
             await answer.as_starlette()(scope, receive, send)
 
-        return Door(record, limits)
+        return RequestChecks(record)
 
-    def _gateway(self, guesses: Guesses, headers: Headers, client: tuple[str, int] | None) -> Gateway:
+    def _gateway(self, headers: Headers) -> Gateway:
         """The gateway that a request's key gives access to. Raises ApiError."""
         from etude.wire.api_error import ApiError
-        from etude.wire.guesses import shown_key
+        from etude.wire.request_checks import is_key, shown_key
 
-        key = shown_key(headers)
         # The name only finds the entry; whether the secret is right must not show in the time it takes.
-        name, _, secret = key.removeprefix("etude-").partition("-")
-        if name not in self._gateways:
+        name, _, secret = shown_key(headers).removeprefix("etude-").partition("-")
+        expected, gateway = self._gateways.get(name, ("", None))
+        if gateway is None or not is_key(secret, expected):
             raise ApiError(401, _WRONG_KEY, code="invalid_api_key")
-        expected, gateway = self._gateways[name]
-        address = client[0] if client else ""
-        guesses.check(f"{address} for episode {name}", secret, expected, wrong=_WRONG_KEY)
         return gateway

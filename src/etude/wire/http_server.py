@@ -1,4 +1,4 @@
-"""Every HTTP server of Etude: an application behind a door, on a listening socket, within limits."""
+"""Every HTTP server of Etude: an application on a listening socket, by uvicorn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from etude.core.errors import RequestError
-from etude.wire.http_limits import HttpLimits
 
 if TYPE_CHECKING:
     import uvicorn
@@ -22,6 +21,8 @@ _SHUTDOWN_SECONDS = 1
 _CLOSE_SECONDS = 5.0
 """For a server in a thread to end."""
 _BACKLOG = 512
+MOST_CONNECTIONS = 8192
+"""Of a server that is not told how many: agents of one run may be thousands, each with a pool of them."""
 _OTHER_FILES = 256
 """Open files that a server needs beside its connections."""
 
@@ -51,19 +52,21 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def server_config(app: ASGIApp, limits: HttpLimits, **options: Any) -> uvicorn.Config:
-    """uvicorn's config for an application that is behind a `Door` with the same limits."""
+def server_config(app: ASGIApp, *, connections: int = MOST_CONNECTIONS, **options: Any) -> uvicorn.Config:
+    """uvicorn's config for an application that is within `RequestChecks`.
+
+    Where there are more than so many `connections`, idle ones among them, a request is answered with 503.
+    """
     import uvicorn
 
-    from etude.wire.http_protocol import limited_protocol
-
-    _allow_connections(limits.connections + limits.waiting)
+    _allow_connections(connections)
     return uvicorn.Config(
         app,
-        http=limited_protocol(limits),
+        http="h11",
         ws="none",
         access_log=False,
         server_header=False,
+        limit_concurrency=connections,
         **{"lifespan": "off", "timeout_graceful_shutdown": _SHUTDOWN_SECONDS, **options},
     )
 
@@ -71,9 +74,9 @@ def server_config(app: ASGIApp, limits: HttpLimits, **options: Any) -> uvicorn.C
 class BackgroundServer:
     """A server beside other work of the running event loop; signals are not for it."""
 
-    def __init__(self, app: ASGIApp, limits: HttpLimits, listening: socket.socket) -> None:
-        """Answers from now on; `app` is behind a `Door`."""
-        self._server = _quiet_server(app, limits)
+    def __init__(self, app: ASGIApp, listening: socket.socket) -> None:
+        """Answers from now on; `app` is within `RequestChecks`."""
+        self._server = _quiet_server(app)
         self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listening]))
 
     async def close(self) -> None:
@@ -85,9 +88,9 @@ class BackgroundServer:
 class ThreadServer:
     """A server with an event loop of its own, in a thread: it answers whatever else the process does."""
 
-    def __init__(self, app: ASGIApp, limits: HttpLimits, listening: socket.socket) -> None:
-        """Answers from now on; `app` is behind a `Door`."""
-        self._server = _quiet_server(app, limits)
+    def __init__(self, app: ASGIApp, listening: socket.socket) -> None:
+        """Answers from now on; `app` is within `RequestChecks`."""
+        self._server = _quiet_server(app)
         serving = self._server.serve(sockets=[listening])
         self._thread = threading.Thread(target=asyncio.run, args=[serving], name="etude-http", daemon=True)
         self._thread.start()
@@ -98,11 +101,11 @@ class ThreadServer:
         self._thread.join(timeout=_CLOSE_SECONDS)
 
 
-def _quiet_server(app: ASGIApp, limits: HttpLimits) -> uvicorn.Server:
+def _quiet_server(app: ASGIApp) -> uvicorn.Server:
     """Logs errors only, and leaves signals to whom they are for."""
     import uvicorn
 
-    server = uvicorn.Server(server_config(app, limits, log_level="error"))
+    server = uvicorn.Server(server_config(app, log_level="error"))
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
     return server
 

@@ -37,7 +37,8 @@ def reason_of(error: httpx.RequestError) -> str:
 
 def is_plain_http(error: httpx.RequestError) -> bool:
     """Whether the address is one of https, and what answered there is not TLS."""
-    return any(isinstance(each, ssl.SSLError) and each.reason in _NOT_TLS for each in _chain(error))
+    # Those of aiohttp's that are SSLErrors may have no reason; the error behind them has one.
+    return any(getattr(each, "reason", None) in _NOT_TLS for each in _chain(error))
 
 
 async def speaks_tls(url: str) -> bool:

@@ -8,7 +8,8 @@ from typing import Any
 
 import httpx
 
-from etude.wire.http_limits import SLOWEST_BYTES
+SLOWEST_BYTES = 32 * 1024
+"""A request has a second more for each so many bytes of its body."""
 
 
 class MalformedAnswer(httpx.RequestError):

@@ -25,7 +25,7 @@ class Counting:
         if self.fault == "slow":
             time.sleep(1.5)
         if self.fault == "reset":
-            return "go"
+            return "say 1"
         self.target = random.Random(seed).randrange(3)
         return self._observation(), {}
 

@@ -79,13 +79,13 @@ async def test_the_same_seed_is_the_same_game(journal):
     ("fault", "reason"),
     [
         ("raises", r"step\(\) failed: .*careless.py:\d+: KeyError: 'no such square'"),
-        ("nan", r"step\(\) gave the reward nan; a reward is a finite number"),
-        ("text", r"step\(\) gave the reward a str; a reward is a number"),
-        ("none", r"step\(\) gave the reward None; a reward is a number"),
-        ("four", r"step\(\) returned a tuple; return \(observation, reward, terminated, truncated, info\)"),
-        ("reset", r"reset\(\) returned a str; return \(observation, info\)"),
-        ("object", r"the observation of reset\(\) is an object of the type object, which text does not show"),
-        ("picture", r"the observation of reset\(\) is an array of 12288 numbers, shape \(64, 64, 3\)"),
+        ("nan", r"the reward nan is no finite number"),
+        ("text", r"the reward '1' is no finite number"),
+        ("none", r"the reward None is no finite number"),
+        ("four", r"step\(\) failed: .*not enough values to unpack"),
+        ("reset", r"reset\(\) failed: .*too many values to unpack"),
+        ("object", r"an observation is an object of the type object, which text does not show"),
+        ("picture", r"an observation is an array of 12288 numbers, shape \(64, 64, 3\)"),
     ],
 )
 async def test_what_a_careless_environment_does_is_named_and_it_is_closed(journal, fault, reason):

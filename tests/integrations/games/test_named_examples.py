@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 pytest.importorskip("gymnasium")
-pytest.importorskip("pettingzoo")
 pytest.importorskip("reasoning_gym")
 pytest.importorskip("textarena")
 
@@ -29,12 +28,6 @@ HERE = "tests.integrations.games.careless"
 GYM = {"_type": "gym", "id": f"{HERE}:Counting", "validation_size": 3}
 REASONING = {"_type": "reasoning_gym", "task": "gcd", "validation_size": 3}
 TEXTARENA = {"_type": "textarena", "id": "Nim-v0", "seats": ["policy", "policy"], "max_turns": 40}
-PETTINGZOO = {
-    "_type": "pettingzoo",
-    "id": "classic/tictactoe-v3",
-    "seats": {"player_1": "policy", "player_2": "policy"},
-    "max_turns": 3,
-}
 MINE = [{"id": "mine-0", "seed": 900, "index": 3}, {"id": "mine-1", "seed": 901, "index": 4}]
 NAMED = {"mine-0", "mine-1"}
 
@@ -73,7 +66,7 @@ def written(**blocks: Any) -> str:
     return "config.yml"
 
 
-@pytest.mark.parametrize("workflow", [GYM, REASONING, TEXTARENA, PETTINGZOO], ids=lambda each: each["_type"])
+@pytest.mark.parametrize("workflow", [GYM, REASONING, TEXTARENA], ids=lambda each: each["_type"])
 def test_the_examples_that_a_program_names_are_the_ones_that_are_measured(workflow):
     assert evaluated(workflow, examples=MINE) == NAMED
 
@@ -141,7 +134,6 @@ def test_no_validation_is_an_answer_too():
         ),
         (GYM, {"seed": "soon"}, r"needs a whole number as 'seed', and found a str"),
         (GYM, {"options": 3}, r"example 'mine': 'options' is a mapping, found an int"),
-        (PETTINGZOO, {}, r"tictactoe-v3 needs a whole number as 'seed'"),
         (TEXTARENA, {"question": "q"}, r"Nim-v0 needs a whole number as 'seed'"),
         (
             REASONING,

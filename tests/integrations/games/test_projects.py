@@ -7,7 +7,7 @@ import pytest
 from etude.config.load import load_config
 from tests.cli.projects import etude
 
-ENVIRONMENTS = ["gym", "gym:Blackjack-v1", "pettingzoo", "reasoning_gym:chain_sum", "textarena"]
+ENVIRONMENTS = ["gym", "gym:Blackjack-v1", "reasoning_gym:chain_sum", "textarena"]
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)

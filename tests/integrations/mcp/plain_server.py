@@ -7,13 +7,7 @@ import time
 
 FAULT = " ".join(sys.argv[1:])
 GOOD = {"type": "object", "properties": {}}
-TOOLS = {
-    "two of one name": [{"name": "twin", "inputSchema": GOOD}, {"name": "twin", "inputSchema": GOOD}],
-    "bad schema": [
-        {"name": "odd", "inputSchema": {"type": "object", "properties": {"a": {"type": "nonsense"}}}}
-    ],
-    "no schema": [{"name": "odd", "inputSchema": 7}],
-}
+TOOLS = {"no schema": [{"name": "odd", "inputSchema": 7}]}
 
 
 total = 0

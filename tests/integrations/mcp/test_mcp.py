@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
-import signal
 import socket
-import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -111,7 +107,7 @@ async def test_a_server_that_dies_fails_its_episode_and_the_next_has_a_new_one(
     dead, alive = records
     assert dead.failure is not None and (dead.failure.kind, dead.failure.origin) == ("tool_failed", "tool")
     assert "died while it had to call 'die'" in dead.failure.reason
-    assert "a meteor struck" in dead.failure.reason and "ended with exit code 3" in dead.failure.reason
+    assert "a meteor struck" in dead.failure.reason
     assert any(event.kind == "log" and "a meteor struck" in event.text for event in dead.events)
     assert [event.tool.outcome for event in dead.events if event.tool is not None] == ["failed"]
     assert alive.output == "fine"
@@ -146,8 +142,6 @@ async def test_a_resumed_episode_has_its_results_and_its_own_server_is_where_it_
         ("hangs at once", "did not start and list its tools within 1 s; raise tools.server.start_timeout"),
         ("hangs at the list", "did not start and list its tools within 1 s"),
         ("hangs", "tool 'odd' of 'server' gave no answer within 0.5 s; raise tools.server.call_timeout"),
-        ("two of one name", "lists two tools of the name 'twin'"),
-        ("bad schema", "lists a bad schema for 'odd': 'nonsense'"),
         ("no schema", "cannot be used: ValidationError"),
         ("answers with an error", "answered 'odd' with the error -32603: out of coffee"),
         ("answers nonsense", "gave 'odd' no valid answer: ValidationError"),
@@ -162,12 +156,10 @@ async def test_a_broken_server_is_a_failure_with_its_cause(journal: Journal, fau
     assert reason in record.failure.reason
 
 
-async def test_garbage_between_the_messages_is_noted_and_does_no_harm(journal: Journal) -> None:
+async def test_garbage_between_the_messages_does_no_harm(journal: Journal) -> None:
     keys = {"command": "python", "args": [PLAIN, "prints garbage"]}
     [record] = await play(journal, calling(asked("odd")), **keys)
     assert record.output == ["fine"]
-    [log] = [event.text for event in record.events if event.kind == "log"]
-    assert "no message of the protocol" in log and "Welcome to the server!" in log
 
 
 async def test_a_server_over_http_has_the_headers_and_may_be_gone(journal: Journal) -> None:
@@ -221,30 +213,6 @@ async def test_servers_end_with_the_run_though_an_episode_was_stopped(
     assert record.failure is not None and record.failure.kind == "timeout"
     [pid] = map(int, pids.read_text().split())
     assert not _runs(pid)
-
-
-def test_a_server_that_ignores_the_end_of_its_input_ends_with_its_parent(tmp_path: Path) -> None:
-    pids = tmp_path / "pids"
-    guard = HERE.parents[2] / "src/etude/integrations/mcp/guarded.py"
-    deaf = f"import os, time; open({str(pids)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-    script = (
-        "import subprocess, sys, time\n"
-        f"subprocess.Popen([sys.executable, '-I', '-S', {str(guard)!r}, sys.executable, '-c', {deaf!r}],"
-        " start_new_session=True)\n"
-        "time.sleep(600)"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", script])
-    _until(lambda: pids.exists() and pids.read_text() != "")
-    os.kill(parent.pid, signal.SIGKILL)
-    parent.wait()
-    _until(lambda: not _runs(int(pids.read_text())))
-
-
-def _until(condition: Any) -> None:
-    limit = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.05)
 
 
 def _runs(pid: int) -> bool:

@@ -1,1 +1,1 @@
-"""Environments of other libraries as workflows: Gymnasium, PettingZoo, TextArena, reasoning-gym."""
+"""Environments of other libraries as workflows: Gymnasium, TextArena, reasoning-gym."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import math
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import Field, FiniteFloat
 
@@ -12,19 +14,32 @@ from etude.config.import_path import is_import_path
 from etude.config.references import LlmRef
 from etude.config.registry import register_workflow
 from etude.config.supplies import Starter, Supplies
-from etude.core.data_model import kind_of
+from etude.core.data_model import kind_of, number
 from etude.core.episode import WORKFLOW
+from etude.core.errors import EpisodeError, RequestError
 from etude.core.example import Example
-from etude.integrations.games.actions import Reader, reader_of
-from etude.integrations.games.config import GameConfig, own_function, own_maker, unknown
-from etude.integrations.games.guard import Guard, guarded
-from etude.integrations.games.observations import text_of_observation
-from etude.integrations.games.turns import Course, Player, beginning_of
+from etude.integrations.games.turns import (
+    Course,
+    EnvironmentFailed,
+    GameConfig,
+    Guest,
+    Player,
+    named_function,
+    opened,
+    unknown,
+    whole_number,
+)
 from etude.rollout.episode import Episode
 from etude.rollout.workflow import Workflow
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
+
+Reader: TypeAlias = Callable[[str], Any]
+"""Gives the action that an answer stands for. Raises ValueError, whose message the model is shown."""
+
+_MOST_NUMBERS = 256
+"""Longer arrays are pictures or the like, which text does not show."""
 
 
 class GymConfig(GameConfig, name="gym"):
@@ -70,15 +85,16 @@ class GymConfig(GameConfig, name="gym"):
 async def gym(config: GymConfig, builder: Builder) -> AsyncIterator[Workflow]:
     """Raises MissingExtraError without gymnasium, RequestError for an id that it does not know."""
     make = maker_of(config)
-    game = GymGame(config, make, own_function(config.observation, "observation"))
-    yield Workflow(config.id, game, config.timeout)
+    observation = None if config.observation is None else named_function(config.observation, "observation")
+    yield Workflow(config.id, GymGame(config, make, observation), config.timeout)
 
 
 def maker_of(config: GymConfig) -> Callable[[], Any]:
     """A function that makes the environment. Raises RequestError for one that there is not."""
     gymnasium = config.library()
     if is_import_path(config.id):
-        return own_maker(config.id, config.arguments)
+        own = named_function(config.id, "id")
+        return lambda: own(**config.arguments)
     names = {*gymnasium.registry, *(name.rpartition("-v")[0] for name in gymnasium.registry)}
     if config.id not in names:
         raise unknown("environment of Gymnasium's", config.id, names)
@@ -98,21 +114,21 @@ class GymGame:
         """Play until it is over, or `max_turns`. Raises EnvironmentFailed."""
         config = self.config
         player = Player(WORKFLOW, config.model, config.prompt, config.history)
-        course = Course(rewards={WORKFLOW: 0.0})
-        seed, options = beginning_of(example, config.id)
-        async with guarded(config.id, self.make, config.call_timeout) as guard:
-            read = reader_of(config.action, getattr(guard.env, "action_space", None))
-            shown, over = await guard.call("reset()", lambda env: self._reset(guard, seed, options)), False
+        course = Course(config.id, rewards={WORKFLOW: 0.0})
+        seed, options = _beginning(example, config.id)
+        async with opened(config.id, self.make, config.call_timeout) as guest:
+            read = reader_of(config.action, getattr(guest.env, "action_space", None))
+            shown, over = await guest.call("reset()", lambda env: self._reset(env, seed, options)), False
             while not over and course.turns < config.max_turns:
                 text = await player.answer(episode, shown)
                 course.turns += 1
-                shown, over = await self._step(guard, read, text, course, episode)
+                shown, over = await self._step(guest, read, text, course, episode)
         if config.step_rewards:
             episode.step_reward(-course.rewards[WORKFLOW], "part of the reward already")
         return course.record(episode, config.invalid_penalty)
 
     async def _step(
-        self, guard: Guard[Any], read: Reader, text: str, course: Course, episode: Episode
+        self, guest: Guest[Any], read: Reader, text: str, course: Course, episode: Episode
     ) -> tuple[str, bool]:
         """The text that the model is shown next, and whether the game is over."""
         try:
@@ -120,40 +136,105 @@ class GymGame:
         except ValueError as error:
             course.invalid[WORKFLOW] += 1
             return f"That is no action: {error}", False
-        shown, reward, over = await guard.call("step()", lambda env: self._stepped(guard, action))
-        earned = guard.reward("step()", reward)
-        course.earn(WORKFLOW, earned)
+        shown, reward, over = await guest.call("step()", lambda env: self._stepped(env, action))
+        earned = course.earn(WORKFLOW, reward)
         if self.config.step_rewards:
             episode.step_reward(earned)
         return shown, over
 
-    def _reset(self, guard: Guard[Any], seed: Any, options: Any) -> str:
-        outcome = guard.env.reset(seed=seed, options=options)
-        if not isinstance(outcome, tuple) or len(outcome) != 2:
-            raise guard.problem(f"reset() returned {kind_of(outcome)}; return (observation, info)")
-        return self._shown(guard, outcome[0], "reset()")
+    def _reset(self, env: Any, seed: int | None, options: Any) -> str:
+        observation, _ = env.reset(seed=seed, options=options)
+        return self._shown(env, observation)
 
-    def _stepped(self, guard: Guard[Any], action: Any) -> tuple[str, Any, bool]:
-        outcome = guard.env.step(action)
-        if not isinstance(outcome, tuple) or len(outcome) != 5:
-            values = "(observation, reward, terminated, truncated, info)"
-            raise guard.problem(f"step() returned {kind_of(outcome)}; return {values}")
-        observation, reward, terminated, truncated, _ = outcome
-        return self._shown(guard, observation, "step()"), reward, bool(terminated or truncated)
+    def _stepped(self, env: Any, action: Any) -> tuple[str, Any, bool]:
+        observation, reward, terminated, truncated, _ = env.step(action)
+        return self._shown(env, observation), reward, bool(terminated or truncated)
 
-    def _shown(self, guard: Guard[Any], observation: Any, call: str) -> str:
+    def _shown(self, env: Any, observation: Any) -> str:
         """The text of an observation; made in the environment's thread, which may have to render it."""
         if self.observation is not None:
-            text = self.observation(observation, guard.env)
-            if not isinstance(text, str):
-                raise guard.problem(f"'{self.config.observation}' gave {kind_of(text)}; return text")
-            return text
-        if getattr(guard.env, "render_mode", None) == "ansi" and not isinstance(observation, str):
-            return str(guard.env.render())
+            return str(self.observation(observation, env))
+        if getattr(env, "render_mode", None) == "ansi" and not isinstance(observation, str):
+            return str(env.render())
         try:
             return text_of_observation(observation)
         except ValueError as error:
-            raise guard.problem(
-                f"the observation of {call} is {error}, which text does not show; name a function of "
+            raise EnvironmentFailed(
+                f"{self.config.id}: an observation is {error}, which text does not show; name a function of "
                 "(observation, env) that makes text of it: `observation: module:function`"
             ) from None
+
+
+def _beginning(example: Example, what: str) -> tuple[int | None, Mapping[str, Any] | None]:
+    """The `seed` and the `options` that a game is reset with; a row has either or both.
+
+    Raises EpisodeError for an example that has neither: each of its episodes would be another game.
+    """
+    options = example.inputs.get("options")
+    if options is not None and not isinstance(options, Mapping):
+        raise EpisodeError(f"example {example.id!r}: 'options' is a mapping, found {kind_of(options)}")
+    needs_seed = options is None or example.inputs.get("seed") is not None
+    return (whole_number(example, "seed", what) if needs_seed else None), options
+
+
+def reader_of(written: list[str] | dict[str, Any] | str | None, space: Any) -> Reader:
+    """The reader of actions that the config names, or else one for the environment's space of actions.
+
+    Raises RequestError where neither tells.
+    """
+    if isinstance(written, str):
+        return named_function(written, "action")
+    if isinstance(written, list):
+        start = int(getattr(space, "start", 0))
+        written = {word: start + number for number, word in enumerate(written)}
+    kind = type(space).__name__
+    if written is None and kind == "Discrete":
+        written = {str(number): number for number in range(int(space.start), int(space.start + space.n))}
+    if written is not None:
+        actions = written
+        return lambda text: chosen_action(text, actions)
+    if kind in ("Text", "NoneType"):
+        return str.strip
+    raise RequestError(
+        f"action: nothing says how an answer becomes an action of {space}; name a function of the answer's "
+        "text, `action: module:function`, which raises ValueError for what is none"
+    )
+
+
+def chosen_action(text: str, actions: Mapping[str, Any]) -> Any:
+    """The action whose word an answer is, whatever the case, or is the only one that it mentions.
+
+    Raises ValueError where none is meant, or several could be.
+    """
+    words = {word.casefold(): action for word, action in actions.items()}
+    answer = text.strip().casefold()
+    if answer in words:
+        return words[answer]
+    mentioned = [word for word in words if re.search(rf"(?<!\w){re.escape(word)}(?!\w)", answer)]
+    if len(mentioned) == 1:
+        return words[mentioned[0]]
+    reason = "several of the actions are in it" if mentioned else "it is none of the actions"
+    raise ValueError(f"{reason}. Answer with one of: {', '.join(actions)}")
+
+
+def text_of_observation(value: Any) -> str:
+    """Text as it is, numbers and arrays of them in a row, mappings as lines.
+
+    Raises ValueError for what has no such text.
+    """
+    if isinstance(value, str | bool):
+        return str(value)
+    if isinstance(value, Mapping):
+        return "\n".join(f"{key}: {text_of_observation(inner)}" for key, inner in value.items())
+    if hasattr(value, "tolist"):
+        if value.size > _MOST_NUMBERS:
+            raise ValueError(f"an array of {value.size} numbers, shape {value.shape}")
+        return text_of_observation(value.tolist())
+    if isinstance(value, list | tuple):
+        between = "\n" if any(isinstance(inner, list | tuple) for inner in value) else " "
+        return between.join(map(text_of_observation, value))
+    try:
+        exact = number(value)
+    except ValueError:
+        raise ValueError(f"an object of the type {type(value).__qualname__}") from None
+    return str(int(exact)) if math.isfinite(exact) and exact == int(exact) else f"{exact:.4g}"

@@ -17,9 +17,7 @@ from etude.config.supplies import Starter, Supplies
 from etude.core.errors import DatasetError, EpisodeError, RequestError
 from etude.core.example import Example
 from etude.core.keys import content_hash, fold
-from etude.integrations.games.config import SizesConfig, unknown
-from etude.integrations.games.guard import in_time
-from etude.integrations.games.turns import whole_number
+from etude.integrations.games.turns import SizesConfig, in_time, unknown, whole_number
 from etude.rollout.episode import Episode
 from etude.rollout.workflow import Workflow
 

@@ -14,17 +14,21 @@ from etude.config.registry import register_workflow
 from etude.config.supplies import Starter, Supplies
 from etude.core.episode import WORKFLOW
 from etude.core.example import Example
-from etude.integrations.games.config import GameConfig, unknown
-from etude.integrations.games.guard import Guard, OwnRandom, guarded
-from etude.integrations.games.turns import Course, Player, whole_number
+from etude.integrations.games.turns import (
+    Course,
+    EnvironmentFailed,
+    GameConfig,
+    OwnRandom,
+    Player,
+    opened,
+    unknown,
+    whole_number,
+)
 from etude.rollout.episode import Episode
 from etude.rollout.workflow import Workflow
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
-
-GAME = -1
-"""Whose messages are the game's own."""
 
 
 class TextArenaConfig(GameConfig, name="textarena"):
@@ -106,34 +110,35 @@ class TextArenaGame:
         config, seed = self.config, whole_number(example, "seed", self.config.id)
         agents = config.agents()
         players = [Player(name, model, config.prompt, config.history) for name, model in agents.items()]
-        course = Course()
+        course = Course(config.id)
         # Its games draw from Python's global generator.
-        async with guarded(config.id, self.make, config.call_timeout, OwnRandom(seed)) as guard:
-            await guard.call("reset()", lambda env: env.reset(num_players=len(players), seed=seed))
+        async with opened(config.id, self.make, config.call_timeout, OwnRandom(seed)) as guest:
+            await guest.call("reset()", lambda env: env.reset(num_players=len(players), seed=seed))
             over = False
             while not over:
                 if course.turns == config.max_turns:
-                    raise guard.problem(
-                        f"it has no result after {config.max_turns} turns; raise `max_turns` of the workflow"
+                    raise EnvironmentFailed(
+                        f"{config.id}: it has no result after {config.max_turns} turns; raise `max_turns` of "
+                        "the workflow"
                     )
-                seat, shown = await guard.call("get_observation()", lambda env: self._observed(guard))
+                seat, shown = await guest.call("get_observation()", self._observed)
                 text = await players[seat].answer(episode, shown)
                 course.turns += 1
-                over = await guard.call("step()", partial(_stepped, text))
-            rewards, info = await guard.call("close()", lambda env: env.close())
-            if not isinstance(rewards, Mapping):
-                raise guard.problem("it ended without rewards")
+                over = await guest.call("step()", partial(_stepped, text))
+            rewards, info = await guest.call("close()", lambda env: env.close())
             for seat, player in enumerate(players):
-                course.earn(player.name, guard.reward("close()", rewards.get(seat)))
+                course.earn(player.name, (rewards or {}).get(seat))
                 course.invalid[player.name] += bool((info.get(seat) or {}).get("invalid_move"))
         return course.record(episode, config.invalid_penalty)
 
-    def _observed(self, guard: Guard[Any]) -> tuple[int, str]:
+    def _observed(self, env: Any) -> tuple[int, str]:
         """Whose turn it is, and what was said or happened since its last one."""
-        seat, observation = guard.env.get_observation()
+        seat, observation = env.get_observation()
         models = max(1, len(self.config.seats))
         if seat not in range(models):
-            raise guard.problem(f"it asked player {seat}, and `seats` has {models} models")
+            raise EnvironmentFailed(
+                f"{self.config.id}: it asked player {seat}, and `seats` has {models} models"
+            )
         if isinstance(observation, str):
             return seat, observation.strip()
         texts = [

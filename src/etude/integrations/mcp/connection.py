@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import json
 import logging
-import sys
+import os
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx2
-import jsonschema
 import mcp_types as types
 from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
@@ -21,16 +21,13 @@ from pydantic import ValidationError
 from etude.core.errors import ToolError
 from etude.core.message import Tool
 from etude.core.tools import ToolResult
-from etude.integrations.mcp import guarded
 from etude.integrations.mcp.config import McpToolsConfig
-from etude.integrations.mcp.server_log import ServerLog
 
-_PAGES = 100
-"""Pages of a list of tools, at most: a server that never ends its list is not followed."""
 _AT_FAULT = {types.INVALID_PARAMS, types.INVALID_REQUEST, types.METHOD_NOT_FOUND}
-_LAST_WORDS_SECONDS = 0.5
+_LOG_LINES, _LOG_BYTES = 40, 2**16
+"""Of the end of a server's log that an episode shows."""
 
-# A breach of the protocol is an entry of the server's log, and not a traceback at the user's terminal.
+# A breach of the protocol is no traceback at the user's terminal.
 logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)
 
 
@@ -41,7 +38,10 @@ class Connection:
         """`path` is where the config stands, such as `tools.search`; the server runs in the `folder`."""
         self._config, self._path, self._folder = config, path, folder
         self.tools: tuple[Tool, ...] = ()
-        self.log = ServerLog()
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed by the task
+        """The server's standard error, and what it logs by the protocol."""
+        self._last_lines = ""
+        """The end of the log, once the connection is closed."""
         self.is_usable = False
         """False before the start, and once the connection is lost."""
         self._closing = asyncio.Event()
@@ -55,18 +55,13 @@ class Connection:
             async with asyncio.timeout(limit) as clock:
                 client = await asyncio.shield(self._ready)
                 self.tools = await self._list(client)
-        except TimeoutError as error:
-            if not clock.expired():
-                raise
-            self._task.cancel()
-            reason = f"did not start and list its tools within {limit:g} s"
-            raise await self._error(reason, raise_key="start_timeout") from error
-        except ToolError:
-            self.close()
-            raise
         except Exception as error:  # whatever a server sends, or its program raises, is why there is none
+            if isinstance(error, TimeoutError) and clock.expired():
+                self._task.cancel()
+                reason = f"did not start and list its tools within {limit:g} s"
+                raise self._error(reason, raise_key="start_timeout") from error
             self.close()
-            raise await self._error(f"cannot be used: {_cause(error)}") from error
+            raise self._error(f"cannot be used: {_cause(error)}") from error
         self.is_usable = True
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
@@ -79,21 +74,27 @@ class Connection:
                 return ToolResult(f"error: {error.message}", is_error=True)
             self.is_usable &= error.code != types.CONNECTION_CLOSED
             if not self.is_usable:
-                raise await self._error(f"died while it had to call '{name}'") from error
-            raise await self._error(
-                f"answered '{name}' with the error {error.code}: {error.message}"
-            ) from error
+                raise self._error(f"died while it had to call '{name}'") from error
+            raise self._error(f"answered '{name}' with the error {error.code}: {error.message}") from error
         except (ValidationError, RuntimeError, httpx2.HTTPError, OSError) as error:
-            raise await self._error(f"gave '{name}' no valid answer: {_cause(error)}") from error
+            raise self._error(f"gave '{name}' no valid answer: {_cause(error)}") from error
         return ToolResult(_text_of(result), result.is_error)
 
     @property
-    def is_alive(self) -> bool:
-        """Whether it can be used: it has started, is not lost, and its server has not ended."""
-        return self.is_usable and not (self._config.command and self.log.has_ended)
+    def log_size(self) -> int:
+        """How many bytes the server has logged so far."""
+        return 0 if self._log.closed else os.fstat(self._log.fileno()).st_size
+
+    def log_since(self, position: int = 0) -> str:
+        """The last lines that came after a position."""
+        if self._log.closed:
+            return self._last_lines
+        begin = max(position, self.log_size - _LOG_BYTES)
+        text = os.pread(self._log.fileno(), _LOG_BYTES, begin).decode("utf-8", "replace")
+        return "\n".join(text.splitlines()[-_LOG_LINES:])
 
     def close(self) -> None:
-        """Begin to close: the server is told, and its process group killed if it does not end by itself."""
+        """Begin to close: a server of ours is told, and killed if it does not end by itself."""
         self.is_usable = False
         self._closing.set()
 
@@ -112,7 +113,6 @@ class Connection:
                 client = Client(
                     contextlib.nullcontext(transport),
                     logging_callback=self._note_log,
-                    message_handler=self._note_breach,
                     log_level="info",
                     cache=None,
                 )
@@ -126,7 +126,8 @@ class Connection:
         finally:
             self._ready.cancel()
             self.is_usable = False
-            self.log.close()
+            self._last_lines = self.log_since()
+            self._log.close()
 
     @contextlib.asynccontextmanager
     async def _transport(self) -> AsyncIterator[Any]:
@@ -141,52 +142,33 @@ class Connection:
                 yield streams
             return
         parameters = StdioServerParameters(
-            command=sys.executable,
-            args=["-I", "-S", str(guarded.__file__), config.program(), *config.args],
+            command=config.program(),
+            args=config.args,
             env={name: value.get_secret_value() for name, value in config.env.items()},
             cwd=config.cwd or self._folder,
         )
-        async with stdio_client(parameters, errlog=self.log.stream) as streams:
-            self.log.started()
+        async with stdio_client(parameters, errlog=self._log) as streams:
             yield streams
 
     async def _list(self, client: Client) -> tuple[Tool, ...]:
-        """All tools. Raises ToolError for a bad schema, and two tools of one name."""
-        listed: dict[str, Tool] = {}
-        cursor = None
-        for _ in range(_PAGES):
-            page = await client.list_tools(cursor=cursor)
-            for tool in page.tools:
-                if tool.name in listed:
-                    raise await self._error(f"lists two tools of the name '{tool.name}'")
-                try:
-                    jsonschema.Draft202012Validator.check_schema(tool.input_schema)
-                except jsonschema.SchemaError as error:
-                    raise await self._error(
-                        f"lists a bad schema for '{tool.name}': {error.message}"
-                    ) from error
-                listed[tool.name] = _described(tool)
-            cursor = page.next_cursor
-            if cursor is None:
-                return tuple(listed.values())
-        raise await self._error(f"lists its tools on more than {_PAGES} pages")
+        """All tools."""
+        page = await client.list_tools()
+        tools = [*page.tools]
+        while page.next_cursor is not None:
+            page = await client.list_tools(cursor=page.next_cursor)
+            tools += page.tools
+        return tuple({tool.name: _described(tool) for tool in tools}.values())
 
-    async def _error(self, reason: str, raise_key: str = "") -> ToolError:
+    def _error(self, reason: str, raise_key: str = "") -> ToolError:
         """The error that a server made, with the last lines of its log."""
-        if self._config.url is None and not self.is_usable:
-            await self.log.end(_LAST_WORDS_SECONDS)
         remedy = f"; raise {self._path}.{raise_key} if it needs longer" if raise_key else ""
-        lines = "\n".join(f"  | {line}" for line in self.log.since().splitlines()[-12:])
+        lines = "\n".join(f"  | {line}" for line in self.log_since().splitlines()[-12:])
         text = f"the MCP server of {self._path} ({self._config.address}) {reason}{remedy}"
         return ToolError(f"{text}; its log ends with\n{lines}" if lines else text)
 
     async def _note_log(self, params: types.LoggingMessageNotificationParams) -> None:
         data = params.data if isinstance(params.data, str) else json.dumps(params.data, default=str)
-        self.log.add(f"{params.level}: {data}")
-
-    async def _note_breach(self, message: Any) -> None:
-        if isinstance(message, Exception):
-            self.log.add(f"sent what is no message of the protocol: {_cause(message)}")
+        os.write(self._log.fileno(), f"{params.level}: {data}\n".encode())
 
 
 def _described(tool: types.Tool) -> Tool:

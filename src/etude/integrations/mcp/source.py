@@ -15,7 +15,7 @@ from etude.integrations.mcp.config import McpToolsConfig
 from etude.integrations.mcp.connection import Connection
 
 _SECONDS = 10.0
-"""How long the end of a run waits for servers to end; their process groups are killed before that."""
+"""How long the end of a run waits for servers to end; they are killed before that."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class McpSession:
 
     async def log(self) -> str:
         """The last lines that the server has logged since the episode began."""
-        return self.connection.log.since(self.begin)
+        return self.connection.log_since(self.begin)
 
 
 class McpTools:
@@ -60,7 +60,7 @@ class McpTools:
         """A session. Raises ToolError when the server cannot be started or does not list its tools."""
         connection = await (self._connect() if self.forgets else self._share())
         try:
-            yield McpSession(connection, connection.log.position if not self.forgets else 0)
+            yield McpSession(connection, connection.log_size if not self.forgets else 0)
         finally:
             if self.forgets:
                 connection.close()
@@ -76,7 +76,7 @@ class McpTools:
 
     async def _share(self) -> Connection:
         async with self._starting:
-            if self._shared is None or not self._shared.is_alive:
+            if self._shared is None or not self._shared.is_usable:
                 self._shared = await self._connect()
             return self._shared
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from etude.core.errors import RequestError
-from etude.integrations.art.config import ArtBackendConfig
-from etude.integrations.nat.import_notes import Notes
 
 Json = dict[str, Any]
 
@@ -24,31 +22,22 @@ SAME = (
 )
 """Keys that mean the same here."""
 
-OPENAI_LIKE = ("openai", "nim")
-"""Types that are endpoints with OpenAI's API."""
-
 _NIM = {"base_url": "https://integrate.api.nvidia.com/v1", "api_key": "${NVIDIA_API_KEY}"}
-
-_ART_PORT = 8000
-"""Where an ART server serves its model, unless its config says otherwise."""
-
-
-def plain_type(written: Any) -> str:
-    """A `_type` without the package that may stand before it."""
-    return str(written).rpartition("/")[2]
 
 
 def endpoint(name: str, llm: Mapping[str, Any]) -> Json:
     """An entry as an endpoint that speaks OpenAI's API; `name` is what it is called in `llms`."""
     entry: Json = {"_type": "openai", "model_name": llm.get("model_name") or llm.get("model") or name}
     entry |= {key: llm[key] for key in SAME if llm.get(key) is not None}
-    return _NIM | entry if plain_type(llm.get("_type")) == "nim" else entry
+    # A package may stand before the type.
+    is_nim = str(llm.get("_type")).rpartition("/")[2] == "nim"
+    return _NIM | entry if is_nim else entry
 
 
-def run_here(llm: Mapping[str, Any], model: str | None = None) -> Json:
-    """The model of an endpoint as one of this process; `model` goes before its name."""
+def run_here(llm: Mapping[str, Any]) -> Json:
+    """The model of an endpoint as one of this process."""
     kept: Json = {name: llm[name] for name in ("temperature", "top_p", "max_tokens") if name in llm}
-    return {"_type": "local", "model": model or llm["model_name"], **kept}
+    return {"_type": "local", "model": llm["model_name"], **kept}
 
 
 def trained_model(llms: Mapping[str, Any], wanted: str | None) -> str:
@@ -77,35 +66,3 @@ def only_model(llms: Mapping[str, Any]) -> str:
 
 def _listed(llms: Mapping[str, Any]) -> str:
     return ", ".join(llms) or "none"
-
-
-def llms_of(notes: Notes) -> dict[str, Json]:
-    """All models, as endpoints that speak OpenAI's API."""
-    return {name: _llm(name, notes.block("llms", name), notes) for name in notes.block("llms")}
-
-
-def serve_by_art(llm: Json, adapter: Json) -> Json:
-    """The model that an ART server trains: sampled there, by the server's name, with the tokens' ids."""
-    backend = adapter["backend"]
-    host = backend.get("ip") or "localhost"
-    # ART's clients take an endpoint without a key to have this one.
-    key = llm.get("api_key") or backend.get("api_key") or "default"
-    address = llm.get("base_url") or f"http://{host}:{_ART_PORT}/v1"
-    sampling = {name: value for name, value in llm.items() if name != "logprobs"}
-    name = backend.get("name", ArtBackendConfig.model_fields["name"].default)
-    return sampling | {"model_name": name, "base_url": address, "api_key": key, "provider": "vllm"}
-
-
-def _llm(name: str, llm: Json, notes: Notes) -> Json:
-    kind, path = str(llm.get("_type")), ("llms", name)
-    if plain_type(kind) not in OPENAI_LIKE:
-        notes.add(
-            path, f"`_type: {kind}` became `openai`; give the address of an endpoint that speaks OpenAI's API"
-        )
-    entry = endpoint(name, llm)
-    if not entry.get("logprobs", True):
-        notes.add((*path, "logprobs"), "left out: the sampled tokens' logprobs are what GRPO trains on")
-        del entry["logprobs"]
-    message = "left out; fields that the endpoint wants with each request go into `extra_body`"
-    notes.unmapped(path, llm, [*SAME, "model_name", "model"], message)
-    return entry

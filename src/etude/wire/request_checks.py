@@ -1,12 +1,13 @@
-"""The door of an HTTP server: requests come in that keep to the limits, and failures go out as errors."""
+"""The middleware of every HTTP server of Etude's: names, keys, the size of bodies, and failures as errors."""
 
 from __future__ import annotations
 
-import asyncio
+import base64
+import contextlib
+import hmac
 import logging
-import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,27 +15,33 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from etude.wire.api_error import ApiError
-from etude.wire.http_limits import SLOWEST_BYTES, HttpLimits
 
 _LOG = logging.getLogger("etude.http")
 
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _FRAMES = 4
 
-Admit = Callable[[Scope, Headers], None]
+Check = Callable[[Scope, Headers], None]
 """Raises ApiError for a request that is not let in."""
 
 
-class Door:
-    """ASGI middleware that limits the bodies of requests, and answers what it refuses and what fails.
+class RequestChecks:
+    """ASGI middleware that refuses requests, limits their bodies, and answers what fails.
 
     A failure of the application is an error object and one line in the log.
     """
 
-    def __init__(self, app: ASGIApp, limits: HttpLimits, admit: Admit | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        check: Check | None = None,
+        *,
+        max_body: Callable[[str], int] = lambda path: 32 * 2**20,
+    ) -> None:
+        """`max_body` gives the most bytes that the body of a request to a path may have."""
         self._app = app
-        self._limits = limits
-        self._admit = admit
+        self._check = check
+        self._max_body = max_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -49,8 +56,13 @@ class Door:
             await send(message)
 
         try:
-            self._check(scope)
-            await self._app(scope, self._limited(scope, receive), send_on)
+            headers = Headers(scope=scope)
+            if self._check is not None:
+                self._check(scope, headers)
+            length = headers.get("content-length", "0")
+            limit = self._max_body(scope["path"])
+            _check_size(int(length) if length.isdecimal() else 0, limit)
+            await self._app(scope, _limited(receive, limit), send_on)
             return
         except ApiError as error:
             answer = error
@@ -60,44 +72,53 @@ class Door:
         if not is_started:
             await answer.response(scope["path"])(scope, receive, send)
 
-    def _check(self, scope: Scope) -> None:
-        headers = Headers(scope=scope)
-        if self._admit is not None:
-            self._admit(scope, headers)
-        length = headers.get("content-length", "0")
-        self._check_size(scope["path"], int(length) if length.isdecimal() else 0)
 
-    def _check_size(self, path: str, size: int) -> None:
-        limit = self._limits.max_body_of(path)
-        if size > limit:
-            # The rest of the body is not read.
-            raise ApiError(
-                413, f"the request is larger than {limit} bytes", code="request_too_large", closes=True
-            )
+def _limited(receive: Receive, limit: int) -> Receive:
+    """Receives a body, and stops when it is too large: its length need not be said before."""
+    seen = 0
 
-    def _limited(self, scope: Scope, receive: Receive) -> Receive:
-        """Receives the body, and stops when it is too large or does not come."""
-        seen, is_complete, begin = 0, False, time.monotonic()
+    async def receive_some() -> Message:
+        nonlocal seen
+        message = await receive()
+        seen += len(message.get("body", b""))
+        _check_size(seen, limit)
+        return message
 
-        async def receive_some() -> Message:
-            nonlocal seen, is_complete
-            left = begin + self._limits.seconds + seen / SLOWEST_BYTES - time.monotonic()
-            try:
-                async with asyncio.timeout(None if is_complete else left):
-                    message = await receive()
-            except TimeoutError as error:
-                late = (
-                    f"the body of the request did not come in time: {self._limits.seconds:g} seconds, and "
-                    f"one more for each {SLOWEST_BYTES} bytes"
-                )
-                raise ApiError(408, late, code="timeout", closes=True) from error
-            if message["type"] == "http.request":
-                seen += len(message.get("body", b""))
-                is_complete = not message.get("more_body", False)
-                self._check_size(scope["path"], seen)
-            return message
+    return receive_some
 
-        return receive_some
+
+def _check_size(size: int, limit: int) -> None:
+    if size > limit:
+        # uvicorn takes the rest of the body and forgets it, so that the client can read the answer.
+        raise ApiError(413, f"the request is larger than {limit} bytes", code="request_too_large")
+
+
+def require_key(
+    headers: Mapping[str, str], expected: str, wrong: str = "the API key is missing or wrong"
+) -> None:
+    """Raise ApiError 401 unless a request bears the key, which is compared in a time that tells nothing."""
+    if not is_key(shown_key(headers), expected):
+        raise ApiError(401, wrong, code="invalid_api_key")
+
+
+def is_key(shown: str, expected: str) -> bool:
+    """Whether that is the key, in a time that tells nothing."""
+    return hmac.compare_digest(shown.encode("utf-8", "replace"), expected.encode())
+
+
+def shown_key(headers: Mapping[str, str]) -> str:
+    """The key that a request bears, empty without one.
+
+    In `Authorization: Bearer`; in `x-api-key` where Anthropic's clients have it; or as the password of an
+    address `http://any:key@host`, which is all that some clients can send.
+    """
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip()
+    if scheme.lower() == "basic":
+        with contextlib.suppress(ValueError):
+            return base64.b64decode(value, validate=True).decode().partition(":")[2]
+    return headers.get("x-api-key", "")
 
 
 def require_own_name(headers: Headers, host: str = "") -> None:
