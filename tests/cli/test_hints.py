@@ -20,7 +20,6 @@ import etude as etude_library
 from etude.cli import hints
 from etude.store.addresses import AddressRow, write_report
 from tests.cli.projects import ROOT, TWO_MODELS, change, etude, local_project, rows, scripted_project
-from tests.cli.test_dataset import apps, buggify, endpoint  # noqa: F401
 from tests.cli.test_demo import small_example  # noqa: F401
 from tests.endpoint_process import EndpointProcess
 from tests.export.hub import log_in, running_hub
@@ -258,11 +257,13 @@ def after_a_demo_that_was_stopped(small_example, printed):  # noqa: F811
     assert again.exit_code == 0, again.stderr
 
 
-def after_a_command_that_goes_on_when_it_is_typed_again(apps, endpoint, printed):  # noqa: F811
-    endpoint.status = 401
-    shown = buggify(endpoint, "--limit", "2")
-    endpoint.status = 200
-    assert "wrote           2 problems" in works(shown)
+def after_a_rescoring_that_was_stopped(project, printed):
+    assert etude("evaluate", "config.yml", "--name", "e").exit_code == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("etude.loop.evaluation.rescore_run", lambda *args, **kwargs: 1 / 0)
+        stopped = etude("evaluate", "--rescore", "e")
+    assert stopped.exit_code == 1
+    assert "scored" in works(stopped)
 
 
 def with_two_addresses(project) -> list[EndpointProcess]:
@@ -352,7 +353,7 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     "take_back": after_an_address_was_taken_out,
     "check_config": after_addresses_that_answer,
     "report": after_a_tracker_that_is_away,
-    "again": after_a_command_that_goes_on_when_it_is_typed_again,
+    "again": after_a_rescoring_that_was_stopped,
 }
 """How a project gets into the state in which a hint is printed; each types what was printed."""
 

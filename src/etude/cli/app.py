@@ -13,7 +13,6 @@ from etude.cli import (
     check,
     cluster,
     cluster_status,
-    dataset,
     demo,
     doctor,
     episodes,
@@ -134,4 +133,3 @@ for _command in _COMMANDS:
 app.add_typer(runs.app, name="runs")
 cluster.app.command()(reported(cluster_status.status))
 app.add_typer(cluster.app, name="cluster")
-app.add_typer(dataset.app, name="dataset")
