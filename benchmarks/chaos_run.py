@@ -214,7 +214,7 @@ def _files_of(run: Path) -> Iterator[tuple[str, Any]]:
         if path.suffix == ".safetensors":
             content = hashlib.sha256(path.read_bytes()).hexdigest()
         elif path.name == "training_metrics.jsonl":
-            content = [without_times(json.loads(line), "storage") for line in path.read_text().splitlines()]
+            content = [without_times(json.loads(line)) for line in path.read_text().splitlines()]
         yield name, content
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from etude.backup.attach import backed_up
-from etude.backup.replicator import Replicator
 from etude.budget.guard import all_metered, meter_of, open_ledger, within_budget
 from etude.budget.ledger import Ledger
 from etude.config.builder import Builder
@@ -60,8 +59,6 @@ class Runtime:
     progress: Progress = field(default_factory=Progress)
     report: Report | None = None
     """Called after every epoch and validation, once it is journalled."""
-    backup: Replicator | None = None
-    """Backs the run up while it goes on, where the config has a storage."""
     doctor: StallDoctor | None = None
     """Notices when nothing moves any more."""
     ledger: Ledger | None = None
@@ -85,7 +82,7 @@ async def open_runtime(
     progress = counts = RunCounts(progress or Progress())
     async with AsyncExitStack() as exits:
         # The first to be opened and the last to be closed: it has what is written when all else is closed.
-        backup = await exits.enter_async_context(backed_up(config.storage, run, progress))
+        await exits.enter_async_context(backed_up(config.storage, run, progress))
         builder = await exits.enter_async_context(Builder(config, run))
         given = dict(engines or {})
         ledger = open_ledger(config, run)
@@ -119,7 +116,6 @@ async def open_runtime(
             validation_examples=validation,
             progress=progress,
             report=report,
-            backup=backup,
             doctor=doctor,
             ledger=ledger,
         )

@@ -338,12 +338,7 @@ class Bookkeeper:
 
     async def _add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> None:
         self._targeted.epoch_over(is_empty="skipped" in outcome and not self.record.history.trained)
-        backup = self.runtime.backup
-        if backup is not None:
-            metrics = {**metrics, "storage": backup.figures()}
         entry = await self.record.add_epoch(epoch, metrics, version=self.line.version, **outcome)
-        if backup is not None:
-            await backup.epoch_over()
         self._let_go(epoch)
         await self._go_back(entry)
 

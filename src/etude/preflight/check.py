@@ -25,7 +25,7 @@ from etude.backends.local import check_learners
 from etude.backends.local_config import LOCAL_CAPABILITIES, LocalAdapterConfig
 from etude.backends.openai_adapter import OpenAiAdapterConfig
 from etude.backends.openai_api import JobsConfig
-from etude.backup.probe import probe
+from etude.backup.address import probe
 from etude.cluster.component import require_used
 from etude.config.builder import Builder, TargetBuilder
 from etude.config.finetuning import FinetuneConfig
