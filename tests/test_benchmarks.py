@@ -17,7 +17,6 @@ import yaml
 
 from etude.config.document import read_document
 from etude.core.trajectory import TrajectoryCollection
-from etude.inference import routes
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -275,19 +274,6 @@ async def test_an_environment_is_played_at_random(monkeypatch: pytest.MonkeyPatc
     assert -1 <= row["rewards"]["reward"] <= 1 <= row["answers"]
     [*_, line] = run.markdown({"Blackjack-v1": row})
     assert line.startswith("| gym `Blackjack-v1` | 4 of 4 |")
-
-
-@pytest.mark.slow
-def test_conversations_stay_and_a_killed_server_moves_only_its_own(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    addresses = importlib.import_module("addresses")
-    # Calls leave a server that has too many under way, as one that this machine lets stand still would have.
-    monkeypatch.setattr(routes, "_FREE_CALLS", addresses.AT_ONCE)
-    result = addresses.measure_all(True, lambda what: None)
-    killed = result["one_of_four_killed"]
-    assert result["stayed"]["mean"] == killed["stayed_of_the_others"]["mean"] == 1
-    assert 0 < killed["moved_conversations"] <= 0.33 and killed["retries"] > 0
-    assert result["share_at_busiest"] <= 0.33
 
 
 @pytest.mark.slow

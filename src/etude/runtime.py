@@ -16,7 +16,6 @@ from etude.config.schema import Config
 from etude.core.example import Example
 from etude.core.history import History
 from etude.core.interfaces import Engine, Evaluator, Progress
-from etude.inference.address_report import reported_addresses
 from etude.inference.local import LocalLlmConfig
 from etude.models.base_files import keep_base
 from etude.rewards.evaluation import Evaluation
@@ -90,7 +89,6 @@ async def open_runtime(
         exits.enter_context(all_metered(given, builder.around_llm))
         models = {name: given.get(name) or await builder.get_llm(name) for name in config.llms} | given
         runner = await exits.enter_async_context(open_runner(builder, run, models, given, ledger))
-        await exits.enter_async_context(reported_addresses(run.path, models))
         settings = config.finetuning.run_configuration
         cluster: Cluster | None = await builder.get_cluster()
         collector = await build_collector(builder, models, run.journal, runner, ledger.admission)

@@ -18,7 +18,6 @@ import pytest
 
 import etude as etude_library
 from etude.cli import hints
-from etude.store.addresses import AddressRow, write_report
 from tests.cli.projects import ROOT, TWO_MODELS, change, etude, local_project, rows, scripted_project
 from tests.cli.test_demo import small_example  # noqa: F401
 from tests.endpoint_process import EndpointProcess
@@ -275,29 +274,6 @@ def with_two_addresses(project) -> list[EndpointProcess]:
     return servers
 
 
-def after_an_address_was_taken_out(project, printed):
-    servers = with_two_addresses(project)
-    try:
-        assert etude("evaluate", "config.yml", "--name", "e").exit_code == 0
-        out = etude("cluster", "drain", servers[0].url, "--run", "e")
-        assert last_line(out) == "etude cluster addresses --run runs/e"
-        assert servers[0].url in works(out)
-        again = etude("cluster", "drain", servers[1].url, "--run", "e")
-        assert again.exit_code == 2 and "the only address left of the model 'policy'" in again.stderr
-        row = AddressRow("drained", "taken out by command")  # As the run would tell, if it still went on.
-        write_report(project / "runs" / "e", {"policy": {servers[0].url: row, servers[1].url: AddressRow()}})
-        drained = etude("cluster", "addresses", "--run", "e")
-        assert "drained: taken out by command" in " ".join(drained.stdout.split())
-        line = f"etude cluster drain {servers[0].url} --run runs/e --undo"
-        assert last_line(drained) == line
-        assert "gets conversations again" in works(drained)
-        write_report(project / "runs" / "e", {"policy": {server.url: AddressRow() for server in servers}})
-        assert last_line(etude("cluster", "addresses", "--run", "e")) == "etude runs show runs/e"
-    finally:
-        for server in servers:
-            server.kill()
-
-
 def after_addresses_that_answer(project, printed):
     servers = with_two_addresses(project)
     try:
@@ -349,8 +325,6 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     "check_installation": after_a_list_of_damaged_runs,
     "try_demo": where_nothing_is,
     "demo_again": after_a_demo_that_was_stopped,
-    "addresses": after_an_address_was_taken_out,
-    "take_back": after_an_address_was_taken_out,
     "check_config": after_addresses_that_answer,
     "report": after_a_tracker_that_is_away,
     "again": after_a_rescoring_that_was_stopped,
