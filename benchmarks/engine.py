@@ -4,34 +4,220 @@ The same model in float32 with one thread; prompts of 32 random tokens, 64 sampl
 larger model), with their logprobs, 1, 8 or 64 at a time. CPU time is that of the process that samples,
 and the ways take turns with prompts that are new each time. vLLM is left out where ETUDE_TEST_VLLM does not
 name its program (docs/server.md says how to install one). And what it is worth to keep what was read.
-
-With `--schema` only what it costs to hold 64 answers at a time to a JSON schema, the two ways in turns.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
+import json
+import logging
+import os
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
 from common import parse_arguments, print_json, print_table, progress, silent
-from engine_peers import Prompts, Sample, continuous, generate, vllm_of
-from engine_schema import FORM, Cost, Pairs, measure_pairs, print_schema, schema_json
+from transformers import GenerationConfig
+from transformers.utils import logging as hf_logging
 
 from etude.core.call import Constraint, Sampling
 from etude.inference.embedded import EmbeddedEngine
 from etude.inference.engine import Sampled, TokenRequest
 from etude.models.policy import Policy
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
+
+PROGRAM = "ETUDE_TEST_VLLM"
+_ENVIRONMENT = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+Prompts = Sequence[Sequence[int]]
+Sample = Callable[[Prompts, int], list[int]]
+"""Continues all prompts at once by so many tokens; gives how many logprobs it found for each."""
+
+
+def generate(policy: Policy, cache: str | None) -> Sample:
+    """`model.generate` with a kind of cache, and the logprobs of what was sampled."""
+    model = _copied(policy)
+
+    @torch.inference_mode()
+    def sample(prompts: Prompts, tokens: int) -> list[int]:
+        ids_BT = torch.tensor(prompts, device=model.device)
+        found = model.generate(
+            ids_BT,
+            attention_mask=torch.ones_like(ids_BT),
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=tokens,
+            cache_implementation=cache,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        new_BT = found.sequences[:, ids_BT.shape[1] :]
+        logprobs_BTV = torch.stack(found.logits, dim=1).log_softmax(-1)
+        return [len(row) for row in logprobs_BTV.gather(2, new_BT[..., None])[..., 0].tolist()]
+
+    return sample
+
+
+def continuous(
+    policy: Policy, page_size: int = 32, num_blocks: int = 512, max_batch_tokens: int = 256
+) -> Sample:
+    """`model.generate_batch`, whose manager is kept, and stays as large as its first batch needs it.
+
+    By default with the fastest of several sizes that were tried for small models on a CPU; with its own
+    choice it takes half as long again.
+    """
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+    model = _copied(policy)
+    # Earlier releases know pages as blocks.
+    of_pages = "page_size" if "page_size" in signature(ContinuousBatchingConfig).parameters else "block_size"
+    wanted = ContinuousBatchingConfig(
+        return_logprobs=True,
+        num_blocks=num_blocks,
+        max_batch_tokens=max_batch_tokens,
+        **{of_pages: page_size},
+    )
+
+    def sample(prompts: Prompts, tokens: int) -> list[int]:
+        config = GenerationConfig(do_sample=True, top_k=0, max_new_tokens=tokens, eos_token_id=-1)
+        found = model.generate_batch(
+            [list(prompt) for prompt in prompts],
+            generation_config=config,
+            continuous_batching_config=wanted,
+            persistent_manager=True,
+        )
+        return [len(one.logprobs) for one in found.values()]
+
+    return sample
+
+
+def _copied(policy: Policy) -> Any:
+    """A model of one's own, that never stops by itself."""
+    hf_logging.set_verbosity_error()
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
+    model = copy.deepcopy(policy.model)
+    for config in (model.config, model.generation_config):
+        config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+class Vllm:
+    """A vLLM in a process of its own, which measures itself."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def cost(self, prompts: Prompts, tokens: int, at_once: int) -> tuple[float, float]:
+        """CPU and wall seconds of continuing all prompts, so many at a time."""
+        asked = {"prompts": [list(prompt) for prompt in prompts], "tokens": tokens, "at_once": at_once}
+        assert self._process.stdin is not None
+        print(json.dumps(asked), file=self._process.stdin, flush=True)
+        found = self._answer()
+        if found["counts"] != [tokens] * len(prompts):
+            raise SystemExit(f"vLLM gave {found['counts']} logprobs, and {tokens} each were wanted")
+        return found["cpu"], found["wall"]
+
+    def wait(self) -> None:
+        """Until it is ready."""
+        self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit("vLLM ended; run it with the model to see why")
+        return dict(json.loads(line))
+
+
+_VLLM_PROGRAM = """
+import json, os, sys, time
+
+# What it logs may go to standard output; the answers are to have that for themselves.
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+from vllm import LLM, SamplingParams
+
+engine = LLM(
+    model=sys.argv[1],
+    dtype=sys.argv[2],
+    enforce_eager="compiled" not in sys.argv[3:],
+    max_model_len=1024,
+    max_num_seqs=64,
+    logprobs_mode="processed_logprobs",
+    disable_log_stats=True,
+)
+print(json.dumps({"ready": True}), file=answers, flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    # No detokenising, and the sampled token's logprob alone: the least that it can do.
+    wanted = SamplingParams(max_tokens=asked["tokens"], ignore_eos=True, logprobs=0, detokenize=False)
+    prompts = [{"prompt_token_ids": ids} for ids in asked["prompts"]]
+    wall, cpu = time.perf_counter(), time.process_time()
+    found = [
+        output
+        for at in range(0, len(prompts), asked["at_once"])
+        for output in engine.generate(prompts[at : at + asked["at_once"]], wanted, use_tqdm=False)
+    ]
+    cost = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
+    counts = [len(output.outputs[0].logprobs) for output in found]
+    print(json.dumps(cost | {"counts": counts}), file=answers, flush=True)
+"""
+"""In vLLM's own environment, without Etude: a JSON object a line in, one out."""
+
+
+@contextmanager
+def vllm_of(
+    policy: Policy, folder: Path, dtype: str = "float32", *, compiled: bool = False, threads: int = 1
+) -> Iterator[Vllm | None]:
+    """A vLLM for the policy, where ETUDE_TEST_VLLM names its program."""
+    program = os.environ.get(PROGRAM)
+    if not program:
+        yield None
+        return
+    policy.export(folder)
+    process = subprocess.Popen(
+        [
+            Path(program).with_name("python"),
+            "-c",
+            _VLLM_PROGRAM,
+            folder,
+            dtype,
+            *["compiled"] * compiled,
+        ],
+        env={**os.environ, **_ENVIRONMENT, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": ""},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        vllm = Vllm(process)
+        print("waiting for vLLM", file=sys.stderr, flush=True)
+        vllm.wait()
+        yield vllm
+    finally:
+        process.kill()
+        process.wait()
+
 
 # vLLM takes no heads smaller than 32; the demos' have 16.
 SMALL, LARGE = "0.13M", "30M"
@@ -43,7 +229,6 @@ MODELS = {
 CONCURRENCIES = (1, 8, 64)
 PROMPT = 32
 ANSWER = {SMALL: 64, LARGE: 32}
-PAIRS = {SMALL: 40, LARGE: 12}
 """Of runs with and without a schema."""
 GOALS = {
     "generate": {8: 3.0, 64: 1.5},
@@ -226,23 +411,6 @@ def measure_all(quick: bool, note: Callable[[str], None]) -> tuple[list[Setting]
     return settings, kept
 
 
-def measure_schema(quick: bool, note: Callable[[str], None]) -> list[Pairs]:
-    """Sampling 64 at a time with and without a schema."""
-    torch.set_num_threads(1)
-    names = iter(range(2**60))
-
-    def costs_of(engine: EmbeddedEngine) -> tuple[Cost, Cost]:
-        ask = asker(engine)
-        return partial(cost_of, embedded(ask, names)), partial(cost_of, embedded(ask, names, FORM))
-
-    measured = []
-    for name in [SMALL] if quick else MODELS:
-        note(f"{name}, 64 at a time with and without a schema")
-        pairs = 8 if quick else PAIRS[name]
-        measured.append(measure_pairs(name, model(name), costs_of, pairs=pairs, tokens=ANSWER[name]))
-    return measured
-
-
 def as_json(settings: Sequence[Setting], kept: dict[str, float]) -> dict[str, Any]:
     """The object that `--json` prints; the ratios are those of the first model."""
     first = [one for one in settings if one.model == SMALL]
@@ -309,14 +477,7 @@ def print_results(settings: Sequence[Setting], kept: dict[str, float]) -> None:
 
 def main() -> None:
     """Measure, and print a table or JSON."""
-    arguments = parse_arguments(__doc__ or "", schema="only what a JSON schema costs")
-    if arguments.schema:
-        measured = measure_schema(arguments.quick, silent if arguments.json else progress)
-        if arguments.json:
-            print_json(schema_json(measured))
-        else:
-            print_schema(measured)
-        return
+    arguments = parse_arguments(__doc__ or "")
     found = measure_all(arguments.quick, silent if arguments.json else progress)
     if arguments.json:
         print_json(as_json(*found))

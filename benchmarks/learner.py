@@ -8,9 +8,12 @@ nothing else.
 
 from __future__ import annotations
 
+import copy
 import random
 import statistics
+import tempfile
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -18,18 +21,255 @@ from typing import Any
 
 import torch
 from common import parse_arguments, print_json, print_table, progress, silent
-from learner_data import LONG, MODELS, SHAPES, model
-from learner_trl import Step, steps
 from torch.profiler import ProfilerActivity, profile
 
 from etude.algorithms.dpo import Dpo
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.supervised import Supervised
-from etude.core.sample import Sample
+from etude.core.sample import Sample, Turn
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.objective import Objective
 from etude.learner.packed import PackedStep
 from etude.models.policy import Policy
+from etude.models.tiny import TinyShape, build_policy, build_tokenizer
+
+MODELS = {
+    "0.13M": TinyShape(max_context=8192),
+    "0.9M": TinyShape(hidden_size=128, layers=4, heads=4, intermediate_size=384, max_context=8192),
+}
+"""The demos' Llama, and one with twice its width and depth."""
+
+_VOCABULARY = 512
+
+
+def model(name: str) -> Policy:
+    """One of MODELS with random weights, and a vocabulary of 512."""
+    texts = [f"{left} plus {right} is {left + right}." for left in range(99) for right in range(99)]
+    return build_policy(build_tokenizer(texts, vocab_size=_VOCABULARY), 0, MODELS[name])
+
+
+Range = tuple[int, int]
+"""The least and the greatest number of tokens."""
+
+
+def short(choose: random.Random) -> list[Sample]:
+    """8 prompts of about 48 tokens, 8 completions of about 11 each."""
+    return groups(choose, 8, prompt=(40, 56), completion=(4, 18))
+
+
+def long(choose: random.Random) -> list[Sample]:
+    """One prompt of 1024 tokens, 8 completions of 64."""
+    return groups(choose, 1, prompt=(1024, 1024), completion=(64, 64))
+
+
+def turns(choose: random.Random) -> list[Sample]:
+    """8 conversations of 6 turns after a prompt of 210 tokens: 48 calls, each a sequence of its own.
+
+    A turn is an answer of about 40 tokens, and about 20 of what a tool says to it.
+    """
+    return conversations(choose, prompt=210, answer=(20, 60), told=(10, 30))
+
+
+def agents(choose: random.Random) -> list[Sample]:
+    """4 conversations of an agent with tools, of 4 to 8 turns, which end at 2k to 8k tokens.
+
+    After a prompt of 700 tokens, answers of 30 to 120 and results of tools of all lengths; each call is a
+    sequence of its own.
+    """
+    start, found = _tokens(choose, 700), []
+    for _ in range(4):
+        count, end = choose.randint(4, 8), choose.randint(2000, 8000)
+        answers = [choose.randint(30, 120) for _ in range(count)]
+        shares = [choose.random() for _ in range(count - 1)]
+        results = [int((end - len(start) - sum(answers)) * share / sum(shares)) for share in shares]
+        context = start
+        for answer, result in zip(answers, [*results, 0], strict=True):
+            found.append(_sequence(choose, context, answer))
+            context = [*found[-1].ids, *_tokens(choose, result)]
+    return found
+
+
+def groups(choose: random.Random, count: int, *, prompt: Range, completion: Range) -> list[Sample]:
+    """So many prompts, with 8 completions each."""
+    prompts = [_tokens(choose, choose.randint(*prompt)) for _ in range(count)]
+    return [_sequence(choose, one, choose.randint(*completion)) for one in prompts for _ in range(8)]
+
+
+def conversations(
+    choose: random.Random, *, prompt: int, answer: Range, told: Range, count: int = 8, turns: int = 6
+) -> list[Sample]:
+    """All calls of `count` conversations after one prompt, each a sequence of its own."""
+    start, found = _tokens(choose, prompt), []
+    for _ in range(count):
+        context = start
+        for _ in range(turns):
+            found.append(_sequence(choose, context, choose.randint(*answer)))
+            context = [*found[-1].ids, *_tokens(choose, choose.randint(*told))]
+    return found
+
+
+LONG: dict[str, Callable[[random.Random], list[Sample]]] = {"agents": agents}
+"""Those of `--long`."""
+SHAPES: dict[str, Callable[[random.Random], list[Sample]]] = {
+    "short": short,
+    "long": long,
+    "turns": turns,
+}
+
+
+def _tokens(choose: random.Random, count: int) -> list[int]:
+    return [choose.randrange(7, 260) for _ in range(count)]
+
+
+def _sequence(choose: random.Random, prompt: Sequence[int], count: int) -> Sample:
+    """A completion of `count` tokens, all of which are trained on."""
+    start, advantage = len(prompt), choose.choice([-1, 1]) * choose.uniform(0.2, 2)
+    return Sample(
+        ids=(*prompt, *_tokens(choose, count)),
+        mask=(False,) * start + (True,) * count,
+        advantages=(0.0,) * start + (advantage,) * count,
+        # What an untrained model says of a token, so that the ratios are near 1.
+        logprobs=(0.0,) * start + (-6.2,) * count,
+        turns=(Turn(start, start + count),),
+    )
+
+
+Step = Callable[[], None]
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "grpo": {
+        "loss_type": "bnpo",
+        "epsilon": 0.2,
+        "epsilon_high": 0.28,
+        "beta": 0.0,
+        "num_generations": 8,
+        "max_completion_length": 64,
+    },
+    "dpo": {"beta": 0.1},
+    "sft": {},
+}
+_ROWS = {
+    "grpo": {"prompt": ["a"] * 8},
+    "dpo": {"prompt": ["a"], "chosen": ["b"], "rejected": ["c"]},
+    "sft": {"input_ids": [[1, 2, 3]]},
+}
+
+
+def steps(
+    method: str, policy: Policy, sequences: Sequence[Sample], at_once: Sequence[int] = (8,)
+) -> dict[str, Step]:
+    """TRL's way to a gradient of `method`, by its settings: all rows at once, or so many of like length.
+
+    Tensors are made beforehand, and DPO's reference logprobs too. Gradient checkpointing is off. A step
+    leaves its gradient in its own copy of the model, which is `.model` of the step.
+    """
+    trainer = _trainer(method, policy)
+    rows = list(sequences)
+    by_length = sorted(rows, key=lambda one: len(one.ids)) if method != "dpo" else rows
+    cuts = {"all": [rows]}
+    for size in at_once:
+        cuts[str(size)] = [by_length[at : at + size] for at in range(0, len(rows), size)]
+    return {name: _step(method, trainer, cut, policy.device) for name, cut in cuts.items()}
+
+
+def _trainer(method: str, policy: Policy) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import datasets
+        import trl
+
+        kind = method.upper()
+        config = getattr(trl, f"{kind}Config")(
+            output_dir=tempfile.mkdtemp(),
+            use_cpu=policy.device.type == "cpu",
+            report_to="none",
+            per_device_train_batch_size=8,
+            disable_tqdm=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            **_OPTIONS[method],
+        )
+        more: dict[str, Any] = {}
+        if method == "grpo":
+            more["reward_funcs"] = lambda completions, **_: [0.0] * len(completions)
+        if method == "dpo":
+            # Never run, as the logprobs are made beforehand; TRL wants it all the same.
+            more["ref_model"] = copy.deepcopy(policy.model)
+        trainer = getattr(trl, f"{kind}Trainer")(
+            model=copy.deepcopy(policy.model),
+            args=config,
+            train_dataset=datasets.Dataset.from_dict(_ROWS[method]),
+            processing_class=policy.tokenizer,
+            **more,
+        )
+    trainer.precompute_ref_logps = True
+    return trainer
+
+
+def _step(method: str, trainer: Any, cut: Sequence[Sequence[Sample]], device: torch.device) -> Step:
+    made = [_INPUTS[method](rows) for rows in cut]
+    inputs = [{name: value.to(device) for name, value in one.items()} for one in made]
+
+    def step() -> None:
+        trainer.model.zero_grad(set_to_none=True)
+        for one in inputs:
+            if method == "sft":
+                loss = trainer.compute_loss(trainer.model, dict(one))
+            elif method == "dpo":
+                loss = trainer._compute_loss(trainer.model, dict(one), False)
+            else:
+                loss = trainer._compute_loss(trainer.model, dict(one))
+            (loss / len(inputs)).backward()
+
+    step.model = trainer.model  # type: ignore[attr-defined]
+    return step
+
+
+def _grpo(rows: Sequence[Sample]) -> dict[str, torch.Tensor]:
+    prompts = [[i for i, w in zip(one.ids, one.loss_weights, strict=True) if not w] for one in rows]
+    completions = [one.ids[len(prompt) :] for one, prompt in zip(rows, prompts, strict=True)]
+    return {
+        "prompt_ids": _padded(prompts, left=True),
+        "prompt_mask": _padded([[1] * len(prompt) for prompt in prompts], left=True),
+        "completion_ids": _padded(completions),
+        "completion_mask": _padded([[1] * len(completion) for completion in completions]),
+        "advantages": torch.tensor([one.advantages[-1] for one in rows]),
+        "old_per_token_logps": _padded(
+            [one.logprobs[-len(c) :] for one, c in zip(rows, completions, strict=True)]
+        ),
+    }
+
+
+def _dpo(rows: Sequence[Sample]) -> dict[str, torch.Tensor]:
+    ordered = [*rows[0::2], *rows[1::2]]
+    reference = torch.tensor([sum(one.logprobs) for one in ordered])
+    return {
+        "input_ids": _padded([one.ids for one in ordered]),
+        "attention_mask": _padded([[1] * len(one.ids) for one in ordered]),
+        "completion_mask": _padded([[int(weight) for weight in one.loss_weights] for one in ordered]),
+        "ref_chosen_logps": reference[: len(ordered) // 2],
+        "ref_rejected_logps": reference[len(ordered) // 2 :],
+    }
+
+
+def _sft(rows: Sequence[Sample]) -> dict[str, torch.Tensor]:
+    ids, trained = _padded([one.ids for one in rows]), _padded([one.loss_weights for one in rows])
+    return {
+        "input_ids": ids,
+        "attention_mask": _padded([[1] * len(one.ids) for one in rows]),
+        "labels": ids.masked_fill(trained == 0, -100),
+    }
+
+
+_INPUTS = {"grpo": _grpo, "dpo": _dpo, "sft": _sft}
+
+
+def _padded(rows: Sequence[Sequence[float]], *, left: bool = False) -> torch.Tensor:
+    width = max(map(len, rows))
+    filled = [[0] * (width - len(row)) for row in rows]
+    pairs = zip(rows, filled, strict=True)
+    return torch.tensor([[*space, *row] if left else [*row, *space] for row, space in pairs])
+
 
 METHODS: dict[str, Objective] = {"grpo": Grpo(), "dpo": Dpo(), "sft": Supervised()}
 GOALS = {

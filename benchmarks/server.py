@@ -8,7 +8,9 @@ nothing but the way to it differs. The embedded engine answers the same requests
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import json
 import os
 import socket
 import statistics
@@ -18,19 +20,197 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import httpx
-from canned_vllm import TOKENS
 from common import argument_parser, print_json, print_table, progress, silent
-from server_canned import BATCH, Place, canned_command
-from server_canned import measure as measure_canned
 
 from etude.inference.child_process import marked_process
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
+
+TOKENS = 32
+"""Tokens of the answer."""
+_PROMPT = 24
+"""Tokens of every prompt in the answers to chats."""
+_IDS = [20 + place for place in range(TOKENS)]
+_LOGPROBS = [-0.015625 * (1 + place) - 1e-9 * place for place in range(TOKENS)]
+
+
+def _answer(kind: str, choice: dict[str, Any]) -> bytes:
+    body = {
+        "id": "cmpl-8b0c4f6e5d3a4c0f9d5f7a2b1c3d4e5f",
+        "object": kind,
+        "created": 1_700_000_000,
+        "model": "canned",
+        "choices": [{"index": 0, "finish_reason": "length", "stop_reason": None, "token_ids": _IDS} | choice],
+        "service_tier": None,
+        "system_fingerprint": None,
+        "usage": {
+            "prompt_tokens": _PROMPT,
+            "total_tokens": _PROMPT + TOKENS,
+            "completion_tokens": TOKENS,
+            "prompt_tokens_details": None,
+        },
+        "kv_transfer_params": None,
+    }
+    return _reply(json.dumps(body, separators=(",", ":")).encode())
+
+
+def _reply(body: bytes) -> bytes:
+    head = b"HTTP/1.1 200 OK\r\ndate: Mon, 23 Nov 2026 10:00:00 GMT\r\nserver: uvicorn\r\n"
+    return head + b"content-length: %d\r\ncontent-type: application/json\r\n\r\n%b" % (len(body), body)
+
+
+def _completion() -> bytes:
+    names = [f"token_id:{token}" for token in _IDS]
+    logprobs = {
+        "text_offset": [0] * TOKENS,
+        "token_logprobs": _LOGPROBS,
+        "tokens": names,
+        "top_logprobs": [{name: value} for name, value in zip(names, _LOGPROBS, strict=True)],
+    }
+    ids = {"prompt_logprobs": None, "prompt_token_ids": list(range(_PROMPT))}
+    return _answer("text_completion", {"text": "it is 3. " * 8, "logprobs": logprobs} | ids)
+
+
+def _chat() -> bytes:
+    content = [
+        {"token": "it", "logprob": value, "bytes": [105, 116], "top_logprobs": []} for value in _LOGPROBS
+    ]
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": "it is 3. " * 8,
+        "refusal": None,
+        "tool_calls": [],
+    }
+    return _answer("chat.completion", {"message": message, "logprobs": {"content": content}})
+
+
+_ANSWERS = {"/v1/completions": _completion(), "/v1/chat/completions": _chat()}
+
+
+class _Connection(asyncio.Protocol):
+    """Just enough of HTTP/1.1 for a client that sends one request at a time."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport, self._received = transport, b""
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        head, separator, rest = self._received.partition(b"\r\n\r\n")
+        if not separator:
+            return
+        lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+        if len(rest) < (int(lengths[0].partition(b":")[2]) if lengths else 0):
+            return
+        self._received = b""
+        self._transport.write(_ANSWERS.get(head.split(b" ", 2)[1].decode(), _reply(b"{}")))
+
+
+async def _serve(host: str, port: int) -> None:
+    server = await asyncio.get_running_loop().create_server(_Connection, host, port)
+    await server.serve_forever()
+
+
+BATCH = 50
+"""Chats between two looks at a process's CPU time."""
+_WARM = 4
+"""Batches before the first that counts."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where requests are sent, and under which name the model goes there."""
+
+    name: str
+    url: str
+    model: str
+    key: str = "none"
+    pid: int = 0
+    """Of its process, where that is known."""
+
+    def chat(self, seed: int) -> dict[str, Any]:
+        """A request for so many tokens, with their logprobs and ids."""
+        return {
+            "model": self.model,
+            "messages": [{"role": "user", "content": "what is 1 + 2?"}],
+            "max_tokens": TOKENS,
+            "logprobs": True,
+            "return_token_ids": True,
+            "seed": seed,
+        }
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Milliseconds: the wall time of each chat, and the CPU time of one of each batch on average."""
+
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+
+def canned_command(folder: Path) -> Path:
+    """A program that takes the place of vLLM's."""
+    program = folder / "vllm"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{__file__}" "$@"\n')
+    program.chmod(0o700)
+    return program
+
+
+def measure_canned(
+    places: Mapping[str, Place], batches: int, say: Callable[[str], None]
+) -> dict[str, dict[str, Any]]:
+    """Of each place, by its name: medians over batches that take turns, and over all their chats."""
+    say(f"{batches} batches of {BATCH} chats at each of {', '.join(places)}")
+    return asyncio.run(_measure(places, batches))
+
+
+async def _measure(places: Mapping[str, Place], batches: int) -> dict[str, dict[str, Any]]:
+    taken = {name: Taken() for name in places}
+    clients = {name: _client(place) for name, place in places.items()}
+    order: Sequence[str] = list(places)
+    try:
+        for number in range(-_WARM, batches):
+            for name in order if number % 2 else reversed(order):
+                await _batch(clients[name], places[name], taken[name] if number >= 0 else Taken())
+    finally:
+        for client in clients.values():
+            await client.aclose()
+    return {
+        name: {
+            "ms_p50": statistics.median(one.wall),
+            "cpu_ms_p50": statistics.median(one.cpu),
+            "cpu_ms_best": min(one.cpu),
+            "chats": len(one.wall),
+        }
+        for name, one in taken.items()
+    }
+
+
+def _client(place: Place) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=place.url, headers={"authorization": f"Bearer {place.key}"}, timeout=60)
+
+
+async def _batch(client: httpx.AsyncClient, place: Place, taken: Taken) -> None:
+    before = _cpu_seconds(place.pid)
+    for number in range(BATCH):
+        start = time.perf_counter()
+        reply = await client.post("/v1/chat/completions", json=place.chat(number))
+        taken.wall.append(1e3 * (time.perf_counter() - start))
+        reply.raise_for_status()
+        if len(reply.json()["choices"][0]["token_ids"]) != TOKENS:
+            sys.exit(f"{place.url} did not answer with {TOKENS} tokens: {reply.text:.300}")
+    taken.cpu.append(1e3 * (_cpu_seconds(place.pid) - before) / BATCH)
+
+
+def _cpu_seconds(pid: int) -> float:
+    """The CPU time of all threads of another process (Linux's clock of it; clock_getcpuclockid(3))."""
+    return time.clock_gettime((~pid << 3) | 2)
+
 
 PROGRAM = "ETUDE_TEST_VLLM"
 CONCURRENCIES = (1, 8, 64)
@@ -232,4 +412,11 @@ def print_rows(result: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["serve"]:  # In place of vLLM's program.
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--host")
+        parser.add_argument("--port", type=int)
+        known, _ = parser.parse_known_args()
+        asyncio.run(_serve(known.host, known.port))
+    else:
+        main()

@@ -111,18 +111,6 @@ def server_cases(model: str) -> list[Case]:
         "/tokenize": {"model": model, "prompt": "yes"},
         "/detokenize": {"model": model, "tokens": [3, 4]},
         "/v1/fine_tuning/jobs": {"model": model, "training_file": "file-x"},
-        "/v1/fine_tuning/alpha/graders/run": {
-            "grader": {
-                "type": "string_check",
-                "name": "g",
-                "input": "a",
-                "reference": "b",
-                "operation": "eq",
-            },
-            "item": {},
-            "model_sample": "a",
-        },
-        "/v1/fine_tuning/alpha/graders/validate": {"grader": {"type": "string_check", "name": "g"}},
         "/register": {"name": "agent", "project": "p", "trainable": False},
         "/_get_step": {"name": "agent", "project": "p"},
         "/_train_model": {"model": {"name": "agent", "project": "p"}, "trajectory_groups": []},
@@ -142,7 +130,6 @@ def server_cases(model: str) -> list[Case]:
             for value in (*WRONG[::3], None, 1e-320, *SURROGATES[:1])
         ]
     cases += _jobs(model)
-    cases += _graders(model)
     cases += [Case(name, "/v1/files", *upload(content)) for name, content in _uploads()]
     for path in ("/v1/models/%ed%a0%80", "/v1/files/%00", "/v1/fine_tuning/jobs/%ff/events", "/v1/%2e%2e/x"):
         cases += [Case("an odd path", path, b"", method) for method in ("GET", "DELETE", "POST", "PUT")]
@@ -316,34 +303,6 @@ def _jobs(model: str) -> Iterator[Case]:
     }.items():
         body = {"model": model, "training_file": "file-x", name: value}
         yield Case(f"{name}={value!r}", "/v1/fine_tuning/jobs", _json(body))
-
-
-def _graders(model: str) -> Iterator[Case]:
-    """Graders that cannot work."""
-    sources = [
-        "(" * 10_000,
-        "def grade(sample, item): return " + "(" * 500,
-        "\x00",
-        "-" * 50_000 + "1",
-        "x = 1",
-    ]
-    graders: list[Any] = [{"type": "python", "name": "g", "source": source} for source in sources]
-    graders += [
-        {"type": "multi", "name": "g", "graders": {}, "calculate_output": "(" * 10_000},
-        {"type": "multi", "name": "g", "graders": {"a": graders[0]}, "calculate_output": "a ** 9 ** 9 ** 9"},
-        {"type": "text_similarity", "input": "{{" * 5000, "reference": "x", "evaluation_metric": "bleu"},
-        {"type": "score_model", "model": model, "input": [], "range": [1, 0]},
-        {"type": "score_model", "model": "gone", "input": [{"role": "user", "content": "x"}]},
-        {
-            "type": "score_model",
-            "model": model,
-            "input": [{"role": "user", "content": "x"}],
-            "sampling_params": {"temperature": 1e-320, "top_p": 1e-320, "max_completions_tokens": 2},
-        },
-    ]
-    for grader in graders:
-        body = {"grader": grader, "item": {}, "model_sample": "yes"}
-        yield Case(f"{grader['type']} grader", "/v1/fine_tuning/alpha/graders/run", _json(body))
 
 
 def _uploads() -> Iterator[tuple[str, bytes]]:

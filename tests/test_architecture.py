@@ -32,7 +32,6 @@ ROOMS = [
     "rewards",
     "protocols",
     "scenarios",
-    "graders",
     "runners",
     "cluster",
     "telemetry",

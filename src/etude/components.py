@@ -14,7 +14,6 @@ import etude.backends.lm_server
 import etude.backends.local
 import etude.backends.openai_adapter
 import etude.cluster.component
-import etude.graders.evaluator
 import etude.groups.opponents
 import etude.inference.local
 import etude.inference.openai_compatible

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from etude.backup.attach import backed_up
-from etude.backup.replicator import Replicator
 from etude.budget.guard import all_metered, meter_of, open_ledger, within_budget
 from etude.budget.ledger import Ledger
 from etude.config.builder import Builder
@@ -17,7 +16,6 @@ from etude.config.schema import Config
 from etude.core.example import Example
 from etude.core.history import History
 from etude.core.interfaces import Engine, Evaluator, Progress
-from etude.inference.address_report import reported_addresses
 from etude.inference.local import LocalLlmConfig
 from etude.models.base_files import keep_base
 from etude.rewards.evaluation import Evaluation
@@ -60,8 +58,6 @@ class Runtime:
     progress: Progress = field(default_factory=Progress)
     report: Report | None = None
     """Called after every epoch and validation, once it is journalled."""
-    backup: Replicator | None = None
-    """Backs the run up while it goes on, where the config has a storage."""
     doctor: StallDoctor | None = None
     """Notices when nothing moves any more."""
     ledger: Ledger | None = None
@@ -85,7 +81,7 @@ async def open_runtime(
     progress = counts = RunCounts(progress or Progress())
     async with AsyncExitStack() as exits:
         # The first to be opened and the last to be closed: it has what is written when all else is closed.
-        backup = await exits.enter_async_context(backed_up(config.storage, run, progress))
+        await exits.enter_async_context(backed_up(config.storage, run, progress))
         builder = await exits.enter_async_context(Builder(config, run))
         given = dict(engines or {})
         ledger = open_ledger(config, run)
@@ -93,7 +89,6 @@ async def open_runtime(
         exits.enter_context(all_metered(given, builder.around_llm))
         models = {name: given.get(name) or await builder.get_llm(name) for name in config.llms} | given
         runner = await exits.enter_async_context(open_runner(builder, run, models, given, ledger))
-        await exits.enter_async_context(reported_addresses(run.path, models))
         settings = config.finetuning.run_configuration
         cluster: Cluster | None = await builder.get_cluster()
         collector = await build_collector(builder, models, run.journal, runner, ledger.admission)
@@ -119,7 +114,6 @@ async def open_runtime(
             validation_examples=validation,
             progress=progress,
             report=report,
-            backup=backup,
             doctor=doctor,
             ledger=ledger,
         )

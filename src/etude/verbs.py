@@ -16,7 +16,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from etude.backup.restore import fetch, is_address
+from etude.backup.address import is_address
+from etude.backup.restore import fetch
 from etude.config.document import Override
 from etude.config.schema import Config
 from etude.core.errors import RequestError, TrainingError

@@ -1,22 +1,39 @@
-"""Backups of a run folder, and folders made of them: the same state, or an error that names what is wrong."""
+"""Copies of runs that go on, at storages that fail in all the ways they do, and runs made of them."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import json
 import random
+import shutil
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from etude.backup import changes
-from etude.backup.address import Address
-from etude.backup.manifest import Superseded, name_of, newest, numbers
+from etude.backup.address import Address, probe
+from etude.backup.attach import backed_up
+from etude.backup.copies import Copies, TakenOver
 from etude.backup.restore import fetch
-from etude.backup.writer import BackupWriter
+from etude.config.storage import StorageConfig
 from etude.core.errors import RequestError, StoreError
 from etude.store.run_folder import RunFolder
+from tests.backup.faulty import Faulty
+from tests.support import until
+from tests.training import Watcher
+
+PLACE = "faulty://bucket/run"
+
+
+@pytest.fixture(autouse=True)
+def healed() -> Iterator[None]:
+    Faulty.store.clear()
+    Faulty.pseudo_dirs[:] = [""]
+    Faulty.released.clear()
+    yield
+    Faulty.heal()
 
 
 @pytest.fixture
@@ -25,258 +42,204 @@ def run(tmp_path: Path) -> Iterator[RunFolder]:
         yield folder
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> str:
-    return f"file://{tmp_path}/storage/run"
+def faulty(**settings: Any) -> StorageConfig:
+    return StorageConfig(**{"address": "faulty://bucket", "interval": 0.02, "patience": 60, **settings})
 
 
-def writer(run: RunFolder, place: str) -> BackupWriter:
-    return BackupWriter(run.path, Address(place, {}), 1.0)
+def copies(run: RunFolder) -> Copies:
+    return Copies(run.path, Address(PLACE, {}))
 
 
-def entries(folder: RunFolder) -> dict[str, Any]:
-    return {key: value for key, value in folder.journal.scan() if not key.startswith("storage/")}
+def entries(folder: Path) -> dict[str, Any]:
+    with RunFolder.read(folder) as run:
+        return dict(run.journal.scan())
 
 
-def files(path: Path) -> dict[str, bytes]:
-    """The files of a run folder, without its journal and how its storage stands."""
-    own = {"run.db", "run.db-wal", "run.db-shm", "run.db-mark", "lock", "storage.json"}
-    found = {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
-    return {name: data for name, data in found.items() if name not in own}
+def status(run: RunFolder) -> dict[str, Any]:
+    return dict(json.loads((run.path / "storage.json").read_text()))
 
 
-def make_version(run: RunFolder, number: int, data: bytes) -> Path:
-    """A folder of weights, which appears by one rename."""
-    draft = run.checkpoints / f"v{number}.part"
-    draft.mkdir()
-    (draft / "weights.bin").write_bytes(data)
-    return draft.rename(run.checkpoints / f"v{number}")
+async def test_a_run_is_copied_while_it_goes_on_and_at_its_end(run, tmp_path):
+    async with backed_up(faulty(), run, watcher := Watcher()):
+        await run.journal.put("k/first", 1)
+        await until(lambda: f"{PLACE}/run.tar.gz" in Faulty.store)
+        assert entries(fetch(PLACE, tmp_path / "meanwhile", {}).run)["k/first"] == 1
+    assert watcher.warnings  # The folder that was made meanwhile has taken the run over.
 
 
-@pytest.mark.parametrize("seed", range(4))
-async def test_every_backup_is_the_run_as_it_was(run, place, tmp_path, monkeypatch, seed):
-    monkeypatch.setattr(changes, "_TOGETHER", 3)
-    if seed % 2:
-        monkeypatch.setattr(changes, "_SEGMENT_BYTES", 400)
-    choice, backups, number = random.Random(seed), writer(run, place), 0
-    for step in range(40):
-        for _ in range(choice.randrange(12)):
-            key = f"{choice.choice('abc')}/{choice.randrange(30):02d}"
-            match choice.randrange(8):
-                case 0:
-                    await run.journal.delete(key[: choice.choice((1, 4))])
-                case 1:
-                    number += 1
-                    make_version(run, number, choice.randbytes(50))
-                case _:
-                    await run.journal.put(key, {"text": "é" * choice.randrange(60), "step": step})
-        made = backups.back_up()
-        backups.tidy()
-        if step % 8 == 7:
-            assert seed % 2 or len(made.segments) <= 8
-            there = {f"objects/{path.parent.name}/{path.name}" for path in objects(tmp_path)}
-            earlier = newest_but_one(place)
-            assert there == {stored.name for each in (made, earlier) for stored in each.objects()}
-            # On another machine from here.
-            with closing(run):
-                expected, held = entries(run), files(run.path)
-            run = RunFolder.open(fetch(place, tmp_path / f"machine-{step}", {}).run)
-            assert entries(run) == expected
-            assert files(run.path) == held
-            backups = writer(run, place)
-    expected, held = entries(run), files(run.path)
-    restored = fetch(place, tmp_path / "new", {})
-    run.close()
-    with RunFolder.open(restored.run) as again:
-        assert entries(again) == expected
-        assert files(again.path) == held
-        assert restored.entries == len([*again.journal.scan()]) - 1
+async def test_what_was_done_last_is_copied_too(run, tmp_path):
+    async with backed_up(faulty(interval=60), run, watcher := Watcher()):
+        await run.journal.put("k/last", 1)
+    assert watcher.warnings == []
+    assert entries(fetch(PLACE, tmp_path / "new", {}).run)["k/last"] == 1
 
 
-def newest_but_one(place: str) -> Any:
-    from etude.backup.manifest import decode
+async def test_journal_and_files_of_a_copy_belong_together(run, tmp_path):
+    """A writer adds a version, notes it, and deletes the one before, as fast as it can."""
+    over = asyncio.Event()
 
-    address = Address(place, {})
-    return decode(address.read(name_of(numbers(address)[-2])), "manifest")
+    async def train() -> None:
+        for number in range(1, 100_000):
+            folder = run.checkpoints / f"v{number}"
+            folder.mkdir()
+            (folder / "weights").write_bytes(random.Random(number).randbytes(number % 97))
+            await run.journal.put("version", number)
+            shutil.rmtree(run.checkpoints / f"v{number - 2}", ignore_errors=True)
+            await asyncio.sleep(0.2 * random.random())
+            if over.is_set():
+                return
 
-
-def objects(tmp_path: Path) -> list[Path]:
-    return [path for path in (tmp_path / "storage/run/objects").rglob("*") if path.is_file()]
-
-
-async def test_weights_that_are_deleted_meanwhile_belong_to_no_backup_or_are_whole_in_it(
-    run, place, monkeypatch
-):
-    """The journal of a backup never speaks of a version that the backup has not."""
-    make_version(run, 1, b"one")
-    backups, listings = writer(run, place), []
-    real = changes.snapshot
-
-    def pruning(path: Path) -> Any:
-        # Between the listing of the files and the commit that they should belong to.
-        if not listings:
-            listings.append(1)
-            make_version(run, 2, b"two")
-            (run.checkpoints / "v1" / "weights.bin").unlink()
-            (run.checkpoints / "v1").rmdir()
-        return real(path)
-
-    backups.back_up()
-    monkeypatch.setattr("etude.backup.writer.snapshot", pruning)
-    assert sorted(backups.back_up().files) == ["checkpoints/v2/weights.bin", "environment.json"]
+    task = asyncio.create_task(train())
+    made = copies(run)
+    for number in range(6):
+        await asyncio.to_thread(made.copy)
+        folder = fetch(PLACE, tmp_path / str(number), {}).run
+        made._head = json.loads(Address(PLACE, {}).read("head.json"))["id"]  # It has not taken over.
+        version = entries(folder).get("version", 0)
+        if version:
+            weights = (folder / "checkpoints" / f"v{version}" / "weights").read_bytes()
+            assert weights == random.Random(version).randbytes(version % 97)
+    over.set()
+    await task
 
 
-async def test_a_run_that_was_begun_without_a_storage_is_backed_up_whole(run, place, tmp_path):
-    for number in range(50):
-        await run.journal.put(f"k/{number}", number)
-    writer(run, place).back_up()
-    with RunFolder.read(fetch(place, tmp_path / "new", {}).run) as again:
-        assert entries(again) == {f"k/{number}": number for number in range(50)}
+async def test_what_the_run_has_deleted_is_deleted_there(run):
+    made = copies(run)
+    (run.checkpoints / "v1").mkdir()
+    (run.checkpoints / "v1" / "weights").touch()
+    made.copy()
+    assert f"{PLACE}/files/checkpoints/v1/weights" in Faulty.store
+    shutil.rmtree(run.checkpoints / "v1")
+    made.copy()
+    assert not [name for name in Faulty.store if "/files/" in name]
 
 
-async def test_nothing_new_writes_nothing(run, place, tmp_path):
-    backups = writer(run, place)
-    first = backups.back_up()
-    assert backups.back_up() is first
-    assert numbers(Address(place, {})) == [1]
+async def test_copies_that_somebody_has_deleted_are_made_again(run, tmp_path):
+    made = copies(run)
+    (run.checkpoints / "v1").mkdir()
+    (run.checkpoints / "v1" / "weights").touch()
+    made.copy()
+    Faulty.store.clear()
+    made.copy()
+    assert (fetch(PLACE, tmp_path / "new", {}).run / "checkpoints" / "v1" / "weights").exists()
 
 
-DAMAGE = {
-    "missing": lambda path: path.unlink(),
-    "torn": lambda path: path.write_bytes(path.read_bytes()[:-3]),
-    "longer": lambda path: path.write_bytes(path.read_bytes() + b"x"),
-    "altered": lambda path: path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("what", ["journal", "weights"])
-async def test_a_damaged_object_is_refused_by_name(run, place, tmp_path, what, damage):
-    make_version(run, 1, b"weights")
-    await run.journal.put("k", "value")
-    made = writer(run, place).back_up()
-    stored = made.segments[0].object if what == "journal" else made.files["checkpoints/v1/weights.bin"]
-    DAMAGE[damage](tmp_path / "storage/run" / stored.name)
-    with pytest.raises(StoreError, match=stored.sha256) as raised:
-        fetch(place, tmp_path / "new", {})
-    assert "Nothing was restored" in str(raised.value) or "nothing was restored" in str(raised.value)
-    assert not list((tmp_path / "new").iterdir())
-    # Nobody took the run over for that.
-    assert numbers(Address(place, {})) == [1]
-
-
-@pytest.mark.parametrize("damage", ["torn", "altered", "empty"])
-async def test_a_damaged_manifest_is_refused_by_name_and_the_one_before_it_works(
-    run, place, tmp_path, damage
-):
-    backups = writer(run, place)
+async def test_nothing_new_writes_nothing(run, monkeypatch):
+    made = copies(run)
+    made.copy()
+    uploads: list[str] = []
+    monkeypatch.setattr(Address, "upload", lambda self, source, name: uploads.append(name))
+    made.copy()
+    assert uploads == []
     await run.journal.put("k", 1)
-    backups.back_up()
-    await run.journal.put("k", 2)
-    backups.back_up()
-    manifest = tmp_path / "storage/run" / name_of(2)
-    data = manifest.read_text()
-    changed = {"torn": data[:100], "altered": data.replace('"position": 2', '"position": 1'), "empty": ""}
-    manifest.write_text(changed[damage])
-    with pytest.raises(StoreError, match=f"{name_of(2)} is damaged") as raised:
-        fetch(place, tmp_path / "new", {})
-    assert "delete this object" in str(raised.value)
-    manifest.unlink()
-    with RunFolder.read(fetch(place, tmp_path / "new", {}).run) as again:
-        assert entries(again) == {"k": 1}
+    made.copy()
+    assert uploads == ["run.tar.gz"]
 
 
-async def test_the_older_of_two_heads_is_refused(run, place, tmp_path):
-    older = writer(run, place)
-    older.back_up()
-    await run.journal.put("k", "old")
-    with RunFolder.open(fetch(place, tmp_path / "new", {}).run) as new:
-        with pytest.raises(Superseded, match="another head goes on with run run: process"):
-            older.back_up()
-        newer = writer(new, place)
+@pytest.mark.parametrize(
+    "error",
+    [ConnectionError("no route to host"), OSError(errno.ENOSPC, "No space left on device")],
+    ids=["away", "full"],
+)
+async def test_a_storage_that_fails_for_a_while_is_told_once_and_used_again(run, tmp_path, error):
+    async with backed_up(faulty(), run, watcher := Watcher()):
+        await run.journal.put("k", 1)
+        await until((run.path / "storage.json").exists)
+        await until(lambda: status(run).get("copied_at") is not None)
+        Faulty.error = error
+        await run.journal.put("k", 2)
+        await until(lambda: status(run).get("failures", 0) >= 2)
+        assert str(error.args[-1]) in status(run)["last_error"]
+        Faulty.heal()
+        await until(lambda: status(run).get("last_error") is None)
+    assert len(watcher.warnings) == 1
+    assert "It goes on, and its folder has everything" in watcher.warnings[0]
+    assert entries(fetch(PLACE, tmp_path / "new", {}).run)["k"] == 2
+
+
+async def test_a_storage_that_hangs_holds_a_run_up_no_longer_than_it_says(run):
+    async with asyncio.timeout(30):
+        async with backed_up(faulty(patience=0.2), run, watcher := Watcher()):
+            await run.journal.put("k", 1)
+            Faulty.hangs = True
+    assert "did not answer within 0.2 s" in watcher.warnings[0]
+
+
+async def test_a_run_that_cannot_be_copied_at_its_beginning_is_not_begun(run):
+    Faulty.error = PermissionError(errno.EACCES, "denied")
+    with pytest.raises(RequestError, match=r"denied.*credentials.*or begin without: -o storage=null"):
+        async with backed_up(faulty(), run, Watcher()):
+            pass
+
+
+async def test_a_run_that_fails_before_it_has_begun_leaves_nothing_in_the_way(run):
+    with pytest.raises(RequestError, match="a wrong path"):
+        async with backed_up(faulty(interval=60), run, Watcher()):
+            raise RequestError("a wrong path")
+    assert Faulty.store == {}
+
+
+async def test_a_run_of_the_same_name_is_not_overwritten(run, tmp_path):
+    copies(run).copy()
+    with (
+        RunFolder.create(tmp_path / "others", "run") as other,
+        pytest.raises(RequestError, match="has a run of this name already"),
+    ):
+        copies(other).copy()
+
+
+async def test_a_folder_whose_run_was_taken_over_copies_nothing_more(run, tmp_path):
+    older = copies(run)
+    older.copy()
+    with RunFolder.open(fetch(PLACE, tmp_path / "new", {}).run) as new:
+        newer = copies(new)
         await new.journal.put("k", "new")
-        newer.back_up()
-        # Also after it was started again in its own folder.
-        with pytest.raises(Superseded, match="another head"):
-            writer(run, place).back_up()
-        assert entries(new) == {"k": "new"}
-    with RunFolder.read(fetch(place, tmp_path / "third", {}).run) as third:
-        assert entries(third) == {"k": "new"}
+        newer.copy()
+        with pytest.raises(TakenOver, match="another folder goes on with this run: process"):
+            older.copy()
+        with pytest.raises(TakenOver):
+            async with backed_up(faulty(), run, Watcher()):
+                pass
+    assert entries(fetch(PLACE, tmp_path / "again", {}).run)["k"] == "new"
 
 
-async def test_a_head_that_slept_for_long_is_refused_though_its_number_is_free_again(run, place, tmp_path):
-    older = writer(run, place)
-    older.back_up()
-    with RunFolder.open(fetch(place, tmp_path / "new", {}).run) as new:
-        newer = writer(new, place)
-        for number in range(6):
-            await new.journal.put("k", number)
-            newer.back_up()
-            newer.tidy()
-        address = Address(place, {})
-        assert 2 not in numbers(address)
-        await run.journal.put("k", "old")
-        with pytest.raises(Superseded):
-            older.back_up()
-        assert 2 not in numbers(address)
-        assert newest(address).head == newer.last.head
+@pytest.mark.parametrize("damage", [b"", b"half", None], ids=["empty", "torn", "gone"])
+@pytest.mark.parametrize("name", ["run.tar.gz", "files/checkpoints/v1/weights"])
+async def test_what_is_damaged_is_refused_by_name_and_nothing_is_left(run, tmp_path, name, damage):
+    (run.checkpoints / "v1").mkdir()
+    (run.checkpoints / "v1" / "weights").write_bytes(b"weights")
+    copies(run).copy()
+    if damage is None:
+        Address(PLACE, {}).delete(name)
+    else:
+        Address(PLACE, {}).write(name, damage)
+    with pytest.raises(StoreError, match=f"{PLACE}/.*{name.rpartition('/')[2]} is (damaged|missing)"):
+        fetch(PLACE, tmp_path / "new", {})
+    assert not list((tmp_path / "new").iterdir())
 
 
-async def test_an_answer_that_was_lost_is_no_other_head(run, place, monkeypatch):
-    backups = writer(run, place)
-    real, lost = Address.create, []
-
-    def losing(address: Address, name: str, data: bytes) -> None:
-        real(address, name, data)
-        if not lost:
-            lost.append(name)
-            raise ConnectionError("reset by peer")
-
-    monkeypatch.setattr(Address, "create", losing)
-    with pytest.raises(ConnectionError):
-        backups.back_up()
-    await run.journal.put("k", 1)
-    assert backups.back_up().position == 1
+async def test_an_address_without_a_run_is_told(run):
+    with pytest.raises(RequestError, match="there is no run at faulty://bucket/run"):
+        fetch(PLACE, run.path.parent.parent / "new", {})
+    with pytest.raises(RequestError, match="is there already; go on with it"):
+        fetch(PLACE, run.path.parent, {})
 
 
-async def test_a_run_of_the_same_name_is_not_overwritten(run, place, tmp_path):
-    writer(run, place).back_up()
-    with (
-        RunFolder.create(tmp_path / "other", "run") as other,
-        pytest.raises(RequestError, match=f"has a run of this name already.*etude resume {place}"),
-    ):
-        writer(other, place).back_up()
+async def test_nothing_is_left_of_the_probe(tmp_path):
+    assert "takes backups" in await probe(StorageConfig(address=f"file://{tmp_path}/storage"))
+    assert list((tmp_path / "storage").iterdir()) == []
 
 
-async def test_a_folder_that_is_older_than_its_backup_is_refused(run, place, tmp_path):
-    import shutil
-
-    backups = writer(run, place)
-    backups.back_up()
-    run.journal.close()
-    shutil.copytree(run.path, tmp_path / "copy" / "run")
-    with RunFolder(run.path, changes_journal(run.path), None) as again:
-        await again.journal.put("k", 1)
-        backups.back_up()
-    with (
-        RunFolder.open(tmp_path / "copy" / "run") as copy,
-        pytest.raises(Superseded, match=f"is older than its backup 2.*etude resume {place}"),
-    ):
-        writer(copy, place).back_up()
-
-
-def changes_journal(path: Path) -> Any:
-    from etude.store.journal import Journal
-
-    return Journal(path / "run.db")
-
-
-async def test_an_address_without_a_run_says_where_runs_are(run, place, tmp_path):
-    writer(run, place).back_up()
-    parent = place.removesuffix("/run")
-    with pytest.raises(RequestError, match=f"there is no run at {parent}; there are: {place}"):
-        fetch(parent, tmp_path / "new", {})
-    with pytest.raises(RequestError, match=f"there is no run at {parent}/rum; there are: {place}"):
-        fetch(f"{parent}/rum", tmp_path / "new", {})
-    with pytest.raises(RequestError, match="is there already; go on with it: etude resume"):
-        fetch(place, tmp_path / "runs", {})
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ({"error": FileNotFoundError("no such bucket")}, "no such bucket; is there such a bucket or folder"),
+        ({"tears": True}, "what is read is not what was written"),
+        ({"hangs": True}, "did not answer within 0.1 s"),
+    ],
+)
+async def test_a_storage_that_takes_no_backups_is_told(fault, said):
+    for name, value in fault.items():
+        setattr(Faulty, name, value)
+    with pytest.raises(RequestError, match=said):
+        await probe(faulty(patience=0.1 if "hangs" in fault else 60))

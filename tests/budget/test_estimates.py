@@ -9,17 +9,10 @@ from typing import Any
 import pytest
 
 from etude.budget.bill import Line
-from etude.core.example import Example
-from etude.preflight.spending import PerEpisode, halfway
-from etude.rewards.evaluation_run import EvaluationRun
-from etude.rewards.evaluator import as_evaluator
-from etude.rollout.collector import Collector
-from etude.rollout.workflow import as_workflow
-from etude.store.run_folder import RunFolder
+from etude.preflight.spending import PerEpisode
 from tests.budget.endpoint import ChargingEndpoint
 from tests.budget.project import bill_in, charged_project
 from tests.cli.projects import etude
-from tests.support import EchoEngine
 
 ONE_EPOCH = {
     "enabled": True,
@@ -95,38 +88,3 @@ def test_an_interval_is_that_of_the_episodes_that_were_measured():
     assert found.mean == 2000 and found.high == pytest.approx(2000 * (1 + 2.776 * 0.25), rel=1e-3)
     assert found.low == pytest.approx(2000 * (1 - 2.776 * 0.25), rel=1e-3)
     assert not PerEpisode(1, lines=(line,)).of(100, 20).is_known
-
-
-async def test_what_training_makes_of_episodes_is_told_by_those_with_a_reward(tmp_path):
-    """Half of the episodes take two calls, and are rewarded: training makes all of them so."""
-
-    async def play(example, episode):
-        reply = await episode.chat([{"role": "user", "content": "x" * 10}])
-        if int(example.id) % 2:
-            reply = await episode.chat([{"role": "user", "content": "y" * 10}])
-        return reply.text
-
-    def reward(example, output):
-        return float(int(example.id) % 2)
-
-    async def none(example, output):
-        return 1.0
-
-    examples = [Example(str(number), {}) for number in range(8)]
-    with RunFolder.create(tmp_path, "run") as run:
-        collector = Collector(as_workflow(play), {"policy": EchoEngine()}, run.journal)
-        evaluators = {"reward": as_evaluator(reward), "equal": as_evaluator(none)}
-        await EvaluationRun(collector, evaluators, run.journal).run(examples, phase="train/1")
-        lines = (
-            Line("policy", "agent", "", calls=12, prompt_tokens=120),
-            Line("judge", "judge", "", calls=8),
-        )
-        averages = PerEpisode(8, lines=lines, spread=0.1)
-        learned = halfway(averages, run, "reward")
-        assert halfway(averages, run, "equal") is None
-    assert learned is not None
-    # 1.5 calls on average, and 2 of those with a reward.
-    assert [line.calls for line in learned.lines] == [round(8 * 1.75), 8]
-    assert learned.drift > 0
-    plain, wide = averages.of(100, 20), learned.of(100, 20)
-    assert wide.high > plain.high and wide.low < plain.low

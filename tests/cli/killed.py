@@ -46,8 +46,8 @@ def everything(run: Path) -> dict[str, Any]:
     """
     with RunFolder.read(run) as opened:
         kept = {
-            key: without_times(value, "storage")
+            key: without_times(value)
             for key, value in opened.journal.scan()
-            if not key.startswith(("storage/", "spent/")) and key not in (CONFIG_STEP, "run/key")
+            if not key.startswith("spent/") and key not in (CONFIG_STEP, "run/key")
         }
     return dict(json.loads(json.dumps(kept).replace(str(run.parent), "RUNS")))

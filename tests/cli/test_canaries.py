@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from tests import canaries
 from tests.cli.projects import process
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SCRIPTED = {
     "llms": {"policy": {"_type": "tests.cli.parts:scripted"}},
     "trajectory_builders": {"grpo": {"_type": "grpo", "num_generations": 2}},
@@ -24,13 +21,6 @@ SCRIPTED = {
         "error_budget": 1.0,
     },
 }
-
-
-@pytest.fixture(scope="module")
-def canaries() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        yield importlib.import_module("canaries")
 
 
 class Typed:
@@ -49,7 +39,7 @@ class Typed:
         return output + errors
 
 
-def test_a_run_that_goes_wrong_everywhere_tells_no_secret(canaries: ModuleType, tmp_path: Path):
+def test_a_run_that_goes_wrong_everywhere_tells_no_secret(tmp_path: Path):
     storage = {"storage": f"file://{tmp_path / 'project' / 'backup'}"}
     with canaries.planted(tmp_path / "project", SCRIPTED | storage) as project:
         typed = Typed(project)
@@ -72,9 +62,7 @@ def test_a_run_that_goes_wrong_everywhere_tells_no_secret(canaries: ModuleType, 
 
 
 @pytest.mark.slow
-def test_nor_do_processes_of_runners_and_the_commands_that_look_at_a_config(
-    canaries: ModuleType, tmp_path: Path
-):
+def test_nor_do_processes_of_runners_and_the_commands_that_look_at_a_config(tmp_path: Path):
     isolated = {"eval": {"general": {"isolation": "process", "max_concurrency": 2}}}
     with canaries.planted(tmp_path / "project", SCRIPTED | isolated) as project:
         typed = Typed(project)

@@ -65,7 +65,7 @@ def test_a_storage_is_tried(project):
     assert list((project / "storage").iterdir()) == []
     shown = etude("check", "config.yml", "-o", f"storage=file://{project}/train.jsonl")
     assert shown.exit_code != 0
-    assert "an object cannot be written" in " ".join(shown.stdout.split())
+    assert "is there such a bucket or folder" in " ".join(shown.stdout.split())
 
 
 def test_nothing_is_sampled(project):

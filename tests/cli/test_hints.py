@@ -18,9 +18,7 @@ import pytest
 
 import etude as etude_library
 from etude.cli import hints
-from etude.store.addresses import AddressRow, write_report
 from tests.cli.projects import ROOT, TWO_MODELS, change, etude, local_project, rows, scripted_project
-from tests.cli.test_dataset import apps, buggify, endpoint  # noqa: F401
 from tests.cli.test_demo import small_example  # noqa: F401
 from tests.endpoint_process import EndpointProcess
 from tests.export.hub import log_in, running_hub
@@ -258,11 +256,13 @@ def after_a_demo_that_was_stopped(small_example, printed):  # noqa: F811
     assert again.exit_code == 0, again.stderr
 
 
-def after_a_command_that_goes_on_when_it_is_typed_again(apps, endpoint, printed):  # noqa: F811
-    endpoint.status = 401
-    shown = buggify(endpoint, "--limit", "2")
-    endpoint.status = 200
-    assert "wrote           2 problems" in works(shown)
+def after_a_rescoring_that_was_stopped(project, printed):
+    assert etude("evaluate", "config.yml", "--name", "e").exit_code == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("etude.loop.evaluation.rescore_run", lambda *args, **kwargs: 1 / 0)
+        stopped = etude("evaluate", "--rescore", "e")
+    assert stopped.exit_code == 1
+    assert "scored" in works(stopped)
 
 
 def with_two_addresses(project) -> list[EndpointProcess]:
@@ -272,29 +272,6 @@ def with_two_addresses(project) -> list[EndpointProcess]:
     policy = {"_type": "openai", "model_name": "tiny", "base_url": [server.url for server in servers]}
     change(project / "config.yml", llms__policy={**policy, "api_key": "k"}, finetuning={"enabled": False})
     return servers
-
-
-def after_an_address_was_taken_out(project, printed):
-    servers = with_two_addresses(project)
-    try:
-        assert etude("evaluate", "config.yml", "--name", "e").exit_code == 0
-        out = etude("cluster", "drain", servers[0].url, "--run", "e")
-        assert last_line(out) == "etude cluster addresses --run runs/e"
-        assert servers[0].url in works(out)
-        again = etude("cluster", "drain", servers[1].url, "--run", "e")
-        assert again.exit_code == 2 and "the only address left of the model 'policy'" in again.stderr
-        row = AddressRow("drained", "taken out by command")  # As the run would tell, if it still went on.
-        write_report(project / "runs" / "e", {"policy": {servers[0].url: row, servers[1].url: AddressRow()}})
-        drained = etude("cluster", "addresses", "--run", "e")
-        assert "drained: taken out by command" in " ".join(drained.stdout.split())
-        line = f"etude cluster drain {servers[0].url} --run runs/e --undo"
-        assert last_line(drained) == line
-        assert "gets conversations again" in works(drained)
-        write_report(project / "runs" / "e", {"policy": {server.url: AddressRow() for server in servers}})
-        assert last_line(etude("cluster", "addresses", "--run", "e")) == "etude runs show runs/e"
-    finally:
-        for server in servers:
-            server.kill()
 
 
 def after_addresses_that_answer(project, printed):
@@ -348,11 +325,9 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     "check_installation": after_a_list_of_damaged_runs,
     "try_demo": where_nothing_is,
     "demo_again": after_a_demo_that_was_stopped,
-    "addresses": after_an_address_was_taken_out,
-    "take_back": after_an_address_was_taken_out,
     "check_config": after_addresses_that_answer,
     "report": after_a_tracker_that_is_away,
-    "again": after_a_command_that_goes_on_when_it_is_typed_again,
+    "again": after_a_rescoring_that_was_stopped,
 }
 """How a project gets into the state in which a hint is printed; each types what was printed."""
 

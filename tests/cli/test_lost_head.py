@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import etude
-from etude.store.run_folder import RunFolder
 from tests.cli.killed import everything, killed_after, repeatable_project
 from tests.cli.projects import change, events, finished, process, train_two_models
 
@@ -78,7 +77,7 @@ def test_an_evaluation_whose_machine_is_lost_is_gone_on_with_from_python(determi
     command = ("evaluate", "config.yml", "--name", "run", "--repeat", "3")
     _, expected = whole_run(deterministic, *command)
     running = process(*command, folder=deterministic)
-    while running.poll() is None and not list((deterministic / "storage").glob("run/manifests/*.json")):
+    while running.poll() is None and not list((deterministic / "storage").glob("run/run.tar.gz")):
         time.sleep(0.01)
     running.kill()
     running.communicate()
@@ -86,11 +85,9 @@ def test_an_evaluation_whose_machine_is_lost_is_gone_on_with_from_python(determi
     monkeypatch.chdir(deterministic)
     run = etude.resume(f"file://{deterministic}/storage/run", progress=False)
     assert everything(run.folder) == expected
-    with RunFolder.read(run.folder) as folder:
-        assert [key for key, _ in folder.journal.scan("storage/restored/")]
 
 
-def test_a_head_that_is_still_at_work_stops_when_another_one_goes_on(deterministic):
+def test_a_run_that_another_folder_goes_on_with_is_told_and_not_resumed(deterministic):
     change(deterministic / "config.yml", finetuning__num_epochs=1000)
     older = process("train", "config.yml", "--name", "run", "--json", folder=deterministic)
     for _ in range(40):
@@ -98,11 +95,10 @@ def test_a_head_that_is_still_at_work_stops_when_another_one_goes_on(determinist
     address = f"file://{deterministic}/storage/run"
     few = ["-o", "finetuning.num_epochs=3"]
     newer = finished("resume", address, *few, "--output-dir", "other", "--json", folder=deterministic)
-    _, errors = older.communicate(timeout=60)
+    older.kill()
+    older.communicate()
     assert newer.returncode == 0, newer.stderr
     assert json.loads(newer.stdout.splitlines()[0])["event"] == "restored"
-    assert older.returncode == 1
-    assert "error: another head goes on with run run: process" in errors
     again = finished("resume", "run", folder=deterministic)
     assert again.returncode == 1
-    assert "another head goes on with run run" in again.stderr
+    assert "another folder goes on with this run: process" in again.stderr

@@ -16,13 +16,9 @@ from typing import Any
 import httpx
 import pytest
 
-from etude.backup.address import Address
 from etude.backup.attach import backed_up
-from etude.backup.manifest import Superseded, numbers
 from etude.backup.restore import fetch
-from etude.backup.writer import BackupWriter
 from etude.config.storage import StorageConfig
-from etude.core.errors import StoreError
 from etude.store.run_folder import RunFolder
 from tests.cli.killed import everything
 from tests.cli.projects import change, finished, local_project, process
@@ -65,7 +61,7 @@ def run(tmp_path: Path) -> Iterator[RunFolder]:
 
 def entries(folder: Path) -> dict[str, Any]:
     with RunFolder.read(folder) as run:
-        return {key: value for key, value in run.journal.scan() if not key.startswith("storage/")}
+        return dict(run.journal.scan("k/"))
 
 
 async def test_a_run_comes_back_from_s3_with_large_weights(run, options, tmp_path):
@@ -74,54 +70,15 @@ async def test_a_run_comes_back_from_s3_with_large_weights(run, options, tmp_pat
     (run.checkpoints / "v1" / "weights.bin").write_bytes(weights)
     (run.checkpoints / "v1" / "empty").touch()
     config = StorageConfig(address="s3://bucket/etude", options=options, interval=0.1)
-    async with backed_up(config, run, watcher := Watcher()) as backup:
+    async with backed_up(config, run, watcher := Watcher()):
         for number in range(100):
             await run.journal.put(f"k/{number}", number)
             await asyncio.sleep(0.01)
-        assert backup.figures()["failures"] == 0
     assert watcher.warnings == []
     restored = fetch(PLACE, tmp_path / "new", options)
     assert entries(restored.run) == {f"k/{number}": number for number in range(100)}
     assert (restored.run / "checkpoints/v1/weights.bin").read_bytes() == weights
     assert (restored.run / "checkpoints/v1/empty").read_bytes() == b""
-
-
-async def test_the_older_of_two_heads_is_refused_by_s3(run, options, tmp_path):
-    address = Address(PLACE, options)
-    older = BackupWriter(run.path, address, 1.0)
-    older.back_up()
-    with RunFolder.open(fetch(PLACE, tmp_path / "new", options).run) as new:
-        await run.journal.put("k", "old")
-        with pytest.raises(Superseded, match="another head goes on"):
-            older.back_up()
-        newer = BackupWriter(new.path, address, 1.0)
-        for number in range(5):
-            await new.journal.put("k", number)
-            newer.back_up()
-            newer.tidy()
-        assert len(numbers(address)) == 2
-        with pytest.raises(Superseded):
-            older.back_up()
-
-
-async def test_damaged_objects_of_s3_are_refused_by_name(run, options, tmp_path):
-    import s3fs
-
-    system = s3fs.S3FileSystem(**options, skip_instance_cache=True)
-    await run.journal.put("k", "value")
-    made = BackupWriter(run.path, Address(PLACE, options), 1.0).back_up()
-    stored = made.segments[0].object
-    path = f"bucket/etude/run/{stored.name}"
-    data = system.cat_file(path)
-    for damaged in (data[:-1], data + b"x", b"", None):
-        if damaged is None:
-            system.rm_file(path)
-        else:
-            system.pipe_file(path, damaged)
-        with pytest.raises(StoreError, match=stored.sha256):
-            fetch(PLACE, tmp_path / "new", options)
-    system.pipe_file(path, data)
-    assert entries(fetch(PLACE, tmp_path / "new", options).run) == {"k": "value"}
 
 
 def test_a_killed_run_goes_on_from_s3_as_if_nothing_had_been(tmp_path, options, base):

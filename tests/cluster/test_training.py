@@ -21,8 +21,6 @@ from tests.server.data import create, messages, supervised, upload, wait, wait_f
 from tests.server.process import ServerProcess
 from tests.server.test_crash import LONG, check_whole
 from tests.server.test_processes import losses, wait_for_end
-from tests.server.test_reinforcement import create as reinforcement
-from tests.server.test_reinforcement import prompts
 
 pytestmark = pytest.mark.cluster
 
@@ -165,12 +163,6 @@ def test_a_cancelled_job_ends_its_processes_and_a_paused_one_goes_on_later(
     wait_for_end(parts)
     client.fine_tuning.jobs.resume(job)
     check_equal(two, job, of_one_process)
-
-
-def test_reinforcement_runs_on_one_node(two: ServerProcess) -> None:
-    client = two.client()
-    job = reinforcement(client, upload(client, prompts())).id
-    assert wait(client, job).status == "succeeded", messages(client, job)
 
 
 def test_a_job_goes_on_with_fewer_processes_when_a_node_is_lost(

@@ -18,7 +18,7 @@ def stored(storage: object) -> object:
 def test_an_address_alone_is_a_whole_block():
     config = parse_config({"storage": "s3://bucket/etude/"}).storage
     assert config is not None
-    assert (config.address, config.wait) == ("s3://bucket/etude", False)
+    assert (config.address, config.interval) == ("s3://bucket/etude", 60)
     assert stored("s3://bucket/etude")["address"] == "s3://bucket/etude"
     assert parse_config({}).storage is None
 
@@ -63,15 +63,15 @@ def test_secrets_are_not_kept_and_reach_the_driver(monkeypatch):
 
 
 def test_options_for_a_storage_that_holds_the_config_come_from_the_command_line():
-    options = storage_options(["storage.options.anon=true", "finetuning.num_epochs=3", "storage.wait=true"])
+    options = storage_options(["storage.options.anon=true", "finetuning.num_epochs=3", "storage.interval=5"])
     assert options == {"anon": True}
 
 
 def test_a_run_may_go_on_with_other_options_and_another_storage(tmp_path):
     yaml = resolved_yaml(parse_config({"storage": "s3://bucket"}))
     (tmp_path / "config.yml").write_text(config_text(yaml))
-    change = ["storage.options.client_kwargs.endpoint_url=http://minio:9000", "storage.wait=true"]
+    change = ["storage.options.client_kwargs.endpoint_url=http://minio:9000", "storage.interval=5"]
     storage = config_to_resume(tmp_path, change).storage
     assert storage.options == {"client_kwargs": {"endpoint_url": "http://minio:9000"}}
-    assert storage.wait
+    assert storage.interval == 5
     assert config_to_resume(tmp_path, ["storage=null"]).storage is None

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from etude.core.stats import (
     estimate,
     estimate_difference,
-    estimate_ratio,
     shared_bounds,
     shown_mean,
     t95,
@@ -158,15 +157,6 @@ def test_what_one_value_cannot_tell_is_not_told():
 )
 def test_students_quantile(freedom, quantile):
     assert t95(freedom) == pytest.approx(quantile, rel=2e-3)
-
-
-def test_a_ratio_of_single_observations_is_their_mean():
-    values = [1.0, 0.0, 0.5, 1.0]
-    assert estimate_ratio([(value, 1.0) for value in values], 0.0, 1.0) == estimate(values)
-    weighted = estimate_ratio([(2.0, 2.0), (0.0, 1.0), (1.0, 2.0)], 0.0, 1.0)
-    assert 0 <= weighted.low < weighted.mean == 0.6 < weighted.high <= 1
-    with pytest.raises(ValueError, match="not known"):
-        estimate_ratio([(0.0, 0.0)], 0.0, 1.0)
 
 
 def test_numbers_as_they_are_shown():

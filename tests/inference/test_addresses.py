@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -71,11 +70,12 @@ async def homes(engine: OpenAiEngine, episodes: list[str] = EPISODES) -> dict[st
 
 def under_way(engine: OpenAiEngine) -> dict[str, int]:
     """How many calls each address has to answer that has any."""
-    return {url: row.calls for url, row in engine.address_rows().items() if row.calls}
+    return {each.url: each.calls for each in engine._addresses.routes.addresses if each.calls}
 
 
-def states(engine: OpenAiEngine) -> dict[str, str]:
-    return {url: row.shown for url, row in engine.address_rows().items()}
+def aside(engine: OpenAiEngine) -> dict[str, str]:
+    """The addresses that are set aside, and why."""
+    return {each.url: each.reason for each in engine._addresses.routes.addresses if each.is_aside}
 
 
 def at(servers: list[EndpointProcess], url: str) -> EndpointProcess:
@@ -104,14 +104,13 @@ async def test_a_killed_address_moves_its_own_episodes_and_is_used_again_when_it
     with counting_retries() as count:
         assert await homes(engine) == after
     assert count.retries == 0, "the set-aside address is asked no more"
-    assert "aside: ConnectError" in states(engine)[lost.url]
+    assert aside(engine)[lost.url].startswith("ConnectError")
     assert caplog.text.count(f"{lost.url} is set aside: ConnectError") == 1
     lost.start()
-    await until(lambda: states(engine)[lost.url].startswith("trial"))
+    await until(lambda: not aside(engine))
     assert f"{lost.url} can be used again" in caplog.text
     newcomers = [f"new {number}" for number in range(6)]
     assert lost.url in (await homes(engine, newcomers)).values()
-    assert states(engine)[lost.url] == "up"
     assert await homes(engine) == after, "whoever moved stays where its prefix is cached now"
 
 
@@ -128,7 +127,6 @@ async def test_an_address_that_answers_badly_costs_no_call(engine, servers, capl
     bad = servers[1]
     bad.behave(mode)
     for turn in range(3):
-        # Which conversations prefer it depends on the ports; new ones go where there are fewest.
         asking = asyncio.create_task(homes(engine, [*EPISODES, *(f"turn {turn} {n}" for n in range(6))]))
         if mode == "hang" and turn == 0:
             await until(lambda: set(under_way(engine)) == {bad.url})
@@ -137,11 +135,10 @@ async def test_an_address_that_answers_badly_costs_no_call(engine, servers, capl
         assert bad.url not in after.values()
     kept = {episode: url for episode, url in before.items() if url != bad.url}
     assert after == after | kept
-    assert states(engine)[bad.url].startswith(("aside", "trial"))
     assert f"{bad.url} is set aside: {cause}" in caplog.text
     bad.behave("well")
     pass_time(600.0)
-    await until(lambda: states(engine)[bad.url].startswith("trial"))
+    await until(lambda: not aside(engine))
     assert bad.url in (await homes(engine, [f"new {number}" for number in range(6)])).values()
 
 
@@ -153,27 +150,13 @@ async def test_one_request_that_nobody_can_answer_sets_no_address_aside(engine, 
         await ask_with(engine, max_retries=0)
     for server in servers:
         server.behave("well")
-    assert set(states(engine).values()) == {"up"}
+    assert aside(engine) == {}
     assert len(await homes(engine)) == len(EPISODES)
 
 
 async def ask_with(engine: OpenAiEngine, **fields: Any) -> Completion:
     engine._config = engine._config.model_copy(update=fields)
     return await ask(engine, "poison")
-
-
-async def test_an_address_that_is_being_drained_gets_no_new_episodes(engine, servers):
-    before = await homes(engine)
-    draining = servers[2]
-    draining.behave("503")
-    own = [episode for episode, url in before.items() if url == draining.url]
-    moved = await ask(engine, own[0])
-    assert moved.address != draining.url
-    assert states(engine)[draining.url] == "draining: HTTP 503: mode 503"
-    draining.behave("well", asked=[])
-    newcomers = await homes(engine, [f"new {number}" for number in range(12)])
-    assert draining.url not in newcomers.values() and not draining.asked()
-    assert (await ask(engine, own[1])).address == draining.url, "it still answers those that it has"
 
 
 async def test_when_all_are_down_the_cause_of_each_is_told_and_the_first_back_is_used(servers):
@@ -198,7 +181,7 @@ async def test_a_request_that_is_at_fault_itself_is_refused_at_once(engine, serv
     with pytest.raises(ImpossibleCall, match="HTTP 400"):
         await ask(engine, "a")
     assert sum(len(server.asked()) for server in servers) == 1
-    assert set(states(engine).values()) == {"up"}
+    assert aside(engine) == {}
 
 
 async def test_a_wrong_key_at_one_address_is_that_address_s_trouble(engine, servers):
@@ -206,7 +189,7 @@ async def test_a_wrong_key_at_one_address_is_that_address_s_trouble(engine, serv
     servers[0].behave("401")
     assert servers[0].url not in (await homes(engine)).values()
     # Its list of models is found to be fine, until the next call is refused.
-    assert re.fullmatch("(aside|trial): HTTP 401: mode 401", states(engine)[servers[0].url])
+    assert engine._addresses.routes.addresses[0].reason == "HTTP 401: mode 401"
 
 
 async def test_each_address_may_have_a_key_of_its_own(servers):
@@ -227,12 +210,12 @@ async def test_a_version_counts_where_it_is_loaded_and_an_address_without_it_wai
         server.behave(models=["tiny", "tiny-v3"])
     late.behave(models=["tiny"], asked=[])
     await engine.adopt(V3)
-    assert states(engine)[late.url] == "aside: it does not have the model 'tiny-v3'"
+    assert aside(engine) == {late.url: "it does not have the model 'tiny-v3'"}
     answers = await asyncio.gather(*(ask(engine, episode) for episode in EPISODES))
     assert {answer.model_version for answer in answers} == {3}
     assert not late.asked() and late.url in before.values()
     late.behave(models=["tiny", "tiny-v3"])
-    await until(lambda: states(engine)[late.url].startswith("trial"))
+    await until(lambda: not aside(engine))
     after = await homes(engine, [f"new {number}" for number in range(6)])
     assert late.url in after.values() and {call["model"] for call in late.asked()} == {"tiny-v3"}
 
@@ -254,7 +237,9 @@ async def test_an_answer_of_other_weights_is_never_recorded(engine, servers):
     answers = await asyncio.gather(*(ask(engine, f"later {number}") for number in range(12)))
     assert {answer.model_version for answer in answers} == {3}
     assert {answer.address for answer in answers} == {server.url for server in servers[1:]}
-    assert "the model 'another' answered in place of 'tiny-v3'" in states(engine)[servers[0].url]
+    assert (
+        "the model 'another' answered in place of 'tiny-v3'" in engine._addresses.routes.addresses[0].reason
+    )
 
 
 async def test_a_restarted_address_without_the_version_is_not_asked(engine, servers):
@@ -267,7 +252,7 @@ async def test_a_restarted_address_without_the_version_is_not_asked(engine, serv
     await homes(engine)
     lost.start()
     lost.behave(models=["tiny"])
-    await until(lambda: "does not have" in states(engine)[lost.url])
+    await until(lambda: "does not have" in aside(engine).get(lost.url, ""))
     await homes(engine)
     assert lost.asked() == []
 

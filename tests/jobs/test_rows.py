@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from etude.algorithms.supervised import Supervised
-from etude.core.errors import EngineError, RequestError, TrainingError
-from etude.core.training_rows import DpoRow, PromptRow, SupervisedRow
+from etude.core.errors import RequestError, TrainingError
+from etude.core.training_rows import DpoRow, SupervisedRow
 from etude.jobs.rows import require_written
 from etude.jobs.training import units_of_rows
 from tests.models.tiny_models import CALCULATOR, CHATML, chatml_policy
@@ -152,8 +152,6 @@ def test_arguments_that_are_no_json_object_are_no_row(arguments: str, weight: in
     }
     with pytest.raises(ValueError, match="the arguments of the call"):
         DpoRow.model_validate(pair)
-    with pytest.raises(ValueError, match="the arguments of the call"):
-        PromptRow.model_validate({"messages": [user("1+2?"), answer, RESULT]})
 
 
 @pytest.mark.parametrize(
@@ -213,20 +211,11 @@ def test_a_conversation_that_begins_with_the_assistant_says_what_to_do() -> None
     checked(CHATML, LAST | {"weight": 0}, user("and 2?"), LAST)
 
 
-def test_a_prompt_that_the_template_refuses_is_refused() -> None:
-    strict = "{% if messages[0].role == 'assistant' %}{{ raise_exception('begin with the user') }}{% endif %}"
-    row = PromptRow.model_validate({"messages": [LAST, user("and 2?")]})
-    require_written(row, chatml_policy().template)
-    with pytest.raises(EngineError, match=r"refused the messages .*begin with the user"):
-        require_written(row, chatml_policy(strict + CHATML).template)
-
-
 def test_calls_in_the_context_are_written_too() -> None:
     template, context = chatml_policy(NO_TOOLS).template, [user("1+2?"), calls("{}"), RESULT]
     pair = {"input": {"messages": context}, "preferred_output": [LAST], "non_preferred_output": [LAST]}
     rows = [
         DpoRow.model_validate(pair),
-        PromptRow.model_validate({"messages": context}),
         SupervisedRow.model_validate({"messages": [context[0], context[1] | {"weight": 0}, RESULT, LAST]}),
     ]
     for row in rows:

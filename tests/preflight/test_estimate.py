@@ -5,7 +5,6 @@ import pytest
 from etude.config.load import parse_config
 from etude.models.memory import shown_bytes
 from etude.preflight.estimate import episode_counts
-from etude.preflight.machine import ModelSize
 
 
 def config(**finetuning):
@@ -23,22 +22,6 @@ def test_validations_are_before_at_intervals_and_at_the_end(epochs, interval, va
 
 def test_an_epoch_has_no_more_examples_than_there_are():
     assert episode_counts(config(num_epochs=2), 3, 0) == (2 * 3 * 4, 0)
-
-
-def size(**changes):
-    values = {
-        "parameters": 1000,
-        "trainable": 1000,
-        "bytes_per_parameter": 4,
-        "device": "cpu",
-        "prompt_tokens": 10.0,
-    }
-    return ModelSize(**(values | changes))
-
-
-def test_a_version_has_the_trained_weights_moments_and_masters():
-    assert size(trainable=10).version == 10 * (4 + 8)
-    assert size(bytes_per_parameter=2).version == 1000 * (2 + 4 + 8)
 
 
 @pytest.mark.parametrize(

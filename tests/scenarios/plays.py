@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from etude.core.episode import EpisodeRecord, Failure
-from etude.core.example import Example
 from etude.protocols import EpisodeTree
 from etude.protocols.decision import Verdict
 from etude.protocols.tree import Node, Rejected
-
-UNUSABLE = "unusable"
-"""In place of a verdict: the last answer stayed malformed."""
 
 
 def tree(
@@ -58,14 +53,3 @@ def simple(
     said = Node(0, None, 0, "prover", 0, "Trust me.", {"main": "Trust me."}, truncated=cut_off)
     rejected = tuple(Rejected(10 + number, "no decision") for number in range(retries))
     return tree([said, verdict_node(1, 0, verdict, rejected=rejected, rewards={"verifier": earned})], truth)
-
-
-def record(name: str, played: EpisodeTree, generation: int = 0) -> EpisodeRecord:
-    """The episode of a play on the example `name`."""
-    example = Example(name, {"question": "Double n.", "solution": "print(n * 2)"}, played.truth)
-    return EpisodeRecord(f"test/{name}/{generation}", example, generation, output=played.to_json())
-
-
-def failure(name: str) -> EpisodeRecord:
-    """An episode that came to nothing."""
-    return EpisodeRecord(f"test/{name}/0", Example(name), 0, failure=Failure("timeout", "too slow"))

@@ -12,8 +12,7 @@ import pytest
 
 from etude.core.errors import DatasetError, MissingExtraError
 from etude.core.example import Example
-from etude.scenarios.datasets import AppsConfig, BuggyAppsConfig, load_programs, read_problems
-from etude.scenarios.sandbox.check import IoTests
+from etude.scenarios.datasets import AppsConfig, BuggyAppsConfig, load_programs
 
 APPS_ROW = {
     "problem_id": 7,
@@ -68,13 +67,6 @@ def test_where_all_is_flagged_it_says_so(tmp_path: Path):
     file = write(tmp_path / "buggy.jsonl", {**BUGGY_ROW, "flags": "bad_question"})
     with pytest.raises(DatasetError, match="1 problems: 1 flagged, and `exclude_flagged` is true"):
         load_programs(BuggyAppsConfig(file_path=file))
-
-
-def test_apps_have_tests(tmp_path: Path):
-    file = write(tmp_path / "apps.jsonl", APPS_ROW, {**APPS_ROW, "input_output": ""})
-    with_tests, without = read_problems(AppsConfig(file_path=file))
-    assert with_tests.tests == IoTests(("1\n",), ("2\n",))
-    assert without.tests is None
 
 
 def test_buggy_apps_are_right_and_wrong_programs(tmp_path: Path):
@@ -163,7 +155,6 @@ def test_without_datasets_the_hub_needs_the_extra(monkeypatch: pytest.MonkeyPatc
         ({"solutions": "[1"}, r"rows.jsonl:1: column 'solutions' is broken JSON"),
         ({"solutions": "3"}, r"rows.jsonl:1: column 'solutions' is no list of programs: 3"),
         ({"solutions": [{"code": "x"}]}, r"rows.jsonl:1: column 'solutions' holds something that is no prog"),
-        ({"input_output": {"inputs": []}}, r"rows.jsonl:1: column 'input_output': these are no tests"),
         ({"solutions": ""}, r"rows.jsonl: no programs are left of 1 problems"),
     ],
 )

@@ -1,10 +1,9 @@
-"""The example, offline: its config, with a script in place of the models, and its summary."""
+"""The example, offline: its programs, and its config with a script in place of the models."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from etude.core.keys import generator
 from etude.protocols.named import PROTOCOLS
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.rollout.collector import Collector
+from etude.scenarios.sandbox.check import IoTests, check_program
 from etude.store.run_folder import RunFolder
 from tests.support import ScriptedEngine
 
@@ -33,11 +33,6 @@ def answer(request: ChatRequest) -> str:
     if len(request.messages) == 2 and "You can ask in" in instructions:
         return "Question for Expert_1: Why?\nQuestion for Expert_2: Why not?"
     return f"Decision: {generator(request.key, 'coin').choice(['accept', 'reject'])}"
-
-
-def run_script(*arguments: str) -> str:
-    command = [sys.executable, str(FOLDER / "summary.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 async def evaluate(folder: Path, **workflow: Any) -> Mapping[str, float | None]:
@@ -59,19 +54,24 @@ async def evaluate(folder: Path, **workflow: Any) -> Mapping[str, float | None]:
     return {name: result.average_score for name, result in output.evaluation_results}
 
 
-async def test_the_config_plays_on_the_shipped_programs_and_the_run_is_summed_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_the_shipped_programs_are_right_and_wrong_as_they_say():
+    rows = [json.loads(line) for line in (FOLDER / "programs.jsonl").read_text().splitlines()]
+    assert [row["apps_problem_id"] for row in rows] == list(range(180))
+    assert {row["apps_split"] for row in rows} == {"train", "test"}
+    for row in random.Random(0).sample(rows, 3):
+        tests = IoTests.from_json(json.loads(row["input_output"]))
+        (right,), (wrong,) = row["solutions"], row["buggy_solutions"]
+        assert (await check_program(right["solution"], tests)).status == "ok"
+        result = await check_program(wrong["solution"], tests)
+        assert (result.status, result.passed > 0) == ("wrong", True)
+
+
+async def test_the_config_plays_on_the_shipped_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     assert load_config(FOLDER / "config.yml").eval.general.dataset is not None
     scores = await evaluate(tmp_path)
     accuracy, verifier = scores["accuracy"], scores["verifier"]
     assert accuracy is not None and verifier == pytest.approx(2 * accuracy - 1)
-    summary = json.loads(run_script(str(tmp_path / "run"), "--json"))
-    assert summary["accuracy"]["mean"] == pytest.approx(accuracy)
-    assert (summary["episodes"], summary["failed"], summary["rounds"]["mean"]) == (6, 0, 3)
-    shown = run_script(str(tmp_path / "run"))
-    assert "worst_example_accuracy" in shown and "asked_again verifier" in shown
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -85,7 +85,7 @@ LINE = json.dumps({"messages": [ASK, YES]})
         ("\n\n", "no lines"),
         (f"{LINE}\n{{", "train.jsonl, line 2: not JSON"),
         (f"{LINE}\n\n[1]", "line 3: no training row"),
-        (f"{LINE}\n{json.dumps({'messages': [ASK]})}", "line 2: a row for reinforcement .the last"),
+        (f"{LINE}\n{json.dumps({'messages': [ASK]})}", "line 2: there is no message of the role assistant"),
         (f"{LINE}\n" + LINE.replace("assistant", "robot"), r"line 2: messages\[1\]\.role"),
         (f"{LINE}\n{json.dumps(dpo(1)[0])}", "line 2: a row for dpo, and those before it are for supervised"),
         (json.dumps({"trajectories": [{"turns": [], "reward": 1}]}), r"line 1: trajectories\[0\]\.turns"),

@@ -1,1 +1,1 @@
-"""Continuous backup of a run folder to any address that fsspec knows, and the way back from there."""
+"""Copies of a run folder at any address that fsspec knows, made while it goes on, and the way back."""

@@ -1,57 +1,28 @@
-"""A folder at an address of fsspec: objects that are written, read back by digest, listed and deleted.
-
-Every call may block for as long as the network likes: callers are threads that nobody has to wait for.
-"""
+"""A folder at an address of fsspec. Its calls may block for as long as the network likes."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
+import asyncio
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeVar
 
-from etude.core.errors import MissingExtraError, RequestError
+from etude.config.storage import StorageConfig
+from etude.core.errors import EtudeError, MissingExtraError, RequestError, words_of
+from etude.core.threads import call_in_thread
 from etude.store.files import open_private, private_folder
 
+T = TypeVar("T")
+
 _PIECE = 8 << 20
-"""Bytes that are read or written at once."""
-_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
+"""Bytes that are written at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
-    """Some bytes, by their SHA-256 and their number."""
-
-    sha256: str
-    size: int
-
-    @classmethod
-    def of(cls, data: bytes) -> Content:
-        """The content of `data`."""
-        return cls(hashlib.sha256(data).hexdigest(), len(data))
-
-    @classmethod
-    def of_file(cls, path: Path, size: int | None = None) -> Content:
-        """The content of a file, or of its first `size` bytes."""
-        with path.open("rb") as file:
-            return _digest(iter(lambda: file.read(_PIECE), b""), size)
-
-
-def _digest(pieces: Iterable[bytes], size: int | None = None) -> Content:
-    digest, left, total = hashlib.sha256(), size, 0
-    for whole in pieces:
-        piece = whole if left is None else whole[:left]
-        digest.update(piece)
-        total += len(piece)
-        if left is not None:
-            left -= len(piece)
-            if not left:
-                break
-    return Content(digest.hexdigest(), total)
+def is_address(text: str) -> bool:
+    """Whether a run is named by an address, and not by a folder or a name."""
+    return "://" in text
 
 
 def address_of_run(text: str) -> tuple[str, str]:
@@ -72,107 +43,84 @@ class Address:
         except ImportError as error:
             raise MissingExtraError(f"storage: {text}", "storage") from error
         self.text = text
-        scheme = text.partition("://")[0]
         try:
-            self._system, self._path = url_to_fs(text, **_without_listings(scheme, options))
+            self._system, self._path = url_to_fs(text, **options)
         except ImportError as error:
-            package = _PACKAGES.get(scheme)
-            hint = (
-                f"install its driver: pip install {package}" if package else f"install its driver ({error})"
-            )
-            raise RequestError(
-                f"storage {text}: fsspec has no driver for {scheme}:// here; {hint}"
-            ) from error
+            raise RequestError(f"storage {text}: fsspec has no driver for it here: {error}") from error
         except (TypeError, ValueError) as error:
             raise RequestError(f"storage {text}: {error}; check its address and 'storage.options'") from error
-        self._is_local = scheme in ("file", "local")
-
-    def names(self, folder: str) -> list[str]:
-        """The names of all objects under `folder`, in order; none where there is no such folder."""
-        self._system.invalidate_cache()
-        root = f"{self._path}/{folder}"
-        paths = (str(path) for path in self._system.find(root))
-        return sorted(
-            f"{folder}/{path.rpartition(f'{root}/')[2]}" for path in paths if not path.endswith(".part")
-        )
-
-    def folders(self) -> list[str]:
-        """The names of the folders right here."""
-        self._system.invalidate_cache()
-        try:
-            entries = self._system.ls(self._path, detail=True)
-        except FileNotFoundError:
-            return []
-        return sorted(Path(entry["name"]).name for entry in entries if entry["type"] == "directory")
+        self._is_local = text.startswith(("file:", "local:"))
 
     def read(self, name: str) -> bytes:
         """The bytes of an object. Raises FileNotFoundError."""
         data: bytes = self._system.cat_file(f"{self._path}/{name}")
         return data
 
-    def pieces(self, name: str, size: int) -> Iterator[bytes]:
-        """The bytes of an object that should have `size` of them, a piece at a time, and one more byte."""
-        if not size:
-            yield self.read(name)
-        for start in range(0, size, _PIECE):
-            end = start + _PIECE if start + _PIECE < size else size + 1
-            yield self._system.cat_file(f"{self._path}/{name}", start=start, end=end)
+    def write(self, name: str, data: bytes) -> None:
+        """Write a small object, in place of what is there."""
+        with self._opened(f"{self._path}/{name}") as target:
+            target.write(data)
 
-    def content(self, name: str, size: int) -> Content:
-        """The digest of an object as it is stored."""
-        return _digest(self.pieces(name, size))
-
-    def write(self, name: str, source: Path, size: int) -> None:
-        """Write the first `size` bytes of a file as an object, in place of what is there."""
+    def upload(self, source: Path, name: str) -> None:
+        """Write a file as an object, which is the one before until all of it is there."""
         path = f"{self._path}/{name}"
+        with source.open("rb") as file, self._opened(f"{path}.part") as target:
+            shutil.copyfileobj(file, target, _PIECE)
+        self._system.mv(f"{path}.part", path)
+
+    def download(self, name: str, target: Path) -> None:
+        """Write an object to a file. Raises FileNotFoundError."""
+        self._system.get_file(f"{self._path}/{name}", str(target))
+
+    def delete(self, name: str) -> None:
+        """Delete an object. Raises FileNotFoundError."""
+        self._system.rm(f"{self._path}/{name}")
+
+    def _opened(self, path: str) -> IO[bytes]:
+        """An object to be written. On this machine it is for its user alone."""
         if self._is_local:
             private_folder(Path(path).parent)
-            opened = open_private(Path(path), "wb")
-        else:
-            opened = self._system.open(path, "wb")
-        with source.open("rb") as file, opened as target:
-            left = size
-            while left and (piece := file.read(min(_PIECE, left))):
-                target.write(piece)
-                left -= len(piece)
+            return open_private(Path(path), "wb")
+        opened: IO[bytes] = self._system.open(path, "wb")
+        return opened
 
-    def create(self, name: str, data: bytes) -> None:
-        """Write a new object, whole or not at all. Raises FileExistsError where there is one."""
-        path = f"{self._path}/{name}"
-        if not self._is_local:
-            self._system.pipe_file(path, data, mode="create")
-            return
-        final = Path(path)
-        private_folder(final.parent)
-        draft = final.with_name(f"{final.name}.{secrets.token_hex(4)}.part")
-        try:
-            with open_private(draft, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(draft, final)
-        finally:
-            draft.unlink(missing_ok=True)
 
-    def require_exclusive(self, name: str, data: bytes) -> None:
-        """Raise RequestError where an object that is there can be created again."""
-        try:
-            self.create(name, data)
-        except FileExistsError:
-            return
+async def ask(config: StorageConfig, call: Callable[[], T]) -> T:
+    """The result of a call that needs the storage, in a thread that is left to itself after a while.
+
+    Raises whatever of Etude's errors the call does, and RequestError for those of the driver.
+    """
+    try:
+        async with asyncio.timeout(config.patience):
+            return await call_in_thread(call)
+    except TimeoutError as error:
         raise RequestError(
-            f"{self.text}: the driver overwrites an object that it was told to create, so that two heads "
-            "would not notice each other; take a newer release of the driver, or another storage"
-        )
+            f"storage {config.address} did not answer within {config.patience:g} s (storage.patience); is "
+            "its address right, and reachable from here?"
+        ) from error
+    except EtudeError:
+        raise
+    except Exception as error:
+        raise RequestError(
+            f"storage {config.address}: {words_of(error)}; is there such a bucket or folder, and may these "
+            "credentials read, write and delete there? They come from the environment or `storage.options`"
+        ) from error
 
-    def delete(self, names: Iterable[str]) -> None:
-        """Delete objects; those that are gone already are no matter."""
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                self._system.rm_file(f"{self._path}/{name}")
 
+async def probe(config: StorageConfig) -> str:
+    """Write, read and delete a small object at the address; that it worked, in a sentence.
 
-def _without_listings(scheme: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, with no memory of what was listed before: another head may have written meanwhile."""
-    remembers = scheme in ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
-    return {**({"use_listings_cache": False} if remembers else {}), **options}
+    Raises MissingExtraError, and RequestError saying what failed.
+    """
+    name, data = f"etude-check-{secrets.token_hex(8)}", secrets.token_bytes(64)
+
+    def round_trip() -> bytes:
+        address = Address(config.address, config.driver_options())
+        address.write(name, data)
+        read = address.read(name)
+        address.delete(name)
+        return read
+
+    if await ask(config, round_trip) != data:
+        raise RequestError(f"storage {config.address}: what is read is not what was written")
+    return f"{config.address} takes backups: an object was written, read back and deleted"

@@ -12,8 +12,6 @@ from typer.core import TyperGroup
 from etude.cli import (
     check,
     cluster,
-    cluster_status,
-    dataset,
     demo,
     doctor,
     episodes,
@@ -131,6 +129,4 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
 for _command in _COMMANDS:
     app.command()(reported(_command))
 app.add_typer(runs.app, name="runs")
-cluster.app.command()(reported(cluster_status.status))
 app.add_typer(cluster.app, name="cluster")
-app.add_typer(dataset.app, name="dataset")

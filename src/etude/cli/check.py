@@ -73,8 +73,6 @@ def _show_next(trains: bool, settings: Config, config: Path, overrides: Sequence
 
 
 def _show_estimate(estimate: Estimate) -> None:
-    from etude.models.memory import shown_bytes
-
     for warning in estimate.warnings:
         say_wrapped(f"{MARKS['warning']} {warning}")
     training, validation = estimate.training_episodes, estimate.validation_episodes
@@ -87,8 +85,6 @@ def _show_estimate(estimate: Estimate) -> None:
         say_wrapped(f"price           about {_money(estimate)} for calls")
     if estimate.training_usd is not None:
         say(f"price           at most about ${estimate.training_usd:,.2f} for training")
-    if estimate.disk_bytes is not None:
-        say(f"disk            about {shown_bytes(estimate.disk_bytes)} for the versions that are kept")
     for assumption in estimate.assumptions:
         say_wrapped(f"assuming        {assumption}")
 

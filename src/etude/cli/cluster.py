@@ -1,77 +1,191 @@
-"""`etude cluster …`: a run on several machines, looked at and steered while it goes on."""
+"""`etude cluster status [RUN]`: what of a run is where, how busy it is, and what it waits for."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from etude.cli import hints
-from etude.cli.command import RUNS, AsJson, OutputDir, argument, option, reported
-from etude.cli.console import emit, next_step, say, say_wrapped, table
+from etude.cli.command import RUNS, AsJson, OutputDir, argument, reported
+from etude.cli.console import emit, next_step, path_shown, say, say_wrapped, table, warn
+from etude.core.durations import shown_seconds
 
 if TYPE_CHECKING:
-    from etude.store.addresses import AddressRow
+    from etude.store.log import JobFacts
+    from etude.store.status import ClusterStatus, RunStatus, SeenStatus
 
-app = typer.Typer(
-    help="Steer and look at a run on several machines.", no_args_is_help=True, rich_markup_mode=None
-)
 
-RunOption = Annotated[str, option("A run folder, or a run's name in --output-dir.", "--run")]
+app = typer.Typer(help="Look at a run on several machines.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def cluster() -> None:
+    """Keeps `status` a command of its own, though it is the only one."""
 
 
 @app.command()
 @reported
-def drain(
-    address: Annotated[str, argument("One of a model's several addresses, as `base_url` has it.")],
-    run: RunOption,
-    undo: Annotated[bool, option("Use the address again.", "--undo")] = False,
+def status(
+    run: Annotated[
+        str | None,
+        argument(
+            "A run folder, or a run's name in --output-dir; by default the run that was begun last of "
+            "those that go on."
+        ),
+    ] = None,
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Take an address out of a run, or back: no conversation begins there, and those that it has finish."""
-    from etude.store.addresses import take_back, take_out
-    from etude.store.facts import find_run
+    """Show what of a run is where, how much there is to do, slow nodes, and what the run waits for.
 
-    path, url = find_run(run, output_dir), address.strip().rstrip("/")
-    (take_back if undo else take_out)(path, url)
+    Reads the run's folder, also while the run goes on, with a cluster or without.
+    """
+    from etude.store.facts import find_run
+    from etude.store.log import jobs_of
+    from etude.store.status import status_of
+
+    path = _running(output_dir) if run is None else find_run(run, output_dir)
+    seen = status_of(path)
+    jobs = [job for job in jobs_of(path) if job.status in ("pending", "running")]
     if as_json:
-        emit({"run": str(path), "address": url, "taken_out": not undo})
+        status = None if seen.status is None else seen.status.model_dump(mode="json")
+        facts = {"state": seen.state, "pid": seen.pid, "age": seen.age, "status": status}
+        emit({"run": str(path), **facts, "jobs": [job.model_dump(mode="json") for job in jobs]})
         return
-    if undo:
-        say_wrapped(f"{url} gets conversations again")
+    say(f"run             {path_shown(path)}")
+    _say_liveness(seen, path)
+    if seen.status is not None:
+        _show(seen.status, jobs)
+    next_step(hints.after_run(path))
+
+
+def _running(output_dir: Path) -> Path:
+    """The run that goes on; of several the one that was written to last. Raises RequestError."""
+    from etude.core.errors import RequestError
+    from etude.store.facts import list_runs
+    from etude.store.lock import locked_by
+    from etude.store.run_folder import LOCK
+
+    running = [run for run in list_runs(output_dir) if locked_by(run / LOCK) is not None]
+    if not running:
+        raise RequestError(
+            f"no run in {output_dir} goes on now; name one that ended: etude cluster status RUN, or another "
+            "folder: --output-dir"
+        )
+    if len(running) > 1:
+        warn(f"others go on too: {', '.join(run.name for run in running[1:])}")
+    return running[0].absolute()
+
+
+def _say_liveness(seen: SeenStatus, path: Path) -> None:
+    """Whether a head runs, and how old its word is."""
+    status, age = seen.status, shown_seconds(seen.age or 0.0)
+    if seen.state == "starting":
+        say(f"head            process {seen.pid} has just begun, and has said nothing yet")
+    elif status is None:
+        say(f"head            no process has the run {path.name} open")
+    elif seen.state == "lost":
+        say_wrapped(
+            f"head            gone: process {status.pid} on {status.host} was killed. Its last word, "
+            f"{age} ago, is below"
+        )
     else:
-        say_wrapped(f"no conversation begins at {url} any more; once it is drained, it can be stopped")
-    next_step(hints.addresses(path))
+        up = shown_seconds(max(0.0, status.at - status.since))
+        say(f"head            process {status.pid} on {status.host}, since {up}")
+    if seen.state == "silent":
+        say_wrapped(
+            f"warning         the head has said nothing for {age}: its machine or disk is stuck, or code in "
+            "its process blocks. This is what it said then"
+        )
 
 
-@app.command()
-@reported
-def addresses(run: RunOption, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
-    """Show how the addresses of a run's models are: as they were a second ago, or when the run ended."""
-    from etude.store.addresses import read_orders, read_report
-    from etude.store.facts import find_run
+def _show(status: RunStatus, jobs: list[JobFacts]) -> None:
+    epoch = "" if status.epoch is None else f", epoch {status.epoch}/{status.num_epochs}"
+    say(f"phase           {status.phase}{epoch}, since {shown_seconds(status.phase_seconds)}")
+    say(f"episodes        {_episodes(status)}")
+    for job in jobs:
+        say(f"job             {job.name} at {job.backend}: {job.status}")
+    for team in status.learners:
+        nodes = ", ".join(f"{count} on {node}" for node, count in Counter(team.nodes).items())
+        say(f"learners        {nodes or 'none has room yet'}; {team.wanted} were asked for")
+    waiting = f", {status.journal.waiting} not on the disk yet" if status.journal.waiting else ""
+    say(f"journal         {status.journal.committed} entries written{waiting}")
+    if status.threads_left:
+        say(f"left            {status.threads_left} threads whose code did not end with its episode")
+    if status.metrics is not None:
+        say(f"metrics         {status.metrics}")
+    if status.cluster is not None and status.cluster.dashboard:
+        say(f"dashboard       {status.cluster.dashboard}")
+    for wait in status.waits:
+        say_wrapped(f"waits for       {wait.what}, {shown_seconds(wait.seconds)}")
+    _show_places(status)
+    _show_models(status)
+    if status.cluster is not None:
+        _show_cluster(status.cluster)
 
-    path = find_run(run, output_dir)
-    report, out = read_report(path), sorted(read_orders(path))
-    if as_json:
-        rows = {name: {url: asdict(row) for url, row in each.items()} for name, each in report.items()}
-        emit({"run": str(path), "models": rows, "taken_out": out})
-        return
-    if not report:
-        say(f"no model of {path.name} has several addresses")
-    show_addresses(report)
-    drained = [url for rows in report.values() for url, row in rows.items() if row.state == "drained"]
-    next_step(hints.take_back(path, drained[0]) if drained else hints.show(path))
+
+def _episodes(status: RunStatus) -> str:
+    of = "" if status.expected is None else f" of {status.expected}"
+    waiting = "" if status.waiting is None else f", {status.waiting} waiting"
+    failed = f"; {status.totals.failed} failed so far" if status.totals.failed else ""
+    return f"{status.finished}{of} finished, {status.playing} playing{waiting}{failed}"
 
 
-def show_addresses(report: dict[str, dict[str, AddressRow]]) -> None:
-    """A table of the addresses of models, with how each is."""
-    rows = [
-        (name, url, row.shown, row.conversations, row.calls, row.answered, row.failed)
-        for name, each in report.items()
-        for url, row in each.items()
+def _show_places(status: RunStatus) -> None:
+    if status.runners:
+        rows = [
+            (
+                each.number,
+                each.node or None,
+                each.state,
+                None if each.seconds is None else shown_seconds(each.seconds),
+                each.episodes,
+            )
+            for each in status.runners
+        ]
+        table(("runner", "node", "state", "since", "episodes"), rows)
+    if status.nodes:
+        columns = ("node", "episodes played", "seconds each", "elsewhere", "")
+        table(
+            columns,
+            [
+                (node.node, node.episodes, node.median, node.others, "slow" if node.is_slow else None)
+                for node in status.nodes
+            ],
+        )
+
+
+def _show_models(status: RunStatus) -> None:
+    rows: list[tuple[Any, ...]] = [
+        (
+            model.name,
+            f"v{model.version}",
+            model.waiting,
+            None if model.oldest is None else shown_seconds(model.oldest),
+        )
+        for model in status.models
     ]
-    if rows:
-        table(("model", "address", "state", "conversations", "calls", "answered", "failed"), rows)
+    table(("model", "version", "calls in flight", "oldest"), rows)
+
+
+def _show_cluster(cluster: ClusterStatus) -> None:
+    rows = [
+        (
+            node.address,
+            node.name,
+            "the head's" if node.is_head else "up" if node.is_alive else "lost",
+            _resources(node.resources),
+        )
+        for node in cluster.nodes
+    ]
+    table(("node", "name", "state", "resources"), rows, title=f"cluster {cluster.address}")
+    say(f"free            {_resources(cluster.free) or 'nothing'}")
+
+
+def _resources(resources: dict[str, float]) -> str:
+    """`2 CPU, 1 GPU`: those that a user asks for, without the cluster's own."""
+    shown = {name: amount for name, amount in resources.items() if ":" not in name and "memory" not in name}
+    return ", ".join(f"{amount:g} {name}" for name, amount in sorted(shown.items()) if amount)

@@ -96,16 +96,6 @@ def jobs(run: Path) -> str:
     return _etude("jobs", run)
 
 
-def addresses(run: Path) -> str:
-    """An address was taken out of a run, or back."""
-    return _etude("cluster", "addresses", "--run", run)
-
-
-def take_back(run: Path, url: str) -> str:
-    """An address is drained."""
-    return _etude("cluster", "drain", url, "--run", run, "--undo")
-
-
 def read_episodes(run: Path, phase: str) -> str:
     """Nothing could be trained on: the episodes show why."""
     return _etude("transcripts", run, "--phase", phase)

@@ -240,15 +240,12 @@ def _show_facts(facts: RunFacts) -> None:
 
 
 def _storage(status: Mapping[str, Any]) -> str:
-    """How a run's backup stands."""
-    behind, backup, at = status["entries_behind"], status["backup"], status["acknowledged_at"]
+    """How a run's copies stand."""
+    at = status.get("copied_at")
     since = "never" if at is None else f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}"
-    stands = (
-        f"everything is in backup {backup}" if not behind and backup else f"entries not backed up: {behind}"
-    )
-    failures = f"; failures: {status['failures']}" if status["failures"] else ""
-    error = f"; it fails now: {status['last_error']}" if status["last_error"] else ""
-    return f"{status['address']}, {stands}; last backed up: {since}{failures}{error}"
+    failures = f"; failures: {status['failures']}" if status.get("failures") else ""
+    error = f"; it fails now: {status['last_error']}" if status.get("last_error") else ""
+    return f"{status['address']}, last backed up: {since}{failures}{error}"
 
 
 def _show_history(target: str | None, history: History, run: Path) -> None:

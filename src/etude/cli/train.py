@@ -103,7 +103,7 @@ def resume(
     folders. From an address the run's folder is made in --output-dir; options of the storage's driver are
     given as `-o storage.options.NAME=VALUE`.
     """
-    from etude.backup.restore import is_address
+    from etude.backup.address import is_address
     from etude.loop.lifecycle import config_to_resume, note_changes
     from etude.store.facts import find_run, latest_unfinished
     from etude.store.run_folder import RunFolder

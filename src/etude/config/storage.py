@@ -26,13 +26,10 @@ class StorageConfig(BaseModel, extra="forbid", frozen=True):
     options: Annotated[dict[str, _Option], CHANGEABLE] = Field(default_factory=dict)
     """Arguments of fsspec's driver. Credentials come from the environment, as the driver reads it, or as
     `${NAME}`."""
-    interval: Annotated[float, CHANGEABLE] = Field(default=10.0, gt=0)
-    """Seconds from one backup to the next, while there is something new."""
-    wait: Annotated[bool, CHANGEABLE] = False
-    """Whether the run waits at the end of each epoch until all of it is backed up; else the lag is reported
-    alone. At its own end a run waits in any case."""
-    patience: Annotated[float, CHANGEABLE] = Field(default=60.0, ge=0)
-    """Seconds that it waits at most, each time. While backups fail it does not wait at the end of epochs."""
+    interval: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
+    """Seconds from one copy to the next, while there is something new."""
+    patience: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
+    """Seconds that the run waits for its storage at its beginning and its end."""
 
     @model_validator(mode="before")
     @classmethod

@@ -101,21 +101,6 @@ def estimate_difference(
     return _student(differences, mean)
 
 
-def estimate_ratio(parts: Sequence[tuple[float, float]], lowest: float, highest: float) -> Estimate:
-    """The ratio of two sums over (part, whole) pairs, and its 95 % interval within [lowest, highest].
-
-    The variance is that of a ratio of sums by linearisation (Cochran, 1977, section 6.4). Raises
-    ValueError when the wholes add up to 0.
-    """
-    n, total = len(parts), math.fsum(total_part for _, total_part in parts)
-    if total == 0:
-        raise ValueError("the ratio of a sum to nothing is not known")
-    ratio = math.fsum(part for part, _ in parts) / total
-    ratio = min(max(ratio, lowest), highest)
-    squares = math.fsum((part - ratio * total_part) ** 2 for part, total_part in parts)
-    return _within(ratio, squares / total**2, n, lowest, highest)
-
-
 def _within(
     mean: float, variance: float, n: int, lowest: float, highest: float, *, prior: float | None = None
 ) -> Estimate:

@@ -1,6 +1,6 @@
 """The lines of training files: one model for each method of training.
 
-`supervised`, `dpo` and `reinforcement` are OpenAI's own formats. `grpo` is ours: a line is a group of samples
+`supervised` and `dpo` are OpenAI's own formats. `grpo` is ours: a line is a group of samples
 from one example, with token ids and logprobs as they were sampled, for any algorithm that learns from such.
 """
 
@@ -231,18 +231,8 @@ class GrpoRow(_Row):
         return [trajectory.sample(index) for index, trajectory in enumerate(self.trajectories)]
 
 
-class PromptRow(BaseModel, frozen=True, extra="allow"):
-    """A prompt to sample answers to, and whatever columns a grader reads: `{{ item.reference_answer }}`."""
-
-    messages: list[RowMessage] = Field(min_length=1)
-    tools: list[Tool] | None = None
-
-
-TrainingRow: TypeAlias = SupervisedRow | DpoRow | GrpoRow | PromptRow
+TrainingRow: TypeAlias = SupervisedRow | DpoRow | GrpoRow
 """Any line."""
-
-PROMPTS: Method = "reinforcement"
-"""The method of lines that are prompts."""
 
 ROW_OF: dict[Kind, Method] = {"samples": "grpo", "pairs": "dpo", "imitation": "supervised"}
 """The kind of line that an algorithm's data are written as."""
@@ -251,7 +241,6 @@ ROWS: dict[Method, type[TrainingRow]] = {
     "supervised": SupervisedRow,
     "dpo": DpoRow,
     "grpo": GrpoRow,
-    PROMPTS: PromptRow,
 }
 """The model of a line, by method."""
 
@@ -266,11 +255,4 @@ _METHOD_OF_FIELD: dict[str, Method] = {
 def method_of(row: Any) -> Method | None:
     """The method that a line is for, by its fields; None for a line of no method."""
     fields = row if isinstance(row, dict) else {}
-    method = next((method for field, method in _METHOD_OF_FIELD.items() if field in fields), None)
-    return PROMPTS if method == "supervised" and _wants_an_answer(fields["messages"]) else method
-
-
-def _wants_an_answer(messages: Any) -> bool:
-    """Whether the last message is not the assistant's."""
-    last = messages[-1] if isinstance(messages, list) and messages else None
-    return isinstance(last, dict) and last.get("role") in ("user", "tool", "system", "developer")
+    return next((method for field, method in _METHOD_OF_FIELD.items() if field in fields), None)

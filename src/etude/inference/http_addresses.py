@@ -14,12 +14,9 @@ from pydantic_core import from_json
 
 from etude.core.errors import RequestError
 from etude.core.secrets import keep_secret, masked
-from etude.inference.concurrency import AdaptiveConcurrency
 from etude.inference.http_client import HttpClient
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig, require_a_key_each
-from etude.inference.route_watch import RouteWatch
 from etude.inference.routes import Address, Routes
-from etude.store.addresses import AddressRow
 from etude.wire.client import Disturbed, Refused, failure_of
 from etude.wire.unreachable import WRITE_HTTPS, is_plain_http, reason_of, speaks_tls
 
@@ -27,8 +24,6 @@ if TYPE_CHECKING:
     import httpx
 
 _PROBE_SECONDS = 5.0
-_OVERLOADED = frozenset({429, 503, 529})
-"""Statuses by which an address says that it has too much to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +45,7 @@ class HttpAddresses:
     def __init__(self, config: OpenAiLlmConfig) -> None:
         """Raises RequestError where a key is missing, or there are more or fewer than addresses."""
         self._config = config
-        self.routes = Routes(config.addresses)
+        self.routes = Routes(config.addresses, config.model_name, self.lacking)
         keep_secret(*(value.get_secret_value() for value in config.headers.values()))
         if isinstance(config.api_key, list):
             try:
@@ -63,12 +58,10 @@ class HttpAddresses:
             )
             for url, key in zip(config.addresses, config.keys, strict=True)
         }
-        self._paces = {url: AdaptiveConcurrency() for url in config.addresses}
         self._probed: set[str] = set()
         """Addresses that were asked whether they speak TLS."""
         self.wanted: str | None = None
         """The model that an address must list before it is used again; None where any will do."""
-        self._watch = RouteWatch(config.model_name, self.routes, self.lacking)
 
     @property
     def are_several(self) -> bool:
@@ -81,16 +74,13 @@ class HttpAddresses:
         """The body of a good answer. Raises Disturbed or Refused."""
         import httpx
 
-        seconds, pace, since = self._config.request_timeout, self._paces[address.url], time.monotonic()
+        seconds = self._config.request_timeout
         try:
-            async with pace.slot():
-                since = time.monotonic()
-                # An endpoint that trickles bytes could hold the call for ever.
-                async with asyncio.timeout(seconds):
-                    client = self._clients[address.url]
-                    response = await client.post(f"{address.url}/{path}", content, headers)
+            # An endpoint that trickles bytes could hold the call for ever.
+            async with asyncio.timeout(seconds):
+                client = self._clients[address.url]
+                response = await client.post(f"{address.url}/{path}", content, headers)
         except TimeoutError:
-            pace.overloaded(since)
             late = f"no answer within {seconds:g} s; `request_timeout` sets the limit"
             raise Disturbed(late, cause="timeout", is_gone=True) from None
         except httpx.LocalProtocolError as error:
@@ -98,10 +88,7 @@ class HttpAddresses:
         except httpx.RequestError as error:
             raise await self._unreachable(address, error) from error
         if response.status_code == 200:
-            pace.answered()
             return response.content
-        if response.status_code in _OVERLOADED:
-            pace.overloaded(since)
         raise failure_of(response.status_code, response.headers, response.content)
 
     async def _unreachable(self, address: Address, error: httpx.RequestError) -> Disturbed | Refused:
@@ -126,11 +113,7 @@ class HttpAddresses:
 
     def failed(self, address: Address, since: float, error: Disturbed) -> None:
         """Note an attempt, begun at `since`, without a good answer."""
-        if error.retry_after is not None:
-            address.failed += 1
-            self.routes.drain(address, error.retry_after, masked(str(error)))
-        else:
-            self._watch.failed(address, since, masked(str(error)), is_gone=error.is_gone)
+        self.routes.failed(address, since, masked(str(error)), is_gone=error.is_gone)
 
     def refused(self, address: Address, reason: str) -> None:
         """Note an address that answers no calls at all: a wrong key, no such model, no money."""
@@ -139,7 +122,7 @@ class HttpAddresses:
 
     def set_aside(self, address: Address, reason: str) -> None:
         """Use an address no more until a probe finds nothing wrong."""
-        self._watch.set_aside(address, masked(reason))
+        self.routes.set_aside(address, masked(reason))
 
     async def lacking(self, address: Address) -> str | None:
         """Why an address cannot be used, as far as the list of its models tells; None where it can be."""
@@ -165,13 +148,9 @@ class HttpAddresses:
         names = _names(response.content) if response.status_code == 200 else None
         return Listing(time.monotonic() - since, response.status_code, names)
 
-    def rows(self) -> dict[str, AddressRow]:
-        """How each address is."""
-        return {address.url: address.row for address in self.routes.addresses}
-
     async def close(self) -> None:
         """Close all connections. Calling it twice is fine."""
-        await self._watch.close()
+        await self.routes.close()
         for client in self._clients.values():
             await client.close()
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic_core import from_json
@@ -22,7 +21,6 @@ from etude.inference.breaker import Breaker
 from etude.inference.http_addresses import HttpAddresses
 from etude.inference.openai_config import NOT_FOR_REASONING, OpenAiLlmConfig
 from etude.inference.routes import Address, beginning, conversation_of
-from etude.store.addresses import AddressRow, Orders, OtherRows, Rows
 from etude.wire.asking import USUAL_FIELDS, request_fields
 from etude.wire.attempts import note_charged, note_failed_attempt, note_model_out
 from etude.wire.client import Disturbed, Refused, charged_for, encode, parse_completion
@@ -41,12 +39,8 @@ T = TypeVar("T")
 class OpenAiEngine(Engine):
     """Samples from a model behind HTTP. Concurrent calls are sent at once; the endpoint batches them."""
 
-    def __init__(self, config: OpenAiLlmConfig, run: Path | None = None) -> None:
-        """An operator takes addresses out, and back, in the folder of `run`."""
+    def __init__(self, config: OpenAiLlmConfig) -> None:
         self._config = config
-        self._orders = Orders(run)
-        self._told_out: frozenset[str] = frozenset()
-        self._elsewhere = OtherRows()
         self._addresses = HttpAddresses(config)
         self._breaker = Breaker(config.stop_after)
         self._provider = config.provider_there
@@ -161,28 +155,8 @@ class OpenAiEngine(Engine):
         for address, why in lacking.items():
             addresses.set_aside(address, why)
 
-    def address_rows(self) -> dict[str, AddressRow]:
-        """How each of several addresses is, in all processes that ask it; nothing for a single one."""
-        if not self._addresses.are_several:
-            return {}
-        self._addresses.routes.take_out(self.taken_out)
-        return {url: self._elsewhere.with_own(url, row) for url, row in self._addresses.rows().items()}
-
-    def note_rows(self, process: object, rows: Rows) -> None:
-        """Note how the addresses are in another process; nothing for one that has ended."""
-        self._elsewhere.note(process, rows)
-
-    @property
-    def taken_out(self) -> frozenset[str]:
-        """The addresses that an operator has taken out."""
-        return self._orders.urls() | self._told_out
-
-    def take_out(self, urls: Collection[str]) -> None:
-        """Begin no conversations at these, beside those that the orders in the run folder name."""
-        self._told_out = frozenset(urls)
-
     def end_conversation(self, conversation: str) -> None:
-        """Forget a conversation once the calls of it that are under way have ended."""
+        """Forget a conversation."""
         self._addresses.routes.end(conversation)
 
     async def close(self) -> None:
@@ -246,13 +220,11 @@ class OpenAiEngine(Engine):
         return answer
 
     def _require_open(self) -> None:
-        """Raise ModelOut while no call may be made; also have the addresses follow the operator's orders."""
+        """Raise ModelOut while no call may be made."""
         try:
             self._breaker.require_closed()
         except ModelOut as error:
             raise note_model_out(error) from None
-        if self._addresses.are_several:
-            self._addresses.routes.take_out(self.taken_out)
 
     def _failed(self, cause: str, message: str) -> EngineError:
         """The error of a call that failed for good."""
@@ -314,7 +286,7 @@ class OpenAiEngine(Engine):
         aside = {
             address.url: f"set aside: {address.reason}"
             for address in self._addresses.routes.addresses
-            if address.state == "aside"
+            if address.is_aside
         }
         each = "; ".join(f"{url}: {cause}" for url, cause in (aside | causes).items())
         return self._told(f"{each}{attempts}", f"{len(self._addresses.routes.addresses)} addresses")
@@ -328,7 +300,7 @@ class OpenAiEngine(Engine):
 @register_llm(config_type=OpenAiLlmConfig)
 async def openai_llm(config: OpenAiLlmConfig, builder: Builder) -> AsyncIterator[OpenAiEngine]:
     """A model behind an OpenAI-compatible endpoint."""
-    engine = OpenAiEngine(config, None if builder.run is None else builder.run.path)
+    engine = OpenAiEngine(config)
     try:
         yield engine
     finally:

@@ -153,7 +153,6 @@ class VllmProcesses:
             "restarts": process.restarts,
             "reason": process.reason or None,
             "missing": sorted(name for other, name in self._late if other is process),
-            "conversations": address.conversations,
             "requests": address.calls,
             "answers": address.answered,
             "failed": address.failed,

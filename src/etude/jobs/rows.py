@@ -8,7 +8,7 @@ from typing import TypeVar
 from etude.core.errors import RequestError, TrainingError
 from etude.core.message import Message, Tool
 from etude.core.sample import Pair, Sample
-from etude.core.training_rows import DpoRow, GrpoRow, PromptRow, RowMessage, SupervisedRow, TrainingRow
+from etude.core.training_rows import DpoRow, GrpoRow, RowMessage, SupervisedRow, TrainingRow
 from etude.models.template import ChatTemplate
 
 W = TypeVar("W")
@@ -18,9 +18,7 @@ Write = Callable[[Sequence[Message], Sequence[Tool]], W]
 
 def require_written(row: TrainingRow, template: ChatTemplate) -> None:
     """Raises RequestError or ImpossibleCall for a row that the chat template cannot write as it stands."""
-    if isinstance(row, PromptRow):
-        template.require_asked(_wire(row.messages), row.tools or ())
-    elif not isinstance(row, GrpoRow):
+    if not isinstance(row, GrpoRow):
         _conversations(row, template.require_written)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from etude.algorithms.algorithm import Algorithm, groups_of
 from etude.core.call import ChatRequest
@@ -109,26 +109,6 @@ class JobData:
         return sum(trained_tokens(flat(self.rows[row] for row in step.rows)) for step in training.steps)
 
 
-class StepData(Protocol):
-    """The data that `JobTraining` takes its steps on: `JobData`, or a maker of the units of each step."""
-
-    @property
-    def objective(self) -> Objective:
-        """The loss."""
-
-    def plan(self) -> list[Step]:
-        """All steps, the same each time. Raises TrainingError when there is nothing to learn from."""
-
-    def units(self, step: Step) -> list[Unit]:
-        """The units of a step; without any, the step changes nothing."""
-
-    def largest(self, steps: Sequence[Step]) -> list[Unit]:
-        """The units of the largest of steps, as far as they are known before."""
-
-    def measure(self, step: Step, learner: Learner) -> dict[str, float]:
-        """Further metrics, once the step is taken."""
-
-
 class JobTraining:
     """Trains one job step by step, and can stop and go on after each.
 
@@ -138,7 +118,7 @@ class JobTraining:
     def __init__(
         self,
         learner: Learner,
-        data: StepData,
+        data: JobData,
         listener: JobListener,
         checkpoints: StateFolders | None = None,
         checkpoint_steps: int = 1,
@@ -183,7 +163,9 @@ class JobTraining:
         TrainingCanceled when `canceled` is set, Interrupted when `stopping` is, after a checkpoint, and
         TooLittleMemory before a step that does not fit.
         """
-        self._require_room(self._data.largest(self.steps[len(self.history) :]))
+        largest = self._data.largest(self.steps[len(self.history) :])
+        skips = self._data.objective.skips_idle
+        require_room(self._learner, [*filter(has_gradient, largest)] if skips else largest)
         if self._team.leads:
             self._listener.started(len(self.history))
         for step in self.steps[len(self.history) :]:
@@ -199,10 +181,6 @@ class JobTraining:
         self._learner.end_training()
         return mean_metrics(self.history)
 
-    def _require_room(self, units: Sequence[Unit]) -> None:
-        computed = filter(has_gradient, units) if self._data.objective.skips_idle else units
-        require_room(self._learner, [*computed])
-
     def _is_checkpoint(self, step: Step) -> bool:
         if step.ends_epoch and self._keeps_epochs:
             return True
@@ -210,10 +188,8 @@ class JobTraining:
 
     def _take(self, step: Step, canceled: Event) -> dict[str, float]:
         try:
-            units, metrics = self._data.units(step), dict[str, float]()
-            if units:
-                self._require_room(units)
-                metrics = self._learner.take_step(units, self._data.objective, step.part, canceled)
+            units = self._data.units(step)
+            metrics = self._learner.take_step(units, self._data.objective, step.part, canceled)
             return metrics | self._data.measure(step, self._learner)
         except TrainingCanceled as error:
             raise TrainingCanceled(f"canceled after {step.number - 1} of {step.of} steps") from error

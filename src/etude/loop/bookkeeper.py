@@ -23,7 +23,6 @@ from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobSta
 from etude.core.trajectory import TrajectoryCollection
 from etude.groups.line import LineRules, ModelLine
 from etude.groups.opponents import Game, OpponentPool, games_of
-from etude.inference.routes import HasAddresses
 from etude.jobs.content import JobNameTakenError
 from etude.loop.checks import Provenance, TargetWatch
 from etude.loop.metrics import collection_metrics, selection_metrics, shaped_rewards
@@ -242,7 +241,7 @@ class Bookkeeper:
             "failure_causes": [cause.model_dump() for cause in output.causes],
             "calls": output.calls,
             "remote": output.remote(),
-            **self._addresses(output),
+            **({"addresses": dict(output.addresses)} if output.addresses else {}),
             "cut_off_share": cut_off_share(output.calls),
             **seen.sampled.metrics(),
             **self._agreement(output),
@@ -260,16 +259,6 @@ class Bookkeeper:
     def _agreement(self, output: EvaluationRunOutput) -> dict[str, Any]:
         """How far judges agree with checks; nothing where there are none."""
         return {"agreement": figures} if (figures := agreements(output, self._judged)) else {}
-
-    def _addresses(self, output: EvaluationRunOutput) -> dict[str, Any]:
-        """The attempts at calls by address, and how each address is now; nothing where models have one."""
-        engine = self.line.engine
-        current = engine.address_rows() if isinstance(engine, HasAddresses) else {}
-        rows: dict[str, dict[str, Any]] = {url: {"answers": 0, "failed": 0} for url in current}
-        rows |= {url: dict(counts) for url, counts in output.addresses.items()}
-        for url, row in current.items():
-            rows[url]["state"] = row.shown
-        return {"addresses": rows} if rows else {}
 
     def _met(self, epoch: int, pool: OpponentPool) -> dict[str, Any]:
         reward = self.config.reward_function
@@ -338,12 +327,7 @@ class Bookkeeper:
 
     async def _add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> None:
         self._targeted.epoch_over(is_empty="skipped" in outcome and not self.record.history.trained)
-        backup = self.runtime.backup
-        if backup is not None:
-            metrics = {**metrics, "storage": backup.figures()}
         entry = await self.record.add_epoch(epoch, metrics, version=self.line.version, **outcome)
-        if backup is not None:
-            await backup.epoch_over()
         self._let_go(epoch)
         await self._go_back(entry)
 

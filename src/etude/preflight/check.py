@@ -25,7 +25,7 @@ from etude.backends.local import check_learners
 from etude.backends.local_config import LOCAL_CAPABILITIES, LocalAdapterConfig
 from etude.backends.openai_adapter import OpenAiAdapterConfig
 from etude.backends.openai_api import JobsConfig
-from etude.backup.probe import probe
+from etude.backup.address import probe
 from etude.cluster.component import require_used
 from etude.config.builder import Builder, TargetBuilder
 from etude.config.finetuning import FinetuneConfig
@@ -44,7 +44,6 @@ from etude.preflight.columns import check_inputs
 from etude.preflight.dry_builder import DryBuilder
 from etude.preflight.estimate import Estimate, blocks_of, estimate_run
 from etude.preflight.finding import Findings
-from etude.preflight.machine import ModelSize, together
 from etude.preflight.playing import play_some
 from etude.preflight.spending import check_spending
 from etude.protocols.workflow import ProtocolWorkflow
@@ -102,7 +101,7 @@ async def check_config(config: Config, runs: Path = Path("runs"), *, play: int =
             if config.storage is not None:
                 with findings.of_errors("storage"):
                     findings.ok("storage", await probe(config.storage))
-            size = await _check_models(builder, examples, findings)
+            prompt_tokens = await _check_models(builder, examples, findings)
             for name, block in blocks_of(finetuning).items() if finetuning.enabled else ():
                 own = builder if name is None else TargetBuilder(builder, name)
                 what = f"training {name}" if name else "training"
@@ -118,7 +117,9 @@ async def check_config(config: Config, runs: Path = Path("runs"), *, play: int =
         with findings.of_errors("playing"):
             played = await play_some(config, play, findings)
     if report.is_ready:
-        report.estimate = await asyncio.to_thread(estimate_run, config, examples, held_out, size, played)
+        report.estimate = await asyncio.to_thread(
+            estimate_run, config, len(examples), len(held_out), prompt_tokens, played
+        )
     return report
 
 
@@ -244,11 +245,9 @@ async def _check_evaluators(builder: Builder, findings: Findings) -> None:
             findings.ok(f"evaluator {name}", f"_type: {settings.type_name}{is_reward}")
 
 
-async def _check_models(
-    builder: Builder, examples: Sequence[Example], findings: Findings
-) -> ModelSize | None:
-    """Look at all models; the size of those that are trained here, taken together."""
-    sizes: dict[str, ModelSize] = {}
+async def _check_models(builder: Builder, examples: Sequence[Example], findings: Findings) -> float:
+    """Look at all models; the tokens of an example's text for those that are trained here, 0 without any."""
+    prompt_tokens: dict[str, float] = {}
     config = builder.config
     blocks = blocks_of(config.finetuning).values()
     if not config.llms:
@@ -271,11 +270,12 @@ async def _check_models(
                 base = llm.model
                 if llm.tiny is not None:
                     await make_base(llm.tiny, name, builder, base := Path(scratch) / "tiny")
-                sizes[name] = await asyncio.to_thread(
+                size = await asyncio.to_thread(
                     check_local_model, what, llm, str(base), adapter, examples, findings
                 )
+                prompt_tokens[name] = size.prompt_tokens
     trained = [block.target_model for block in blocks]
-    return together([size for name, size in sizes.items() if name in trained])
+    return max((tokens for name, tokens in prompt_tokens.items() if name in trained), default=0.0)
 
 
 def _check_remote(what: str, llm: Any, findings: Findings) -> None:

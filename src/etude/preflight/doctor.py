@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import shutil
 import sqlite3
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,6 @@ from etude.core.errors import MissingExtraError
 from etude.core.extras import install_command
 from etude.inference.local import require_local_extra
 from etude.models.memory import available_memory, shown_bytes, total_memory
-from etude.preflight.disk import examine_disk
 from etude.preflight.finding import Findings
 
 _PACKAGE = Path(__file__).parents[1]
@@ -29,6 +29,7 @@ EXTRAS = {
     "plots": "pictures of a run's rewards",
 }
 
+_LITTLE_DISK = 2e9
 _LITTLE_MEMORY = 1e9
 """Loading torch and a tiny model takes some 0.5 GB."""
 _FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
@@ -51,7 +52,7 @@ def examine(folder: Path) -> Findings:
     _backends(findings)
     _torch(findings)
     _memory(findings)
-    examine_disk(folder, findings)
+    _disk(folder, findings)
     findings.ok("sqlite", sqlite3.sqlite_version)
     keys = [name for name in _KEYS if os.environ.get(name)]
     findings.ok("keys in the environment", ", ".join(keys) or f"none of {', '.join(_KEYS)}")
@@ -192,3 +193,13 @@ def _memory(findings: Findings) -> None:
         )
     elif total is not None and free is not None:
         findings.ok("memory", f"{shown_bytes(free)} free of {shown_bytes(total)}")
+
+
+def _disk(folder: Path, findings: Findings) -> None:
+    existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    free = shutil.disk_usage(existing).free
+    if free < _LITTLE_DISK:
+        advice = "free some, or name another folder with --output-dir"
+        findings.warn("disk", f"only {shown_bytes(free)} free in {folder.absolute()}; {advice}")
+    else:
+        findings.ok("disk", f"{shown_bytes(free)} free in {folder.absolute()}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,9 +12,6 @@ from etude.budget.bill import Line
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
 from etude.core.errors import EtudeError
-from etude.core.example import Example
-from etude.models.memory import shown_bytes
-from etude.preflight.machine import ModelSize, free_disk
 from etude.preflight.spending import PerEpisode, Range, measured, over_budget
 from etude.store.facts import list_runs
 from etude.store.run_folder import RunFolder
@@ -33,8 +30,6 @@ class Estimate:
     calls: int
     prompt_tokens: int
     completion_tokens: int
-    disk_bytes: int | None
-    """Of the versions that are kept; None when they are a backend's."""
     assumptions: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     training_usd: float | None = None
@@ -50,32 +45,29 @@ class Estimate:
 
 def estimate_run(
     config: Config,
-    examples: Sequence[Example],
-    held_out: Sequence[Example],
-    size: ModelSize | None,
+    examples: int,
+    held_out: int,
+    example_tokens: float,
     played: PerEpisode | None = None,
 ) -> Estimate:
-    """Of the training that a config describes; `size` is that of its local model, if it has one.
+    """Of the training that a config describes, on so many examples with a text of `example_tokens` each.
 
     `played` is what episodes took that were played to measure it; else those of an earlier run count.
     """
-    training, validation = episode_counts(config, len(examples), len(held_out))
+    training, validation = episode_counts(config, examples, held_out)
     episodes = training + validation
-    each = played or _earlier_run(config) or _assumed(config, size)
-    disk, warnings = _disk(config, size)
+    each = played or _earlier_run(config) or _assumed(config, example_tokens)
     usd, priced = _training_cost(config, training, each)
     tokens, costs = each.of(each.tokens, episodes), each.usd(config)
     money = each.of(math.fsum(costs.values()), episodes) if costs else None
-    warnings += tuple(over_budget(config, money, tokens, episodes))
     return Estimate(
         training_episodes=training,
         validation_episodes=validation,
         calls=round(episodes * each.calls),
         prompt_tokens=round(episodes * each.prompt_tokens),
         completion_tokens=round(episodes * each.completion_tokens),
-        disk_bytes=disk,
         assumptions=(*each.assumptions, *priced),
-        warnings=warnings,
+        warnings=tuple(over_budget(config, money, tokens, episodes)),
         training_usd=usd,
         tokens=tokens,
         usd=money,
@@ -108,13 +100,13 @@ def _first_block(config: Config) -> FinetuneConfig:
     return next(iter(blocks_of(config.finetuning).values()))
 
 
-def _assumed(config: Config, size: ModelSize | None) -> PerEpisode:
+def _assumed(config: Config, example_tokens: float) -> PerEpisode:
     target = _first_block(config).target_model or next(iter(config.llms), "")
     limit = getattr(config.llms.get(target), "max_tokens", None)
     completion, half = (limit / 2, "half of max_tokens") if limit else (_DEFAULT_COMPLETION, "assumed")
     prompt, source = _DEFAULT_PROMPT, "assumed"
-    if size is not None and size.prompt_tokens:
-        prompt, source = size.prompt_tokens, "its example"
+    if example_tokens:
+        prompt, source = example_tokens, "its example"
     assumption = (
         f"1 call per episode with {prompt:.0f} prompt tokens ({source}) and {completion:.0f} sampled tokens "
         f"({half}); an agent with several turns takes a multiple, and judges are not counted. `--play 8` "
@@ -124,23 +116,6 @@ def _assumed(config: Config, size: ModelSize | None) -> PerEpisode:
         target, "agent", "", calls=1, prompt_tokens=round(prompt), completion_tokens=round(completion)
     )
     return PerEpisode(is_assumed=True, lines=(line,), assumptions=(assumption,))
-
-
-def _disk(config: Config, size: ModelSize | None) -> tuple[int | None, tuple[str, ...]]:
-    if size is None or not size.trainable:
-        return None, ()
-    finetuning = config.finetuning
-    trainer: Any = config.trainers.get(finetuning.trainer or "")
-    keep = getattr(trainer, "keep_checkpoints", 3)
-    # The last version is kept too, and one more is there while it is written.
-    kept = finetuning.num_epochs if keep == "all" else min(finetuning.num_epochs, keep + 2)
-    needed, free = kept * size.version, free_disk(finetuning.output_dir)
-    if needed < free:
-        return needed, ()
-    return needed, (
-        f"the versions take {shown_bytes(needed)}, and {shown_bytes(free)} are free in "
-        f"{finetuning.output_dir}; lower `keep_checkpoints` of the trainer, or choose another output_dir",
-    )
 
 
 def _training_cost(config: Config, episodes: int, each: PerEpisode) -> tuple[float | None, tuple[str, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,10 +27,20 @@ from etude.models.speech import load_tokenizer
 from etude.preflight.call_values import unread_values
 from etude.preflight.drift import TOOL
 from etude.preflight.finding import Findings
-from etude.preflight.machine import ModelSize
 
 _SAMPLE = 64
 _LARGE_FOR_CPU = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """The properties of a model that decide what it takes."""
+
+    parameters: int
+    bytes_per_parameter: float
+    """Of the model as it is held."""
+    prompt_tokens: float
+    """Of an example's text as one user message, in the median; 0 when there is no text."""
 
 
 def check_local_model(
@@ -65,9 +75,7 @@ def check_local_model(
     prompts = _prompt_lengths(policy, examples, llm.chat_template_kwargs)
     size = ModelSize(
         parameters=parameters,
-        trainable=trainable,
         bytes_per_parameter=held / parameters,
-        device=device.type,
         prompt_tokens=statistics.median(prompts) if prompts else 0.0,
     )
     trained = f", {trainable / 1e6:.3g} M trained" if trainable and trainable != parameters else ""
@@ -81,7 +89,7 @@ def check_local_model(
         findings.ok(what, f"unpacked from GGUF, with the chat template in the file; a turn ends at {ends}")
     _check_template(what, policy, llm.chat_template_kwargs, findings)
     _check_context(what, llm, policy, prompts, findings)
-    _check_memory(what, llm, policy, size, dtype, max(prompts, default=0), adapter, findings)
+    _check_memory(what, llm, policy, size, device, dtype, max(prompts, default=0), adapter, findings)
     return size
 
 
@@ -186,13 +194,14 @@ def _check_memory(
     llm: LocalLlmConfig,
     policy: Policy,
     size: ModelSize,
+    device: torch.device,
     dtype: torch.dtype,
     longest: int,
     adapter: LocalAdapterConfig | None,
     findings: Findings,
 ) -> None:
     """Whether the weights fit, and a training on one sequence, or as many as `token_budget` has if less."""
-    free, needed = available_memory(size.device), int(size.parameters * size.bytes_per_parameter)
+    free, needed = available_memory(device.type), int(size.parameters * size.bytes_per_parameter)
     use = "needs"
     if adapter is not None:
         tokens = min(adapter.token_budget, longest + llm.max_tokens, policy.max_context)
@@ -200,7 +209,7 @@ def _check_memory(
         training = numbers.training(
             tokens,
             tokens,
-            on_gpu=size.device == "cuda",
+            on_gpu=device.type == "cuda",
             checkpointed=adapter.gradient_checkpointing is not False,
             reference=True,
         )
@@ -211,5 +220,5 @@ def _check_memory(
             f"{use} about {shown_bytes(needed)} of memory, and {shown_bytes(free)} are free; train with "
             "`lora` or `gradient_checkpointing`, lower token_budget, or choose a smaller model",
         )
-    if size.device == "cpu" and size.parameters > _LARGE_FOR_CPU:
+    if device.type == "cpu" and size.parameters > _LARGE_FOR_CPU:
         findings.warn(what, "more than a billion parameters on a CPU: expect hours for each epoch")

@@ -20,7 +20,7 @@ from etude.loop.checks import TargetWatch
 from etude.preflight.algorithm_trial import fault_of, is_own, try_loss
 from etude.preflight.estimate import blocks_of
 from etude.preflight.finding import Findings
-from etude.preflight.spending import PerEpisode, halfway, measured
+from etude.preflight.spending import PerEpisode, measured
 from etude.runtime import Runtime, open_runtime
 from etude.store.episodes import iter_episodes
 from etude.store.run_folder import RunFolder
@@ -57,12 +57,7 @@ async def play_some(config: Config, episodes: int, findings: Findings) -> PerEpi
                 "no model was asked in the episodes that were played: there is nothing to measure"
             )
         counted = f"calls and tokens as in {averages.episodes} episodes that were played now"
-        reward = config.finetuning.reward_function
-        learned = halfway(averages, run, reward.name) if config.finetuning.enabled and reward else None
-        if learned is None:
-            return replace(averages, assumptions=(f"{counted}, with the models as they are before training",))
-        goes = "halfway from all of them to those with a reward, which training goes to"
-        return replace(learned, assumptions=(f"{counted}: {goes}",))
+        return replace(averages, assumptions=(f"{counted}, with the models as they are before training",))
 
 
 async def _try_algorithm(

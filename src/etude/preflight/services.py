@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from etude.backends.local_config import LocalAdapterConfig
-from etude.backup.probe import probe
+from etude.backup.address import probe
 from etude.config.builder import Builder
 from etude.config.schema import Config
 from etude.core.call import ChatRequest, Sampling

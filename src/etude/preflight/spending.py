@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from etude.budget.bill import Bill, Line, bill_of
 from etude.budget.prices import how_to_price, prices_of, require_bounded, unpriced
@@ -13,11 +13,8 @@ from etude.core.call import Usage
 from etude.core.episode import EpisodeRecord
 from etude.core.stats import t95
 from etude.preflight.finding import Findings
-from etude.rewards.scorer import stored_score
-from etude.store.episodes import iter_episodes, read_episode, stored_episodes
+from etude.store.episodes import read_episode, stored_episodes
 from etude.store.run_folder import RunFolder
-
-_NOTHING = Line("", "agent", "")
 
 _LOOKED_AT = 64
 """Episodes of a run that are looked at, for how far they are apart."""
@@ -49,8 +46,6 @@ class PerEpisode:
     """By model, the sums of these episodes."""
     spread: float = math.nan
     """The standard deviation of the episodes' tokens by their mean; NaN where it is not known."""
-    drift: float = 0.0
-    """The share by which the mean may be off at most because training changes what episodes take."""
     assumptions: tuple[str, ...] = field(default=())
 
     def _of_one(self, name: str) -> float:
@@ -99,7 +94,6 @@ class PerEpisode:
         if freedom < 1 or math.isnan(self.spread):
             return Range(total, 0.0, math.inf)
         part = t95(freedom) * self.spread * math.sqrt(1 / (freedom + 1) + 1 / max(episodes, 1))
-        part += self.drift
         return Range(total, total * max(0.0, 1 - part), total * (1 + part))
 
 
@@ -113,48 +107,6 @@ def measured(run: RunFolder) -> PerEpisode | None:
     records = (read_episode(run.journal, key) for key in chosen)
     spread = _spread([_tokens(record) for record in records if record is not None])
     return PerEpisode(len(keys), lines=tuple(lines), spread=spread)
-
-
-def halfway(averages: PerEpisode, run: RunFolder, reward: str) -> PerEpisode | None:
-    """The averages in the middle between those of all episodes of a run and those that had a reward.
-
-    An agent begins like all of them, and training makes more and more of its episodes like the latter, each
-    of which counts by how far its reward is above the lowest. None where rewards do not differ.
-    """
-    records = [record for record in iter_episodes(run.journal) if record.failure is None]
-    scores = [stored_score(run.journal, record.id, reward) for record in records]
-    scored = [
-        (_usage_by_model(each), score)
-        for each, score in zip(records, scores, strict=True)
-        if score is not None
-    ]
-    lowest = min((score for _, score in scored), default=0.0)
-    total = math.fsum(score - lowest for _, score in scored)
-    if not total:
-        return None
-    lines = []
-    for line in averages.lines:
-        changes = {}
-        for name in ("calls", "prompt_tokens", "cached_tokens", "completion_tokens"):
-            values = [
-                (float(getattr(usage.get(line.model, _NOTHING), name)), score) for usage, score in scored
-            ]
-            mean = math.fsum(value for value, _ in values) / len(values)
-            rewarded = math.fsum(value * (score - lowest) for value, score in values) / total
-            changes[name] = max(0, round(getattr(line, name) + (rewarded - mean) / 2 * averages.episodes))
-        lines.append(replace(line, usd=0.0, **changes))
-    learned = replace(averages, lines=tuple(lines))
-    return replace(learned, drift=abs(learned.tokens - averages.tokens) / max(learned.tokens, 1e-12))
-
-
-def _usage_by_model(record: EpisodeRecord) -> dict[str, Line]:
-    """The calls and tokens of an episode, by model."""
-    lines: dict[str, Line] = {}
-    for call in record.calls:
-        if call.completion is not None:
-            line = lines.get(call.model) or Line(call.model, "agent", "")
-            lines[call.model] = line.plus_call(call.completion.usage, 0.0)
-    return lines
 
 
 def check_spending(config: Config, findings: Findings) -> None:

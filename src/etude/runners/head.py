@@ -16,14 +16,12 @@ from etude.core.call import Call, Usage
 from etude.core.errors import EtudeError, RequestError
 from etude.core.interfaces import Engine, KeepsConversations, Portable
 from etude.core.job import ModelVersion
-from etude.inference.routes import HasAddresses
 from etude.rollout.collector import EpisodeJob
 from etude.runners.calls import Known, decode_request, encode_answer, encode_delta
 from etude.runners.frames import Disconnected, Stream
 from etude.runners.link import Link, Note
 from etude.runners.process import ProcessEnd, RunnerProcess, killed_after
 from etude.runners.shipping import shipped_example
-from etude.store.addresses import AddressRow
 from etude.store.journal import Journal
 from etude.wire.attempts import RetryCount, counting_retries
 
@@ -109,7 +107,6 @@ class RemoteRunner:
         self._killed_for: RunnerDied | None = None
         self._known: defaultdict[str, Known] = defaultdict(dict)
         self._adopted: dict[str, ModelVersion | None] = {}
-        self._taken_out: dict[str, frozenset[str]] = {}
         self._died: asyncio.Task[RunnerDied] | None = None
         self._held: set[int] = set()
         """The numbers of what is held for its calls in the ledger."""
@@ -141,7 +138,6 @@ class RemoteRunner:
         }
         try:
             await self._tell_versions()
-            await self._tell_taken_out()
             await self._ask("play", parameters)
         finally:
             self.playing.discard(job.id)
@@ -150,7 +146,6 @@ class RemoteRunner:
     async def stop(self) -> None:
         """Close the connection, at which it ends; it is killed where it does not."""
         self._beating.cancel()
-        self._note_rows({})
         async with killed_after(self.process, _CLOSING_SECONDS):
             await self._link.close()
             await self.process.ended()
@@ -174,7 +169,6 @@ class RemoteRunner:
             # Whether they were answered, nobody knows.
             self._head.ledger.release(self._held.pop())
         self._beating.cancel()
-        self._note_rows({})
         try:
             async with asyncio.timeout(_CLOSING_SECONDS):
                 end = await self.process.ended()
@@ -244,30 +238,6 @@ class RemoteRunner:
             self._adopted |= news
             await self._ask("adopt", {name: each.model_dump(mode="json") for name, each in news.items()})
 
-    async def _tell_taken_out(self) -> None:
-        """Have it begin no conversations at addresses that an operator has taken out."""
-        news = {
-            name: engine.taken_out
-            for name, engine in self._sampled_there().items()
-            if engine.taken_out != self._taken_out.get(name, frozenset())
-        }
-        if news:
-            self._taken_out |= news
-            await self._ask("take_out", {name: sorted(urls) for name, urls in news.items()})
-
-    def _sampled_there(self) -> dict[str, HasAddresses]:
-        return {
-            name: engine
-            for name, engine in self._head.engines.items()
-            if name not in self._head.sampled_here and isinstance(engine, HasAddresses)
-        }
-
-    def _note_rows(self, models: Mapping[str, Mapping[str, Any]]) -> None:
-        """Note how the addresses are as it sees them."""
-        for name, engine in self._sampled_there().items():
-            rows = models.get(name, {})
-            engine.note_rows(self, {url: AddressRow(*row) for url, row in rows.items()})
-
     async def _beat(self) -> None:
         """Watch the memory, and whether the event loop turns; what goes over a limit is killed."""
         head, asked_at = self._head, time.monotonic()
@@ -287,9 +257,7 @@ class RemoteRunner:
         with contextlib.suppress(Disconnected, RunnerDied):
             report = await self._link.ask("ping", {})
             self.calls = report["calls"]
-            self._note_rows(report["addresses"])
             await self._tell_versions()
-            await self._tell_taken_out()
 
     def _kill(self, how: str, *, is_late: bool = False) -> None:
         self._killed_for = RunnerDied(ProcessEnd(how), is_certain=is_late, is_late=is_late)

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from etude.core.example import Example
 from etude.core.interfaces import Engine, Portable
 from etude.core.job import ModelVersion
 from etude.core.streams import mask_streams
-from etude.inference.routes import HasAddresses
 from etude.rewards.evaluation import item_of
 from etude.rewards.scorer import Scorer
 from etude.rollout.collector import Collector, EpisodeJob
@@ -71,7 +70,7 @@ class RunnerProgram:
         self._keeper: asyncio.Task[None] | None = None
 
     async def answer(self, method: str, parameters: dict[str, Any], note: Note) -> Any:
-        """Build the agent, play an episode, adopt versions, use addresses or not, or say how they are."""
+        """Build the agent, play an episode, adopt versions, or say which calls wait."""
         if method == "build":
             return await self._build(parameters)
         if method == "play":
@@ -80,16 +79,9 @@ class RunnerProgram:
             for name, version in parameters.items():
                 await self._built.engines[name].adopt(ModelVersion.model_validate(version))
             return None
-        if method == "take_out":
-            for name, urls in parameters.items():
-                engine = self._built.engines[name]
-                assert isinstance(engine, HasAddresses)
-                engine.take_out(urls)
-            return None
         if method == "ping":
             agent = self._agent
-            calls = {} if agent is None else agent.collector.calls_under_way()
-            return {"calls": calls, "addresses": self._address_rows()}
+            return {"calls": {} if agent is None else agent.collector.calls_under_way()}
         raise EtudeError(f"a runner does not know the method {method!r}")
 
     async def close(self) -> None:
@@ -97,15 +89,6 @@ class RunnerProgram:
         self._is_over.set()
         if self._keeper is not None:
             await asyncio.gather(self._keeper, return_exceptions=True)
-
-    def _address_rows(self) -> dict[str, dict[str, Any]]:
-        """How the addresses of its models are, by model; while nothing is built there are none."""
-        engines = {} if self._agent is None else self._agent.engines
-        return {
-            name: {url: astuple(row) for url, row in rows.items()}
-            for name, engine in engines.items()
-            if isinstance(engine, HasAddresses) and (rows := engine.address_rows())
-        }
 
     @property
     def _built(self) -> Agent:

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from etude.config.component import DatasetConfig
 from etude.config.registry import register_dataset
-from etude.core.errors import DatasetError, RequestError
+from etude.core.errors import DatasetError
 from etude.core.example import Example
 from etude.core.json_text import JsonError, read_json
 from etude.core.keys import generator
@@ -25,7 +25,6 @@ from etude.rollout.datasets import (
     ParquetDatasetConfig,
     RowsConfig,
 )
-from etude.scenarios.sandbox.check import IoTests
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -76,7 +75,7 @@ class BuggyAppsConfig(ProgramsConfig, name="buggy_apps"):
     path: str = Field(default=BUGGY_APPS, description="Name on the hub, or a folder. Needs the extra `data`.")
 
 
-FILE_TYPES: Mapping[str, type[FileDatasetConfig]] = {
+_FILES: Mapping[str, type[FileDatasetConfig]] = {
     ".jsonl": JsonlDatasetConfig,
     ".json": JsonDatasetConfig,
     ".parquet": ParquetDatasetConfig,
@@ -94,13 +93,9 @@ class ProgramProblem:
     question: str
     right: tuple[str, ...]
     wrong: tuple[str, ...]
-    difficulty: str
-    split: str | None
-    tests: IoTests | None
-    """None where the row has none."""
 
 
-def read_problems(config: ProgramsConfig, left_out: Counter[str] | None = None) -> Iterator[ProgramProblem]:
+def read_problems(config: ProgramsConfig, left_out: Counter[str]) -> Iterator[ProgramProblem]:
     """The problems that a config asks for, one at a time, in the order of the rows.
 
     Rows that it does not ask for are counted in `left_out`, by reason. Raises DatasetError for rows that
@@ -125,7 +120,7 @@ def read_problems(config: ProgramsConfig, left_out: Counter[str] | None = None) 
         reason = _reason_to_leave_out(columns, config, row.where)
         if reason is None:
             yield _problem(row.where, columns)
-        elif left_out is not None:
+        else:
             left_out[reason] += 1
 
 
@@ -139,16 +134,12 @@ def _problem(where: str, columns: Mapping[str, Any]) -> ProgramProblem:
     id_ = next((columns[name] for name in ("apps_problem_id", "problem_id", "id") if name in columns), None)
     if id_ is None:
         raise DatasetError(f"{where}: there is no id in column 'problem_id' or 'apps_problem_id'")
-    split = columns.get("apps_split")
     return ProgramProblem(
         id=str(id_),
         where=where,
         question=question,
         right=_programs(columns, "solutions", where),
         wrong=_programs(columns, "buggy_solutions", where),
-        difficulty=str(columns.get("difficulty") or ""),
-        split=None if split is None else str(split),
-        tests=_tests(columns, where),
     )
 
 
@@ -164,9 +155,9 @@ def _rows(config: ProgramsConfig) -> RowsConfig:
 
 
 def _file(path: Path) -> FileDatasetConfig:
-    config_type = FILE_TYPES.get(path.suffix.lower())
+    config_type = _FILES.get(path.suffix.lower())
     if config_type is None:
-        raise DatasetError(f"{path}: programs are read from {', '.join(FILE_TYPES)} files")
+        raise DatasetError(f"{path}: programs are read from {', '.join(_FILES)} files")
     return config_type(file_path=path)
 
 
@@ -202,17 +193,6 @@ def _programs(columns: Mapping[str, Any], name: str, where: str) -> tuple[str, .
             raise DatasetError(f"{where}: column '{name}' holds something that is no program: {item!r:.80}")
         programs.append(program)
     return tuple(programs)
-
-
-def _tests(columns: Mapping[str, Any], where: str) -> IoTests | None:
-    column = _json(columns.get("input_output"), "input_output", where)
-    if not column:
-        return None
-    try:
-        tests = IoTests.from_json(column)
-    except RequestError as error:
-        raise DatasetError(f"{where}: column 'input_output': {error}") from error
-    return tests if len(tests) else None
 
 
 def _json(value: Any, name: str, where: str) -> Any:

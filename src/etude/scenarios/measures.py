@@ -1,9 +1,9 @@
-"""Measures of single plays: their verdicts, the conduct of the agents, and the evaluators of both."""
+"""Evaluators of single plays: their verdicts, and how often agents were asked again or cut off."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +32,6 @@ class Ending:
     """How likely it was: all ways of a play together have 1."""
     code: int
     """0 reject, 1 accept, 2 no decision, 3 neither."""
-    verdict: float | None
-    """In [-1, 1]; None without a decision."""
-    rounds: int
 
     def is_right(self, truth: Verdict) -> bool:
         """Whether the verdict is the right one. No decision is not, and neither is not."""
@@ -49,7 +46,7 @@ def endings(tree: EpisodeTree) -> Iterator[Ending]:
         weights[node.id] = weights[node.parent] / len(tree.children(parent))
     for leaf in tree.leaves():
         code = code_of(leaf.verdict) if leaf.ending == "decided" else UNDECIDED
-        yield Ending(weights[leaf.id], code, leaf.verdict, leaf.round + 1)
+        yield Ending(weights[leaf.id], code)
 
 
 def chance(tree: EpisodeTree, of: Callable[[Ending], bool]) -> float:
@@ -61,37 +58,6 @@ def chance(tree: EpisodeTree, of: Callable[[Ending], bool]) -> float:
 def accuracy(tree: EpisodeTree) -> float:
     """How likely the right verdict is."""
     return chance(tree, lambda ending: ending.is_right(tree.truth))
-
-
-@dataclass(frozen=True, slots=True)
-class Conduct:
-    """The answers of an agent, each counted once."""
-
-    answers: int = 0
-    asked_again: int = 0
-    """Those that took more than one attempt."""
-    malformed: int = 0
-    """Those that stayed unusable."""
-    cut_off: int = 0
-    """Those that reached the limit of tokens."""
-
-    def plus(self, node: Node) -> Conduct:
-        """With one answer more."""
-        return Conduct(
-            self.answers + 1,
-            self.asked_again + bool(node.rejected),
-            self.malformed + (node.malformed is not None),
-            self.cut_off + node.truncated,
-        )
-
-
-def conduct(tree: EpisodeTree) -> Mapping[str, Conduct]:
-    """How each agent behaved."""
-    by_agent = dict.fromkeys(tree.agents, Conduct())
-    # An answer stands in the tree once for each of the others' answers in its round.
-    for node in {node.call: node for node in tree.nodes}.values():
-        by_agent[node.agent] = by_agent[node.agent].plus(node)
-    return by_agent
 
 
 class PlayEvaluator(Evaluator):
@@ -110,15 +76,15 @@ class PlayEvaluator(Evaluator):
         return unscored(item, "the agent had no turn in this play") if score is None else scored(item, score)
 
 
-def share_of_answers(agent: str, count: Callable[[Conduct], int]) -> Callable[[EpisodeTree], float | None]:
-    """A measure: of an agent's answers in a play, how many are counted."""
+def share_of_answers(agent: str, counts: Callable[[Node], bool]) -> Callable[[EpisodeTree], float | None]:
+    """A measure: of an agent's answers in a play, the share that counts."""
 
     def measure(tree: EpisodeTree) -> float | None:
-        by_agent = conduct(tree)
-        if agent not in by_agent:
-            raise RequestError(f"the protocol has no agent '{agent}'" + alternatives(agent, by_agent))
-        own = by_agent[agent]
-        return count(own) / own.answers if own.answers else None
+        if agent not in tree.agents:
+            raise RequestError(f"the protocol has no agent '{agent}'" + alternatives(agent, tree.agents))
+        # An answer stands in the tree once for each of the others' answers in its round.
+        answers = {node.call: node for node in tree.nodes if node.agent == agent}.values()
+        return sum(map(counts, answers)) / len(answers) if answers else None
 
     return measure
 
@@ -160,8 +126,8 @@ async def play_evaluator(config: Any, builder: Builder) -> AsyncIterator[Evaluat
         case NeitherConfig():
             yield PlayEvaluator(lambda tree: chance(tree, lambda ending: ending.code == NEITHER))
         case RetryProportionConfig(agent=agent):
-            yield PlayEvaluator(share_of_answers(agent, lambda own: own.asked_again))
+            yield PlayEvaluator(share_of_answers(agent, lambda answer: bool(answer.rejected)))
         case TokenLimitProportionConfig(agent=agent):
-            yield PlayEvaluator(share_of_answers(agent, lambda own: own.cut_off))
+            yield PlayEvaluator(share_of_answers(agent, lambda answer: answer.truncated))
         case _:
             yield PlayEvaluator(accuracy)

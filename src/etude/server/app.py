@@ -17,7 +17,6 @@ from etude.server.engines import EnginePool
 from etude.server.errors import add_error_handlers
 from etude.server.extensions import ServerParts, load_extensions
 from etude.server.files import FileStore, file_routes
-from etude.server.graders_api import grader_routes
 from etude.server.guard import Guard, server_version
 from etude.server.inference import Inference, inference_routes
 from etude.server.jobs import JobStore
@@ -82,7 +81,6 @@ def create_app(settings: ServerSettings, backend: Backend) -> Guard:
         inference,
         file_routes(files),
         job_routes(settings, jobs, files, models, scheduler.wake),
-        grader_routes(models, pool),
         weights_routes(settings, models),
         _engine_routes(pool),
         _status_routes(metrics),

@@ -59,7 +59,6 @@ JOBS = table(
     sa.Column("suffix", sa.Text),
     sa.Column("seed", sa.Integer, nullable=False),
     sa.Column("hyperparameters", sa.JSON, nullable=False),
-    sa.Column("options", sa.JSON),
     sa.Column("metadata", sa.JSON, nullable=False),
     sa.Column("idempotency_key", sa.Text, unique=True),
     sa.Column("request_hash", sa.Text, nullable=False),
@@ -71,8 +70,7 @@ JOBS = table(
     sa.Column("result_files", sa.JSON, nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
 )
-"""`attempts` counts the workers that were started since the last checkpoint; `options` are what a method has
-beside its hyperparameters."""
+"""`attempts` counts the workers that were started since the last checkpoint."""
 
 EVENTS = table(
     "events",

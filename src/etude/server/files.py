@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from etude.core.errors import ImpossibleCall, RequestError
 from etude.core.json_text import JsonError, read_json
 from etude.core.keys import content_hash
-from etude.core.training_rows import PROMPTS, ROWS, GrpoRow, TrainingRow, method_of
+from etude.core.training_rows import ROWS, GrpoRow, TrainingRow, method_of
 from etude.core.trajectory import Method
 from etude.jobs.rows import require_written
 from etude.models.speech import Speech
@@ -53,13 +53,11 @@ def check_training_file(filename: str, file: BinaryIO, speech: Speech | None = N
         kind = method_of(row)
         if kind is None:
             raise _refused(
-                f"{where}: no training row; it needs `messages` (supervised, or reinforcement where the "
-                "last is not the assistant's), `input`, `preferred_output` and `non_preferred_output` (dpo), "
-                "or `trajectories` (grpo)"
+                f"{where}: no training row; it needs `messages` (supervised), `input`, `preferred_output` "
+                "and `non_preferred_output` (dpo), or `trajectories` (grpo)"
             )
         if method is not None and kind != method:
-            reason = " (the last message is not the assistant's)" if kind == PROMPTS else ""
-            raise _refused(f"{where}: a row for {kind}{reason}, and those before it are for {method}")
+            raise _refused(f"{where}: a row for {kind}, and those before it are for {method}")
         method, rows = kind, rows + 1
         try:
             read = ROWS[kind].model_validate(row)

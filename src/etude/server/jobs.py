@@ -14,7 +14,6 @@ from sqlalchemy.exc import IntegrityError
 from etude.jobs.folders import StateFolders
 from etude.server.database import EVENTS, JOBS, MODELS, Page, Row, new_id, page_of, row_of
 from etude.server.errors import not_found
-from etude.server.reinforcement import models_of
 from etude.store.lock import locked_by
 from etude.wire.api_error import ApiError
 
@@ -114,7 +113,7 @@ class JobStore:
     def require_unneeded(self, model: str, stands_for: Callable[[str], str]) -> None:
         """Raise ApiError 409 when a job that has not ended needs a model, under whichever of its names."""
         for job in self.with_status(*LIVE):
-            if model in map(stands_for, models_of(job)):
+            if model == stands_for(job["model"]):
                 message = f"job {job['id']}, which is {job['status']}, needs the model; cancel it first"
                 raise ApiError(409, message, param="model", code="model_in_use")
 

@@ -19,25 +19,17 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from etude.algorithms.algorithm import algorithm_type
+from etude.algorithms.algorithm import algorithm_type, kind_of
 from etude.core.keys import content_hash
+from etude.core.training_rows import ROW_OF
 from etude.core.trajectory import Method
 from etude.server.database import Row, list_object
 from etude.server.files import FileStore
-from etude.server.graders_api import require_judges
-from etude.server.hyperparameters import Hyperparameters, method_model, server_algorithms
+from etude.server.hyperparameters import Hyperparameters, method_model, resolved, server_algorithms
 from etude.server.job_size import require_doable
 from etude.server.jobs import JobStore, require_same
 from etude.server.json_route import JsonRoute
 from etude.server.models import ModelStore
-from etude.server.reinforcement import (
-    REINFORCEMENT,
-    answers_of,
-    grader_of,
-    lines_of,
-    reinforcement_model,
-    resolved_for,
-)
 from etude.server.settings import ServerSettings
 from etude.wire.api_error import ApiError
 
@@ -65,7 +57,7 @@ class MethodBody(BaseModel):
     @field_validator("type")
     @classmethod
     def _is_known(cls, name: Method) -> Method:
-        known = [*server_algorithms(), REINFORCEMENT]
+        known = server_algorithms()
         if name not in known:
             raise ValueError(
                 f"there is no algorithm '{name}' here. Allowed: {', '.join(known)}; the server takes others "
@@ -78,14 +70,9 @@ class MethodBody(BaseModel):
         given = self.model_extra or {}
         if wrong := sorted(given.keys() - {self.type}):
             raise ValueError(f"the method is {self.type}, and there are options of {', '.join(wrong)}")
-        if self.type in given or self.type == REINFORCEMENT:
-            body = _method_model(self.type).model_validate({self.type: given.get(self.type) or {}})
-            options = getattr(body, self.type)
-            self._asked = options.hyperparameters
-            kept = options.model_dump(
-                mode="json", exclude={"hyperparameters"}, exclude_none=True, by_alias=True
-            )
-            self._options = kept or None
+        if self.type in given:
+            body = _method_model(self.type).model_validate({self.type: given[self.type] or {}})
+            self._asked = getattr(body, self.type).hyperparameters
         return self
 
     @classmethod
@@ -94,7 +81,7 @@ class MethodBody(BaseModel):
     ) -> dict[str, Any]:
         """With the hyperparameters of every algorithm, as it declares them, under its name."""
         shown = handler.resolve_ref_schema(handler(schema))
-        known = [*server_algorithms(), REINFORCEMENT]
+        known = [*server_algorithms()]
         shown["properties"]["type"]["enum"] = known
         shown["additionalProperties"] = False
         for method in known:
@@ -107,17 +94,11 @@ class MethodBody(BaseModel):
         """Those of the method."""
         return self._asked
 
-    @property
-    def options(self) -> dict[str, Any] | None:
-        """The rest of the method: a grader, a response format."""
-        return self._options
-
     _asked: Hyperparameters = PrivateAttr(default_factory=Hyperparameters)
-    _options: dict[str, Any] | None = PrivateAttr(default=None)
 
 
 def _method_model(method: Method) -> type[BaseModel]:
-    return reinforcement_model() if method == REINFORCEMENT else method_model(algorithm_type(method))
+    return method_model(algorithm_type(method))
 
 
 class JobBody(BaseModel):
@@ -206,7 +187,7 @@ def job_object(row: Row) -> dict[str, Any]:
         "created_at": int(row["created"]),
         "finished_at": _seconds(row["finished"]),
         "estimated_finish": _seconds(row["estimated_finish"]) if row["status"] == "running" else None,
-        "method": {"type": method, method: {**(row["options"] or {}), "hyperparameters": values}},
+        "method": {"type": method, method: {"hyperparameters": values}},
         "hyperparameters": {
             name: values[name] for name in ("n_epochs", "batch_size", "learning_rate_multiplier")
         },
@@ -337,36 +318,18 @@ def _values(settings: ServerSettings, body: JobBody, files: FileStore, models: M
         _file(files, body.validation_file, method, "validation_file")
     asked, is_fine_tuned = body.asked, model.folder is not None
     try:
-        values = resolved_for(method, asked, training["rows"], model.lora, fine_tuned=is_fine_tuned)
+        values = resolved(method, asked, training["rows"], model.lora, fine_tuned=is_fine_tuned)
     except ValueError as error:
         param = f"method.{method}.hyperparameters.lora_rank"
         raise ApiError(400, str(error), param=param, code="invalid_value") from error
-    if method == REINFORCEMENT:
-        _check_reinforcement(body, values, models)
     require_doable(settings, values, rows=training["rows"], place=f"method.{method}.hyperparameters")
     return {
         **body.model_dump(include={"model", "training_file", "validation_file", "suffix"}),
         "method": method,
         "seed": secrets.randbits(31) if body.seed is None else body.seed,
         "hyperparameters": values,
-        "options": body.method.options,
         "metadata": body.metadata or {},
     }
-
-
-def _check_reinforcement(body: JobBody, values: Mapping[str, Any], models: ModelStore) -> None:
-    """Raise ApiError for what of a reinforcement job could not be done, or would mean nothing."""
-    place, asked = f"method.{REINFORCEMENT}", body.asked.given()
-    require_judges(models, grader_of(body.method.options or {}), f"{place}.grader")
-    try:
-        answers_of(values)
-    except ValueError as error:
-        param = f"{place}.hyperparameters.compute_multiplier"
-        raise ApiError(400, str(error), param=param, code="invalid_value") from error
-    for name in ("eval_interval", "eval_samples"):
-        if name in asked and body.validation_file is None:
-            message = "without a validation_file there is nothing to evaluate on"
-            raise ApiError(400, message, param=f"{place}.hyperparameters.{name}", code="invalid_value")
 
 
 def _file(files: FileStore, name: str, method: Method, param: str) -> Row:
@@ -374,7 +337,7 @@ def _file(files: FileStore, name: str, method: Method, param: str) -> Row:
         row = files.get(name)
     except ApiError as error:
         raise ApiError(400, f"there is no file {name!r}", param=param, code="invalid_value") from error
-    if row["method"] != lines_of(method):
+    if row["method"] != ROW_OF[kind_of(method)]:
         message = f"file {name} has rows for {row['method']}, and the method is {method}"
         raise ApiError(400, message, param=param, code="invalid_training_file")
     return row

@@ -22,7 +22,6 @@ from etude.models.source import local_path
 from etude.server.database import Row
 from etude.server.engines import JOBS, EnginePool
 from etude.server.jobs import LIVE, JobFolder, JobStore
-from etude.server.reinforcement import REINFORCEMENT
 from etude.server.settings import LIFELINE, ServerSettings, WorkerOrder, training_processes
 from etude.store.files import open_private, private_folder
 
@@ -234,7 +233,7 @@ class Scheduler:
             if job["id"] in self._tasks or not await asyncio.to_thread(self._jobs.start, job["id"]):
                 continue
             await self._make_room(job)
-            self._add(job["id"], self._work(job))
+            self._add(job["id"], self._work(job["id"]))
 
     async def _make_room(self, job: Row) -> None:
         """Put the engine away for a job that needs the device."""
@@ -259,17 +258,10 @@ class Scheduler:
         if not task.cancelled() and task.exception() is not None:
             _LOG.error("the scheduler failed at job %s", job, exc_info=task.exception())
 
-    def _settings_for(self, job: Row) -> ServerSettings:
-        """A reinforcement job samples in the process that trains, which is one."""
-        if job["method"] != REINFORCEMENT:
-            return self._workers_settings
-        return self._workers_settings.model_copy(update={"training_processes": 1, "shard_training": False})
-
-    async def _work(self, row: Row) -> None:
-        job = row["id"]
+    async def _work(self, job: str) -> None:
         log = self._folder(job).log
         begin = log.stat().st_size if log.is_file() else 0
-        worker = await self._workers.start(WorkerOrder(job=job, settings=self._settings_for(row)))
+        worker = await self._workers.start(WorkerOrder(job=job, settings=self._workers_settings))
         if worker is None:
             return
         self._workers_of[job] = worker

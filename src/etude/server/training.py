@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -15,12 +14,9 @@ from torch import Tensor
 from etude.algorithms.algorithm import Algorithm, kind_of
 from etude.backends.lm_client import LEARNED_FILE, RECORD_RATIOS
 from etude.core.errors import TrainingError
-from etude.core.example import Example
 from etude.core.job import ModelVersion
 from etude.core.keys import fold
-from etude.core.training_rows import PROMPTS, ROW_OF
-from etude.graders.spec import judges_of
-from etude.inference.embedded import EmbeddedEngine
+from etude.core.training_rows import ROW_OF
 from etude.jobs.training import JobData, JobListener, JobTraining, flat, units_of_rows
 from etude.jobs.training import Row as UnitRow
 from etude.learner.learner import Learner, LearnerOptions
@@ -34,8 +30,6 @@ from etude.server.hyperparameters import job_algorithm
 from etude.server.job_size import require_room
 from etude.server.jobs import JobFolder, model_name
 from etude.server.models import ModelStore, load_policy
-from etude.server.reinforcement import REINFORCEMENT, grader_of, loss_of_method
-from etude.server.sampled_data import EngineLimits, Prompts, SampledData
 from etude.server.settings import ServerSettings
 from etude.server.stores import Stores
 from etude.store.files import draft_of
@@ -45,8 +39,6 @@ KEPT_CHECKPOINTS = 3
 """Checkpoints of a job that can be asked as models: those of its last epochs."""
 
 _COLUMNS = ("loss", "learning_rate", "tokens_per_s", "valid_loss")
-_REWARDS = ("train_mean_reward", "valid_mean_reward")
-"""Metrics of jobs that sample."""
 _HEADER = "step,train_loss,learning_rate,tokens_per_s,valid_loss"
 
 
@@ -60,7 +52,7 @@ def train_job(
     """
     values: Mapping[str, Any] = job["hyperparameters"]
     require_room(settings, values)
-    algorithm = job_algorithm(loss_of_method(job["method"]), values)
+    algorithm = job_algorithm(job["method"], values)
     policy = _load_policy(settings, job, stores.models, keep_base="reference" in algorithm.needs())
     before = policy.digest()
     options = LearnerOptions(
@@ -70,30 +62,22 @@ def train_job(
     )
     reporter = _Reporter(job, stores, settings.data_dir)
     checkpoints = JobFolder(settings.data_dir, job["id"]).checkpoints
-    with ExitStack() as stack:
-        data: JobData | SampledData
-        every = settings.checkpoint_steps
-        if job["method"] == REINFORCEMENT:
-            sampled = _sampled_data(settings, job, stores, algorithm, policy, canceled, stopping)
-            # What a step samples costs more than its checkpoint.
-            data, every = stack.enter_context(sampled), 1
-        else:
-            data = _data_of_rows(job, stores, algorithm, policy)
-        learner = Learner(policy, options, team)
-        learner.witness = _witness(job, data)
-        training = JobTraining(learner, data, reporter, checkpoints, every)
-        training.run(canceled, stopping)
+    data = _data_of_rows(job, stores, algorithm, policy)
+    learner = Learner(policy, options, team)
+    learner.witness = _witness(job)
+    training = JobTraining(learner, data, reporter, checkpoints, settings.checkpoint_steps)
+    training.run(canceled, stopping)
     weights = team.whole(policy.trainable())
     if team.leads:
-        if learner.witness is not None and isinstance(data, JobData):
+        if learner.witness is not None:
             reporter.tell_learned(data, learner.witness)
         reporter.finish(policy, weights, before, training.history, data.trained(training))
 
 
-def _witness(job: Row, data: JobData | SampledData) -> Witness | None:
+def _witness(job: Row) -> Witness | None:
     """Keeps what the learner sees of the rows, where the client asks for that and they name episodes."""
     asked = job["metadata"].get(RECORD_RATIOS) == "true" and ROW_OF.get(kind_of(job["method"])) == "grpo"
-    return Witness() if asked and isinstance(data, JobData) else None
+    return Witness() if asked else None
 
 
 def _data_of_rows(job: Row, stores: Stores, algorithm: Algorithm, policy: Policy) -> JobData:
@@ -112,31 +96,6 @@ def _data_of_rows(job: Row, stores: Stores, algorithm: Algorithm, policy: Policy
         seed=job["seed"],
         key=("epoch",),
     )
-
-
-def _sampled_data(
-    settings: ServerSettings,
-    job: Row,
-    stores: Stores,
-    algorithm: Algorithm,
-    policy: Policy,
-    canceled: Event,
-    stopping: Event,
-) -> SampledData:
-    def prompts_of(file: str | None) -> list[Example]:
-        rows = read_rows(stores.files.path(file), PROMPTS) if file else ()
-        return [
-            Example(str(number), row.model_dump(exclude_unset=True)) for number, row in enumerate(rows, 1)
-        ]
-
-    limits = EngineLimits(max_batch=settings.max_batch, max_tokens=settings.max_tokens)
-    judges: dict[str, EmbeddedEngine] = {}
-    for name in sorted(judges_of(grader_of(job["options"]))):
-        judge = load_policy(settings, stores.models.get(name))
-        judges[name] = EmbeddedEngine(judge, deterministic=judge.device.type == "cpu", **limits)
-    prompts = Prompts(prompts_of(job["training_file"]), prompts_of(job["validation_file"]))
-    journal = JobFolder(settings.data_dir, job["id"]).path / "answers.db"
-    return SampledData(job, algorithm, policy, prompts, judges, journal, canceled, stopping, **limits)
 
 
 def _load_policy(settings: ServerSettings, job: Row, models: ModelStore, *, keep_base: bool) -> Policy:
@@ -178,10 +137,6 @@ class _Reporter(JobListener):
         """An event, and when the job is expected to end."""
         loss = metrics.get("loss", math.nan)
         message = f"Step {step.number}/{step.of}: training loss={loss:.4f}"
-        if "train_mean_reward" in metrics:
-            message = f"Step {step.number}/{step.of}: mean reward={metrics['train_mean_reward']:.4f}"
-        if "valid_mean_reward" in metrics:
-            message += f", on the validation file={metrics['valid_mean_reward']:.4f}"
         if "valid_loss" in metrics:
             message += f", validation loss={metrics['valid_loss']:.4f}"
         progress = {"step": step.number, "total_steps": step.of, "epoch": step.epoch, "train_loss": loss}
@@ -200,7 +155,6 @@ class _Reporter(JobListener):
             shown = {"step": step.number, "train_loss": finite.get("loss")}
             if "valid_loss" in finite:
                 shown |= {"valid_loss": finite["valid_loss"], "full_valid_loss": finite["valid_loss"]}
-            shown |= {name: finite[name] for name in _REWARDS if name in finite}
             model = self._model(Path(version.location), version.digest, step.number)
             self._jobs.add_checkpoint(self._id, model | {"metrics": shown}, KEPT_CHECKPOINTS)
             event = f"Checkpoint created at step {step.number}"
@@ -228,15 +182,10 @@ class _Reporter(JobListener):
         with draft_of(folder) as draft:
             digest = policy.save_version(draft, 1, weights).digest
             if digest == before:
-                raise TrainingError(
-                    "training changed no weight; raise learning_rate_multiplier and, where answers are "
-                    "graded, see that not all answers to a prompt get the same reward"
-                )
+                raise TrainingError("training changed no weight; raise learning_rate_multiplier")
         results = f"file-{self._id.removeprefix('ftjob-')}"
-        rewards = [name for name in _REWARDS if any(name in metrics for metrics in history)]
-        columns = (*_COLUMNS, *rewards)
-        lines = [_line(number, metrics, columns) for number, metrics in enumerate(history, start=1)]
-        table = [",".join([_HEADER, *rewards]), *lines, ""]
+        lines = [_line(number, metrics) for number, metrics in enumerate(history, start=1)]
+        table = [_HEADER, *lines, ""]
         self._files.write_results(results, "step_metrics.csv", "\n".join(table))
         model = self._model(folder, digest, None) | {"metrics": {}}
         files = [results, *self._results]
@@ -257,10 +206,10 @@ class _Reporter(JobListener):
         }
 
 
-def _line(step: int, metrics: Mapping[str, float], columns: Sequence[str]) -> str:
+def _line(step: int, metrics: Mapping[str, float]) -> str:
     """A line of the table of steps; a number that is not finite is left out."""
     finite = _finite(metrics)
-    return ",".join([str(step), *(f"{finite[name]:.6g}" if name in finite else "" for name in columns)])
+    return ",".join([str(step), *(f"{finite[name]:.6g}" if name in finite else "" for name in _COLUMNS)])
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:

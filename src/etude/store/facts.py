@@ -65,7 +65,7 @@ class RunFacts:
     result: Mapping[str, Any] | None = None
     """Of a finished evaluation (`etude.loop.evaluation.Evaluation`), or of an import (`Imported`)."""
     storage: Mapping[str, Any] | None = None
-    """Of a run that is backed up: `address`, `backup`, `acknowledged_at`, `entries_behind`, `failures` …"""
+    """Of a run that is backed up: `address`, `copied_at`, `failures`, `last_error`."""
 
     def as_json(self) -> dict[str, Any]:
         """The facts as JSON."""

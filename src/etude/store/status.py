@@ -11,7 +11,6 @@ from typing import Literal, TypeAlias
 from pydantic import BaseModel, Field, ValidationError
 
 from etude.core.errors import StoreError
-from etude.store.addresses import AddressRow
 from etude.store.lock import locked_by
 from etude.store.run_folder import LOCK
 from etude.store.teams import Team
@@ -64,8 +63,6 @@ class ModelStatus(_Value):
     """Calls that wait for an answer."""
     oldest: float | None
     """Seconds that the one of them has waited which began first."""
-    addresses: dict[str, AddressRow] = Field(default_factory=dict)
-    """Of a model at several, by address: how each is in all processes that ask it."""
 
 
 class JournalStatus(_Value):

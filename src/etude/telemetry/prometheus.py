@@ -160,21 +160,11 @@ def _of_models(status: RunStatus) -> Iterator[Metric]:
     version = Metric("etude_model_version", "gauge", "The version that is sampled from.", ("model",))
     waiting = Metric("etude_calls_in_flight", "gauge", "Calls that wait for an answer.", ("model",))
     oldest = Metric("etude_oldest_call_seconds", "gauge", "Age of the oldest of these calls.", ("model",))
-    at = ("model", "address")
-    state = Metric("etude_address_state", "gauge", "1 for how an address is, of several.", (*at, "state"))
-    calls = Metric("etude_address_calls", "gauge", "Calls under way at an address.", at)
-    answered = Metric("etude_address_answered", "counter", "Calls that an address has answered.", at)
-    failed = Metric("etude_address_failed", "counter", "Attempts that failed at an address.", at)
     for model in status.models:
         version.samples.append(((model.name,), model.version))
         waiting.samples.append(((model.name,), model.waiting))
         oldest.samples.append(((model.name,), model.oldest or 0.0))
-        for address, row in model.addresses.items():
-            state.samples.append(((model.name, address, row.state), 1))
-            calls.samples.append(((model.name, address), row.calls))
-            answered.samples.append(((model.name, address), row.answered))
-            failed.samples.append(((model.name, address), row.failed))
-    yield from (version, waiting, oldest, state, calls, answered, failed)
+    yield from (version, waiting, oldest)
 
 
 def _of_places(status: RunStatus) -> Iterator[Metric]:

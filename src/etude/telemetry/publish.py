@@ -20,7 +20,7 @@ _SECONDS = 1.0
 _CLUSTER_SECONDS = 5.0
 """Between two looks at the nodes of a cluster."""
 _MOST_TIME = 0.02
-"""The share of its time that the head may spend on looking, where it has many runners and addresses."""
+"""The share of its time that the head may spend on looking, where it has many runners."""
 
 
 @asynccontextmanager

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from etude.core.interfaces import Engine
 from etude.core.threads import threads_left
-from etude.inference.routes import HasAddresses
 from etude.rollout.collector import Collector
 from etude.runners.places import Place
 from etude.runners.pool import RunnerPool
@@ -113,7 +112,7 @@ def _nodes(parts: Parts) -> list[NodeStatus]:
 
 
 def _models(parts: Parts) -> list[ModelStatus]:
-    """Calls as the processes know them that make them; addresses as all of these find them."""
+    """Calls as the processes know them that make them."""
     calls = [parts.collector.calls_under_way()]
     if parts.pool is not None:
         runners = [place.runner for place in parts.pool.places if place.runner is not None]
@@ -127,7 +126,6 @@ def _models(parts: Parts) -> list[ModelStatus]:
                 version=engine.version,
                 waiting=sum(count for count, _ in own),
                 oldest=max((age for _, age in own), default=None),
-                addresses=engine.address_rows() if isinstance(engine, HasAddresses) else {},
             )
         )
     return models

@@ -38,7 +38,7 @@ async def test_errors_are_counted_apart():
     result = await check_program("def half(x): return x / 2 if x else 1 / x", HALVES)
     assert (result.status, result.passed, result.failed, result.errors) == ("error", 2, 0, 1)
     assert result.reason.startswith("half(0) raised ZeroDivisionError")
-    result = await check_program("raise SystemExit(1)", DOUBLES, stop_early=True)
+    result = await check_program("raise SystemExit(1)", DOUBLES)
     assert (result.status, result.passed, result.errors) == ("error", 0, 2)
 
 
@@ -97,11 +97,10 @@ def test_values_are_compared_as_json_keeps_them(found: object, expected: object,
     assert same_value(found, expected) is same
 
 
-def test_tests_are_read_and_written_as_apps_has_them():
+def test_tests_are_read_as_apps_has_them():
     data = {"fn_name": "half", "inputs": [[4], [3], [0]], "outputs": [2, 1.5, 0]}
     assert IoTests.from_json(data) == HALVES
-    assert HALVES.to_json() == data and not HALVES.wrapped
-    assert "fn_name" not in DOUBLES.to_json()
+    assert not HALVES.wrapped
     for broken in ({}, {"inputs": [1]}, {"inputs": [1], "outputs": []}, [1], {**data, "inputs": [4, 3, 0]}):
         with pytest.raises(RequestError):
             IoTests.from_json(broken)  # type: ignore[arg-type]

@@ -41,11 +41,6 @@ class IoTests:
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def to_json(self) -> dict[str, Any]:
-        """As APPS has it in `input_output`."""
-        named = {} if self.function is None else {"fn_name": self.function}
-        return {**named, "inputs": list(self.inputs), "outputs": list(self.outputs)}
-
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> IoTests:
         """Of APPS's `input_output`. Raises RequestError when it is something else.
@@ -76,14 +71,10 @@ class CheckResult:
     isolation: Isolation = field(default_factory=Isolation)
 
 
-async def check_program(
-    source: str, tests: IoTests, *, limits: Limits | None = None, stop_early: bool = False
-) -> CheckResult:
+async def check_program(source: str, tests: IoTests, *, limits: Limits | None = None) -> CheckResult:
     """Run a program on its tests in the sandbox.
 
     Calls of a function share one process, and its limits; a whole program has a process for each test.
-    With `stop_early` tests after the first failure may be left out, and count as errors.
-
     Raises RequestError when there are no tests, EtudeError when no process can be started.
     """
     if not len(tests):
@@ -97,8 +88,6 @@ async def check_program(
         result = await run_program(source, stdin=_text(stdin), limits=limits)
         isolation = result.isolation
         outcomes.append(_of_output(result, _text(expected)))
-        if stop_early and outcomes[-1][0] != "ok":
-            break
     return _verdict(outcomes, len(tests), isolation)
 
 

@@ -1,1 +1,0 @@
-"""Small programs with and without a bug, made by the dozen."""

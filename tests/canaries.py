@@ -1,0 +1,190 @@
+"""Secrets of every kind, planted where users have them, and a reader of every byte that was written.
+
+A canary is a text that nobody else would write. `plant` makes a project that has them in its config and its
+environment, and whose agent, tools, evaluators and endpoint repeat them in what they print, log and raise.
+After any commands `leaks` says which files, or outputs, have one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import stat
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+AGENT = '''
+"""An agent that tells everybody everything."""
+
+import logging
+import os
+
+import etude
+
+os.umask(0)  # Whatever is private now was meant to be.
+
+
+def lookup(word: str) -> str:
+    """Look up a word."""
+    raise RuntimeError(f"the dictionary refused {os.environ['DEPLOY_TOKEN']}")
+
+
+@etude.workflow
+async def play(example: etude.Example, episode: etude.Episode, password, service, database, hook) -> str:
+    settings, trouble = (password, service, database, hook), example.inputs["trouble"]
+    print("logging in with", os.environ["DB_PASSWORD"], settings)
+    logging.getLogger("agent").warning("connecting to %s", os.environ["DATABASE_URL"])
+    reply = await episode.chat([{"role": "user", "content": example.inputs["question"]}])
+    if trouble == "raises":
+        raise RuntimeError(f"cannot log in: {settings} {dict(os.environ)}")
+    if trouble == "helper":
+        await episode.chat([{"role": "user", "content": "broken"}], model="helper")
+    if trouble == "tool":
+        async with episode.tools(lookup) as tools:
+            call = etude.ToolCall("1", "lookup", {"word": "key"}, "{}")
+            message = await tools.call(call)
+            await episode.chat([{"role": "user", "content": message["content"]}])
+    return reply.text
+
+
+@etude.evaluator
+def varied(example: etude.Example, output: str) -> tuple[float, object]:
+    if example.inputs["trouble"] == "evaluator":
+        raise ValueError(f"the grader has no use for {os.environ['CLIENT_SECRET']!r}")
+    return len(set(output)) / 8, {"seen": [os.environ["CLOUD_CREDENTIALS"]]}
+'''
+
+TROUBLES = ("none", "raises", "helper", "tool", "evaluator", "none")
+
+
+@dataclass
+class Planted:
+    """A project with canaries."""
+
+    folder: Path
+    config: Path
+    environment: dict[str, str]
+    canaries: dict[str, str] = field(default_factory=dict)
+    """By where they were planted."""
+
+
+@contextlib.contextmanager
+def planted(folder: Path, config: Mapping[str, Any]) -> Iterator[Planted]:
+    """A project in a folder; `config` has its model `policy`, the adapter that trains it, and what else it
+    needs. Its other model is behind an endpoint that refuses requests, and repeats them, while this is open.
+    """
+    canaries: dict[str, str] = {}
+
+    def canary(where: str) -> str:
+        return canaries.setdefault(where, f"canary-{len(canaries)}-{secrets.token_hex(8)}")
+
+    with _echo() as address:
+        helper = {
+            "_type": "openai",
+            "model_name": "helper",
+            "base_url": address,
+            "api_key": canary("api_key"),
+            "headers": {"X-Team": canary("a header"), "Authorization-Too": f"Bearer {canary('bearer')}"},
+            "extra_body": {
+                "provider": {"token": canary("extra_body"), "more": [{"api_key": canary("deep")}]}
+            },
+            "max_retries": 0,
+        }
+        arguments = {
+            "password": canary("an argument"),
+            "service": {"auth_token": canary("a nested argument")},
+            "database": f"postgres://user:{canary('an address')}@localhost/db",
+            "hook": f"https://localhost/hook?key={canary('a query')}&x=1",
+        }
+        environment = {
+            "SERVICE_API_KEY": canary("an API key of the environment"),
+            "DEPLOY_TOKEN": canary("a token of the environment"),
+            "DB_PASSWORD": canary("a password of the environment"),
+            "CLIENT_SECRET": f'"{canary("a secret with quotes")}"\\\n',
+            "CLOUD_CREDENTIALS": canary("credentials of the environment"),
+            "DATABASE_URL": f"mysql://user:{canary('an address of the environment')}@localhost/db",
+        }
+        whole: dict[str, Any] = {
+            **config,
+            "llms": {**config["llms"], "helper": helper},
+            "workflow": {"_type": "function", "function": "agent:play", "arguments": arguments},
+            "eval": {
+                "general": {"dataset": "train.jsonl", **config.get("eval", {}).get("general", {})},
+                "evaluators": {"varied": "agent:varied"},
+            },
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "agent.py").write_text(AGENT)
+        rows = [
+            {"id": f"t{number}", "question": f"t{number}?", "trouble": trouble}
+            for number, trouble in enumerate(TROUBLES)
+        ]
+        (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        path = folder / "config.yml"
+        path.write_text(yaml.safe_dump(whole, sort_keys=False))
+        yield Planted(folder, path, environment, canaries)
+
+
+def leaks(project: Planted, outputs: Mapping[str, str] = {}) -> list[str]:
+    """Where a canary can be read that was planted elsewhere: in files of the folder, or in outputs by name.
+
+    The project's own config has those that its user wrote there.
+    """
+    texts = {name: text.encode(errors="surrogateescape") for name, text in outputs.items()}
+    for path in written(project.folder):
+        if path != project.config:
+            texts[str(path.relative_to(project.folder))] = path.read_bytes()
+    return [
+        f"{name} has {where}"
+        for name, text in texts.items()
+        for where, canary in project.canaries.items()
+        if canary.encode() in text
+    ]
+
+
+def written(folder: Path) -> list[Path]:
+    """All files in a folder, and in those within it."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def readable_by_others(folder: Path) -> list[str]:
+    """The folder and what is in it, as far as it is not its user's alone."""
+    everything = [folder, *folder.rglob("*")]
+    return [str(path) for path in everything if stat.S_IMODE(path.lstat().st_mode) & 0o077]
+
+
+@contextlib.contextmanager
+def _echo() -> Iterator[str]:
+    """The address of an endpoint that refuses every request, and says in the error what it was."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # the name is http.server's
+            self._refuse("")
+
+        def do_POST(self) -> None:  # the name is http.server's
+            self._refuse(self.rfile.read(int(self.headers["content-length"])).decode())
+
+        def _refuse(self, body: str) -> None:
+            message = f"cannot take {dict(self.headers)} {body}"
+            data = json.dumps({"error": {"message": message, "type": "invalid_request_error"}}).encode()
+            self.send_response(400)
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/v1"
+        finally:
+            server.shutdown()

@@ -1,0 +1,145 @@
+"""Faults of every kind, and what becomes of the runs that they happen to: `python -m tests.chaos`.
+
+`--only PART` plays one of the parts, which are listed below. Exits with 1 where anything is not as it has
+to be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.chaos.agents import misbehave
+from tests.chaos.budget import budgets
+from tests.chaos.canaries import plant
+from tests.chaos.cluster import KILLS, QUICK_KILLS, measure_chaos
+from tests.chaos.flips import flip_bytes
+from tests.chaos.kills import kill_at_every_operation, kill_at_random
+from tests.chaos.power import lose_power
+from tests.chaos.remote import remote
+from tests.chaos.scene import FIGURES, Figures, Scene, is_whole, summed
+from tests.chaos.server import connections, corpus
+from tests.chaos.soak import soak
+
+_RANDOM_KILLS = (500, 10)
+_FLIPS = (200, 10)
+_EPISODES = (100_000, 5_000)
+_EVERY = (1, 20)
+"""File operations from one kill to the next, and syncs from one loss of power to the next. As all of these
+in full, and with `--quick`."""
+
+
+def _operations(scene: Scene) -> Figures:
+    outcome = kill_at_every_operation(scene.short_run, _EVERY[scene.quick], scene.note)
+    return {"kills": outcome.harmed} | outcome.figures()
+
+
+def _random(scene: Scene) -> Figures:
+    outcome = kill_at_random(scene.short_run, _RANDOM_KILLS[scene.quick], scene.choice("random"), scene.note)
+    return {"kills": outcome.harmed} | outcome.figures()
+
+
+def _flips(scene: Scene) -> Figures:
+    return flip_bytes(scene.short_run, scene.folder, _FLIPS[scene.quick], scene.choice("flips"), scene.note)
+
+
+def _agents(scene: Scene) -> Figures:
+    isolations = ("none", "thread", "process")
+    played = [misbehave(scene.folder, isolation, scene.quick, scene.note) for isolation in isolations]
+    problems = [problem for figures in played for problem in figures["problems"]]
+    return {"faults": sum(figures["faults"] for figures in played), "problems": problems}
+
+
+def _power(scene: Scene) -> Figures:
+    choice, share = scene.choice("power"), _EVERY[scene.quick]
+    if shutil.which("strace") is None:
+        return {"problems": ["it needs the program strace, on Linux: install it (apt-get install strace)"]}
+    outcome = lose_power(scene.short_run, scene.folder, share, choice, scene.note)
+    return {"faults": outcome.harmed} | outcome.figures()
+
+
+def _soak(scene: Scene) -> Figures:
+    figures = soak(scene.folder, _EPISODES[scene.quick], scene.note)
+    return figures | {"memory_growth": round(figures["last_tenth_over_first"] - 1, 4)}
+
+
+def _cluster(scene: Scene) -> Figures:
+    if importlib.util.find_spec("ray") is None:
+        return {"problems": ["it needs the extra `ray`: pip install 'etude[ray]'"]}
+    figures = measure_chaos(QUICK_KILLS if scene.quick else KILLS, scene.seed, scene.note)
+    problems = [*figures["unequal_steps"], *figures["hung"], *figures["head_failures"]]
+    return figures | {"doubled": figures["paid_twice"], "problems": problems}
+
+
+PARTS: Mapping[str, Callable[[Scene], Figures]] = {
+    "operations": _operations,
+    "random": _random,
+    "flips": _flips,
+    "power": _power,
+    "agents": _agents,
+    "remote": remote,
+    "corpus": corpus,
+    "connections": connections,
+    "canaries": plant,
+    "budget": budgets,
+    "cluster": _cluster,
+    "soak": _soak,
+}
+
+
+def _progress(what: str) -> None:
+    print(f"playing: {what}", file=sys.stderr, flush=True)
+
+
+def _silent(what: str) -> None:
+    """Say nothing, for `--json`."""
+
+
+def measure(parts: Sequence[str], scene: Scene) -> dict[str, Figures]:
+    """The figures of the parts, by name, with the minutes that each took."""
+    results: dict[str, Figures] = {}
+    for name in parts:
+        begun = time.monotonic()
+        results[name] = PARTS[name](scene)
+        results[name]["minutes"] = round((time.monotonic() - begun) / 60, 1)
+    return results
+
+
+def show(results: Mapping[str, Figures], totals: Figures) -> None:
+    """The figures of each part, and what is not as it has to be."""
+    for part, figures in {**results, "all": totals}.items():
+        known = {name: figures[name] for name in FIGURES if figures.get(name) is not None}
+        print(f"{part:12} {', '.join(f'{name} {value:g}' for name, value in known.items())}")
+    for name, figures in results.items():
+        for problem in figures.get("problems", ()):
+            print(f"{name}: {problem}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Play the parts that the command line names; the exit code."""
+    parser = argparse.ArgumentParser(description=str(__doc__))
+    parser.add_argument("--only", choices=PARTS, action="append", help="this part; may be repeated")
+    parser.add_argument("--quick", action="store_true", help="fewer of each")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments and places (0)")
+    flags = parser.parse_args(arguments)
+    with TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as name:
+        scene = Scene(Path(name), flags.seed, flags.quick, _silent if flags.json else _progress)
+        results = measure(flags.only or [*PARTS], scene)
+    totals = summed(results)
+    if flags.json:
+        print(json.dumps(totals | {"parts": results}, indent=2))
+    else:
+        show(results, totals)
+    return 0 if is_whole(totals) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,232 @@
+"""Faults of remote models and training servers at random places of runs.
+
+Each run is stopped by some of them, and gone on with until it is over. It has to end as the one without
+faults, and whenever it stops it has to say why; nothing may be paid, made or uploaded twice.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.backends.lm_stand_in import LmStandIn
+from tests.backends.openai_stand_in import BASE, KEY, StandIn
+from tests.chaos.api import FaultyApi, FaultyServer
+from tests.chaos.project import NAME, contents, differences
+from tests.chaos.scene import Figures, Scene
+from tests.cli.projects import finished, rows
+from tests.faults.remote_faults import FAULTS, VOCABULARY
+
+_FAULTS = (2000, 60)
+"""In full, and with `--quick`."""
+_SHARE = 0.3
+"""Of all requests."""
+_AT_ONCE = 3
+_ANSWERED = re.compile(r"answered (something else|\d{3})|MalformedAnswer")
+"""A fault's words where a training server is told of."""
+_MOST_STOPS = 60
+
+AGENT = """
+import etude
+
+
+@etude.workflow
+async def play(example: etude.Example, episode: etude.Episode) -> str:
+    messages, texts = [{"role": "user", "content": example.inputs["question"]}], []
+    for _ in range(3):
+        reply = await episode.chat(messages)
+        texts.append(reply.text)
+        messages += [{"role": "assistant", "content": reply.text}, {"role": "user", "content": "and now?"}]
+    return " ".join(texts)
+
+
+@etude.evaluator
+def agreeable(example: etude.Example, output: str) -> float:
+    return output.split().count("yes") / 3
+"""
+
+_QUICK = {"request_timeout": 4, "retry_wait": 0.001, "max_answer_mb": 2}
+_POLICY = {
+    **{"_type": "openai", "model_name": BASE, "base_url": "${API}", "api_key": "${API_KEY}"},
+    **{"max_tokens": 8, "max_retry_wait": 0.01, "vocabulary": VOCABULARY, **_QUICK},
+}
+_EVALUATION: Mapping[str, Any] = {
+    "llms": {"policy": _POLICY},
+    "workflow": "agent:play",
+    "eval": {
+        "general": {"dataset": "train.jsonl", "max_concurrency": 8},
+        "evaluators": {"agreeable": "agent:agreeable"},
+    },
+    "finetuning": {"error_budget": 0.0},
+}
+_TRAINING: Mapping[str, Any] = {
+    **_EVALUATION,
+    "trainers": {"epochs": {"_type": "epochs", "poll_interval": 0.001}},
+    "finetuning": {
+        "enabled": True,
+        "num_epochs": 2,
+        "error_budget": 0.0,
+        "run_configuration": {"validation_dataset": "validation.jsonl"},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of run."""
+
+    name: str
+    config: Mapping[str, Any]
+    api: type[StandIn]
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The command that begins it."""
+        return ("train" if "trainers" in self.config else "evaluate", "config.yml", "--name", NAME, "--json")
+
+
+KINDS = (
+    Kind("an evaluation", _EVALUATION, StandIn),
+    Kind(
+        "training at OpenAI",
+        {
+            **_TRAINING,
+            "trajectory_builders": {
+                "good": {"_type": "expert_iteration", "num_generations": 2, "min_reward": 0.3}
+            },
+            "trainer_adapters": {"openai": {"_type": "openai", "min_rows": 1, **_QUICK}},
+        },
+        StandIn,
+    ),
+    Kind(
+        "training at a server",
+        {
+            **_TRAINING,
+            "llms": {"policy": {**_POLICY, "provider": "etude"}},
+            "trajectory_builders": {"grpo": {"_type": "grpo", "num_generations": 2}},
+            "trainer_adapters": {"server": {"_type": "lm_server", **_QUICK}},
+        },
+        LmStandIn,
+    ),
+)
+
+
+@dataclass
+class Ends:
+    """The ends of runs."""
+
+    runs: int = 0
+    stops: int = 0
+    """Times that one stopped with the cause, and was gone on with."""
+    committed: Counter[str] = field(default_factory=Counter)
+    doubled: list[str] = field(default_factory=list)
+    unequal: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def remote(scene: Scene) -> Figures:
+    """Runs of all kinds, one after another, until there were so many faults."""
+    wanted, ends = _FAULTS[scene.quick], Ends()
+    scene.note(f"{wanted} faults of remote models and training servers")
+    with FaultyServer().serving() as server:
+        played = _Played(scene, server, ends)
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            number = 0
+            while ends.committed.total() < wanted:
+                numbers = range(number, number + _AT_ONCE)
+                list(pool.map(lambda each: played.run(KINDS[each % len(KINDS)], each), numbers))
+                number += _AT_ONCE
+                scene.note(f"{ends.committed.total()} faults in {ends.runs} runs, {ends.stops} stops")
+    return {
+        "faults": ends.committed.total(),
+        "kinds": len(ends.committed),
+        "runs": ends.runs,
+        "stops": ends.stops,
+        "doubled": len(ends.doubled),
+        "unequal_ends": len(ends.unequal),
+        "silent": len(ends.unequal),
+        "problems": [*ends.unequal, *ends.doubled, *ends.problems],
+        "committed": dict(sorted(ends.committed.items())),
+    }
+
+
+class _Played:
+    """Runs at a faulty server, each compared with one of its kind without faults."""
+
+    def __init__(self, scene: Scene, server: FaultyServer, ends: Ends) -> None:
+        self._scene, self._server, self._ends = scene, server, ends
+        self._expected = {kind.name: self._undisturbed(kind) for kind in KINDS}
+
+    def _undisturbed(self, kind: Kind) -> dict[str, Any]:
+        place = f"well-{KINDS.index(kind)}"
+        folder, environment = self._project(kind, place, FaultyApi(kind.api(), 0.0, "", ("temporary",)))
+        done = finished(*kind.command, folder=folder, environment=environment)
+        if done.returncode != 0:
+            raise SystemExit(f"{kind.name} that nobody disturbs fails: {done.stderr[-2000:]}")
+        return dict(_kept(folder))
+
+    def run(self, kind: Kind, number: int) -> None:
+        """One run, gone on with after each stop."""
+        place = f"{kind.name}, run {number}"
+        api = FaultyApi(kind.api(), _SHARE, f"{self._scene.seed} {number}", ("temporary", "slow", "refused"))
+        folder, environment = self._project(kind, str(number), api)
+        command = kind.command
+        for _ in range(_MOST_STOPS):
+            done = finished(*command, folder=folder, environment=environment)
+            if done.returncode == 0:
+                break
+            self._ends.stops += 1
+            if problem := _stop_problem(done.returncode, done.stderr):
+                self._ends.problems.append(f"{place}: {problem}")
+            begun = (folder / "runs" / NAME / "run.db").exists()
+            command = ("resume", NAME, "--retry-failed", "--json") if begun else kind.command
+        else:
+            self._ends.problems.append(
+                f"{place}: it is not over after {_MOST_STOPS} stops: {done.stderr[-300:]}"
+            )
+        self._ends.runs += 1
+        self._ends.committed += api.committed
+        self._ends.doubled += [f"{place}: {each}" for each in api.doubled()]
+        if done.returncode == 0 and (found := differences(self._expected[kind.name], _kept(folder))):
+            self._ends.unequal.append(f"{place}: {'; '.join(found[:3])}")
+        shutil.rmtree(folder)
+
+    def _project(self, kind: Kind, name: str, api: FaultyApi) -> tuple[Path, dict[str, str]]:
+        folder = self._scene.folder / f"remote-{name}"
+        folder.mkdir()
+        (folder / "agent.py").write_text(AGENT)
+        (folder / "train.jsonl").write_text(rows(16, "t"))
+        (folder / "validation.jsonl").write_text(rows(4, "v"))
+        (folder / "config.yml").write_text(yaml.safe_dump(dict(kind.config)))
+        return folder, {"API": self._server.mount(name, api), "API_KEY": KEY}
+
+
+def _kept(folder: Path) -> dict[str, Any]:
+    """All that the run's journal has, but for its key, and the figures that an API may not have given."""
+    kept = {key: value for key, value in contents(folder).items() if key != "run/key"}
+    return dict(_without_metrics(kept))
+
+
+def _without_metrics(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_metrics(each) for key, each in value.items() if key != "metrics"}
+    return [_without_metrics(each) for each in value] if isinstance(value, list) else value
+
+
+def _stop_problem(code: int, errors: str) -> str | None:
+    """The fault in how a run stopped; None where it said why."""
+    if code != 1 or "Traceback" in errors:
+        return f"it ended with {code}: {errors[-600:]}"
+    if not errors.strip():
+        return "it stopped and said nothing"
+    if not any(fault.words in errors for fault in FAULTS.values()) and not _ANSWERED.search(errors):
+        return f"it stopped without the cause: {errors[-600:]}"
+    return None

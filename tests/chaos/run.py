@@ -1,0 +1,242 @@
+"""The short run that is harmed: two models in deterministic mode, one trained here and one at a paid API."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.backends.openai_stand_in import BASE, KEY
+from tests.chaos.acknowledged import lost_entries
+from tests.chaos.paid import Paid
+from tests.chaos.project import differences
+from tests.chaos.victim import FOLDER, MODULES
+from tests.cli.killed import everything, repeatable_project
+from tests.cli.projects import change, rows
+from tests.forked import ALSO, Forked, address
+from tests.times import without_times
+
+ROOT = Path(__file__).parents[2]
+
+NAME = "run"
+
+TRAIN = ("train", "config.yml", "--name", NAME, "-o", "storage=null", "--json")
+RESUME = ("resume", NAME, "--json")
+
+_LOGS = ("local_jobs.jsonl", "openai_jobs.jsonl", "trajectory_builder.jsonl")
+
+_AGENT = '''
+import etude
+
+
+@etude.workflow
+async def play(example: etude.Example, episode: etude.Episode) -> str:
+    question = [{"role": "user", "content": example.inputs["question"]}]
+    hint = await episode.chat(question, model="helper")
+    reply = await episode.chat([*question, {"role": "user", "content": hint.text}], model="policy")
+    return reply.text
+
+
+@etude.evaluator
+def varied(example: etude.Example, output: str) -> float:
+    """The share of different letters: even a model that has learnt nothing gets some."""
+    return len(set(output)) / 8
+'''
+
+
+@dataclass
+class Outcome:
+    """The ends of the runs that were harmed."""
+
+    harmed: int = 0
+    unequal: list[str] = field(default_factory=list)
+    """Runs that ended well and are not as the one that nobody disturbed, each with its first differences."""
+    lost: list[str] = field(default_factory=list)
+    """Entries that were acknowledged and were not there any more."""
+    doubled: list[str] = field(default_factory=list)
+    """Calls, files and jobs that were paid twice."""
+    refused: int = 0
+    """Runs that were not gone on with, with an error that says so."""
+    recovered: int = 0
+    """Runs that went back to a version that was whole, said so, and ended as they should."""
+    failures: list[str] = field(default_factory=list)
+    """Runs that should have gone on and did not."""
+
+    def figures(self) -> dict[str, Any]:
+        """As the parts have them."""
+        return {
+            "lost": len(self.lost),
+            "doubled": len(self.doubled),
+            "unequal_ends": len(self.unequal),
+            "problems": [*self.lost, *self.doubled, *self.unequal, *self.failures],
+        }
+
+
+class ShortRun:
+    """The project, the API that it pays, and what its run keeps when nobody disturbs it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paid = Paid()
+        self.folder = _project(folder)
+        self.paid.journal = self.path / "run.db"
+        self.acknowledged = folder / "acknowledged"
+        """The log of what victims' journals said was stored."""
+        self.operations = folder / "operations"
+        """Has a byte for each file operation that the last victim came to."""
+        with self.attended():
+            self._play(folder / "modules")
+            self.expected = self.kept()
+            self.jobs = len(self.paid.jobs)
+            self.clear()
+
+    def _play(self, modules: Path) -> None:
+        """Play the run in a process that is not forked, and have later ones begin with its modules."""
+        environment = self.environment | {MODULES: str(modules)}
+        words = self.command_line(0, *TRAIN)
+        done = subprocess.run(words, cwd=self.folder, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"the run that nobody disturbs fails: {done.stderr[-2000:]}")
+        os.environ |= {ALSO: "tests.chaos.warm", FOLDER: str(self.folder), MODULES: str(modules)}
+        os.environ["PYTHONPATH"] = self.environment["PYTHONPATH"]
+        address()
+        del os.environ[MODULES]
+
+    @property
+    def path(self) -> Path:
+        """The run folder."""
+        return self.folder / "runs" / NAME
+
+    @contextmanager
+    def attended(self) -> Iterator[None]:
+        """While the API listens."""
+        before = {name: os.environ.get(name) for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL")}
+        with self.paid.serve() as url:
+            os.environ |= {"OPENAI_API_KEY": KEY, "OPENAI_BASE_URL": url, "OMP_NUM_THREADS": "1"}
+            yield
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+    def clear(self) -> None:
+        """Begin anew, with an API that has seen nothing."""
+        shutil.rmtree(self.folder / "runs", ignore_errors=True)
+        self.acknowledged.unlink(missing_ok=True)
+        self.paid.clear()
+
+    def begun(self, number: int, *arguments: str) -> Forked:
+        """A command that is killed at one of its file operations, at none for 0, and logs what is stored."""
+        return Forked([*self._words(number), *arguments], self.folder, {**os.environ}, program="python")
+
+    def command_line(self, number: int, *arguments: str) -> list[str]:
+        """The same as a program that is not forked, in `environment`."""
+        return [sys.executable, *self._words(number), *arguments]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For such a program, while the API listens."""
+        return {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+        }
+
+    def _words(self, number: int) -> list[str]:
+        script = str(Path(__file__).with_name("victim.py"))
+        files = [self.operations, self.acknowledged]
+        return [script, str(self.folder / "runs"), str(number), *map(str, files)]
+
+    def victim(self, number: int, *arguments: str) -> tuple[int, str]:
+        """Such a command run to its end: exit code and errors."""
+        process = self.begun(number, *arguments)
+        _, errors = process.communicate(timeout=120)
+        return process.wait(), errors
+
+    @property
+    def command(self) -> Sequence[str]:
+        """How the run is gone on with, or begun."""
+        is_there = (self.path / "config.yml").exists() and (self.path / "run.db").exists()
+        return RESUME if is_there else TRAIN
+
+    def go_on(self, outcome: Outcome, what: str) -> None:
+        """Look for what is lost, go on with the run, and compare its end; problems go to the outcome."""
+        outcome.lost += [f"{what}: {each}" for each in lost_entries(self.acknowledged, self.path / "run.db")]
+        code, errors = self.victim(0, *self.command)
+        if code:
+            outcome.failures.append(f"{what}: {errors[-500:]}")
+            return
+        outcome.doubled += [f"{what}: {each}" for each in self.twice()]
+        if recovered := self.recoveries():
+            outcome.lost += [f"{what}: {each}" for each in recovered]
+        elif found := self.differences():
+            outcome.unequal.append(f"{what}: {'; '.join(found[:3])}")
+
+    def twice(self) -> list[str]:
+        """The calls, files and jobs that were paid for twice."""
+        more = [f"{len(self.paid.jobs)} jobs in place of {self.jobs}"] * (len(self.paid.jobs) > self.jobs)
+        more += [f"{len(self.paid.files)} files in place of {self.jobs}"] * (len(self.paid.files) > self.jobs)
+        return [*self.paid.doubled, *more]
+
+    def recoveries(self) -> list[str]:
+        """The times that the run went back from damaged weights, as its journal has them."""
+        kept = everything(self.path).items()
+        return [f"{key}: {value['damage']}" for key, value in kept if "/recovery/" in key]
+
+    def differences(self) -> list[str]:
+        """The steps and files in which the run is not as it should be, without that it went back."""
+        return differences(self.expected, self.kept())
+
+    def kept(self) -> dict[str, Any]:
+        """All that the run keeps, without that it went back: steps of its journal, and files."""
+        return {
+            **{key: value for key, value in everything(self.path).items() if "/recovery/" not in key},
+            **{name: content for name, content in _files_of(self.path) if ".set-aside-" not in name},
+        }
+
+
+def _files_of(run: Path) -> Iterator[tuple[str, Any]]:
+    """Names of files, with the digest of weights, and with metrics but for what is different each time.
+
+    Not the logs of what single processes did, whose last lines a kill may cost.
+    """
+    for path in sorted(run.rglob("*")):
+        name, content = str(path.relative_to(run)), None
+        if path.name in _LOGS:
+            continue
+        if path.suffix == ".safetensors":
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+        elif path.name == "training_metrics.jsonl":
+            content = [without_times(json.loads(line)) for line in path.read_text().splitlines()]
+        yield name, content
+
+
+def _project(folder: Path) -> Path:
+    from etude.models.tiny import build_policy, build_tokenizer
+
+    base = folder / "base"
+    build_policy(build_tokenizer(["t0?", "v0?", "0123456789"], splits=["[0-9]"]), 0).export(base)
+    project = repeatable_project(folder / "project", base)
+    (project / "agent.py").write_text(_AGENT)
+    (project / "validation.jsonl").write_text(rows(2, "v"))
+    collected = {"num_generations": 2, "examples_per_epoch": 4}
+    change(
+        project / "config.yml",
+        llms__helper={"_type": "openai", "model_name": BASE, "max_tokens": 8, "retry_wait": 0},
+        eval__general__max_concurrency=4,
+        trajectory_builders__grpo={"_type": "grpo"} | collected,
+        trajectory_builders__all={"_type": "expert_iteration"} | collected,
+        trainer_adapters__openai={"_type": "openai", "min_rows": 2},
+        trainers={"epochs": {"_type": "epochs", "poll_interval": 0.001}},
+        finetuning__num_epochs=2,
+        finetuning__run_configuration__validation_interval=2,
+        finetuning__targets={
+            "policy": {"trajectory_builder": "grpo", "trainer_adapter": "local"},
+            "helper": {"trajectory_builder": "all", "trainer_adapter": "openai"},
+        },
+    )
+    return project
