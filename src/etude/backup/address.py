@@ -95,8 +95,8 @@ async def ask(config: StorageConfig, call: Callable[[], T]) -> T:
             return await call_in_thread(call)
     except TimeoutError as error:
         raise RequestError(
-            f"storage {config.address} did not answer within {config.patience:g} s (storage.patience); is "
-            "its address right, and reachable from here?"
+            f"storage {config.address} did not answer within {config.patience:g} s; is its "
+            "address right, and reachable from here?"
         ) from error
     except EtudeError:
         raise

@@ -78,7 +78,8 @@ class _Storage:
         await asyncio.wait([task], timeout=seconds)
         task.cancel()
         if not self._run.is_blank and not isinstance(self._error, TakenOver):
-            await self._run.journal.flush()
+            with contextlib.suppress(StoreError):  # Why it cannot be written, whoever writes it says.
+                await self._run.journal.flush()
             await self._copy(seconds)
 
     async def _copy(self, seconds: float) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from etude.core.distribution import Distribution
 from etude.core.stats import Estimate, shown_mean
 
 
@@ -33,6 +32,8 @@ def shown_score(score: Mapping[str, Any] | None) -> str:
 
 def shown_best(metrics: Mapping[str, Any]) -> str:
     """The best reward and its share, with a comma before it; nothing where there was no reward."""
+    from etude.core.distribution import Distribution  # Only here: commands load this to show their help.
+
     found = Distribution.among(metrics)
     return "" if found is None else f", {found}"
 
