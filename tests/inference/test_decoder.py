@@ -104,6 +104,21 @@ def test_a_prompt_is_read_once_for_all_its_samples_and_for_those_who_begin_like_
     assert_right(of, rows)
 
 
+def test_what_rows_begin_with_is_copied_whole_when_its_slot_is_taken_as_more_slots_are_made():
+    of, choose = policy(), random.Random(7)
+    decoder = make_decoder(of, slots=8, deterministic=False)
+    system = [choose.randrange(7, 300) for _ in range(70)]
+
+    def ask(count):
+        prompts = [[*system, *(choose.randrange(7, 300) for _ in range(9))] for _ in range(count)]
+        rows = [Row(str(choose.random()), ids, Sampling(), uniforms(choose.randrange(99))) for ids in prompts]
+        run(decoder, rows, {row: len(row.ids) + 4 for row in rows})
+        return rows
+
+    ask(8)
+    assert_right(of, ask(24))
+
+
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
 def test_conversations_that_take_turns_keep_what_was_read_wherever_it_is_moved(name):
     of, choose = IN_SLOTS[name](), random.Random(6)

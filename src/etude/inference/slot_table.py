@@ -65,8 +65,11 @@ class SlotTable:
         return len(self._held)
 
     def lengths(self) -> list[int]:
-        """How many tokens each slot holds."""
-        return [held.length for held in self._held]
+        """How many tokens each slot holds, those included that are still to be copied from it."""
+        lengths = [held.length for held in self._held]
+        for _, copy in self._copies:  # The slot may have a new row by now, which has read nothing yet.
+            lengths[copy.source] = max(lengths[copy.source], copy.length)
+        return lengths
 
     def place(self, row: Row, *, reuse: bool) -> None:
         """Give the row a slot: that of its own conversation, else one that nobody used, else the oldest.
