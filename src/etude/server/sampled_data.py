@@ -169,6 +169,10 @@ class SampledData:
         """None: what a step learns from is sampled in it."""
         return []
 
+    def known(self) -> list[Unit]:
+        """None either."""
+        return []
+
     def measure(self, step: Step, learner: Learner) -> dict[str, float]:
         """The rewards of the step and, where it is time for that, those of the validation file after it."""
         self._policy.mark_changed(step.number)
