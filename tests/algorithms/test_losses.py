@@ -56,7 +56,11 @@ def grpo_by_hand(of, units, aggregation):
 def test_grpo_is_the_clipped_policy_gradient(aggregation, temperature):
     of = policy()
     units = sequences(of, 5, temperature=temperature)
-    ours = gradient_of(of, batch_of(units), Grpo(aggregation=aggregation, constant_length=CONSTANT))
+    ours = gradient_of(
+        of,
+        batch_of(units),
+        Grpo(correction="none", aggregation=aggregation, constant_length=CONSTANT),
+    )
     assert_same(ours, gradient_by_autograd(of, grpo_by_hand(of, units, aggregation)))
 
 
@@ -68,7 +72,7 @@ def test_grpo_pulls_towards_the_base_model():
         base = [[float(lp) for _, lp, _, _ in tokens(of, one)] for one in units]
         for parameter in of.trainable().values():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)) * 0.02)
-    ours = gradient_of(of, batch_of(units), Grpo(beta=0.3))
+    ours = gradient_of(of, batch_of(units), Grpo(correction="none", beta=0.3))
     count = sum(map(len, base))
     gain = grpo_by_hand(of, units, "token")
     kl = sum(
@@ -91,8 +95,8 @@ def test_grpo_can_be_paid_for_entropy(temperature):
             entropies.append(torch.distributions.Categorical(logits=logits / temperature).entropy())
     mean = sum(entropies) / len(entropies)
     by_hand = gradient_by_autograd(of, grpo_by_hand(of, units, "token") - 0.5 * mean)
-    assert_same(gradient_of(of, batch_of(units), Grpo(entropy_bonus=0.5)), by_hand)
-    told = Learner(of, LearnerOptions()).evaluate(batch_of(units), Grpo(entropy_bonus=0.5))
+    assert_same(gradient_of(of, batch_of(units), Grpo(correction="none", entropy_bonus=0.5)), by_hand)
+    told = Learner(of, LearnerOptions()).evaluate(batch_of(units), Grpo(correction="none", entropy_bonus=0.5))
     assert told["entropy"] == pytest.approx(float(mean.detach()), rel=1e-5)
 
 
@@ -144,7 +148,7 @@ def test_a_conversation_may_be_sampled_at_several_temperatures():
         )
         for one in sequences(of, 3)
     ]
-    ours = gradient_of(of, batch_of(units), Grpo())
+    ours = gradient_of(of, batch_of(units), Grpo(correction="none"))
     assert_same(ours, gradient_by_autograd(of, grpo_by_hand(of, units, "token")))
 
 
@@ -153,8 +157,14 @@ def test_any_architecture_is_trained_on_its_own_logprobs(name):
     changes = {"Gemma2Config": {"head_dim": 8}, "MambaConfig": {"state_size": 4}, "RwkvConfig": {}}
     of = family(name, **changes[name])
     units = sequences(of, 3)
-    ours = gradient_of(of, batch_of(units), Grpo())
+    ours = gradient_of(of, batch_of(units), Grpo(correction="none"))
     assert_same(ours, gradient_by_autograd(of, grpo_by_hand(of, units, "token")), tolerance=2e-5)
+
+
+def test_where_the_sampler_is_the_learner_a_correction_changes_nothing():
+    of = policy()
+    batch = batch_of(sequences(of, 6, shift=0.0))
+    assert_same(gradient_of(of, batch, Grpo()), gradient_of(of, batch, Grpo(correction="none")))
 
 
 PAIRS = "pairs"
@@ -210,9 +220,8 @@ def test_skipping_what_has_no_advantage_changes_nothing(aggregation):
 def test_metrics_tell_what_was_clipped_and_how_far_the_policy_is_from_the_sampler(aggregation):
     of = policy()
     units = sequences(of, 6, shift=0.6)
-    metrics = train(
-        Learner(of, LearnerOptions(learning_rate=0.0)), batch_of(units), Grpo(aggregation=aggregation)
-    )
+    objective = Grpo(correction="none", aggregation=aggregation)
+    metrics = train(Learner(of, LearnerOptions(learning_rate=0.0)), batch_of(units), objective)
     clips, gaps = [], []
     with torch.no_grad():
         for one in units:

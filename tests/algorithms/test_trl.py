@@ -80,7 +80,9 @@ def test_grpo(aggregation, loss_type, temperature, tmp_path):
     inputs = grpo_inputs(units)
     # TRL averages a sequence's loss over all tokens of its completion that it trains on.
     theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs))
-    ours = gradient_of(of, batch_of(units), Grpo(aggregation=aggregation, constant_length=9))
+    ours = gradient_of(
+        of, batch_of(units), Grpo(correction="none", aggregation=aggregation, constant_length=9)
+    )
     assert_same(ours, theirs)
 
 
@@ -116,7 +118,7 @@ def test_a_named_variant_of_grpo_is_that_of_trl(variant, kl, tmp_path):
     trainer.beta = 0.04 if variant == "grpo" else 0.0
     inputs = grpo_inputs(units) | {"ref_per_token_logps": padded(base, 0.0)[:, 1:]}
     theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs))
-    algorithm = Grpo(variant=variant, constant_length=9, kl_estimator=kl)
+    algorithm = Grpo(correction="none", variant=variant, constant_length=9, kl_estimator=kl)
     assert_same(gradient_of(of, batch_of(units), algorithm), theirs)
     assert algorithm.advantage_scale == trainer.scale_rewards.replace("group", "std")
 
@@ -148,6 +150,30 @@ def test_the_correction_for_another_sampler_is_that_of_trl(mode, tmp_path):
     assert_same(gradient_of(of, batch_of(units), objective), theirs)
 
 
+def test_a_later_step_of_a_corrected_job_is_clipped_from_the_jobs_start_as_in_trl(tmp_path):
+    of = fresh_policy()
+    units = sequences(of, 8, seed=2, shift=0.9)
+    trainer = trainer_of(
+        "GRPO", of, tmp_path, {"prompt": ["a"] * 8}, loss_type="dapo", epsilon=0.2, epsilon_high=0.28,
+        beta=0.0, num_generations=8, max_completion_length=9, vllm_importance_sampling_mode="token_truncate",
+    )  # fmt: skip
+    trainer.use_vllm = True
+    start = padded([[0.0, *true_logprobs(of, one.ids[:1], one.ids[1:])] for one in units], 0.0)[:, 1:]
+    learner, batch, objective = Learner(of, LearnerOptions()), batch_of(units), Grpo(correction="truncate")
+    learner.begin_training(batch, objective)
+    with torch.no_grad():
+        for parameter in of.trainable().values():
+            parameter.mul_(1.1)
+    inputs = grpo_inputs(units)
+    gap = (start - inputs["old_per_token_logps"]) * inputs["tool_mask"]
+    inputs |= {"old_per_token_logps": start, "importance_sampling_ratio": gap.exp().clamp(0.0, 2.0)}
+    theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs))
+    metrics, _ = learner.add_gradient(batch, objective)
+    assert 0 < metrics["clip_fraction"] < 1
+    mine = {name: value.grad for name, value in of.trainable().items()}
+    assert_same((metrics["loss"], mine), theirs)
+
+
 def test_what_the_policy_strayed_from_is_left_out_as_in_trl(tmp_path):
     of = fresh_policy()
     units = sequences(of, 8, seed=1, shift=2.0)
@@ -156,7 +182,7 @@ def test_what_the_policy_strayed_from_is_left_out_as_in_trl(tmp_path):
         beta=0.0, num_generations=8, max_completion_length=9, off_policy_mask_threshold=0.05,
     )  # fmt: skip
     theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, grpo_inputs(units)))
-    objective = Grpo(off_policy_limit=0.05)
+    objective = Grpo(correction="none", off_policy_limit=0.05)
     assert 0 < Learner(of, LearnerOptions()).evaluate(batch_of(units), objective)["strayed"] < 1
     assert_same(gradient_of(of, batch_of(units), objective), theirs)
 
@@ -169,7 +195,7 @@ def test_the_entropy_bonus_is_that_of_trl(tmp_path):
         beta=0.0, num_generations=8, max_completion_length=9, entropy_coef=0.3,
     )  # fmt: skip
     theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, grpo_inputs(units)))
-    assert_same(gradient_of(of, batch_of(units), Grpo(entropy_bonus=0.3)), theirs)
+    assert_same(gradient_of(of, batch_of(units), Grpo(correction="none", entropy_bonus=0.3)), theirs)
 
 
 @pytest.mark.parametrize("kind", ["sigmoid", "sigmoid_norm", "ipo"])

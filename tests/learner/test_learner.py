@@ -107,6 +107,16 @@ def test_a_training_that_fails_does_not_move_the_schedule():
     assert learner.trained == 0
 
 
+def test_a_job_is_clipped_from_the_weights_that_it_began_with_however_far_the_sampler_is():
+    far_off = batch_of(sequences(policy(), 9, shift=0.9))
+    learner = Learner(fresh_policy(), replace(OPTIONS, learning_rate=0.05, schedule=Schedule()))
+    clipped = []
+    train(learner, far_off, Grpo(), lambda _, metrics: clipped.append(metrics["clip_fraction"]), passes=3)
+    assert clipped[0] == 0 < clipped[1] <= 1
+    alone = train(Learner(fresh_policy(), OPTIONS), far_off, Grpo())
+    assert alone["clip_fraction"] == 0 < alone["out_of_bounds"]
+
+
 def test_the_mismatch_is_what_the_learner_differed_by_before_its_first_step():
     on_policy = batch_of(sequences(policy(), 9, shift=0.0))
     learner = Learner(fresh_policy(), replace(OPTIONS, schedule=Schedule()))

@@ -35,7 +35,8 @@ _ADVICE: Mapping[str, str] = {
         "model short answers in the prompt"
     ),
     "learner-and-engine-differ": (
-        "the gradient is of another policy than the one that acts: write `llms.NAME.dtype: float32`"
+        "the gradient is of another policy than the one that acts. Where it is bfloat16's rounding, "
+        "`llms.NAME.dtype: float32` ends that (0.085 nats became less than 1e-4 with a model of 135M)"
     ),
 }
 

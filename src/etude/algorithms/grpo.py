@@ -50,8 +50,9 @@ class Grpo(Algorithm, name="grpo"):
 
     with r = π/π_sampled, v = 1, d = log π_ref - log π, and the entropy H of each token's distribution. With
     `cispo` the first sum is that of w·v·min(r, 1+ε_high)·A·log π, where r is a constant. With a correction,
-    v is the bounded π/π_sampled and r = π/π_now, with π_now that of the step's start. Samples of which the
-    policy has strayed by more than `off_policy_limit` have v = 0 where A < 0 (DeepSeek-V3.2, 2025).
+    v is the bounded π_start/π_sampled and r = π/π_start, with π_start that of the job's start (Hilton et al.,
+    2022). Samples of which the policy has strayed by more than `off_policy_limit` have v = 0 where A < 0
+    (DeepSeek-V3.2, 2025).
     """
 
     loss_parts: ClassVar[tuple[str, ...]] = ("loss", "normalised", "importance")
@@ -65,7 +66,7 @@ class Grpo(Algorithm, name="grpo"):
     variant: OfGradient[Literal["dapo", "grpo", "dr_grpo", "gspo", "cispo"]] = "dapo"
     """A name for a choice of the options below; each can be changed."""
     clip_low: OfGradient[float] = Field(0.2, gt=0, lt=1)
-    """ε_low of the clipped ratio."""
+    """ε_low of the clipped ratio to the weights at the job's start, which is 1 in a job of one step."""
     clip_high: OfGradient[FiniteFloat] = Field(0.28, gt=0)
     """ε_high (clip-higher, DAPO)."""
     beta: OfGradient[FiniteFloat] = Field(0.0, ge=0)
@@ -90,9 +91,10 @@ class Grpo(Algorithm, name="grpo"):
     """Tokens at which an answer is punished by 1; left out: none is (DAPO)."""
     overlong_buffer: OfGradient[int] = Field(1, ge=1)
     """Tokens before it over which that grows."""
-    correction: OfGradient[Literal["none", "truncate", "mask"]] = "none"
+    correction: OfGradient[Literal["none", "truncate", "mask"]] = "truncate"
     """Importance weights for tokens that other weights, or another engine, sampled: bounded (truncated
-    importance sampling, Yao et al., 2025), or 0 out of bounds (Zheng et al., 2025)."""
+    importance sampling, Yao et al., 2025), or 0 out of bounds (Zheng et al., 2025). With `none` the clipped
+    ratio is to the sampler's logprobs."""
     correction_level: OfGradient[Literal["token", "sequence"]] = "token"
     """Each token's own importance weight, or the product over the sequence."""
     correction_floor: OfGradient[float] = Field(0.0, ge=0, le=1)
@@ -189,9 +191,15 @@ class Grpo(Algorithm, name="grpo"):
         return price
 
     def needs(self) -> set[Need]:
-        """Only the KL term looks at the reference, the bonus at entropies, the price at divergences."""
-        wants = (("reference", self.beta), ("entropy", self.entropy_bonus), ("divergence", self.reward_kl))
-        return {"logprobs", *(need for need, weight in wants if weight)}  # type: ignore[arg-type]
+        """Only the KL term looks at the reference, the bonus at entropies, the price at divergences, and the
+        correction at the job's start."""
+        wants: dict[Need, bool] = {
+            "reference": self.beta > 0,
+            "entropy": self.entropy_bonus > 0,
+            "divergence": self.reward_kl > 0,
+            "start": self.correction != "none",
+        }
+        return {"logprobs", *(need for need, is_wanted in wants.items() if is_wanted)}
 
     def normalised(self, units: Sequence[Sequence[Sample]]) -> list[list[float]]:
         """Factors that make sums a mean over tokens, over samples of their token means, or Dr. GRPO's."""
@@ -204,23 +212,28 @@ class Grpo(Algorithm, name="grpo"):
         return [[1.0 / (rows * mass) if mass else 0.0 for mass in unit] for unit in masses]
 
     def importance(
-        self, log_ratio_BT: torch.Tensor, advantages_BT: torch.Tensor, lengths_B1: torch.Tensor
+        self,
+        start_BT: torch.Tensor,
+        now_BT: torch.Tensor,
+        advantages_BT: torch.Tensor,
+        lengths_B1: torch.Tensor,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The class's v [B, T], and the metrics of what was cut.
 
-        `log_ratio_BT` are log π/π_sampled of the tokens without gradient, 0 where nothing is trained.
+        `start_BT` and `now_BT` are log π/π_sampled of the tokens at the job's start and now, without
+        gradient, 0 where nothing is trained.
         """
-        weights_BT, metrics = log_ratio_BT.new_ones(log_ratio_BT.shape), {}
+        weights_BT, metrics = now_BT.new_ones(now_BT.shape), {}
         if self.correction != "none":
-            ratio_BT = log_ratio_BT.exp()
+            ratio_BT = start_BT.exp()
             if self.correction_level == "sequence":
-                ratio_BT = log_ratio_BT.sum(dim=1, keepdim=True).expand_as(log_ratio_BT).exp()
+                ratio_BT = start_BT.sum(dim=1, keepdim=True).expand_as(start_BT).exp()
             out_BT = (ratio_BT < self.correction_floor) | (ratio_BT > self.correction_cap)
             bounded_BT = ratio_BT.clamp(self.correction_floor, self.correction_cap)
             weights_BT = ratio_BT.masked_fill(out_BT, 0.0) if self.correction == "mask" else bounded_BT
             metrics["out_of_bounds"] = out_BT
         if self.off_policy_limit is not None:
-            moved_B1 = -log_ratio_BT.sum(dim=1, keepdim=True) / lengths_B1
+            moved_B1 = -now_BT.sum(dim=1, keepdim=True) / lengths_B1
             metrics["strayed"] = (moved_B1 > self.off_policy_limit) & (advantages_BT < 0)
             weights_BT = weights_BT.masked_fill(metrics["strayed"], 0.0)
         return weights_BT, metrics
@@ -233,9 +246,12 @@ class Grpo(Algorithm, name="grpo"):
         lengths_B1 = trained_BT.sum(dim=1, keepdim=True).clamp(min=1)
         log_ratio_BT = torch.where(trained_BT, logprobs_BT - batch.sampled_BT, 0.0)
         now_BT = log_ratio_BT.detach()
-        importance_BT, metrics = self.importance(now_BT, batch.advantages_BT, lengths_B1)
+        start_BT = now_BT
+        if batch.start_BT is not None:
+            start_BT = torch.where(trained_BT, batch.start_BT - batch.sampled_BT, 0.0)
+        importance_BT, metrics = self.importance(start_BT, now_BT, batch.advantages_BT, lengths_B1)
         metrics["sampled_kl"] = now_BT.exp() - 1 - now_BT
-        from_BT = log_ratio_BT if self.correction == "none" else log_ratio_BT - now_BT
+        from_BT = log_ratio_BT if self.correction == "none" else log_ratio_BT - start_BT
         if self.ratio == "sequence":
             from_BT = (from_BT.sum(dim=1, keepdim=True) / lengths_B1).expand_as(from_BT)
         ratio_BT, advantages_BT = from_BT.exp(), batch.advantages_BT

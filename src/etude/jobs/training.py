@@ -28,7 +28,6 @@ from etude.learner.learner import (
     TrainingCanceled,
     has_gradient,
     is_trained,
-    mean_metrics,
     trained_tokens,
 )
 from etude.learner.objective import Objective, Unit
@@ -98,6 +97,10 @@ class JobData:
         """The units of the step with the most tokens."""
         return max(map(self.units, steps), key=_tokens, default=[])
 
+    def known(self) -> Sequence[Unit]:
+        """All units."""
+        return [*flat(self.rows)]
+
     def measure(self, step: Step, learner: Learner) -> dict[str, float]:
         """Further metrics, once the step is taken: at the end of an epoch `valid_loss`."""
         if not (self.validation and step.ends_epoch):
@@ -141,6 +144,7 @@ class JobTraining:
         self.steps = data.plan()
         self.history: list[dict[str, float]] = []
         """The metrics of the steps that were taken."""
+        learner.begin_training(data.known() if len(self.steps) > 1 else (), data.objective)
         if checkpoints is not None:
             self._go_on_from(checkpoints)
 
@@ -209,6 +213,18 @@ class JobTraining:
             kept = self._listener.checkpointed(step, version, metrics)
             # The one before too, to be gone on from where this one is damaged.
             self._checkpoints.prune({*kept, *self._checkpoints.numbers()[-2:]})
+
+
+def mean_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of the metrics of a training's steps.
+
+    `mismatch_kl` is `sampled_kl` before anything was changed: of the learner from the engine, where that
+    sampled from the same weights.
+    """
+    names = {name for metrics in steps for name in metrics}
+    means = {name: sum(metrics.get(name, 0.0) for metrics in steps) / len(steps) for name in sorted(names)}
+    first = steps[0].get("sampled_kl")
+    return means if first is None else {**means, "mismatch_kl": first}
 
 
 def _tokens(units: Sequence[Unit]) -> int:

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain, compress, islice
+from operator import sub
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -19,6 +21,7 @@ from etude.core.errors import RequestError, StoreError, TrainingError
 from etude.core.sample import Sample
 from etude.learner.checkpointing import checkpointed, layers_of
 from etude.learner.head import has_plain_head
+from etude.learner.job_start import JobStart
 from etude.learner.lean import is_lean
 from etude.learner.objective import Objective, Pass, Unit
 from etude.learner.optimiser import Optimiser
@@ -91,6 +94,7 @@ class Learner:
         self.allowed_tokens = 0
         """Tokens of the largest pass that memory was known to be enough for."""
         self._spares_memory = False
+        self._start: JobStart | None = None
         if options.gradient_checkpointing:
             layers_of(policy.model)
         self._run = self.team.hold(policy)
@@ -186,6 +190,7 @@ class Learner:
     def end_training(self) -> None:
         """Note that all steps of a training have been taken: the next one begins at its start."""
         self.trained += 1
+        self._start = None
 
     def evaluate(self, units: Sequence[Unit], objective: Objective) -> dict[str, float]:
         """The loss and metrics that a step on all of `units` would have; nothing changes."""
@@ -201,29 +206,44 @@ class Learner:
     def divergences(self, samples: Sequence[Sample]) -> list[list[float]]:
         """For each turn of each sample Σ log π_sampled - log π_ref over its tokens, in nats."""
         trained = [replace(sample, weights=None) for sample in samples]
-        live = [index for index, sample in enumerate(trained) if any(sample.mask)]
-        units: list[Unit] = [(trained[index],) for index in live]
-        totals: dict[str, float] = {}
-        with self.policy.as_base(), torch.no_grad():
+        with self.policy.as_base():
+            references = self._logprobs(trained)
+        divergences: list[list[float]] = []
+        for sample, own in zip(trained, references, strict=True):
+            gaps = map(sub, compress(sample.logprobs or (), sample.mask), own)
+            lengths = [sum(sample.mask[turn.start : turn.stop]) for turn in sample.turns]
+            divergences.append([math.fsum(islice(gaps, length)) for length in lengths])
+        return divergences
+
+    def begin_training(self, units: Sequence[Unit], objective: Objective) -> None:
+        """Remember how likely the tokens of a job of several steps are before the first, where the loss
+        compares with that. All processes must call it together."""
+        self._start = None
+        if "start" in objective.needs() and units:
+            computed = filter(has_gradient, units) if objective.skips_idle else units
+            samples = [*chain.from_iterable(computed)]
+            with self.policy.lock:
+                self._start = JobStart(samples, self._logprobs(samples))
+
+    def _logprobs(self, samples: Sequence[Sample]) -> list[list[float]]:
+        """The logprobs of each sample's trained tokens, in their order, under the weights in memory."""
+        live = [index for index, sample in enumerate(samples) if any(sample.loss_weights)]
+        units: list[Unit] = [(samples[index],) for index in live]
+        found: dict[str, float] = {}
+        with torch.no_grad():
             for chunk in self._cut(units, [[1.0]] * len(units), (1.0, 1.0)):
                 if chunk is None:
                     self._run(idle)
                     continue
                 # Off the device at once, and not row by row.
-                gap_BT = (chunk.micro.sampled_BT - self._run(chunk.logprobs)).cpu()
-                weights_BT = chunk.micro.weights_BT.cpu()
-                for row, gaps_T, weights_T in zip(chunk.rows, gap_BT, weights_BT, strict=True):
-                    index = live[row]
-                    gaps = gaps_T[weights_T > 0].tolist()
-                    for number, turn in enumerate(trained[index].turns):
-                        length = sum(trained[index].mask[turn.start : turn.stop])
-                        totals[f"{index}/{number}"] = math.fsum(gaps[:length])
-                        gaps = gaps[length:]
-        totals = self.team.sum(totals)
-        return [
-            [totals.get(f"{index}/{number}", 0.0) for number in range(len(sample.turns))]
-            for index, sample in enumerate(samples)
-        ]
+                logprobs_BT, trained_BT = self._run(chunk.logprobs).cpu(), chunk.micro.weights_BT.cpu() != 0
+                for row, logprobs_T, trained_T in zip(chunk.rows, logprobs_BT, trained_BT, strict=True):
+                    values = enumerate(logprobs_T[trained_T].tolist())
+                    found |= {f"{live[row]}/{place}": value for place, value in values}
+        logprobs: list[list[float]] = [[] for _ in samples]
+        for name, value in self.team.sum(found).items():
+            logprobs[int(name.partition("/")[0])].append(value)
+        return logprobs
 
     def _gradient(
         self, units: Sequence[Unit], objective: Objective, canceled: threading.Event
@@ -284,6 +304,9 @@ class Learner:
             self.witness.begin(units)
         shares = share, 1.0 / max(trained_tokens(units), 1)
         passes = self._cut(units, factors, shares)
+        if (start := self._start) is not None and torch.is_grad_enabled():
+            samples = [sample for unit in units for sample in unit]
+            passes = (chunk and start.put_into(chunk, samples) for chunk in passes)
         if "reference" not in objective.needs():
             return passes
         passes = list(passes)
@@ -355,18 +378,6 @@ class Learner:
     def snapshot(self) -> Snapshot:
         """All of a checkpoint, for the leader to write; others get nothing. All must call it together."""
         return Snapshot(self.team.whole(self.policy.trainable()), self.team.whole(self.optimiser.tensors()))
-
-
-def mean_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean of the metrics of a training's steps.
-
-    `mismatch_kl` is `sampled_kl` before anything was changed: of the learner from the engine, where that
-    sampled from the same weights.
-    """
-    names = {name for metrics in steps for name in metrics}
-    means = {name: sum(metrics.get(name, 0.0) for metrics in steps) / len(steps) for name in sorted(names)}
-    first = steps[0].get("sampled_kl")
-    return means if first is None else {**means, "mismatch_kl": first}
 
 
 def has_gradient(unit: Unit) -> bool:

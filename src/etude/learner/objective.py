@@ -40,6 +40,8 @@ class MicroBatch:
     entropy_BT: torch.Tensor | None = None
     """Entropies in nats of the distributions that the tokens were chosen from, with gradient, where the
     objective wants them."""
+    start_BT: torch.Tensor | None = None
+    """Logprobs under the weights that a job of several steps began with, where the objective wants them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,8 @@ class Objective(Protocol):
         """Whether units without advantage have no gradient and need not be computed."""
 
     def needs(self) -> Collection[str]:
-        """With `reference` among them, `reference_BT` must be there; with `entropy`, `entropy_BT`."""
+        """With `reference` among them, `reference_BT` must be there; with `entropy`, `entropy_BT`; with
+        `start`, in a job of several steps, `start_BT`."""
 
     def normalised(self, units: Sequence[Unit]) -> list[list[float]]:
         """For every sample of an optimiser step, the factor of its weights."""
