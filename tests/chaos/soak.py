@@ -24,6 +24,11 @@ _WARM_UP = 2
 """Generations of all examples that are not counted: caches fill, and the allocator takes what it keeps."""
 
 
+def rows() -> list[dict[str, Any]]:
+    """The data set."""
+    return [{"id": f"e{number}", "question": str(number)} for number in range(_EXAMPLES)]
+
+
 @etude.workflow
 async def ask(example: etude.Example, episode: etude.Episode) -> str:
     """One call."""
@@ -43,13 +48,12 @@ def soak(folder: Path, episodes: int, note: Note) -> dict[str, Any]:
 
 
 async def _soak(folder: Path, episodes: int) -> dict[str, Any]:
-    rows = [{"id": f"e{number}", "question": str(number)} for number in range(_EXAMPLES)]
     config = parse_config(
         {
             "llms": {"policy": {"_type": "openai", "model_name": "m", "base_url": "http://127.0.0.1:9"}},
             "workflow": "tests.chaos.soak:ask",
             "eval": {
-                "general": {"dataset": rows, "max_concurrency": 16},
+                "general": {"dataset": "tests.chaos.soak:rows", "max_concurrency": 16},
                 "evaluators": {"length": "tests.chaos.soak:length"},
             },
         }

@@ -20,9 +20,13 @@ _ADVICE: Mapping[str, str] = {
         "right answers by examples or `warm_up` (tried: 232 of 256 answers right in place of 102)"
     ),
     "most-groups-are-flat": (
-        "play other examples in their place: `trajectory_builders.NAME.replace_flat_groups: 48`"
+        "play other examples in their place: `trajectory_builders.NAME.replace_flat_groups: 48` (tried: 16 "
+        "groups to learn from in epoch 4 in place of 8)"
     ),
-    "nothing-is-left-to-learn": "take harder examples, or a stricter reward",
+    "nothing-is-left-to-learn": (
+        "take harder examples, or a stricter reward (tried: 0.99 right before training with a reward for any "
+        "number; for the right one 0.41 before and 0.89 after)"
+    ),
     "all-attempts-are-alike": (
         "there is no better one to learn from: lower `trainer_adapters.NAME.learning_rate` to a third "
         "(tried: 0.43 right with 3e-3, 0.89 with 1e-3)"
@@ -35,8 +39,13 @@ _ADVICE: Mapping[str, str] = {
         "model short answers in the prompt"
     ),
     "learner-and-engine-differ": (
+<<<<<<< HEAD
         "the gradient is of another policy than the one that acts. Where it is bfloat16's rounding, "
         "`llms.NAME.dtype: float32` ends that (0.085 nats became less than 1e-4 with a model of 135M)"
+=======
+        "the gradient is of another policy than the one that acts: write `llms.NAME.dtype: float32` (tried: "
+        "below 1e-7 then, and 0.78 right in place of 0.62)"
+>>>>>>> h4
     ),
 }
 
