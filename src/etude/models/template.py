@@ -19,7 +19,7 @@ from etude.models.family import Family, find_family, probed_turn, written_turn
 from etude.models.probe import MORE, PROBES, QUESTION, RESULT, THOUGHT, TOOL
 from etude.models.rendering import Options, Rendering, common_length
 from etude.models.reply import RendererReader
-from etude.models.transcript import Transcript, require_calls, require_written, transcripts
+from etude.models.transcript import Transcript, require_written, transcripts
 
 _KEPT_FAMILIES = 32
 """Sets of template options for which the family is remembered."""
@@ -125,10 +125,6 @@ class ChatTemplate:
         would say it. Raises ImpossibleCall where it refuses the messages.
         """
         require_written(self.rendering, messages, tools)
-
-    def require_asked(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """Raises RequestError or ImpossibleCall where a prompt cannot be written with all calls in it."""
-        require_calls(messages, self.rendering.text(messages, tools, {}, ask=True))
 
     def completion_ids(self, text: str) -> tuple[int, ...]:
         """Token ids of an answer that was written and not sampled, its end of turn included."""
