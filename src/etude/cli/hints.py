@@ -30,10 +30,10 @@ def try_demo() -> str:
     return _etude("demo")
 
 
-def demo_again(task: str, method: str, seed: int, out: Path | None) -> str:
+def demo_again(kind: Sequence[str], seed: int, out: Path | None) -> str:
     """A demo was stopped: it begins anew, in another folder."""
     folder = [] if out is None else ["--out", path_shown(unused(out))]
-    return _etude("demo", "--task", task, "--method", method, "--seed", str(seed), *folder)
+    return _etude("demo", *kind, "--seed", str(seed), *folder)
 
 
 def new_project(model: str | None = None) -> str:

@@ -81,11 +81,11 @@ async def run_demo(
         trained = choose_version(run.path, LAST)
         validations = EpochLog(run.journal).history(run.name).validations
         phases = (f"validation/{validations[0].epoch}", f"validation/{validations[-1].epoch}")
-        async with _runtime_of(config, run, trained, progress) as runtime:
+        async with runtime_of(config, run, trained, progress) as runtime:
             # Both were measured while training, and are only read back.
             quiet = replace(runtime, progress=Progress())
-            before, after = [await _measure(quiet, str(trained), phase) for phase in phases]
-            greedy = await _measure(runtime, str(trained), "greedy", greedy=True)
+            before, after = [await measured(quiet, str(trained), phase) for phase in phases]
+            greedy = await measured(runtime, str(trained), "greedy", greedy=True)
         episodes = shown_episodes(run.journal, phases, before, after, seed)
     variants = []
     for title, overrides in task.variants.items():
@@ -162,17 +162,18 @@ async def _measure_variant(
     evaluations = []
     with new_run(config, name.replace(" ", "-")) as run:
         for version, phase in ((RunVersion(trained.run, None), "before"), (trained, "after")):
-            async with _runtime_of(config, run, version, progress) as runtime:
-                evaluations.append((await _measure(runtime, str(version), phase)).as_json())
+            async with runtime_of(config, run, version, progress) as runtime:
+                evaluations.append((await measured(runtime, str(version), phase)).as_json())
     return evaluations
 
 
-async def _measure(runtime: Runtime, model: str, phase: str, *, greedy: bool = False) -> Evaluation:
+async def measured(runtime: Runtime, model: str, phase: str, *, greedy: bool = False) -> Evaluation:
+    """The agent on all held-out examples; a phase that was measured already is only read back."""
     return await measure(runtime, runtime.validation_examples, model=model, phase=phase, greedy=greedy)
 
 
 @asynccontextmanager
-async def _runtime_of(
+async def runtime_of(
     config: Config, run: RunFolder, version: RunVersion, progress: Progress
 ) -> AsyncIterator[Runtime]:
     """A runtime whose agent samples from a version of the trained model."""

@@ -17,7 +17,7 @@ from etude.store.episodes import read_episode
 from etude.store.journal import Journal
 
 _SHOWN = 3
-_LINE = 100
+_LINE = 160
 _LINES = 8
 
 

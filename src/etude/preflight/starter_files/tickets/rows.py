@@ -1,4 +1,4 @@
-"""Customers' messages and what is in them; held-out ones speak of other products, in other words."""
+"""Customers' messages and what is in them. Held-out ones speak of other products, partly in other words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-TRAIN, HELD_OUT = 512, 256
+TRAIN, HELD_OUT = 512, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Words:
     names: tuple[str, ...]
 
 
-LEARNT = Words(
+TO_LEARN = Words(
     products=(
         *("kettle", "desk lamp", "backpack", "toaster", "coffee grinder", "rain jacket", "bike lock"),
         *("keyboard", "desk chair", "water bottle", "blender", "pocket watch", "tent", "suitcase"),
@@ -95,19 +95,16 @@ LEARNT = Words(
 NEW = Words(
     products=(
         *("teapot", "floor lamp", "handbag", "waffle iron", "wool sweater", "bike pump", "monitor"),
-        *("garden chair", "lunch box", "mixer", "hammock", "wallet", "laptop bag", "cutting board"),
+        *("garden chair", "lunch box", "mixer", "beach towel", "wallet", "laptop bag", "cutting board"),
     ),
     problems={
-        "damaged": ("The {product} was smashed when it came.", "Sadly the {product} has a hole in it."),
+        "damaged": ("Sadly the {product} was smashed.", "The {product} has a hole in it."),
         "late": ("I have been waiting for my {product} for ten days.", "My {product} is still not here."),
         "wrong item": (
             "I bought a {product}, but a {other} was delivered.",
             "What came was a {other}, and not my {product}.",
         ),
-        "missing part": (
-            "One of the parts of the {product} is missing.",
-            "The {product} arrived, but without its handle.",
-        ),
+        "missing part": ("One of the parts of the {product} is missing.", "The {product} lacks a part."),
     },
     wishes={
         "refund": ("Please give me my money back.", "I am asking for a refund."),
@@ -118,11 +115,20 @@ NEW = Words(
     greetings=("Hello there.", "Good evening."),
     names=("Nora", "Paul", "Ines", "Max"),
 )
+"""Never trained on."""
+HELD_OUT_WORDS = Words(
+    products=NEW.products,
+    problems={problem: TO_LEARN.problems[problem] + new for problem, new in NEW.problems.items()},
+    wishes={wish: TO_LEARN.wishes[wish] + new for wish, new in NEW.wishes.items()},
+    orders=TO_LEARN.orders + NEW.orders,
+    greetings=TO_LEARN.greetings + NEW.greetings,
+    names=NEW.names,
+)
 
 
 def rows(random: random.Random) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Different messages with their fields: to train on, and held out."""
-    return _rows(random, LEARNT, TRAIN), _rows(random, NEW, HELD_OUT)
+    return _rows(random, TO_LEARN, TRAIN), _rows(random, HELD_OUT_WORDS, HELD_OUT)
 
 
 def _rows(random: random.Random, words: Words, count: int) -> list[dict[str, Any]]:
