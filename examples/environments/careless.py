@@ -30,13 +30,13 @@ def spell_backward(examples: Sequence[etude.Example], seed: int) -> Iterator[Con
     return answers(examples, seed, 0.3, lambda rng, right: "".join(rng.sample(right, len(right))))
 
 
-def kuhn_poker(examples: Sequence[etude.Example], seed: int) -> Iterator[Conversation]:
+def kuhn_poker(examples: Sequence[etude.Example], seed: int, rounds: int = 3) -> Iterator[Conversation]:
     """Both players' sides of games of Kuhn poker, in which every move is legal and none has a reason."""
     import textarena
 
     rng = random.Random(seed)
     for _ in range(TRANSCRIPTS // 12):
-        env, over = textarena.make("KuhnPoker-v0-raw"), False
+        env, over = textarena.make("KuhnPoker-v0-raw", max_rounds=rounds), False
         said: tuple[list[str], list[str]] = ([], [])
         env.reset(num_players=2, seed=rng.getrandbits(32))
         while not over:

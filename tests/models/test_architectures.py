@@ -12,6 +12,7 @@ from etude.algorithms.grpo import Grpo
 from etude.core.errors import RequestError
 from etude.inference.decoder import make_decoder
 from etude.learner.objective import Unit
+from etude.models.architecture import off_by
 from etude.models.lora import merged
 from etude.models.policy import LoraOptions, Policy
 from tests.inference.test_decoder import assert_right, rows_of_many_lengths, run
@@ -103,3 +104,11 @@ def test_others_are_refused_by_name_when_they_are_loaded(name, tmp_path):
     tokenizer().save_pretrained(tmp_path)
     with pytest.raises(RequestError, match=rf"'{config.model_type}'.*{REFUSED[name]}"):
         Policy.load(tmp_path, device="cpu")
+
+
+def test_rounding_in_bfloat16_is_that_of_a_trained_model():
+    plain = torch.tensor([32.0, 1.0])
+    trained, wrong = plain + 0.06 * 32, plain + 0.2 * 32
+    assert off_by(trained, plain, torch.bfloat16) is None
+    assert off_by(trained, plain, torch.float32) == "0.06"
+    assert off_by(wrong, plain, torch.bfloat16) == "0.2"

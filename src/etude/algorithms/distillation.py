@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, FiniteFloat
@@ -61,31 +62,39 @@ class Distillation(Grpo, name="distillation"):
         if runtime is None:
             raise RequestError("distillation asks a teacher, which is there within a run")
         samples = [unit for group in groups for unit in group.units if isinstance(unit, Sample)]
-        asked = (self._taught(sample, runtime) for sample in samples)
-        taught = iter(await asyncio.gather(*asked))
+        values = await self._scores(samples, runtime) if samples else []
+        pairs = zip(samples, values, strict=True)
+        taught = (replace(sample, teacher_logprobs=tuple(own)) for sample, own in pairs)
         return [replace(group, units=[next(taught) for _ in group.units]) for group in groups]
 
-    async def _taught(self, sample: Sample, runtime: Runtime) -> Sample:
-        key = f"teacher/{self.teacher}/{sample.episode}/{sample.branch}/{sample.agent or ''}"
-        values = await runtime.run.journal.step(key, lambda: self._scores(sample, runtime))
-        return replace(sample, teacher_logprobs=tuple(values))
-
-    async def _scores(self, sample: Sample, runtime: Runtime) -> list[float]:
+    async def _scores(self, samples: Sequence[Sample], runtime: Runtime) -> Sequence[Sequence[float]]:
+        for sample in samples:
+            if not sample.ids:
+                raise TrainingError(
+                    f"episode {sample.episode}: a teacher needs token ids, and there are none"
+                )
         engine: Any = runtime.engines.get(self.teacher)
         if engine is None:
             raise RequestError(
                 f"distillation: there is no model '{self.teacher}' to teach; name an entry of `llms`"
             )
-        if not sample.ids:
-            raise TrainingError(f"episode {sample.episode}: a teacher needs token ids, and there are none")
-        if (policy := getattr(engine, "policy", None)) is not None:
-            from etude.learner.padding import logprobs_of
+        journal, policy = runtime.run.journal, getattr(engine, "policy", None)
+        keys = [f"teacher/{self.teacher}/{one.episode}/{one.branch}/{one.agent or ''}" for one in samples]
+        if policy is not None:
+            from etude.learner.packed import logprobs_of
 
-            return (await asyncio.to_thread(logprobs_of, policy, [sample]))[0]
+            # All at once: what they have in common is computed once.
+            read = partial(asyncio.to_thread, logprobs_of, policy, samples)
+            return await journal.step(f"{keys[0]}/{len(keys)}", read)
         if not hasattr(engine, "score"):
             raise RequestError(
                 f"distillation: '{self.teacher}' ({type(engine).__name__}) cannot score tokens"
             )
+        asked = [partial(self._asked, engine, sample) for sample in samples]
+        return await asyncio.gather(*map(journal.step, keys, asked))
+
+    async def _asked(self, engine: Any, sample: Sample) -> list[float]:
+        """An endpoint's word on a sample."""
         with asking_for("teacher", sample.episode or ""):
             scores = await engine.score(sample.ids)
         return [float(value) if sampled else 0.0 for value, sampled in zip(scores, sample.mask, strict=True)]

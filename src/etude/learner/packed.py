@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import sub
 from typing import Any
 
@@ -13,13 +13,14 @@ import torch.nn.functional as F
 
 from etude.core.sample import Sample
 from etude.learner.drawn import drawn
-from etude.learner.head import Head, Shapes, selective_logprobs
+from etude.learner.head import Head, Shapes, has_plain_head, selective_logprobs
 from etude.learner.objective import Pass, Unit
 from etude.learner.packing import Row, packs
-from etude.learner.padding import Numbered, Shares, micro_batch
+from etude.learner.padding import Numbered, Shares, micro_batch, numbered, padded_passes
 from etude.learner.tree import TokenTree, TreeLayout, token_tree
-from etude.learner.tree_model import tree_hidden
+from etude.learner.tree_model import tree_hidden, why_not_trees
 from etude.models.architecture import text_config
+from etude.models.policy import Policy
 from etude.models.speech import Speech
 
 _PAYS = 0.8
@@ -158,3 +159,26 @@ class _TreePass(Pass):
         """With zeros for padding."""
         values_F = F.pad(values_E, (0, 1))
         return values_F.index_select(0, self.choices_BK.flatten()).view(self.choices_BK.shape)
+
+
+def logprobs_of(policy: Policy, samples: Sequence[Sample], token_budget: int = 16384) -> list[list[float]]:
+    """For each sample its tokens' logprobs [T] under a policy, without a gradient.
+
+    They are under the distributions that the tokens were drawn from, as this policy has them; 0 where the
+    mask is False.
+    """
+    units: list[Unit] = [(replace(sample, weights=None, advantages=None),) for sample in samples]
+    rows, step = numbered(units, [[1.0]] * len(units)), PackedStep(units)
+    with policy.lock, torch.no_grad():
+        given = rows, (1.0, 1.0), token_budget, policy.speech, policy.device
+        is_tree = step.pays and why_not_trees(policy.model) is None
+        passes = step.passes(*given) if is_tree else padded_passes(*given, has_plain_head(policy.model))
+        logprobs = [np.zeros(len(sample.ids)) for sample in samples]
+        for chunk in passes:
+            for number, values in zip(
+                chunk.rows, chunk.logprobs(policy.model).numpy(force=True), strict=True
+            ):
+                (unit,), found = units[number], logprobs[number]
+                chosen = _Trained(unit).positions
+                found[chosen] = values[: len(chosen)] if is_tree else values[chosen]
+    return [values.tolist() for values in logprobs]

@@ -7,7 +7,7 @@ It is the baseline that every faster way must equal.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeAlias
 
@@ -16,11 +16,10 @@ import torch.nn.functional as F
 
 from etude.core.sample import Sample
 from etude.learner.drawn import drawn
-from etude.learner.head import Head, Shapes, has_plain_head, last_hidden, selective_logprobs
+from etude.learner.head import Head, Shapes, last_hidden, selective_logprobs
 from etude.learner.objective import MicroBatch, Pass, Unit
 from etude.learner.packing import Row
 from etude.models.architecture import logits_after, text_config
-from etude.models.policy import Policy
 from etude.models.speech import Speech
 
 Shares: TypeAlias = tuple[float, float]
@@ -138,20 +137,3 @@ class _PaddedPass(Pass):
         """With zeros for tokens that are not trained on."""
         values_BK = values_E.new_zeros(self.trained_BK.shape).masked_scatter(self.trained_BK, values_E)
         return F.pad(values_BK, (1, 0))
-
-
-def logprobs_of(policy: Policy, samples: Sequence[Sample], token_budget: int = 16384) -> list[list[float]]:
-    """For each sample its tokens' logprobs [T] under a policy, without a gradient.
-
-    They are under the distributions that the tokens were drawn from, as this policy has them; 0 where the
-    mask is False.
-    """
-    units: list[Unit] = [(replace(sample, weights=None, advantages=None),) for sample in samples]
-    rows, logprobs = numbered(units, [[1.0]] * len(units)), [[0.0] * len(sample.ids) for sample in samples]
-    with policy.lock, torch.no_grad():
-        plain = has_plain_head(policy.model)
-        for chunk in padded_passes(rows, (1.0, 1.0), token_budget, policy.speech, policy.device, plain):
-            for number, values_T in zip(chunk.rows, chunk.logprobs(policy.model).tolist(), strict=True):
-                row = zip(values_T, samples[number].mask, strict=False)
-                logprobs[number] = [value if sampled else 0.0 for value, sampled in row]
-    return logprobs

@@ -17,8 +17,9 @@ _AHEAD = {torch.float32: 1e-4}
 _AHEAD_IN_HALF = 1e-2
 """Share of the largest logit that rounding does not make up, for a token."""
 _ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-4}
-_ROUNDING_IN_HALF = 5e-2
-"""The same for the worst of many tokens."""
+_ROUNDING_IN_HALF = 0.15
+"""The same for the worst of many tokens. In bfloat16 SmolLM2-135M's are off by 0.02 on a token tree, and by
+0.06 once it was trained for 20 epochs; in float32 both by less than 1e-5."""
 _LORA_KINDS = torch.nn.Linear, torch.nn.Embedding, torch.nn.modules.conv._ConvNd, torch.nn.MultiheadAttention
 """Layers of torch that peft puts LoRA weights on."""
 _UNCALLED = "conv1d", "dt_proj", "out_proj"
