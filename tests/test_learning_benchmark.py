@@ -22,9 +22,9 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 @etude.evaluator
-def is_long(example: Example, output: str) -> bool:
+def is_even(example: Example, output: str) -> bool:
     """A reward that a model which knows nothing gets now and then."""
-    return len(output) > 6
+    return len(output) % 2 == 0
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def course(task: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     few = task.asked_config(
         "reversal", "right_order", task.questions("train", 16), task.questions("validation", 8)
     )
-    few["eval"]["evaluators"] = {"right_order": "tests.test_learning_benchmark:is_long"}
+    few["eval"]["evaluators"] = {"right_order": "tests.test_learning_benchmark:is_even"}
     monkeypatch.setitem(task.TASKS, task.REVERSAL, replace(task.TASKS[task.REVERSAL], config=few, prompts=2))
     policy = build_policy(
         build_tokenizer(["Reverse this list of words: a, b, c"]), 0, TinyShape(max_context=2048)

@@ -77,6 +77,14 @@ def test_both_models_are_trained_by_each_algorithm(example, tmp_path, algorithm)
     ]
 
 
+def test_a_pretrained_model_trains_lora_weights_beside_a_tiny_one(example, tmp_path):
+    config = example["run"].config_of(tmp_path, "grpo", 0, "nip", epochs=3, real=["verifier"])
+    targets = config.finetuning.targets
+    assert (targets["prover"].trainer_adapter, targets["verifier"].trainer_adapter) == ("one_step", "lora")
+    grpo = config.trajectory_builders["grpo"]
+    assert (grpo.examples_per_epoch, grpo.num_generations) == (32, 4)
+
+
 def test_the_config_is_sound_as_it_is(example):
     from etude.config.load import load_config
 

@@ -85,13 +85,15 @@ class Distillation(Grpo, name="distillation"):
 
             # All at once: what they have in common is computed once.
             read = partial(asyncio.to_thread, logprobs_of, policy, samples)
-            return await journal.step(f"{keys[0]}/{len(keys)}", read)
+            scores: list[list[float]] = await journal.step(f"{keys[0]}/{len(keys)}", read)
+            return scores
         if not hasattr(engine, "score"):
             raise RequestError(
                 f"distillation: '{self.teacher}' ({type(engine).__name__}) cannot score tokens"
             )
         asked = [partial(self._asked, engine, sample) for sample in samples]
-        return await asyncio.gather(*map(journal.step, keys, asked))
+        scores = await asyncio.gather(*map(journal.step, keys, asked))
+        return scores
 
     async def _asked(self, engine: Any, sample: Sample) -> list[float]:
         """An endpoint's word on a sample."""
