@@ -22,7 +22,7 @@ from etude.algorithms.grpo import Grpo
 from etude.algorithms.samples import branches_in, sample_of
 from etude.core.sample import Sample
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.padding import logprobs_of
+from etude.learner.packed import logprobs_of
 from etude.models.device import dtype_name
 from etude.models.policy import Policy
 from etude.store.learned import ids_digest, read_learned

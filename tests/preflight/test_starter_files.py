@@ -36,6 +36,8 @@ def project(tmp_path, monkeypatch) -> Iterator[Project]:
         write_starter(tmp_path / task, task)
         monkeypatch.chdir(tmp_path / task)
         monkeypatch.syspath_prepend(tmp_path / task)
+        for module in (tmp_path / task).glob("*.py"):
+            monkeypatch.delitem(sys.modules, module.stem, raising=False)
         return tmp_path / task
 
     yield write

@@ -92,8 +92,8 @@ class Distillation(Grpo, name="distillation"):
                 f"distillation: '{self.teacher}' ({type(engine).__name__}) cannot score tokens"
             )
         asked = [partial(self._asked, engine, sample) for sample in samples]
-        scores = await asyncio.gather(*map(journal.step, keys, asked))
-        return scores
+        told: list[list[float]] = await asyncio.gather(*map(journal.step, keys, asked))
+        return told
 
     async def _asked(self, engine: Any, sample: Sample) -> list[float]:
         """An endpoint's word on a sample."""
