@@ -162,7 +162,8 @@ def is_whole(told):
     stages = {stage["name"]: stage for stage in told["stages"]}
     assert [*stages] == ["base", "after demonstrations", "after training"]
     for stage in stages.values():
-        assert [stage[kind]["scores"]["all_right"]["n"] for kind in ("sampled", "greedy")] == [4, 4]
+        kinds = ("sampled",) if stage["name"] == "after demonstrations" else ("sampled", "greedy")
+        assert all(stage[kind]["scores"]["all_right"]["n"] == 4 for kind in kinds)
     return len(told["episodes"]) == 3
 
 

@@ -100,8 +100,9 @@ def _show(report: DemoReport) -> None:
 def _show_real(report: RealReport) -> None:
     rows = []
     for stage in report.stages:
-        sampled, greedy = (scores["scores"][scores["reward"]] for scores in (stage.sampled, stage.greedy))
-        rows.append((stage.name, _interval(sampled), _interval(greedy), sampled["n"]))
+        reward = stage.sampled["reward"]
+        sampled, greedy = stage.sampled["scores"][reward], stage.greedy and stage.greedy["scores"][reward]
+        rows.append((stage.name, _interval(sampled), greedy and _interval(greedy), sampled["n"]))
     say()
     title = "answers whose fields are all right: mean and 95 % interval over held-out messages"
     table(("", "at temperature 1", "greedy", "messages"), rows, title=title)

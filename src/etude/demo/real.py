@@ -37,7 +37,8 @@ class Stage:
     name: str
     sampled: dict[str, Any]
     """At temperature 1."""
-    greedy: dict[str, Any]
+    greedy: dict[str, Any] | None
+    """At temperature 0: of the base model and of the trained one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,10 @@ async def run_real_demo(
             async with runtime_of(config, run, version, progress) as runtime:
                 quiet = replace(runtime, progress=Progress())
                 sampled = await measured(quiet, str(version), phase)
-                greedy = await measured(runtime, str(version), f"greedy/{name}", greedy=True)
-            stages.append(Stage(name, sampled.as_json(), greedy.as_json()))
-            greedies.append(greedy)
+                if wish != WARM_UP:
+                    greedies.append(await measured(runtime, str(version), f"greedy/{name}", greedy=True))
+            greedy = None if wish == WARM_UP else greedies[-1].as_json()
+            stages.append(Stage(name, sampled.as_json(), greedy))
         first, *_, last = (f"greedy/{name}" for name in STAGES)
         episodes = shown_episodes(run.journal, (first, last), greedies[0], greedies[-1], seed)
     exported = folder / "model"
