@@ -115,8 +115,16 @@ async def build_base(
         if model in real:
             policy = Policy.load(PACKAGED)
             options = LearnerOptions(learning_rate=5e-5)
-            slow = {"options": options, "batch_size": 16, "check_interval": 4}
-            stages = [Stage(f"{model}, careless", second, at_most=REAL_LOSS, **slow)]
+            stages = [
+                Stage(
+                    f"{model}, careless",
+                    second,
+                    at_most=REAL_LOSS,
+                    options=options,
+                    batch_size=16,
+                    check_interval=4,
+                )
+            ]
         else:
             tokenizer = build_tokenizer(texts_of(first[:500]), vocab_size=320, splits=["[0-9]", "[a-z]+"])
             policy = build_policy(tokenizer, seed + number, SHAPE)

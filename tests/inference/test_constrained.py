@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import random
 import re
@@ -281,9 +282,10 @@ def test_a_vocabulary_that_is_padded_to_whole_words():
 
 def thinking_policy():
     model = chatml_policy()
-    model.tokenizer.add_tokens(["<think>", "</think>"])
-    model.model.resize_token_embeddings(len(model.tokenizer))
-    return type(model)(model.model, model.tokenizer, "thinking", model.device)
+    tokenizer = copy.deepcopy(model.tokenizer)
+    tokenizer.add_tokens(["<think>", "</think>"])
+    model.model.resize_token_embeddings(len(tokenizer))
+    return type(model)(model.model, tokenizer, "thinking", model.device)
 
 
 def test_thoughts_come_before_the_form():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Callable
@@ -182,7 +183,7 @@ def test_a_tokenizer_of_a_larger_vocabulary_is_refused(folder):
 
 
 def test_a_token_that_was_added_is_refused_where_a_prompt_has_it(folder):
-    added = tokenizer()
+    added = copy.deepcopy(tokenizer())
     added.add_tokens(["<new>"])
     added.save_pretrained(folder)
     speech = assert_taken(folder).speech

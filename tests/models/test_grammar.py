@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import llguidance
@@ -28,7 +29,7 @@ FORMS = {
 def grammars(request):
     """Of a model whose turns two tokens end, of which the tokenizer names one."""
     speech = chatml_policy().speech
-    tokenizer, vocabulary = speech.tokenizer, speech.vocabulary
+    tokenizer, vocabulary = copy.deepcopy(speech.tokenizer), speech.vocabulary
     if request.param == "thinking":
         tokenizer.add_tokens(["<think>", "</think>"])
         vocabulary = len(tokenizer)
