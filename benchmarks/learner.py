@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from etude.algorithms.dpo import Dpo
 from etude.algorithms.grpo import Grpo
-from etude.algorithms.supervised import Supervised
+from etude.algorithms.imitation import Supervised
 from etude.core.sample import Sample, Turn
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.objective import Objective

@@ -8,8 +8,8 @@ import pytest
 
 from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.dpo import Dpo
-from etude.algorithms.expert_iteration import ExpertIteration
 from etude.algorithms.grpo import NO_ADVANTAGE, Grpo
+from etude.algorithms.imitation import ExpertIteration
 from etude.backends.capabilities import EVERY_KIND, Capabilities
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneRunConfig
 from etude.core.errors import (

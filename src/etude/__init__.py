@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from etude.algorithms.algorithm import OfGradient as OfGradient
     from etude.algorithms.distillation import Distillation as Distillation
     from etude.algorithms.dpo import Dpo as Dpo
-    from etude.algorithms.expert_iteration import ExpertIteration as ExpertIteration
     from etude.algorithms.grpo import Grpo as Grpo
+    from etude.algorithms.imitation import ExpertIteration as ExpertIteration
+    from etude.algorithms.imitation import Supervised as Supervised
     from etude.algorithms.malt import Malt as Malt
-    from etude.algorithms.reinforce_pp import ReinforcePP as ReinforcePP
-    from etude.algorithms.rloo import Rloo as Rloo
-    from etude.algorithms.supervised import Supervised as Supervised
+    from etude.algorithms.reinforce import ReinforcePP as ReinforcePP
+    from etude.algorithms.reinforce import Rloo as Rloo
     from etude.algorithms.trajectory_builder import TrajectoryBuilder as TrajectoryBuilder
     from etude.backends.capabilities import Capabilities as Capabilities
     from etude.backends.openai_api import TrainingJobNotFoundClientError as TrainingJobNotFoundClientError
@@ -93,8 +93,8 @@ if TYPE_CHECKING:
     from etude.integrations.art.adapter import ARTTrainerAdapter as ARTTrainerAdapter
     from etude.integrations.art.config import ARTTrainerAdapterConfig as ARTTrainerAdapterConfig
     from etude.jobs.content import JobNameTakenError as JobNameTakenError
-    from etude.loop.evaluation_run import EvaluationRun as EvaluationRun
-    from etude.loop.evaluation_run import EvaluationRunConfig as EvaluationRunConfig
+    from etude.loop.evaluation import EvaluationRun as EvaluationRun
+    from etude.loop.evaluation import EvaluationRunConfig as EvaluationRunConfig
     from etude.loop.interface import Trainer as Trainer
     from etude.loop.trainer import EpochTrainer as EpochTrainer
     from etude.rewards.evaluator import evaluator as evaluator

@@ -19,10 +19,9 @@ import etude.inference.local
 import etude.inference.openai_compatible
 import etude.loop.arguments
 import etude.loop.trainer
-import etude.protocols.registry
+import etude.protocols.workflow
 import etude.rewards.evaluator
 import etude.rewards.judge
-import etude.rewards.measured
 import etude.rollout.agent
 import etude.rollout.conversation
 import etude.rollout.datasets

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from etude.backup.attach import backed_up
+from etude.backup.copies import backed_up
 from etude.budget.guard import all_metered, meter_of, open_ledger, within_budget
 from etude.budget.ledger import Ledger
 from etude.config.builder import Builder

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from etude.algorithms import dpo, expert_iteration, grpo
+from etude.algorithms import dpo, grpo, imitation
 from etude.algorithms.dpo import Dpo
 from etude.algorithms.episodes import Collected, ScoredEpisode, Tally
-from etude.algorithms.expert_iteration import best_episodes
 from etude.algorithms.grpo import Grpo
+from etude.algorithms.imitation import best_episodes
 from etude.algorithms.samples import branches_of
 from etude.core.edge import trajectory_of
 from etude.core.episode import WORKFLOW, Event
@@ -132,20 +132,20 @@ def test_expert_iteration_keeps_what_reaches_the_threshold_best_first():
         (1.0, 1),
         (0.5, 0),
     ]
-    assert tally.left_out == {expert_iteration.BELOW: 1}
+    assert tally.left_out == {imitation.BELOW: 1}
 
 
 def test_expert_iteration_keeps_the_best_k_and_earlier_generations_win_ties():
     tally = Tally()
     assert kept(group((0.5, "a"), (1.0, "b"), (1.0, "c")), best_k=1, tally=tally) == [(1.0, 1)]
-    assert tally.left_out == {expert_iteration.NOT_BEST: 2}
+    assert tally.left_out == {imitation.NOT_BEST: 2}
 
 
 def test_expert_iteration_keeps_the_best_one_by_default_and_nothing_of_a_group_of_equals():
     tally = Tally()
     assert kept(group((0.0, "a"), (0.5, "b"))) == [(0.5, 1)]
     assert kept(group((0.0, "a"), (0.0, "b")), tally=tally) == []
-    assert tally.left_out == {expert_iteration.NO_BEST: 1}
+    assert tally.left_out == {imitation.NO_BEST: 1}
 
 
 def test_expert_iteration_takes_threshold_and_best_k_together():

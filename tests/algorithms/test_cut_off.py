@@ -8,8 +8,8 @@ import pytest
 
 from etude.algorithms.algorithm import algorithm_of, groups_of
 from etude.algorithms.collecting import CollectingBuilder
-from etude.algorithms.cut_off import CUT_OFF_EPISODE, CUT_OFF_PAIR, CUT_OFF_SAMPLE, masked
 from etude.algorithms.episodes import Tally, choices_of
+from etude.algorithms.samples import CUT_OFF_EPISODE, CUT_OFF_PAIR, CUT_OFF_SAMPLE, masked
 from etude.backends.openai_rows import supervised_row
 from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig
 from etude.core.edge import trajectory_of

@@ -15,8 +15,7 @@ from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.distillation import Distillation
 from etude.algorithms.episodes import IDLE, Collected, ScoredEpisode, Tally, UnitGroup
 from etude.algorithms.grpo import NO_ADVANTAGE, Grpo
-from etude.algorithms.reinforce_pp import ReinforcePP
-from etude.algorithms.rloo import Rloo
+from etude.algorithms.reinforce import ReinforcePP, Rloo
 from etude.algorithms.samples import branches_of
 from etude.core.episode import WORKFLOW
 from etude.core.errors import RequestError, TrainingError

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.algorithms import expert_iteration
+from etude.algorithms import imitation
 from etude.algorithms.episodes import Collected, Tally
-from etude.algorithms.expert_iteration import (
+from etude.algorithms.imitation import (
     GuessReplacementConfig,
     SelectionConfig,
     WeightingConfig,
@@ -29,7 +29,7 @@ from tests.support import END
 
 
 def imitations(groups, config, discount, epoch, seed, tally):
-    made = expert_iteration.imitations(groups, config, discount, Collected(epoch, seed, tally))
+    made = imitation.imitations(groups, config, discount, Collected(epoch, seed, tally))
     return [[*map(trajectory_of, group.units)] for group in made]
 
 
@@ -252,9 +252,7 @@ def test_a_draw_is_from_all_groups_together_and_counts_what_was_left():
     first, second = imitations(groups, config, 1.0, 0, 0, tally)
     assert first == []
     assert len(second) == 2
-    assert tally.left_out[expert_iteration.NOT_DRAWN] == 4 - len(
-        {row.metadata["generation"] for row in second}
-    )
+    assert tally.left_out[imitation.NOT_DRAWN] == 4 - len({row.metadata["generation"] for row in second})
 
 
 def test_a_share_is_never_more_than_there_is():

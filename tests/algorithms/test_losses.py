@@ -10,7 +10,7 @@ import torch
 
 from etude.algorithms.dpo import Dpo
 from etude.algorithms.grpo import Grpo
-from etude.algorithms.supervised import Supervised
+from etude.algorithms.imitation import Supervised
 from etude.core.call import Sampling
 from etude.core.sample import Turn
 from etude.learner.learner import Learner, LearnerOptions

@@ -3,8 +3,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.algorithms.epochs import examples_for_epoch
 from etude.core.example import Example
+from etude.rewards.collections import examples_for_epoch
 
 
 def dataset(size):

@@ -10,7 +10,7 @@ import torch
 
 from etude.algorithms.dpo import Dpo
 from etude.algorithms.grpo import Grpo
-from etude.algorithms.supervised import Supervised
+from etude.algorithms.imitation import Supervised
 from etude.learner.learner import Learner, LearnerOptions
 from tests.learner.gradients import assert_same, batch_of, gradient_by_autograd, gradient_of, sequences
 from tests.models.tiny_models import fresh_policy, true_logprobs

@@ -14,7 +14,7 @@ from etude.config.load import parse_config
 from etude.core.call import ChatRequest, Completion, Sampling, Usage
 from etude.core.errors import EngineError, RequestError
 from etude.core.threads import on_own_loop
-from etude.wire.attempts import note_charged
+from etude.wire.retries import note_charged
 
 REQUEST = ChatRequest(({"role": "user", "content": "What is 2 + 2?"},))
 LLMS = parse_config(

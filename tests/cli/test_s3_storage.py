@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from etude.backup.attach import backed_up
+from etude.backup.copies import backed_up
 from etude.backup.restore import fetch
 from etude.config.storage import StorageConfig
 from etude.store.run_folder import RunFolder

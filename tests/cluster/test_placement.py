@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from etude.cluster.config import RayConfig
-from etude.cluster.placement import Group, Node, placed
+from etude.cluster.config import Group, Node, RayConfig, placed
 
 
 def nodes(*cpus: float) -> list[Node]:

@@ -14,7 +14,7 @@ from etude.config.load import load_config, parse_config, resolved_yaml
 from etude.config.registry import register_workflow
 from etude.config.supplies import Supplies
 from etude.core.errors import ConfigError, RequestError
-from etude.rewards.measured import MeasuredConfig
+from etude.rewards.evaluator import MeasuredConfig
 from etude.rollout.seeds import SeedsConfig
 
 

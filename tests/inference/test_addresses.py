@@ -15,7 +15,7 @@ from etude.core.job import ModelVersion
 from etude.inference import http_addresses
 from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
-from etude.wire.attempts import counting_retries
+from etude.wire.retries import counting_retries
 from tests.endpoint_process import EndpointProcess
 from tests.support import pass_time, until
 

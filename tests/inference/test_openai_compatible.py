@@ -28,9 +28,8 @@ from etude.core.errors import EngineError, ImpossibleCall, RequestError
 from etude.core.job import ModelVersion
 from etude.inference.openai_compatible import OpenAiEngine, openai_llm
 from etude.inference.openai_config import OpenAiLlmConfig
-from etude.wire.asking import request_fields
-from etude.wire.attempts import counting_retries
-from etude.wire.client import Disturbed, Refused, failure_of, parse_completion
+from etude.wire.client import parse_completion, request_fields
+from etude.wire.retries import Disturbed, Refused, counting_retries, failure_of
 from tests.support import pass_time, until
 
 SECRET = "sk-do-not-show-me"

@@ -21,7 +21,7 @@ from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder
-from etude.wire.attempts import counting_retries
+from etude.wire.retries import counting_retries
 from tests.faults.remote_faults import (
     FAULTS,
     LOGPROBS,

@@ -15,7 +15,7 @@ from etude.core.call import ChatRequest
 from etude.core.errors import EngineError
 from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
-from etude.wire.client import Refused, failure_of
+from etude.wire.retries import Refused, failure_of
 from tests.faults.remote_faults import FaultyEndpoint
 
 
@@ -46,7 +46,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is asked whether it speaks TLS may take its time."""
-    monkeypatch.setattr("etude.wire.unreachable._PROBE_SECONDS", 60.0)
+    monkeypatch.setattr("etude.wire.http_answers._PROBE_SECONDS", 60.0)
 
 
 @asynccontextmanager

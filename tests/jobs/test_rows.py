@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from etude.algorithms.supervised import Supervised
+from etude.algorithms.imitation import Supervised
 from etude.core.errors import RequestError, TrainingError
 from etude.core.training_rows import DpoRow, SupervisedRow
 from etude.jobs.rows import require_written

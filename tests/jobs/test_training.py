@@ -12,10 +12,9 @@ import torch
 
 from etude.algorithms.grpo import Grpo
 from etude.core.errors import TrainingError
-from etude.jobs import memory as job_memory
+from etude.jobs import training as job_memory
 from etude.jobs.folders import StateFolders
-from etude.jobs.memory import TooLittleMemory
-from etude.jobs.training import Interrupted, JobData, JobTraining
+from etude.jobs.training import Interrupted, JobData, JobTraining, TooLittleMemory
 from etude.learner import packed
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.memory import ModelNumbers

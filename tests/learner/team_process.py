@@ -12,7 +12,7 @@ import torch
 
 from etude.algorithms.dpo import Dpo
 from etude.algorithms.grpo import Grpo
-from etude.algorithms.supervised import Supervised
+from etude.algorithms.imitation import Supervised
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.team import PeerLost, ShardingTeam, Team, joined
 from etude.models.policy import WEIGHTS_FILE, LoraOptions, Policy

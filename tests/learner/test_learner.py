@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from etude.algorithms.grpo import Grpo
-from etude.algorithms.supervised import Supervised
+from etude.algorithms.imitation import Supervised
 from etude.core.errors import StoreError, TrainingError
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.plan import Schedule

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from etude.algorithms.grpo import Grpo
-from etude.algorithms.supervised import Supervised
+from etude.algorithms.imitation import Supervised
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.optimiser import Optimiser
 from etude.learner.plan import Schedule

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from etude.algorithms.dpo import Dpo
 from etude.algorithms.grpo import Grpo
-from etude.algorithms.supervised import Supervised
+from etude.algorithms.imitation import Supervised
 from etude.learner import tree
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.packed import PackedStep

@@ -7,8 +7,7 @@ import torch
 
 import etude
 from etude.algorithms.malt import Malt
-from etude.algorithms.reinforce_pp import ReinforcePP
-from etude.algorithms.rloo import Rloo
+from etude.algorithms.reinforce import ReinforcePP, Rloo
 from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.preflight.algorithm_trial import is_own, try_algorithm

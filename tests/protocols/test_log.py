@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from etude.core.call import ChatRequest
 from etude.core.message import Message
 from etude.protocols import EpisodeTree, Log, Protocol, debate, dialogue, mnip, nip, play
-from etude.protocols.log import log_of
 from etude.protocols.named import PROTOCOLS
+from etude.protocols.scenario import log_of
 from etude.store.journal import Journal
 from tests.protocols.games import Labelled, agent_of, example, play_tree, scripted
 from tests.support import ScriptedEngine

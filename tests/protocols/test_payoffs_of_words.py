@@ -6,7 +6,7 @@ import pytest
 
 from etude.core.errors import RequestError
 from etude.protocols import Outcome, PlayLog, Protocol, Role, Turn, nip
-from etude.protocols.outcome import Utterance
+from etude.protocols.rules import Utterance
 from etude.store.journal import Journal
 from tests.protocols.courts import Offers, bargain, pay_deal
 from tests.protocols.games import play_record, play_tree, scripted

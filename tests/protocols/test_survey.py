@@ -8,7 +8,7 @@ from itertools import combinations, product
 import pytest
 
 from etude.protocols import SCALES, Outcome, Protocol, Role, Turn, majority
-from etude.protocols.outcome import Utterance
+from etude.protocols.rules import Utterance
 from etude.protocols.survey import LIMIT, combinations_of, count_of
 
 

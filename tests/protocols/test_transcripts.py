@@ -7,7 +7,7 @@ import json
 import yaml
 
 from etude.protocols import adp, as_yaml, debate, transcript
-from etude.protocols.transcripts import as_json
+from etude.protocols.tree import as_json
 from etude.store.journal import Journal
 from tests.protocols.games import example, play_record, scripted
 

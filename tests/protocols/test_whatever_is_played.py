@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.protocols import EpisodeTree, Protocol, Widths, most_calls, play
-from etude.protocols.log import play_log
 from etude.protocols.rules import Facts, drawn_side, next_round, resolve, voters_of
+from etude.protocols.scenario import play_log
 from etude.protocols.tree import Node, choices
 from tests.protocols.courts import RULES, Crowd, Offers, bargain, deliberation, hearing, jury, roll_call
 from tests.protocols.games import Labelled, example

@@ -16,7 +16,7 @@ from etude.core.example import Example
 from etude.loop.metrics import validation_metrics
 from etude.protocols import EpisodeTree, ProtocolWorkflow, adp, nip, register_scenario
 from etude.protocols.growing import branching
-from etude.protocols.registry import ProtocolReward, find_scenario
+from etude.protocols.workflow import ProtocolReward, find_scenario
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.rollout.collector import Collector
 from etude.rollout.workflow import as_workflow

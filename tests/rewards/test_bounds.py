@@ -18,8 +18,12 @@ from etude.core.trajectory import TrajectoryCollection
 from etude.loop.evaluation import scores_of
 from etude.loop.metrics import collection_metrics, validation_metrics
 from etude.rewards.evaluation import item_of, summary_of
-from etude.rewards.evaluator import FunctionEvaluator, FunctionEvaluatorConfig, WeightedEvaluator
-from etude.rewards.measured import MeasuredConfig
+from etude.rewards.evaluator import (
+    FunctionEvaluator,
+    FunctionEvaluatorConfig,
+    MeasuredConfig,
+    WeightedEvaluator,
+)
 from etude.rewards.scorer import Scorer, evaluate
 from etude.store.comparison import paired_difference
 from etude.store.encode import encode_episode

@@ -21,7 +21,7 @@ from etude.rewards.evaluator import FunctionEvaluator, WeightedEvaluator, scored
 from etude.rollout.collector import Collector, Limits
 from etude.rollout.workflow import Workflow
 from etude.store.journal import Journal
-from etude.wire.attempts import note_retry
+from etude.wire.retries import note_retry
 from tests.rewards.scripted_engine import ScriptedEngine
 from tests.support import pass_time, until
 

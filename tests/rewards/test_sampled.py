@@ -9,8 +9,8 @@ from etude.core.call import Call, ChatRequest, Completion, Sampling, Usage
 from etude.core.episode import SIMULATED_USER, EpisodeRecord, Failure
 from etude.core.evaluation import EvalOutput, EvalOutputItem, EvaluationRunOutput
 from etude.core.example import Example
-from etude.rewards.agreement import agreements, judges_and_checks
-from etude.rewards.sampled import Sampled
+from etude.rewards.collections import Sampled
+from etude.rewards.evaluation import agreements, judges_and_checks
 
 
 def said(text, logprobs=None, *, model="policy", function="play", temperature=1.0):

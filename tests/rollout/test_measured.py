@@ -11,7 +11,7 @@ from etude.core.evaluation import EvalInputItem
 from etude.export.transcripts import _event
 from etude.rewards.evaluation import item_of
 from etude.rewards.evaluation_run import EvaluationRun
-from etude.rewards.measured import MeasuredEvaluator
+from etude.rewards.evaluator import MeasuredEvaluator
 from etude.rollout.collector import Collector
 from etude.rollout.workflow import as_workflow
 from etude.store.episodes import read_episode

@@ -17,7 +17,7 @@ from etude.core.call import ChatRequest, Completion, Delta
 from etude.core.errors import EngineError, EtudeError, PromptTooLong
 from etude.core.example import Example
 from etude.runners import opening
-from etude.wire.attempts import note_failed_attempt, note_retry
+from etude.wire.retries import note_failed_attempt, note_retry
 from tests.runners.playing import config_with, evaluate, examples, opened, stored
 from tests.support import EchoEngine, ScriptedEngine
 

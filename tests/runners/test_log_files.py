@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from etude.cluster.output import Output
+from etude.cluster.runners import Output
 from etude.runners.log_files import bound
 
 

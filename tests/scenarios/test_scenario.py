@@ -19,10 +19,10 @@ from etude.core.keys import generator
 from etude.core.message import Message
 from etude.protocols import SCALES, Act, Malformed, Protocol, ProtocolWorkflow, Role, Turn, Verdict, play
 from etude.protocols.decision import VERDICTS
-from etude.protocols.log import Log, log_of
 from etude.protocols.named import PROTOCOLS
-from etude.protocols.registry import find_scenario
+from etude.protocols.scenario import Log, log_of
 from etude.protocols.tree import Node
+from etude.protocols.workflow import find_scenario
 from etude.scenarios.prompts import PROMPTS, fenced, how_to_decide
 from etude.scenarios.scenario import CodeValidation, stance_of
 from tests.support import ScriptedEngine

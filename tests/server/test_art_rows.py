@@ -15,7 +15,7 @@ from etude.integrations.art.serving.bodies import ArtGroup
 from etude.integrations.art.serving.rows import ArtRows, rows_of
 from etude.models.speech import Speech
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
-from etude.wire.api_error import ApiError
+from etude.wire.http_server import ApiError
 from tests.server.art_client import ASK, choice, group, trajectory
 
 SHAPE = TinyShape(hidden_size=8, heads=1, intermediate_size=8, layers=1)

@@ -15,7 +15,7 @@ from etude.server import job_size
 from etude.server.files import check_training_file
 from etude.server.hyperparameters import hyperparameters_for, resolved
 from etude.server.settings import server_settings
-from etude.wire.api_error import ApiError
+from etude.wire.http_server import ApiError
 from tests.models.tiny_models import policy
 from tests.server.data import upload
 from tests.server.process import ServerProcess

@@ -19,7 +19,7 @@ from etude.server.backend import Backend
 from etude.server.engines import EnginePool
 from etude.server.models import ServedModel
 from etude.server.settings import server_settings
-from etude.wire.api_error import ApiError
+from etude.wire.http_server import ApiError
 from tests.forked import Forked
 from tests.server.data import ASK, YES, create, supervised, upload, wait
 from tests.server.process import ServerProcess

@@ -17,7 +17,8 @@ from etude.core.call import Completion
 from etude.core.errors import EngineError, RequestError
 from etude.wire.answers import RecordedCompletion
 from etude.wire.dialect import ChatBody
-from etude.wire.endpoint import Endpoint, EndpointServer, listen
+from etude.wire.endpoint import Endpoint, EndpointServer
+from etude.wire.http_server import listen
 
 ASK = [{"role": "user", "content": "hi"}]
 

@@ -26,8 +26,7 @@ from typing_extensions import get_type_hints, is_typeddict
 from etude.core.call import Completion
 from etude.core.errors import RequestError
 from etude.wire.answers import RecordedCompletion
-from etude.wire.chat import ChatDialect
-from etude.wire.completions import CompletionsDialect
+from etude.wire.chat import ChatDialect, CompletionsDialect
 from etude.wire.dialect import AnswerMemory, Dialect
 from etude.wire.endpoint import EndpointServer
 from etude.wire.messages import MessagesDialect

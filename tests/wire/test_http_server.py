@@ -15,8 +15,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from etude.wire.http_server import BackgroundServer, ThreadServer, listen, server_config
-from etude.wire.request_checks import RequestChecks, is_key, shown_key
+from etude.wire.http_server import (
+    BackgroundServer,
+    RequestChecks,
+    ThreadServer,
+    is_key,
+    listen,
+    server_config,
+    shown_key,
+)
 
 GET = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
 POST = b"POST /%s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"

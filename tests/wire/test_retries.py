@@ -11,8 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.core.errors import ModelOut
-from etude.wire.attempts import counting_retries, ending_where_a_model_is_out, note_model_out, note_retry
-from etude.wire.retries import Again, RetryPolicy, is_worth_retrying, retried, retry_after
+from etude.wire.retries import (
+    Again,
+    RetryPolicy,
+    counting_retries,
+    ending_where_a_model_is_out,
+    is_worth_retrying,
+    note_model_out,
+    note_retry,
+    retried,
+    retry_after,
+)
 
 
 @given(st.integers(1, 10**6), st.integers())

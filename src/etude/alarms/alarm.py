@@ -1,7 +1,7 @@
 """Alarm: a look at the metrics of an epoch or a validation, and a sentence where they are wrong.
 
 An alarm is a class of pure functions whose fields are its thresholds. When it rings, and what the run does
-then, is decided in one place for all of them: `etude.alarms.ringing` and `etude.loop.alarms`.
+then, is decided in one place for all of them: `etude.alarms.ringing` and `etude.loop.record`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import AliasChoices, Field, FiniteFloat
 
-from etude.algorithms.cut_off import CUT_OFF_EPISODE, CutOff, count_cut_off
 from etude.algorithms.episodes import (
     IDLE,
     Collected,
@@ -29,8 +28,7 @@ from etude.algorithms.episodes import (
     without_cut_off,
     without_retries,
 )
-from etude.algorithms.epochs import examples_for_epoch, iter_collections
-from etude.algorithms.samples import branches_of, require_tokens
+from etude.algorithms.samples import CUT_OFF_EPISODE, CutOff, branches_of, count_cut_off, require_tokens
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.config.finetuning import FinetuneConfig, TrajectoryBuilderConfig
 from etude.core.edge import trajectory_of
@@ -43,7 +41,7 @@ from etude.core.logged import LoggedExample
 from etude.core.sample import Kind, SampleOrPair
 from etude.core.trajectory import Method, TrajectoryCollection
 from etude.protocols.growing import branching
-from etude.rewards.collections import phase_name, worked_on
+from etude.rewards.collections import examples_for_epoch, iter_collections, phase_name, worked_on
 from etude.rewards.evaluation import together
 from etude.rewards.scorer import read_score
 from etude.store.files import append_json_line

@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Any, TypeAlias
 
-from etude.algorithms.cut_off import count_cut_off, masked
 from etude.algorithms.samples import (
     Branch,
     branches_in,
+    count_cut_off,
     discounted_returns,
+    masked,
     pair_of,
     sample_of,
     with_turns,

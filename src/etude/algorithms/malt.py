@@ -14,9 +14,8 @@ from pydantic import AliasChoices, Field
 
 from etude.algorithms.dpo import Dpo, Preferences
 from etude.algorithms.episodes import Candidate, Choice, Collected, Group, Tally, UnitGroup, by_agent
-from etude.algorithms.expert_iteration import SelectionConfig, imitations
+from etude.algorithms.imitation import SelectionConfig, Supervised, imitations
 from etude.algorithms.protocol_checks import require_branching, require_calls, require_guesses
-from etude.algorithms.supervised import Supervised
 from etude.config.references import Refers
 from etude.core.sample import Pair
 from etude.core.trajectory import Method

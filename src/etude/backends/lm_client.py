@@ -15,17 +15,17 @@ from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 from etude.core.errors import BackendError
 from etude.core.json_text import read_json
 from etude.core.secrets import keep_secret
-from etude.wire.client import error_text
 from etude.wire.retries import (
     USUAL,
     USUAL_MEGABYTES,
     Again,
     RetryPolicy,
+    error_text,
     is_worth_retrying,
+    reason_of,
     retried,
     retry_after,
 )
-from etude.wire.unreachable import reason_of
 
 if TYPE_CHECKING:
     import httpx
@@ -129,7 +129,7 @@ class LanguageModelClient:
         """
         import httpx
 
-        from etude.wire.answer_size import ACCEPTED, limiting_answers
+        from etude.wire.http_answers import ACCEPTED, limiting_answers
 
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         key = (api_key.get_secret_value() if isinstance(api_key, SecretStr) else api_key) or ""

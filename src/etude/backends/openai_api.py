@@ -17,8 +17,15 @@ from etude.core.errors import BackendError, CapabilityError, RequestError, Train
 from etude.core.json_text import JsonError, read_json
 from etude.core.secrets import keep_secret
 from etude.inference.openai_config import OpenAiLlmConfig, plain_address
-from etude.wire.retries import USUAL, USUAL_MEGABYTES, Again, RetryPolicy, is_worth_retrying, retry_after
-from etude.wire.unreachable import reason_of
+from etude.wire.retries import (
+    USUAL,
+    USUAL_MEGABYTES,
+    Again,
+    RetryPolicy,
+    is_worth_retrying,
+    reason_of,
+    retry_after,
+)
 
 if TYPE_CHECKING:
     import httpx
@@ -122,7 +129,7 @@ def again(error: Exception) -> Again | None:
     """Why a request of the SDK's is worth another attempt; None where it is not."""
     from openai import APIError, APIStatusError, APITimeoutError
 
-    from etude.wire.whole_answers import MalformedAnswer
+    from etude.wire.http_answers import MalformedAnswer
 
     if not isinstance(error, APIError) or not is_temporary(error) or error.code in _USED_UP:
         return None
@@ -187,8 +194,7 @@ def connect(config: JobsConfig, llm: OpenAiLlmConfig, *, needs_key: bool) -> Asy
     """
     from openai import AsyncOpenAI
 
-    from etude.wire.answer_size import ACCEPTED, limiting_answers
-    from etude.wire.whole_answers import WholeAnswers
+    from etude.wire.http_answers import ACCEPTED, WholeAnswers, limiting_answers
 
     url = config.base_url or llm.address
     given = config.api_key or (llm.keys[0] if url == llm.address else None)

@@ -26,8 +26,7 @@ from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobSta
 from etude.core.keys import content_hash, fold
 from etude.core.trajectory import Method, TrajectoryCollection
 from etude.jobs.content import JobContent
-from etude.wire.attempts import counting_retries
-from etude.wire.retries import retried
+from etude.wire.retries import counting_retries, retried
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -21,7 +21,7 @@ from etude.core.returned import checked
 from etude.core.threads import on_loop
 from etude.core.within import Within
 from etude.inference.opponents_config import OpponentsConfig
-from etude.wire.attempts import counting_charges
+from etude.wire.retries import counting_charges
 
 _FRAME_TOKENS = 16
 """That a template may put around a message, at most."""

@@ -102,7 +102,7 @@ def check(
     import asyncio
 
     from etude.core.errors import StoreError
-    from etude.loop.stored_files import check_files, repair_files
+    from etude.loop.recovery import check_files, repair_files
     from etude.store.facts import find_run
     from etude.store.repair import check_run, repair_run
 

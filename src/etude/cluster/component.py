@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from etude.cluster.config import RayConfig
-from etude.cluster.connection import connected, require_ray
+from etude.cluster.connection import cluster_status, connected, require_ray
 from etude.cluster.launch import TeamLauncher
 from etude.cluster.runners import LOGS, RunnerLauncher
-from etude.cluster.status import cluster_status
 from etude.config.document import dotted
 from etude.config.registry import register_cluster
 from etude.config.schema import Config

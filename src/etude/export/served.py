@@ -17,8 +17,7 @@ from etude.export.card import Kind, plain_name, usage
 from etude.export.gguf import Conversion, convert
 from etude.export.model import CARD, require_replaceable
 from etude.store.files import draft_of
-from etude.wire.client import error_text
-from etude.wire.unreachable import reason_of
+from etude.wire.retries import error_text, reason_of
 
 _SECONDS = 60.0
 """For a connection; the server may take minutes to write a model."""

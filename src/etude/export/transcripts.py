@@ -20,7 +20,7 @@ from etude.core.errors import RequestError
 from etude.core.json_text import read_json
 from etude.core.keys import content_hash
 from etude.core.message import Message, is_text, text_of
-from etude.protocols.transcripts import as_json, as_yaml, transcript
+from etude.protocols.tree import as_json, as_yaml, transcript
 from etude.store.episodes import choose_phase, iter_episodes, read_episode
 from etude.store.files import write_atomically
 from etude.store.journal import Journal

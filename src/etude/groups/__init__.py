@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from etude.backends.lm_client import LanguageModelClient
 from etude.core.job import DryRun, Frozen, Skipped
-from etude.groups.agents import GroupAgent, ModelSettings, agents_of_model
-from etude.groups.data import Step
+from etude.groups.agents import GroupAgent, ModelSettings, Step, agents_of_model
 from etude.groups.line import ModelLine
 from etude.groups.openai_group import OpenAiSharedModelGroup, OpenAiSharedModelGroupState
 from etude.groups.shared import SharedModelGroup

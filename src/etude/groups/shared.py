@@ -14,8 +14,17 @@ from etude.core.errors import RequestError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash
 from etude.core.trajectory import Method, Trajectory, TrajectoryCollection
-from etude.groups.agents import GroupAgent, ModelSettings, agreed, by_name
-from etude.groups.data import Rollouts, Steps, dpo_data, grpo_data, supervised_data
+from etude.groups.agents import (
+    GroupAgent,
+    ModelSettings,
+    Rollouts,
+    Steps,
+    agreed,
+    by_name,
+    dpo_data,
+    grpo_data,
+    supervised_data,
+)
 from etude.groups.line import FOR_GROUPS, LineRules, ModelLine, require_completed, version_of
 from etude.groups.lineage import LineageEntry
 from etude.groups.state import HostedState, SharedModelGroupState, by_own_names, read_state

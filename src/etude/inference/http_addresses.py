@@ -17,8 +17,15 @@ from etude.core.secrets import keep_secret, masked
 from etude.inference.http_client import HttpClient
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig, require_a_key_each
 from etude.inference.routes import Address, Routes
-from etude.wire.client import Disturbed, Refused, failure_of
-from etude.wire.unreachable import WRITE_HTTPS, is_plain_http, reason_of, speaks_tls
+from etude.wire.retries import (
+    WRITE_HTTPS,
+    Disturbed,
+    Refused,
+    failure_of,
+    is_plain_http,
+    reason_of,
+    speaks_tls,
+)
 
 if TYPE_CHECKING:
     import httpx
@@ -95,7 +102,7 @@ class HttpAddresses:
         """The failure of a request without an answer that could be read."""
         import httpx
 
-        from etude.wire.answer_size import AnswerTooLarge
+        from etude.wire.http_answers import AnswerTooLarge
 
         if isinstance(error, AnswerTooLarge):
             return Disturbed(str(error), cause="too_large")

@@ -49,7 +49,7 @@ class HttpClient:
         """`read_seconds` limits the wait for each piece of an answer. An answer may have `most_megabytes`, of
         which `setting` is the name in the error."""
         # Here and in the methods, not above: a command that samples nothing should not wait for the imports.
-        from etude.wire.answer_size import ACCEPTED, AnswerLimit
+        from etude.wire.http_answers import ACCEPTED, AnswerLimit
 
         self._headers = {"accept-encoding": ACCEPTED, **headers}
         self._read_seconds = read_seconds

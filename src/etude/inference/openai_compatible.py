@@ -21,11 +21,17 @@ from etude.inference.breaker import Breaker
 from etude.inference.http_addresses import HttpAddresses
 from etude.inference.openai_config import NOT_FOR_REASONING, OpenAiLlmConfig
 from etude.inference.routes import Address, beginning, conversation_of
-from etude.wire.asking import USUAL_FIELDS, request_fields
-from etude.wire.attempts import note_charged, note_failed_attempt, note_model_out
-from etude.wire.client import Disturbed, Refused, charged_for, encode, parse_completion
-from etude.wire.logprobs import Impossible, require_asked, require_logprobs
-from etude.wire.retries import Again, retried
+from etude.wire.answers import Impossible, require_asked, require_logprobs
+from etude.wire.client import USUAL_FIELDS, charged_for, encode, parse_completion, request_fields
+from etude.wire.retries import (
+    Again,
+    Disturbed,
+    Refused,
+    note_charged,
+    note_failed_attempt,
+    note_model_out,
+    retried,
+)
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder

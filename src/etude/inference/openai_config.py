@@ -14,7 +14,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from etude.config.component import CHANGEABLE, LlmConfig
 from etude.core.call import Sampling
-from etude.wire.asking import VLLM_FIELDS
+from etude.wire.client import VLLM_FIELDS
 from etude.wire.retries import USUAL, USUAL_MEGABYTES, RetryPolicy
 
 ProviderName = Literal["openai", "openrouter", "vllm", "etude", "other"]

@@ -18,8 +18,8 @@ from etude.inference.http_client import HttpClient
 from etude.inference.routes import FIRST_TOKENS, beginning, conversation_of
 from etude.inference.vllm_processes import VllmProcesses
 from etude.models.speech import Speech
-from etude.wire.asking import sampling_fields
-from etude.wire.logprobs import Impossible, likeliest, read_prompt_logprobs, require_ids, require_logprobs
+from etude.wire.answers import Impossible, likeliest, read_prompt_logprobs, require_ids, require_logprobs
+from etude.wire.client import sampling_fields
 
 _ID = "token_id:"
 """vLLM puts it before ids that stand for token texts."""

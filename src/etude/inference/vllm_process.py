@@ -18,8 +18,7 @@ from pydantic import SecretStr
 
 from etude.core.errors import EngineAway, EngineError
 from etude.inference.vllm_child import LocalLauncher, VllmChild, VllmLauncher, VllmOptions
-from etude.wire.client import Disturbed, Refused, failure_of
-from etude.wire.retries import Again, RetryPolicy, retried
+from etude.wire.retries import Again, Disturbed, Refused, RetryPolicy, failure_of, retried
 
 _LOG = logging.getLogger("etude.vllm")
 _CONTROL = RetryPolicy(retries=2, deadline=60.0)

@@ -28,8 +28,8 @@ from etude.loop.checks import Provenance, TargetWatch
 from etude.loop.metrics import collection_metrics, selection_metrics, shaped_rewards
 from etude.loop.record import Record
 from etude.loop.submitted import JobRecord
-from etude.rewards.agreement import agreements, judges_and_checks
 from etude.rewards.collections import Collections, within, worked_on
+from etude.rewards.evaluation import agreements, judges_and_checks
 from etude.runtime import Runtime
 from etude.store.facts import SUMMARY
 from etude.store.figures import last_version, versions_made

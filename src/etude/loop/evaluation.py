@@ -1,4 +1,7 @@
-"""Evaluating an agent as in training, scoring stored episodes again, and the scores with their intervals."""
+"""Evaluating an agent as in training, scoring stored episodes again, and the scores with their intervals.
+
+`EvaluationRun(config).run_and_evaluate()` does it by the names of the NeMo Agent Toolkit.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from pydantic import Field
+
 from etude.budget.guard import meter_of, open_ledger, within_budget
 from etude.config.builder import Builder
 from etude.config.component import EvaluatorConfig
 from etude.config.import_path import import_object
 from etude.config.schema import Config
-from etude.core.data_model import finite
+from etude.core.data_model import DataModel, finite
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutput, EvalOutputItem, EvaluationRunOutput
@@ -28,6 +33,8 @@ from etude.core.keys import content_hash
 from etude.groups.opponents import OpponentPool
 from etude.inference.local import LocalLlmConfig
 from etude.inference.opponents_config import OpponentsConfig
+from etude.loop.arguments import load
+from etude.loop.lifecycle import new_run
 from etude.loop.metrics import measured_scores
 from etude.loop.model import load_version, replaced_model
 from etude.rewards.evaluation import OnScore
@@ -288,3 +295,38 @@ def _code_of(config: EvaluatorConfig) -> str | None:
     import_object(function)
     file = sys.modules[function.partition(":")[0]].__file__
     return None if file is None else content_hash(Path(file).read_text(encoding="utf-8"))
+
+
+class EvaluationRunConfig(DataModel, arbitrary_types_allowed=True):
+    """The config that is evaluated, and on which examples."""
+
+    config_file: Path | dict[str, Any] | Config
+    """A config: its file, or its content."""
+    dataset: Path | str | None = None
+    """A file of examples in place of those that the config names."""
+    override: tuple[tuple[str, str], ...] = ()
+    """Keys of the config with other values, as `-o` of the command line has them."""
+    reps: int = Field(default=1, ge=1)
+    """Episodes for each example."""
+
+
+class EvaluationRun:
+    """One evaluation, in a run folder of its own."""
+
+    def __init__(self, config: EvaluationRunConfig) -> None:
+        self.config = config
+
+    async def run_and_evaluate(self) -> EvaluationRunOutput:
+        """Play the episodes and score them. Raises as `etude.evaluate` does."""
+        config, request = self._loaded(), EvaluationRequest(repeat=self.config.reps)
+        with new_run(config, None, request) as run:
+            return (await evaluate(config, run, request)).output
+
+    def _loaded(self) -> Config:
+        given, changes = self.config, list(self.config.override)
+        if given.dataset is not None:
+            # Looked for in the current folder first, as everything that a program names.
+            path = Path(given.dataset).absolute()
+            source = str(path if path.exists() else given.dataset)
+            changes.append(("finetuning.run_configuration.dataset", json.dumps(source)))
+        return load(given.config_file, changes).for_evaluation()

@@ -10,10 +10,9 @@ from etude.core.errors import EtudeError, RunPaused, RunStopped, TrainingError
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.returned import WrongReturnError
 from etude.core.trajectory import TrajectoryCollection
-from etude.loop.alarms import pause_for
 from etude.loop.bookkeeper import Bookkeeper
 from etude.loop.metrics import reason_for_skip
-from etude.loop.outcome import require_trained
+from etude.loop.record import pause_for, require_trained
 
 
 class Follower(Bookkeeper):

@@ -1,22 +1,144 @@
-"""The record of one model's training: its history, journalled and reported."""
+"""The record of one model's training: its history and alarms, journalled, acted on and reported.
+
+All that an alarm decides is recorded with the epoch or validation in which it rings, in one write: the alarms
+that hold, and the version that the model goes back to. So it is decided once, and a run that is killed before
+it could do what was decided does it when it is resumed.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from etude.alarms.alarm import alarms_of
+from etude.alarms.alarm import Alarm, alarms_of
+from etude.alarms.remedies import PAGE
+from etude.alarms.ringing import events_of
 from etude.config.finetuning import FinetuneConfig
+from etude.core.errors import RunPaused, TrainingError
 from etude.core.history import AlarmEvent, Entry, EpochEntry, History, ValidationEntry, WarmUpEntry
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
-from etude.loop.alarms import Pause, RunAlarms, facts_of
 from etude.runtime import Runtime
+from etude.store.figures import name_of, version_to_go_back_to
 from etude.store.files import private_folder
 from etude.store.log import EpochLog
 from etude.store.plain import json_facts
-from etude.store.summary import show_command
+from etude.store.summary import causes_in, show_command, shown_cause
+
+E = TypeVar("E", EpochEntry, ValidationEntry)
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """An alarm that pauses the run."""
+
+    alarm: str
+    text: str
+
+
+def pause_for(pauses: Sequence[Pause]) -> None:
+    """Raise RunPaused, if there is any."""
+    if pauses:
+        text = "; ".join(pause.text for pause in pauses)
+        raise RunPaused(text, override=f"finetuning.alarms.{pauses[0].alarm}.action=off")
+
+
+class RunAlarms:
+    """Rings the alarms of a model's epochs and validations, and knows what they ask of the run."""
+
+    def __init__(self, alarms: Mapping[str, Alarm], log: EpochLog) -> None:
+        self._alarms = alarms
+        self._log = log
+
+    def rung(self, entry: E, history: History) -> tuple[E, list[AlarmEvent]]:
+        """An entry that is to be recorded, with the alarms that hold and what they lead to; and those of the
+        alarms that ring now.
+
+        `history` is that before it. Where it has the entry already, as of an epoch with several jobs, an
+        alarm does not ring in it a second time.
+        """
+        known = history.epochs if isinstance(entry, EpochEntry) else history.validations
+        before = [each for each in known if each.epoch < entry.epoch]
+        has_rung = {event.key for each in known if each.epoch == entry.epoch for event in each.alarms}
+        alarms = events_of(self._alarms, entry, before)
+        new = [event for event in alarms if event.is_new and event.key not in has_rung]
+        entry = entry.model_copy(update={"alarms": alarms})
+        if any(event.action == "rollback" for event in new):
+            back_to = version_to_go_back_to(_with(history, entry))
+            entry = entry.model_copy(update={"back_to": back_to})
+        return entry, new
+
+    def reason_to_stop(self, history: History) -> str | None:
+        """Why the run is to end after what it has done; an alarm whose action is another one by now is no
+        reason."""
+        last = max((entry.epoch for entry in history.epochs), default=0)
+        events = self._events([entry for entry in history.entries if entry.epoch == last], "stop")
+        return next((f"{name_of(entry)}: {event.text}" for entry, event in events), None)
+
+    async def take_pauses(self, history: History) -> list[Pause]:
+        """The alarms that have rung and ask for a pause, each once: the process is to end now."""
+        done = self._log.pauses()
+        due = {
+            name: Pause(event.alarm, f"{name_of(entry)}: {event.text}")
+            for entry, event in self._events(history.entries, "pause")
+            if event.is_new and (name := _name(entry, event)) not in done
+        }
+        if due:
+            await self._log.add_pauses(due)
+        return list(due.values())
+
+    def _events(self, entries: Sequence[Entry], action: str) -> list[tuple[Entry, AlarmEvent]]:
+        return [
+            (entry, event)
+            for entry in entries
+            for event in entry.alarms
+            if event.action == action and event.alarm in self._alarms
+            if self._alarms[event.alarm].action == action
+        ]
+
+
+def facts_of(entry: Entry, event: AlarmEvent, target: str | None) -> dict[str, Any]:
+    """An alarm that rings, as JSON, for whoever watches the run."""
+    whose = {} if target is None else {"target": target}
+    text = f"{name_of(entry)}: {event.text}"
+    measured = "validation" if isinstance(entry, ValidationEntry) else "epoch"
+    return {
+        **whose,
+        **event.model_dump(mode="json", exclude={"is_new"}),
+        "measured": measured,
+        "epoch": entry.epoch,
+        "text": text if target is None else f"{target}: {text}",
+        "back_to": None if entry.back_to is None else entry.back_to.number,
+    }
+
+
+def _with(history: History, entry: Entry) -> History:
+    if isinstance(entry, EpochEntry):
+        return history.with_epoch(entry)
+    return history.with_validation(entry)
+
+
+def _name(entry: Entry, event: AlarmEvent) -> str:
+    """The name that a pause is remembered by."""
+    kind = "validation" if isinstance(entry, ValidationEntry) else "epoch"
+    return f"{kind}/{entry.epoch}/{event.alarm}/{event.of}"
+
+
+def require_trained(histories: Sequence[History]) -> list[TrainingJobStatus]:
+    """The statuses of all jobs, by epoch. Raises TrainingError when there were none."""
+    epochs: list[EpochEntry] = [entry for history in histories for entry in history.epochs]
+    statuses = [entry.status for entry in sorted(epochs, key=lambda entry: entry.epoch) if entry.status]
+    if not statuses:
+        reasons = sorted({entry.skipped for entry in epochs if entry.skipped is not None})
+        most = max((len(history.epochs) for history in histories), default=0)
+        shown = (f"\n  {shown_cause(cause)} (first in {cause['episode']})" for cause in causes_in(epochs))
+        causes = "".join(shown)
+        raise TrainingError(
+            f"the run trained on nothing in {most} epochs. {' | '.join(reasons)}; see {PAGE}{causes}"
+        )
+    return statuses
 
 
 class Record:

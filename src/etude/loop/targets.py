@@ -16,7 +16,7 @@ from etude.core.evaluation import EvalOutputItem
 from etude.core.interfaces import Progress
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.loop.interface import Trainer
-from etude.loop.outcome import require_trained
+from etude.loop.record import require_trained
 from etude.loop.trainer import EpochTrainer, run_loop, submit_epoch
 from etude.runtime import Runtime
 from etude.store.facts import SUMMARY

@@ -5,16 +5,12 @@ from __future__ import annotations
 from etude.protocols.arrays import Rollouts
 from etude.protocols.decision import SCALES, AtLeast, Scale, Verdict, majority, mean_vote, unanimity
 from etude.protocols.growing import Widths, most_calls
-from etude.protocols.log import Line, Log, dialogue
 from etude.protocols.named import adp, debate, merlin_arthur, mnip, nip, solo_verifier
-from etude.protocols.outcome import Outcome, PlayLog
 from etude.protocols.protocol import Protocol
-from etude.protocols.registry import find_protocol, register_scenario
-from etude.protocols.rules import Fork, Role, Turn
-from etude.protocols.scenario import Act, Malformed, Scenario
-from etude.protocols.transcripts import as_yaml, transcript
-from etude.protocols.tree import EpisodeTree
-from etude.protocols.workflow import ProtocolWorkflow, play
+from etude.protocols.rules import Fork, Outcome, PlayLog, Role, Turn
+from etude.protocols.scenario import Act, Line, Log, Malformed, Scenario, dialogue
+from etude.protocols.tree import EpisodeTree, as_yaml, transcript
+from etude.protocols.workflow import ProtocolWorkflow, find_protocol, play, register_scenario
 
 __all__ = [
     "SCALES",

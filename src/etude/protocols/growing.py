@@ -16,11 +16,10 @@ from etude.core.errors import EpisodeError, RequestError
 from etude.core.example import Example
 from etude.core.message import Message
 from etude.protocols.decision import VERDICTS, Verdict
-from etude.protocols.log import log_of, play_log
-from etude.protocols.outcome import Outcome
 from etude.protocols.protocol import Protocol, within
 from etude.protocols.rules import (
     Facts,
+    Outcome,
     Round,
     Rules,
     Turn,
@@ -31,7 +30,7 @@ from etude.protocols.rules import (
     turns_at,
     voters_of,
 )
-from etude.protocols.scenario import Act, Malformed, Scenario, answer_for
+from etude.protocols.scenario import Act, Malformed, Scenario, answer_for, log_of, play_log
 from etude.protocols.survey import check_earned
 from etude.protocols.tree import EpisodeTree, Node, Rejected
 

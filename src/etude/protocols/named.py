@@ -13,9 +13,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from etude.config.nearest import alternatives
 from etude.core.errors import RequestError
 from etude.protocols.decision import ACCEPT, REJECT, scale_named, sign
-from etude.protocols.outcome import Outcome
 from etude.protocols.protocol import Protocol
-from etude.protocols.rules import Role, Round, Stance, Turn
+from etude.protocols.rules import Outcome, Role, Round, Stance, Turn
 
 VERIFIER = "verifier"
 

@@ -12,15 +12,17 @@ from typing import Any, TypeAlias
 from etude.config.nearest import alternatives
 from etude.core.errors import RequestError
 from etude.protocols.decision import ACCEPT, VERDICTS
-from etude.protocols.outcome import Outcome, PlayLog, Utterance
 from etude.protocols.rules import (
     Bounds,
     Facts,
     Fork,
+    Outcome,
+    PlayLog,
     Round,
     Rules,
     Schedule,
     Turn,
+    Utterance,
     chosen,
     next_round,
     resolve,

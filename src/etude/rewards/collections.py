@@ -1,20 +1,152 @@
-"""Collections: the episodes that a run hands out, each time fresh and each time under a key of their own."""
+"""Collections: the episodes that a run hands out, each time fresh and under a key of their own.
+
+Which examples an epoch plays, and figures of what a model said in its episodes.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import re
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import chain, count
 from typing import Any, Literal
 
-from etude.core.episode import EpisodeRecord
+from etude.core.episode import SIMULATED_USER, EpisodeRecord
 from etude.core.evaluation import EvalInput, EvaluationRunOutput
+from etude.core.example import Example
+from etude.core.keys import generator
 from etude.rewards.evaluation import Evaluation, EvaluationRequest, together
-from etude.rewards.sampled import Sampled
+from etude.store.episodes import iter_episodes
+from etude.store.journal import Journal
+
+
+@dataclass(frozen=True, slots=True)
+class _Figures:
+    """The model's answers in one episode."""
+
+    example: str
+    answers: int
+    tokens: int
+    surprise: float
+    """Σ -log p of the tokens that were sampled, in nats."""
+    surprises: int
+    """How many tokens that is of."""
+    digest: int | None
+    """Equal for equal words; None for an episode that failed."""
+
+
+@dataclass(slots=True)
+class Sampled:
+    """Figures of the trained model's answers in episodes. Calls that play a user are not counted."""
+
+    _figures: dict[str, _Figures] = field(default_factory=dict)
+    """By episode: figures must not depend on the order in which episodes end."""
+
+    def saw(self, episode: EpisodeRecord, model: str) -> None:
+        """Count an episode; `model` is the entry of `llms`."""
+        calls = [call for call in episode.calls if call.model == model and call.function != SIMULATED_USER]
+        answers = [(call.request, call.completion) for call in calls if call.completion is not None]
+        if not answers:
+            return
+        # A greedy answer tells its logprobs at temperature 1, at which it was not sampled.
+        logprobs = [
+            completion.logprobs
+            for request, completion in answers
+            if completion.logprobs and request.sampling.temperature > 0
+        ]
+        words = tuple(
+            completion.completion_ids
+            or (str(completion.message.get("content")), str(completion.message.get("tool_calls")))
+            for _, completion in answers
+        )
+        self._figures[episode.id] = _Figures(
+            example=episode.example.id,
+            answers=len(answers),
+            tokens=sum(completion.usage.completion_tokens for _, completion in answers),
+            surprise=-math.fsum(value for values in logprobs for value in values),
+            surprises=sum(map(len, logprobs)),
+            digest=hash(words) if episode.failure is None else None,
+        )
+
+    def metrics(self) -> dict[str, Any]:
+        """Figures of all episodes; each is None where nothing tells it.
+
+        `answer_tokens`: tokens of an answer, the mean. `sampled_entropy`: -1/N Σ log p over the N tokens that
+        were sampled, in nats: an unbiased estimate of the entropy of the distributions that they were sampled
+        from. `repeated_share`: Σ (n - d) / Σ (n - 1) over the examples with n ≥ 2 episodes, of which d are
+        different, word for word: 0 where all are, and 1 where all are the same.
+        """
+        figures = self._figures.values()
+        answers, tokens = sum(each.answers for each in figures), sum(each.tokens for each in figures)
+        surprises = sum(each.surprises for each in figures)
+        groups: defaultdict[str, list[int]] = defaultdict(list)
+        for each in figures:
+            if each.digest is not None:
+                groups[each.example].append(each.digest)
+        others = sum(len(group) - 1 for group in groups.values())
+        repeated = sum(len(group) - len(set(group)) for group in groups.values())
+        return {
+            "answer_tokens": tokens / answers if answers else None,
+            "sampled_entropy": math.fsum(each.surprise for each in figures) / surprises
+            if surprises
+            else None,
+            "repeated_share": repeated / others if others else None,
+        }
+
+
+def examples_for_epoch(
+    examples: Sequence[Example], count: int | None, epoch: int, seed: int
+) -> list[Example]:
+    """`count` examples for an epoch, from a seeded shuffle that cycles through the dataset.
+
+    Each pass uses every example once, in an order of its own, and no epoch has an example twice. All
+    examples in their own order when `count` is None or covers them.
+    """
+    if count is None or count >= len(examples):
+        return list(examples)
+    chosen: list[int] = []
+    waiting: list[int] = []
+    passes = 0
+    for _ in range(epoch + 1):
+        if len(waiting) < count:
+            waiting += _next_pass(len(examples), waiting, count - len(waiting), seed, passes)
+            passes += 1
+        chosen, waiting = waiting[:count], waiting[count:]
+    return [examples[index] for index in chosen]
+
+
+def _next_pass(size: int, left: Sequence[int], needed: int, seed: int, number: int) -> list[int]:
+    """A shuffle of all indices whose first `needed` are none of those left over from the pass before."""
+    order = _shuffled(size, seed, number)
+    skipped = set(left)
+    head = [index for index in order if index not in skipped][:needed]
+    taken = set(head)
+    return head + [index for index in order if index not in taken]
+
+
+@lru_cache(maxsize=4)
+def _shuffled(size: int, seed: int, number: int) -> tuple[int, ...]:
+    """Kept, because every epoch starts from the first pass."""
+    order = list(range(size))
+    generator(seed, "examples", number).shuffle(order)
+    return tuple(order)
+
+
+def iter_collections(journal: Journal, phase: str) -> Iterator[EpisodeRecord]:
+    """The stored episodes of all collections of one kind that an epoch has."""
+    for call in count(1):
+        episodes = iter_episodes(journal, f"{numbered(phase, call)}/")
+        first = next(episodes, None)
+        if first is None:
+            return
+        yield from chain([first], episodes)
+
 
 Stage = Literal["train", "validation", "warm-up"]
 

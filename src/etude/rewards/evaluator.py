@@ -1,6 +1,7 @@
-"""Evaluators, which score episodes. Any function can be one, and a weighted sum of others.
+"""Evaluators, which score episodes. Any function can be one, a score that was measured, and a weighted sum.
 
-`@etude.evaluator` and `_type: function` make them of plain functions, `_type: weighted` of others.
+`@etude.evaluator` and `_type: function` make them of plain functions, `_type: weighted` of others;
+`_type: measured` reads what the run recorded.
 """
 
 from __future__ import annotations
@@ -15,19 +16,13 @@ from pydantic import Field, FiniteFloat
 
 from etude.config.component import CHANGEABLE, EvaluatorConfig
 from etude.config.import_path import import_object, where_defined
-from etude.config.references import Refers
+from etude.config.references import AgentRef, Refers
 from etude.config.registry import register_evaluator
 from etude.core.brief import call_briefly
 from etude.core.data_model import kind_of, number
+from etude.core.episode import measured
 from etude.core.errors import RequestError
-from etude.core.evaluation import (
-    LARGEST_SCORE,
-    EvalInputItem,
-    EvalOutputItem,
-    ScoreBounds,
-    is_score,
-    rising,
-)
+from etude.core.evaluation import LARGEST_SCORE, EvalInputItem, EvalOutputItem, ScoreBounds, is_score, rising
 from etude.core.example import Example
 from etude.core.interfaces import Evaluator
 from etude.core.secrets import masked, masked_data
@@ -291,3 +286,51 @@ async def weighted_evaluator(config: WeightedEvaluatorConfig, builder: Builder) 
     """A weighted sum of other evaluators' scores."""
     parts = {name: as_evaluator(await builder.get_evaluator(name)) for name in config.weights}
     yield WeightedEvaluator(parts, config.weights)
+
+
+class MeasuredEvaluator(Evaluator):
+    """Gives an episode the score that it recorded of itself with `episode.score(name, …, agent=…)`.
+
+    An episode without it is left out and counted, like any whose evaluator failed.
+    """
+
+    def __init__(self, name: str, agent: str | None = None, bounds: Bounds | None = None) -> None:
+        self.name = name
+        self.agent = agent
+        self.bounds = bounds
+
+    async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
+        """The recorded score with its reason, or the scores that there are in its place."""
+        if item.episode is None:
+            return unscored(item, "there is no episode to read a score from")
+        event = measured(item.episode, self.name, self.agent)
+        if event is not None:
+            return scored(item, (event.value, event.text or None))
+        recorded = {
+            _described(event.name, event.agent): None
+            for event in item.episode.events
+            if event.kind == "score"
+        }
+        missing, others = _described(self.name, self.agent), ", ".join(recorded) or "none"
+        return unscored(item, f"the episode recorded no score {missing} (it recorded: {others})")
+
+
+def _described(name: str, agent: str | None) -> str:
+    return f"'{name}'" if agent is None else f"'{name}' of '{agent}'"
+
+
+class MeasuredConfig(EvaluatorConfig, name="measured"):
+    """The score that an episode measured of itself: `episode.score("reward", 0.7)`."""
+
+    name: str = "reward"
+    """The name of the score."""
+    agent: AgentRef | None = None
+    """Whose score it is, where each agent has its own."""
+    bounds: ScoreBounds | None = None
+    """The least and the most that it can be, such as `[-1, 1]`."""
+
+
+@register_evaluator(config_type=MeasuredConfig)
+async def measured_evaluator(config: MeasuredConfig, builder: Builder) -> AsyncIterator[Evaluator]:
+    """The registered component `measured`."""
+    yield MeasuredEvaluator(config.name, config.agent, config.bounds)

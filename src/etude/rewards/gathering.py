@@ -14,7 +14,7 @@ from etude.core.evaluation import EvalInput, EvalInputItem, EvaluationRunOutput,
 from etude.rewards.evaluation import OnEpisode, OnScore, item_of, merge_causes, summary_of
 from etude.rewards.evaluator import unscored
 from etude.rewards.scorer import Scorer, Scores
-from etude.wire.attempts import counting_retries
+from etude.wire.retries import counting_retries
 
 _EXAMPLES = 3
 """Of each kind of failure, shown where there are too many."""

@@ -23,7 +23,7 @@ from etude.rollout.exits import no_exit
 from etude.rollout.loop_watch import BlockedLoop, watch_loop
 from etude.rollout.run_workflow import user_line
 from etude.store.journal import Journal, Steps
-from etude.wire.attempts import ending_where_a_model_is_out
+from etude.wire.retries import ending_where_a_model_is_out
 
 T = TypeVar("T")
 

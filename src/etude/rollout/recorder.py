@@ -21,7 +21,7 @@ from etude.core.message import Message, Tool
 from etude.store.encode import encode_call, shared_messages
 from etude.store.episodes import CallReader, call_key
 from etude.store.journal import Json, Steps
-from etude.wire.attempts import counting_retries
+from etude.wire.retries import counting_retries
 from etude.wire.sampling import change_sampling
 
 _ADMIT_SECONDS = 0.05

@@ -23,7 +23,7 @@ from etude.runners.link import Link, Note
 from etude.runners.process import ProcessEnd, RunnerProcess, killed_after
 from etude.runners.shipping import shipped_example
 from etude.store.journal import Journal
-from etude.wire.attempts import RetryCount, counting_retries
+from etude.wire.retries import RetryCount, counting_retries
 
 _CLOSING_SECONDS = 5.0
 

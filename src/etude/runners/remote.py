@@ -25,7 +25,7 @@ from etude.runners.calls import Known, decode_answer, decode_delta, encode_reque
 from etude.runners.frames import Disconnected
 from etude.runners.link import Link
 from etude.store.journal import Json
-from etude.wire.attempts import note_failed_attempt, note_model_out, note_retries
+from etude.wire.retries import note_failed_attempt, note_model_out, note_retries
 
 
 class RemoteJournal:

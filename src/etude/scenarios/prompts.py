@@ -12,9 +12,9 @@ from types import MappingProxyType
 
 from etude.core.example import Example
 from etude.protocols.decision import ACCEPT, REJECT, VERDICTS, Scale, Verdict
-from etude.protocols.log import Log
 from etude.protocols.protocol import Protocol
 from etude.protocols.rules import Stance, Turn, turns_at
+from etude.protocols.scenario import Log
 
 _TASK = """\
 The problem:

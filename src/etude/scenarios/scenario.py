@@ -11,11 +11,10 @@ from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.core.message import Message
 from etude.protocols.decision import ACCEPT, REJECT, Verdict
-from etude.protocols.log import Log, dialogue
 from etude.protocols.protocol import Protocol
-from etude.protocols.registry import register_scenario
 from etude.protocols.rules import Turn
-from etude.protocols.scenario import Scenario
+from etude.protocols.scenario import Log, Scenario, dialogue
+from etude.protocols.workflow import register_scenario
 from etude.scenarios.prompts import LAST_TURN, PROMPTS, fields
 
 

@@ -27,7 +27,7 @@ from etude.server.scheduler import Scheduler
 from etude.server.settings import ServerSettings
 from etude.server.weights_api import weights_routes
 from etude.store.files import SERVER_DATABASE
-from etude.wire.api_error import ApiError
+from etude.wire.http_server import ApiError
 
 _ABOUT = """OpenAI's API over models that this machine runs and trains.
 

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from etude.core.errors import StoreError
 from etude.store.files import open_private, private_folder
-from etude.wire.api_error import ApiError
+from etude.wire.http_server import ApiError
 
 SCHEMA_VERSION = 2
 _BUSY_SECONDS = 20

@@ -15,7 +15,7 @@ from etude.inference.engine import TokenEngine
 from etude.server.models import ModelStore, ServedModel
 from etude.server.settings import ServerSettings
 from etude.store.sums import DamagedError
-from etude.wire.api_error import ApiError
+from etude.wire.http_server import ApiError
 
 if TYPE_CHECKING:
     from etude.server.backend import Backend

@@ -18,10 +18,9 @@ from etude.core.errors import (
     RequestError,
     StoreError,
 )
-from etude.wire.api_error import ApiError
-from etude.wire.dialect import problems_of
 from etude.wire.gateway import code_of, param_of
-from etude.wire.request_checks import in_one_line
+from etude.wire.http_server import ApiError, in_one_line
+from etude.wire.sampling import problems_of
 
 _LOG = logging.getLogger("etude.server")
 

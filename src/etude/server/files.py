@@ -27,8 +27,8 @@ from etude.models.speech import Speech
 from etude.server.database import FILES, Order, Page, Row, list_object, new_id, page_of, row_of
 from etude.server.errors import not_found
 from etude.store.files import draft_of, open_private
-from etude.wire.api_error import ApiError
-from etude.wire.dialect import problems_of
+from etude.wire.http_server import ApiError
+from etude.wire.sampling import problems_of
 
 _LONGEST_LINE = 16 * 2**20
 _PIECE = 2**20

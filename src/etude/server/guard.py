@@ -16,8 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from etude.server.extensions import ServerExtension
 from etude.server.metrics import Metrics
 from etude.server.settings import ServerSettings
-from etude.wire.api_error import ApiError
-from etude.wire.request_checks import RequestChecks, require_key, require_own_name
+from etude.wire.http_server import ApiError, RequestChecks, require_key, require_own_name
 
 VERSION_HEADER = "x-etude-version"
 """Clients of etude send their version in it, and every answer has the server's."""

@@ -18,10 +18,10 @@ from etude.models.speech import Speech
 from etude.server.engines import EnginePool
 from etude.server.metrics import Metrics
 from etude.wire.answers import Heading, RecordedCompletion
-from etude.wire.api_error import ApiError
 from etude.wire.bodies import ChatCompletionBody, CompletionBody, as_message
 from etude.wire.dialect import AnswerMemory, ChatBody
 from etude.wire.gateway import Gateway
+from etude.wire.http_server import ApiError
 from etude.wire.messages import MessagesBody
 from etude.wire.responses import ResponsesBody
 from etude.wire.sampling import with_checked

@@ -17,7 +17,7 @@ from etude.models.memory import available_memory, shown_bytes, total_memory
 from etude.models.policy import LoraOptions
 from etude.preflight.local_model import outline
 from etude.server.settings import ServerSettings
-from etude.wire.api_error import ApiError
+from etude.wire.http_server import ApiError
 
 _MOST_STEPS = 1_000_000
 

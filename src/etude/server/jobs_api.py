@@ -31,7 +31,7 @@ from etude.server.jobs import JobStore, require_same
 from etude.server.json_route import JsonRoute
 from etude.server.models import ModelStore
 from etude.server.settings import ServerSettings
-from etude.wire.api_error import ApiError
+from etude.wire.http_server import ApiError
 
 IDEMPOTENCY_FIELD = "idempotency_key"
 """In the metadata, where a client cannot send the header `Idempotency-Key`."""

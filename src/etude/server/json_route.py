@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 
 from etude.core.beside import beside_loop
 from etude.core.json_text import read_json
-from etude.wire.api_error import ApiError
+from etude.wire.http_server import ApiError
 
 
 class JsonRequest(Request):

@@ -15,7 +15,7 @@ from etude.core.job import ModelVersion
 from etude.server.database import MODELS, Row, row_of
 from etude.server.errors import not_found
 from etude.server.settings import ServerSettings
-from etude.wire.api_error import ApiError
+from etude.wire.http_server import ApiError
 
 if TYPE_CHECKING:
     from etude.models.policy import LoraOptions, Policy

@@ -17,7 +17,7 @@ from etude.config.document import dump
 from etude.core.errors import EtudeError
 from etude.server.models import ModelStore, ServedModel, load_policy
 from etude.server.settings import ServerSettings
-from etude.wire.api_error import ApiError
+from etude.wire.http_server import ApiError
 
 _PIECE = 2**20
 _BLOCK = tarfile.BLOCKSIZE

@@ -20,9 +20,8 @@ from etude.cluster.seat import HeadLost, Seat, own_seat
 from etude.core.errors import EtudeError, StoreError
 from etude.core.garbage import collect_rarely
 from etude.core.streams import mask_streams
-from etude.jobs.memory import TooLittleMemory
 from etude.jobs.part import PEER_SECONDS, asked_to_end, loading_of, locked_seat
-from etude.jobs.training import Interrupted
+from etude.jobs.training import Interrupted, TooLittleMemory
 from etude.learner.learner import TrainingCanceled
 from etude.learner.team import PeerLost, Team, joined
 from etude.report.logs import LogLevel, show_logs
@@ -33,7 +32,7 @@ from etude.server.stores import Stores, stores_at, stores_here
 from etude.server.training import train_job
 from etude.store.files import open_private
 from etude.store.lock import RunLock
-from etude.wire.api_error import ApiError
+from etude.wire.http_server import ApiError
 
 _LOG = logging.getLogger("etude.server.worker")
 _ALONE_SECONDS = 60.0

@@ -75,7 +75,7 @@ async def served(config: MetricsConfig | None) -> AsyncIterator[MetricsServer | 
         raise MissingExtraError("metrics for Prometheus", "metrics")
     from prometheus_client import CollectorRegistry, make_asgi_app
 
-    from etude.wire.request_checks import RequestChecks, require_own_name
+    from etude.wire.http_server import RequestChecks, require_own_name
 
     def check(scope: Scope, headers: Headers) -> None:
         if is_loopback(config.host):

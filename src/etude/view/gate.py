@@ -15,8 +15,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from etude.wire.api_error import ApiError
-from etude.wire.request_checks import RequestChecks, is_key, require_own_name
+from etude.wire.http_server import ApiError, RequestChecks, is_key, require_own_name
 
 KEY = "open"
 """The parameter of the link that has the key. Output masks those that are called `key`."""

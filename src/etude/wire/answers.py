@@ -1,13 +1,147 @@
-"""Answers on their way from a model to an API: heading, tokens, and how much of them was given out."""
+"""Answers, and their tokens with logprobs: as an endpoint gives them, and as an API presents them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from etude.core.call import Completion, Delta, Token, TopLogprobs
+from etude.core.errors import ImpossibleCall
 from etude.core.message import text_of
+
+_NAMED = "token_id:"
+"""How vLLM names a token by its id."""
+
+_ROUNDING = 1e-4
+"""By which a logprob may lie above 0: a logit less the logarithm of a sum, both about 30 in single precision,
+is wrong by a few times 2e-6, and by more where servers calculate in lower precisions."""
+_LEAST = -1e5
+"""OpenAI and vLLM write -9999 where the probability is 0."""
+_LARGEST_ID = 2**31 - 1
+
+
+class Impossible(ValueError):
+    """A value in an answer that cannot be; the text names its field."""
+
+
+def require_asked(
+    completion: Completion,
+    *,
+    logprobs: bool = False,
+    top: int = 0,
+    prompt: bool = False,
+) -> None:
+    """Raise ImpossibleCall, with its name, for what was asked for and is not in an answer that has tokens."""
+    if prompt and len(completion.prompt_ids or ()) != len(completion.prompt_logprobs) + 1:
+        missing = "prompt_logprobs"
+    elif completion.usage.completion_tokens == 0:
+        return
+    elif top and not completion.top_logprobs:
+        missing = "top_logprobs"
+    elif logprobs and completion.logprobs is None:
+        missing = "logprobs"
+    else:
+        return
+    raise ImpossibleCall(
+        f"the answer lacks what {missing} asks for; leave it out of the request or the config, or take an "
+        "endpoint that gives it",
+        param=missing,
+    )
+
+
+def require_logprobs(values: Sequence[Any], field: str, least: float = _LEAST) -> tuple[float, ...]:
+    """The logprobs in a list of an answer. Raises Impossible for what is none.
+
+    `field` is the name of the values' field, with `#` in the place of their index.
+    """
+    if not values:
+        return ()
+    are_numbers = set(map(type, values)) <= {float, int} and all(map(math.isfinite, values))
+    if are_numbers and max(values) <= _ROUNDING and min(values) >= least:
+        return tuple(map(float, values))
+    for index, value in enumerate(values):
+        is_number = type(value) in (float, int)
+        if not is_number or not math.isfinite(value) or not least <= value <= _ROUNDING:
+            rule = "a logprob is a number of at most 0" if least == -math.inf else _RULE
+            raise Impossible(f"{field.replace('#', str(index))} is {value!r:.40}; {rule}")
+    raise AssertionError("one of them is impossible")
+
+
+_RULE = f"a logprob is a number of at most 0, and not below {_LEAST:g}"
+
+
+def require_ids(ids: Sequence[Any], vocabulary: int | None, field: str) -> tuple[int, ...]:
+    """The token ids in a list of an answer. Raises Impossible for what is none of a vocabulary of that size.
+
+    `field` is the name of the ids' field.
+    """
+    most = _LARGEST_ID if vocabulary is None else vocabulary - 1
+    if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= most):
+        return tuple(ids)
+    index, wrong = next((at, id) for at, id in enumerate(ids) if type(id) is not int or not 0 <= id <= most)
+    size = "" if vocabulary is None else f", and the vocabulary has {vocabulary} tokens"
+    raise Impossible(f"{field}[{index}] is {wrong!r:.40}; that is no token's id{size}")
+
+
+def read_prompt_logprobs(
+    rows: Sequence[Mapping[str, Any] | None] | None, ids: Sequence[int] | None, count: int
+) -> list[tuple[float, TopLogprobs]]:
+    """From vLLM's `prompt_logprobs`, of each token but the first: its own logprob, and the likeliest ones.
+
+    Raises KeyError, TypeError and ValueError for what is none.
+    """
+    scores: list[tuple[float, TopLogprobs]] = []
+    for token, row in zip(ids[1:], rows[1:], strict=True) if rows and ids is not None else ():
+        if row is None:
+            raise TypeError("a token of the prompt has no logprobs")
+        given = require_logprobs(
+            [entry["logprob"] for entry in row.values()], "a logprob in prompt_logprobs", -math.inf
+        )
+        values: dict[Token, float] = dict(zip(map(int, row), given, strict=True))
+        scores.append((values[token], likeliest(values, count)))
+    require_logprobs([own for own, _ in scores], "prompt_logprobs[#]")
+    return scores
+
+
+def likeliest(values: Mapping[Token, float], count: int) -> TopLogprobs:
+    """The likeliest tokens, best first; vLLM adds the one that is there, where it is not among them."""
+    return tuple(sorted(values.items(), key=lambda pair: -pair[1])[:count])
+
+
+def named_ids(tokens: Any) -> tuple[int, ...] | None:
+    """The ids in tokens like `token_id:42`; None where the tokens are called by their text."""
+    named = [str(token.get("token", "")) for token in tokens]
+    if not named or not all(name.startswith(_NAMED) and name[len(_NAMED) :].isdecimal() for name in named):
+        return None
+    return tuple(int(name[len(_NAMED) :]) for name in named)
+
+
+def texts_of(tokens: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The text of each token; none where the endpoint tells none."""
+    texts = tuple([str(token.get("token", "")) for token in tokens])
+    return texts if any(texts) else ()
+
+
+def tops_of(tokens: Sequence[Mapping[str, Any]], count: int) -> tuple[TopLogprobs, ...]:
+    """Of each token the likeliest ones, by their ids where they are named so; none where there are none."""
+    tops = [token.get("top_logprobs") or () for token in tokens]
+    if not any(tops):
+        return ()
+    read: list[TopLogprobs] = []
+    for index, top in enumerate(tops):
+        field = f"choices[0].logprobs.content[{index}].top_logprobs[#].logprob"
+        values = require_logprobs([each["logprob"] for each in top], field, -math.inf)
+        names = [_token(str(each["token"])) for each in top]
+        read.append(likeliest(dict(zip(names, values, strict=True)), count))
+    return tuple(read)
+
+
+def _token(name: str) -> Token:
+    number = name.removeprefix(_NAMED)
+    return int(number) if number != name and number.isdecimal() else name
+
 
 TokenBytes: TypeAlias = Callable[[int], bytes | None]
 """The bytes of a token; None where its tokenizer is not here."""

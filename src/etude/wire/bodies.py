@@ -11,7 +11,7 @@ from pydantic_core import to_json
 from etude.core.errors import RequestError
 from etude.core.message import Message, Tool
 from etude.store.plain import plain
-from etude.wire.dialect import ChatBody, Neutral, RequestBody
+from etude.wire.dialect import ChatBody
 from etude.wire.forms import (
     EFFORTS,
     Wish,
@@ -22,7 +22,7 @@ from etude.wire.forms import (
     read_guided,
     read_structured,
 )
-from etude.wire.sampling import Flag, Integer
+from etude.wire.sampling import Flag, Integer, Neutral, RequestBody
 
 _DEFAULT_TOKENS = 16
 """OpenAI's `max_tokens` where a completion asks for none."""

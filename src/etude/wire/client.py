@@ -1,23 +1,22 @@
-"""OpenAI's chat completions, spoken to an endpoint: completions and failures in; requests are made in
-`etude.wire.asking`.
+"""OpenAI's chat completions, spoken to an endpoint: requests out, completions in.
 
 Token ids travel in the fields that vLLM added to the protocol: `return_token_ids` in the request,
 `prompt_token_ids` in the answer and `token_ids` in its choice. Servers that name the tokens of the
-logprobs by their ids instead (`return_tokens_as_token_ids`) are understood as well.
+logprobs by their ids instead (`return_tokens_as_token_ids`) are understood as well. vLLM's other fields are
+those of its `ChatCompletionRequest` and `CompletionRequest` (0.12 and later).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from etude.core.call import Completion, Usage
-from etude.core.errors import EngineError, ImpossibleCall, PromptTooLong
+from etude.core.call import ChatRequest, Completion, Constraint, Sampling, Usage
 from etude.core.message import Message
-from etude.wire.dialect import tool_call
-from etude.wire.logprobs import (
+from etude.wire.answers import (
     Impossible,
     named_ids,
     read_prompt_logprobs,
@@ -26,64 +25,12 @@ from etude.wire.logprobs import (
     texts_of,
     tops_of,
 )
-from etude.wire.retries import is_worth_retrying, retry_after
+from etude.wire.dialect import tool_call
+from etude.wire.retries import Disturbed, Refused, error_text
 
-_REQUEST_AT_FAULT = frozenset({400, 413, 422})
-_WRONG_SCHEME = ("http request to an https server", "http request was sent to https port")
-"""How Go's servers and nginx say, by status 400, that they were not spoken to in TLS."""
-_SHOWN_CHARACTERS = 300
 _MOST_TOKENS = 2**31
 """That one call can have used."""
 _LOGPROB = "choices[0].logprobs.content[#].logprob"
-
-
-class Refused(Exception):
-    """The endpoint will not answer this request, however often it is asked."""
-
-    def __init__(
-        self,
-        reason: str,
-        *,
-        cause: str = "refused",
-        impossible: bool = False,
-        param: str | None = None,
-        is_too_long: bool = False,
-    ) -> None:
-        super().__init__(reason)
-        self.cause = cause
-        """In a word: `http_401`, …"""
-        self.impossible = impossible
-        """Whether the request is at fault: not the key, the address or the account."""
-        self.param = param
-        """The field of the request that is, where the endpoint says so."""
-        self.is_too_long = is_too_long
-        """Whether the prompt leaves no room for an answer."""
-
-    def error(self, reason: str) -> EngineError:
-        """The same for whoever asked; `reason` says where, too."""
-        if not self.impossible:
-            return EngineError(reason)
-        return PromptTooLong(reason) if self.is_too_long else ImpossibleCall(reason, param=self.param)
-
-
-class Disturbed(Exception):
-    """There is no usable answer this time; another attempt may get one."""
-
-    def __init__(
-        self,
-        reason: str,
-        retry_after: float | None = None,
-        *,
-        cause: str = "malformed",
-        is_gone: bool = False,
-    ) -> None:
-        super().__init__(reason)
-        self.cause = cause
-        """In a word, as retries are counted by: `http_503`, `timeout`, `connection`, `malformed`, …"""
-        self.retry_after = retry_after
-        """Seconds that the endpoint asked to wait, where it did."""
-        self.is_gone = is_gone
-        """Whether nothing is to be had there for now, whatever is asked."""
 
 
 def encode(body: Mapping[str, Any]) -> bytes:
@@ -92,46 +39,6 @@ def encode(body: Mapping[str, Any]) -> bytes:
         return to_json(body)
     except ValueError as error:
         raise Refused(f"the request cannot be written as JSON: {error}", impossible=True) from error
-
-
-def failure_of(status: int, headers: Mapping[str, str], data: bytes) -> Refused | Disturbed:
-    """The meaning of an answer other than 200: worth another attempt or not."""
-    try:
-        body = from_json(data)
-    except ValueError:
-        body = data.decode(errors="replace").strip()
-    text = error_text(body)
-    reason = f"HTTP {status}: {text}" if text else f"HTTP {status}"
-    cause = f"http_{status}"
-    out_of_money = status == 429 and "insufficient_quota" in reason
-    if is_worth_retrying(status) and not out_of_money:
-        return Disturbed(reason, retry_after(headers), cause=cause)
-    if any(words in reason.lower() for words in _WRONG_SCHEME):
-        return Refused(f"{reason}: write https:// in place of http:// in `base_url`", cause="scheme")
-    location = headers.get("location")
-    if 300 <= status < 400 and location:
-        reason = f"{reason}: redirected to {location}; give that address as `base_url`"
-    error = body.get("error") if isinstance(body, dict) else None
-    fields = error if isinstance(error, dict) else {}
-    return Refused(
-        reason,
-        cause=cause,
-        impossible=status in _REQUEST_AT_FAULT,
-        param=param if isinstance(param := fields.get("param"), str) else None,
-        is_too_long=fields.get("code") == "context_length_exceeded",
-    )
-
-
-def error_text(body: Any) -> str:
-    """The sentence in an error body, wherever this kind of server puts it, cut to a readable length."""
-    while isinstance(body, dict):
-        if isinstance(body.get("message"), str):
-            code = body.get("code") or body.get("type")
-            body = f"{body['message']} ({code})" if code else body["message"]
-        else:
-            body = body.get("error") or body.get("detail")
-    text = " ".join(str(body).split()) if body else ""
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
 def parse_completion(
@@ -158,7 +65,7 @@ def parse_completion(
     try:
         choice = _only_choice(reply)
         if model is not None and reply.get("model") not in (None, model):
-            answerer = repr(reply["model"])[:_SHOWN_CHARACTERS]
+            answerer = f"{reply['model']!r:.300}"
             raise Disturbed(
                 f"the model {answerer} answered in place of '{model}'", cause="no_model", is_gone=True
             )
@@ -317,3 +224,108 @@ def _finish_reason(wire: Any, message: Message) -> str:
     if wire == "length":
         return "length"
     return "tool_calls" if "tool_calls" in message else "stop"
+
+
+_SEED_SHIFT = 32
+"""Keys have 63 bits; some servers take only 31 for a seed."""
+
+_PLAIN = ("top_k", "min_p", "min_tokens", "stop_token_ids", "repetition_penalty")
+_PENALTIES = ("frequency_penalty", "presence_penalty")
+
+VLLM_FIELDS = frozenset({*_PLAIN, "structured_outputs", "chat_template_kwargs", "prompt_logprobs"})
+"""Fields that vLLM added to OpenAI's."""
+
+USUAL_FIELDS = frozenset({"messages", "prompt", "temperature", "top_p", "seed", "max_tokens", "stop"})
+"""Fields that every endpoint takes, for every model."""
+
+
+def request_fields(
+    request: ChatRequest, more: Collection[str] = (), thinking: str | None = "reasoning_content"
+) -> dict[str, Any]:
+    """The request's own fields of a chat completions body; of a completions body where it has a prompt.
+
+    `more` are those of `VLLM_FIELDS` that the endpoint takes; `thinking` is its name for what a model
+    thought, in messages that are sent back to it; without one it is not sent. Raises Refused for what is
+    asked for in a field that the endpoint does not take.
+    """
+    sampling = request.sampling
+    asked: dict[str, Any] = (
+        {"messages": [_sent(message, thinking) for message in request.messages]}
+        if request.prompt is None
+        else {"prompt": request.prompt}
+    )
+    fields = asked | {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "seed": request.key >> _SEED_SHIFT if sampling.seed is None else sampling.seed,
+    }
+    if sampling.max_tokens is not None:
+        fields["max_tokens"] = sampling.max_tokens
+    if sampling.stop:
+        fields["stop"] = sampling.stop
+    fields |= sampling_fields(sampling)
+    if sampling.constraint is not None and sampling.constraint.kind in ("json_object", "json_schema"):
+        fields["response_format"] = _response_format(sampling.constraint)
+        del fields["structured_outputs"]
+    if request.prompt_logprobs is not None:
+        fields["prompt_logprobs"] = request.prompt_logprobs
+    if request.tools:
+        fields |= {"tools": request.tools, **_tool_fields(request)}
+    options = dict(request.template_options)
+    if "reasoning_effort" in options:
+        fields["reasoning_effort"] = options.pop("reasoning_effort")
+    if options:
+        fields["chat_template_kwargs"] = options
+    if refused := sorted((VLLM_FIELDS - set(more)) & fields.keys()):
+        raise Refused(
+            f"the endpoint is not known to take {', '.join(refused)}, which the call asks for; leave it out, "
+            "or, where it does, say `provider: vllm`",
+            impossible=True,
+            param=refused[0],
+        )
+    return fields
+
+
+def sampling_fields(sampling: Sampling) -> dict[str, Any]:
+    """The parameters beyond temperature, top_p and length that are not at their defaults, in vLLM's words."""
+    changed = sampling.changed()
+    fields = {name: changed[name] for name in (*_PENALTIES, *_PLAIN) if name in changed}
+    if sampling.logit_bias:
+        fields["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    if sampling.constraint is not None:
+        fields["structured_outputs"] = _structured(sampling.constraint)
+    return fields
+
+
+def _structured(constraint: Constraint) -> dict[str, Any]:
+    match constraint.kind:
+        case "json_object":
+            return {"json_object": True}
+        case "json_schema":
+            return {"json": json.loads(constraint.text)}
+        case "choice":
+            return {"choice": json.loads(constraint.text)}
+    return {constraint.kind: constraint.text}
+
+
+def _response_format(constraint: Constraint) -> dict[str, Any]:
+    if constraint.kind == "json_object":
+        return {"type": "json_object"}
+    schema = {"name": "answer", "schema": json.loads(constraint.text), "strict": True}
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _tool_fields(request: ChatRequest) -> dict[str, Any]:
+    """How tools may be called, where that is not as always."""
+    kind, _, name = request.tool_choice.partition(":")
+    fields: dict[str, Any] = {} if request.parallel_tool_calls else {"parallel_tool_calls": False}
+    if kind == "auto":
+        return fields
+    return fields | {"tool_choice": {"type": "function", "function": {"name": name}} if name else kind}
+
+
+def _sent(message: Message, thinking: str | None) -> Message:
+    if "reasoning_content" not in message or thinking == "reasoning_content":
+        return message
+    sent = {name: value for name, value in message.items() if name != "reasoning_content"}
+    return sent if thinking is None else sent | {thinking: message["reasoning_content"]}

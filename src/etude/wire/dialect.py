@@ -1,39 +1,27 @@
-"""A dialect: one API that agents speak, translated to and from the calls that are recorded."""
+"""A dialect: one API that agents speak, translated to and from the calls that are recorded; its streams."""
 
 from __future__ import annotations
 
 import json
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import to_json
 
 from etude.core.call import Delta
-from etude.core.errors import RequestError
 from etude.core.json_text import read_json
 from etude.core.message import Message, Tool, text_of
 from etude.wire.answers import Heading, RecordedCompletion, Said
-from etude.wire.sampling import Flag, SamplingFields
+
+if TYPE_CHECKING:
+    import httpx
+    from starlette.responses import Response
 
 Event = tuple[str | None, Any]
 """A server-sent event: its name, where the dialect names events, and its data; a text stays as it is."""
 
-BOOKKEEPING = frozenset(
-    {
-        *("user", "metadata", "store", "safety_identifier", "thread", "prediction"),
-        *("prompt_cache_key", "prompt_cache_retention", "cache_salt"),
-        *("request_id", "guided_decoding_backend"),
-        # Of OpenAI's own models, which were trained on it; no other model has such a setting.
-        "verbosity",
-    }
-)
-"""Parameters of OpenAI's APIs, and of vLLM's, that change nothing about an answer."""
-
-Neutral: TypeAlias = Mapping[str, tuple[Any, ...]]
-"""Values of parameters."""
 
 ERROR_HEADER = "x-etude-error"
 """Response header: the class of the error that is behind a status of 400 or more."""
@@ -41,7 +29,6 @@ ERROR_HEADER = "x-etude-error"
 _KEPT_CONVERSATIONS = 4096
 """Of all clients of a server together."""
 
-B = TypeVar("B", bound=BaseModel)
 
 _ERROR_TYPES = {
     401: "authentication_error",
@@ -49,62 +36,9 @@ _ERROR_TYPES = {
     409: "conflict_error",
     429: "rate_limit_error",
 }
-_TYPE_TAG = re.compile(
-    r"(str|int|float|bool|constrained-\w+|(list|tuple|dict|literal|function-\w+|nullable)\[.*)$"
-)
-"""Pydantic puts the members of a union into an error's place; clients know no such fields."""
 
 RAW = "raw_arguments"
 """Stands for the arguments of a tool call that are no JSON object, where an API takes only objects."""
-
-
-class RequestBody(SamplingFields):
-    """The body of a request, which is honoured as it stands or refused.
-
-    No parameter is ignored that would change the answer.
-    """
-
-    model_config = ConfigDict(extra="allow")
-
-    model: str | None = None
-    stream: Flag | None = None
-
-    free: ClassVar[Collection[str]] = BOOKKEEPING
-    """Parameters that change nothing about an answer, beside the fields of the model."""
-    neutral: ClassVar[Neutral] = {"service_tier": ("auto", "default", "flex"), "priority": (0,)}
-    """Parameters that cannot be honoured, and the values at which they change nothing."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_no_constraint(cls, body: Any) -> Any:
-        """No API has it: each has fields of its own for the form of an answer."""
-        if isinstance(body, dict) and body.get("constraint") is not None:
-            raise _unsupported("constraint")
-        return body
-
-    @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> RequestBody:
-        """Raises RequestError, which pydantic lets through, because it names the parameter."""
-        for name, value in (self.model_extra or {}).items():
-            if name in self.free or value is None:
-                continue
-            if name not in self.neutral:
-                raise _unsupported(name)
-            if value not in self.neutral[name]:
-                raise RequestError(
-                    f"parameter '{name}' can only be {self.neutral[name][0]!r} here, found {value!r:.80}",
-                    param=name,
-                )
-        return self
-
-    def request(self, **fields: Any) -> ChatBody:
-        """The request, whatever API it came by, with the `fields` that are its body's own."""
-        known: dict[str, Any] = {"model": self.model or "", "messages": (), "sampling": self.given()}
-        return ChatBody(stream=bool(self.stream), **known | fields)
-
-
-def _unsupported(name: str) -> RequestError:
-    return RequestError(f"parameter '{name}' is not supported here; leave it out", param=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,33 +211,6 @@ def usage_object(prompt: int, completion: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def validated(kind: type[B], body: Any, **defaults: Any) -> B:
-    """A request by the model of its body. Raises RequestError with all that is wrong."""
-    if not isinstance(body, dict):
-        raise RequestError("the request must be a JSON object")
-    try:
-        return kind.model_validate(defaults | body)
-    except ValidationError as error:
-        message, param = problems_of(error.errors(include_url=False))
-        raise RequestError(message, param=param) from error
-
-
-def problems_of(errors: Iterable[Any]) -> tuple[str, str | None]:
-    """Pydantic's errors as a sentence, and the first field that is wrong: `messages[0].role`."""
-    problems, first = [], None
-    for error in errors:
-        field = ""
-        for part in map(str, error["loc"]):
-            if part not in ("body", "query", "path") and not _TYPE_TAG.match(part):
-                field += f"[{part}]" if part.isdecimal() else f".{part}" if field else part
-        first = first or field or None
-        if error["type"] == "json_invalid":
-            return f"the request is not JSON: {error.get('ctx', {}).get('error', '')}".rstrip(": "), None
-        text = error["msg"].removeprefix("Value error, ")
-        problems.append(f"{field}: {text}" if field else text)
-    return "; ".join(dict.fromkeys(problems[:5])), first
-
-
 def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
     """A tool call of a message, `arguments` as JSON text."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -331,3 +238,109 @@ def _key(message: Message, *, thinking: bool = False) -> str:
     ]
     thoughts = [message.get("reasoning_content")] if thinking else []
     return json.dumps([text_of(message), calls, *thoughts], sort_keys=True)
+
+
+Kind: TypeAlias = Literal["reasoning", "content"]
+"""Of a block of text."""
+
+
+class BlockStream(Stream):
+    """Opens and closes blocks; a subclass has the words for it. Such APIs give one answer at a time."""
+
+    def __init__(self, asked: ChatBody) -> None:
+        super().__init__(asked)
+        self.text = Said()
+        self.number = -1
+        """Of the block that is open, or was open last."""
+        self._open: Kind | None = None
+        self._has_begun = False
+
+    @abstractmethod
+    def begin(self, heading: Heading) -> Iterator[Event]:
+        """The events before the first block."""
+
+    @abstractmethod
+    def opened(self, kind: Kind) -> Iterator[Event]:
+        """The events at the beginning of the block `number`."""
+
+    @abstractmethod
+    def piece(self, kind: Kind, text: str) -> Iterator[Event]:
+        """The events of a piece of its text; `text.waiting` has the tokens."""
+
+    @abstractmethod
+    def closed(self, kind: Kind, text: str) -> Iterator[Event]:
+        """The events at its end, with all of its text."""
+
+    @abstractmethod
+    def calls(self, answer: RecordedCompletion) -> Iterator[Event]:
+        """The events of the answer's calls of tools."""
+
+    def add(self, index: int, heading: Heading, delta: Delta) -> Iterator[Event]:
+        yield from self._begin(heading)
+        self.text.take(delta)
+        yield from self._pieces(delta)
+
+    def finish(self, index: int, answer: RecordedCompletion) -> Iterator[Event]:
+        yield from self._begin(answer)
+        rest = self.text.take_rest(answer.completion)
+        yield from self._pieces(rest)
+        if self.number < 0 and not answer.completion.message.get("tool_calls"):
+            yield from self._switch("content")
+        yield from self._switch(None)
+        yield from self.calls(answer)
+
+    def _begin(self, heading: Heading) -> Iterator[Event]:
+        if not self._has_begun:
+            self._has_begun = True
+            yield from self.begin(heading)
+
+    def _pieces(self, delta: Delta) -> Iterator[Event]:
+        if delta.reasoning:
+            yield from self._switch("reasoning")
+            yield from self.piece("reasoning", delta.reasoning)
+        if delta.content:
+            yield from self._switch("content")
+            yield from self.piece("content", delta.content)
+
+    def _switch(self, kind: Kind | None) -> Iterator[Event]:
+        if self._open == kind:
+            return
+        if self._open is not None:
+            said = self.text.reasoning if self._open == "reasoning" else self.text.content
+            yield from self.closed(self._open, said)
+        self._open = kind
+        if kind is not None:
+            self.number += 1
+            yield from self.opened(kind)
+
+
+_JSON = {"content-type": "application/json"}
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer, whole or piece by piece."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes | AsyncIterator[bytes]
+
+    def as_httpx(self) -> httpx.Response:
+        """As a client of httpx gets it from its transport."""
+        import httpx
+
+        return httpx.Response(self.status, headers=self.headers, content=self.content)
+
+    def as_starlette(self) -> Response:
+        """As a server sends it."""
+        from starlette.responses import Response, StreamingResponse
+
+        if isinstance(self.content, bytes):
+            return Response(self.content, self.status, self.headers)
+        return StreamingResponse(self.content, self.status, self.headers)
+
+
+def json_reply(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
+    """The JSON text of a value."""
+    # A fifth of the time that httpx's `json=` takes.
+    return Reply(status, {**_JSON, **headers} if headers else _JSON, to_json(value))

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from etude.wire.dialect import AnswerMemory
-from etude.wire.http_server import BackgroundServer, listen
 from etude.wire.tokens import Readers
 
 if TYPE_CHECKING:
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from etude.wire.gateway import Gateway, Handler
+    from etude.wire.http_server import BackgroundServer
 
 _WRONG_KEY = "the API key is not that of a running episode; use the base_url and api_key of episode.endpoint"
 
@@ -72,6 +72,8 @@ class EndpointServer:
         """
         if self._socket is not None:
             return
+        from etude.wire.http_server import BackgroundServer, listen
+
         self._socket = listen(self._host, self._port)
         self._server = BackgroundServer(self._application(), self._socket)
 
@@ -102,7 +104,7 @@ class EndpointServer:
     def _application(self) -> ASGIApp:
         from starlette.requests import Request
 
-        from etude.wire.request_checks import RequestChecks
+        from etude.wire.http_server import RequestChecks
 
         async def record(scope: Scope, receive: Receive, send: Send) -> None:
             request = Request(scope, receive)
@@ -115,8 +117,7 @@ class EndpointServer:
 
     def _gateway(self, headers: Headers) -> Gateway:
         """The gateway that a request's key gives access to. Raises ApiError."""
-        from etude.wire.api_error import ApiError
-        from etude.wire.request_checks import is_key, shown_key
+        from etude.wire.http_server import ApiError, is_key, shown_key
 
         # The name only finds the entry; whether the secret is right must not show in the time it takes.
         name, _, secret = shown_key(headers).removeprefix("etude-").partition("-")

@@ -17,13 +17,10 @@ from etude.core.beside import beside_loop
 from etude.core.call import Delta
 from etude.core.errors import EngineError, EtudeError, ImpossibleCall, PromptTooLong, RequestError
 from etude.core.json_text import read_json
-from etude.wire.answers import Heading, RecordedCompletion
-from etude.wire.chat import ChatDialect
-from etude.wire.completions import CompletionsDialect
-from etude.wire.dialect import ERROR_HEADER, AnswerMemory, ChatBody, Dialect, server_sent
-from etude.wire.logprobs import require_asked
+from etude.wire.answers import Heading, RecordedCompletion, require_asked
+from etude.wire.chat import ChatDialect, CompletionsDialect
+from etude.wire.dialect import ERROR_HEADER, AnswerMemory, ChatBody, Dialect, Reply, json_reply, server_sent
 from etude.wire.messages import MessagesDialect
-from etude.wire.reply import Reply, json_reply
 from etude.wire.responses import ResponsesDialect
 from etude.wire.tokens import TOKEN_PATHS, Readers, models_reply, token_reply
 

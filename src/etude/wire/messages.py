@@ -12,22 +12,20 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from etude.core.errors import RequestError
 from etude.core.message import Message, Tool
 from etude.wire.answers import Heading, RecordedCompletion
-from etude.wire.blocks import BlockStream, Kind
 from etude.wire.bodies import check_conversation
 from etude.wire.dialect import (
+    BlockStream,
     ChatBody,
     Dialect,
     Event,
-    Neutral,
-    RequestBody,
+    Kind,
     Stream,
     arguments_object,
     arguments_text,
     tool_call,
-    validated,
 )
 from etude.wire.forms import choose_tools, effort_options, only_one, read_format
-from etude.wire.sampling import Flag, Integer, Stops
+from etude.wire.sampling import Flag, Integer, Neutral, RequestBody, Stops, validated
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERROR_TYPES = {

@@ -12,23 +12,20 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from etude.core.errors import RequestError
 from etude.core.message import Message
 from etude.wire.answers import Heading, RecordedCompletion, TokenLogprob
-from etude.wire.blocks import BlockStream, Kind
 from etude.wire.bodies import CacheOptions, ResponseStreamOptions, check_conversation
 from etude.wire.chat import logprobs_object
-from etude.wire.dialect import (
-    BOOKKEEPING,
-    ChatBody,
-    Dialect,
-    Event,
-    Neutral,
-    RequestBody,
-    Stream,
-    tool_call,
-    validated,
+from etude.wire.dialect import BlockStream, ChatBody, Dialect, Event, Kind, Stream, tool_call
+from etude.wire.forms import (
+    ResponseTools,
+    Wish,
+    chat_name,
+    choose_tools,
+    effort_options,
+    names_of_calls,
+    only_one,
+    read_format,
 )
-from etude.wire.forms import Wish, choose_tools, effort_options, only_one, read_format
-from etude.wire.response_tools import ResponseTools, chat_name, names_of_calls
-from etude.wire.sampling import Flag, Integer
+from etude.wire.sampling import BOOKKEEPING, Flag, Integer, Neutral, RequestBody, validated
 
 _LOGPROBS = "message.output_text.logprobs"
 _REPEATED = ("instructions", "previous_response_id", "temperature", "top_p", "max_output_tokens", "reasoning")

@@ -1,18 +1,131 @@
-"""How what is remote is asked again: the one policy of all clients, and the loop that follows it."""
+"""Asking something remote again: why an answer failed, whether and when another try is made, and counts."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
+import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
-from etude.wire.attempts import note_retry
+from pydantic_core import from_json
+
+from etude.core.call import NO_USAGE, Usage
+from etude.core.errors import EngineError, ImpossibleCall, ModelOut, PromptTooLong
+from etude.core.within import Within
+
+if TYPE_CHECKING:
+    import httpx
+
+
+@dataclass(slots=True)
+class RetryCount:
+    """The attempts that were made again so far."""
+
+    causes: dict[str, int] = field(default_factory=dict)
+    """Attempts after the first, by why the one before gave nothing usable: `http_429`, `timeout`, …"""
+    waited: float = 0.0
+    """Seconds between attempts."""
+    failed_at: list[str] = field(default_factory=list)
+    """The address of each attempt without a usable answer, where the model has several."""
+    model_out: ModelOut | None = None
+    """Why the run cannot go on, whatever the caller makes of the error."""
+
+    @property
+    def retries(self) -> int:
+        """Attempts after the first."""
+        return sum(self.causes.values())
+
+    def add(self, causes: Mapping[str, int], waited: float = 0.0, failed_at: Iterable[str] = ()) -> None:
+        """Count attempts that were made again elsewhere."""
+        for cause, number in causes.items():
+            self.causes[cause] = self.causes.get(cause, 0) + number
+        self.waited += waited
+        self.failed_at += failed_at
+
+
+_COUNT: ContextVar[RetryCount | None] = ContextVar("retry_count", default=None)
+
+
+def counting_retries() -> Within[RetryCount]:
+    """Count the retries that are noted within the block, in tasks that it starts too."""
+    return Within(_COUNT, RetryCount())
+
+
+def note_retry(cause: str = "other", waited: float = 0.0) -> None:
+    """To be called before each attempt after the first, with the seconds that are waited for it."""
+    if count := _COUNT.get():
+        count.add({cause: 1}, waited)
+
+
+def note_retries(causes: Mapping[str, int], waited: float) -> None:
+    """As `note_retry`, for attempts that another process made."""
+    if count := _COUNT.get():
+        count.add(causes, waited)
+
+
+def note_failed_attempt(address: str) -> None:
+    """To be called by an engine with several addresses, after each attempt that gave no usable answer."""
+    if count := _COUNT.get():
+        count.failed_at.append(address)
+
+
+class ending_where_a_model_is_out(Within[RetryCount]):
+    """Raise at the end of the block the ModelOut that an engine raised in it, where that was caught.
+
+    Retries are counted as around the block; with what is counted there too, it ends for that one's ModelOut.
+    """
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(_COUNT, _COUNT.get() or RetryCount())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        model_out = self._value.model_out
+        if model_out is not None and (error is None or isinstance(error, Exception)):
+            raise model_out from error
+
+
+def note_model_out(error: ModelOut) -> ModelOut:
+    """To be called by an engine with the error that it raises because its model is out; gives it back."""
+    if count := _COUNT.get():
+        count.model_out = error
+    return error
+
+
+@dataclass(slots=True)
+class Charges:
+    """The tokens of attempts that were paid for and gave no usable answer."""
+
+    usage: Usage = NO_USAGE
+
+
+_CHARGES: ContextVar[Charges | None] = ContextVar("charges", default=None)
+
+
+def counting_charges() -> Within[Charges]:
+    """Count the tokens that engines note within the block as lost, in tasks that it starts too."""
+    return Within(_CHARGES, Charges())
+
+
+def note_charged(usage: Usage) -> None:
+    """To be called by an engine for an answer that it cannot use, with the tokens that it says it took."""
+    if charges := _CHARGES.get():
+        charges.usage = charges.usage.plus(usage)
+
 
 T = TypeVar("T")
 
@@ -126,3 +239,156 @@ async def retried(
         retries += 1
         note_retry(reason.cause, wait)
         await asyncio.sleep(wait)
+
+
+_PROBE_SECONDS = 3.0
+_NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNSUPPORTED_PROTOCOL", "RECORD_LAYER_FAILURE")
+"""OpenSSL's reasons where what comes is no TLS."""
+WRITE_HTTP = "the server speaks plain HTTP: write http:// in place of https:// in the address"
+WRITE_HTTPS = "the server speaks TLS: write https:// in place of http:// in the address"
+
+
+def reason_of(error: httpx.RequestError) -> str:
+    """The error in words, with what to change where it is known."""
+    import httpx
+
+    if isinstance(error, httpx.UnsupportedProtocol):
+        return "an address begins with http:// or https://"
+    words = f"{type(error).__name__}: {error}".rstrip(": ")
+    if isinstance(error, httpx.ConnectTimeout):
+        is_tls = error.request.url.scheme == "https"
+        return f"{words}: no connection" + (f", or {WRITE_HTTP}" if is_tls else "")
+    ssl_errors = [each for each in _chain(error) if isinstance(each, ssl.SSLError)]
+    if any(isinstance(each, ssl.SSLCertVerificationError) for each in ssl_errors):
+        return f"{words}; name a file of certificates to trust in SSL_CERT_FILE, or mend the server's"
+    return f"{words}; {WRITE_HTTP}" if is_plain_http(error) else words
+
+
+def is_plain_http(error: httpx.RequestError) -> bool:
+    """Whether the address is one of https, and what answered there is not TLS."""
+    # Those of aiohttp's that are SSLErrors may have no reason; the error behind them has one.
+    return any(getattr(each, "reason", None) in _NOT_TLS for each in _chain(error))
+
+
+async def speaks_tls(url: str) -> bool:
+    """Whether the server of an http address answers a TLS handshake. Never raises, and takes some seconds."""
+    parts = urlsplit(url)
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        async with asyncio.timeout(_PROBE_SECONDS):
+            _, writer = await asyncio.open_connection(parts.hostname, parts.port or 80, ssl=context)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(_PROBE_SECONDS):
+            await writer.wait_closed()
+    return True
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+_REQUEST_AT_FAULT = frozenset({400, 413, 422})
+
+
+_WRONG_SCHEME = ("http request to an https server", "http request was sent to https port")
+"""How Go's servers and nginx say, by status 400, that they were not spoken to in TLS."""
+
+
+_SHOWN_CHARACTERS = 300
+
+
+class Refused(Exception):
+    """The endpoint will not answer this request, however often it is asked."""
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        cause: str = "refused",
+        impossible: bool = False,
+        param: str | None = None,
+        is_too_long: bool = False,
+    ) -> None:
+        super().__init__(reason)
+        self.cause = cause
+        """In a word: `http_401`, …"""
+        self.impossible = impossible
+        """Whether the request is at fault: not the key, the address or the account."""
+        self.param = param
+        """The field of the request that is, where the endpoint says so."""
+        self.is_too_long = is_too_long
+        """Whether the prompt leaves no room for an answer."""
+
+    def error(self, reason: str) -> EngineError:
+        """The same for whoever asked; `reason` says where, too."""
+        if not self.impossible:
+            return EngineError(reason)
+        return PromptTooLong(reason) if self.is_too_long else ImpossibleCall(reason, param=self.param)
+
+
+class Disturbed(Exception):
+    """There is no usable answer this time; another attempt may get one."""
+
+    def __init__(
+        self,
+        reason: str,
+        retry_after: float | None = None,
+        *,
+        cause: str = "malformed",
+        is_gone: bool = False,
+    ) -> None:
+        super().__init__(reason)
+        self.cause = cause
+        """In a word, as retries are counted by: `http_503`, `timeout`, `connection`, `malformed`, …"""
+        self.retry_after = retry_after
+        """Seconds that the endpoint asked to wait, where it did."""
+        self.is_gone = is_gone
+        """Whether nothing is to be had there for now, whatever is asked."""
+
+
+def failure_of(status: int, headers: Mapping[str, str], data: bytes) -> Refused | Disturbed:
+    """The meaning of an answer other than 200: worth another attempt or not."""
+    try:
+        body = from_json(data)
+    except ValueError:
+        body = data.decode(errors="replace").strip()
+    text = error_text(body)
+    reason = f"HTTP {status}: {text}" if text else f"HTTP {status}"
+    cause = f"http_{status}"
+    out_of_money = status == 429 and "insufficient_quota" in reason
+    if is_worth_retrying(status) and not out_of_money:
+        return Disturbed(reason, retry_after(headers), cause=cause)
+    if any(words in reason.lower() for words in _WRONG_SCHEME):
+        return Refused(f"{reason}: write https:// in place of http:// in `base_url`", cause="scheme")
+    location = headers.get("location")
+    if 300 <= status < 400 and location:
+        reason = f"{reason}: redirected to {location}; give that address as `base_url`"
+    error = body.get("error") if isinstance(body, dict) else None
+    fields = error if isinstance(error, dict) else {}
+    return Refused(
+        reason,
+        cause=cause,
+        impossible=status in _REQUEST_AT_FAULT,
+        param=param if isinstance(param := fields.get("param"), str) else None,
+        is_too_long=fields.get("code") == "context_length_exceeded",
+    )
+
+
+def error_text(body: Any) -> str:
+    """The sentence in an error body, wherever this kind of server puts it, cut to a readable length."""
+    while isinstance(body, dict):
+        if isinstance(body.get("message"), str):
+            code = body.get("code") or body.get("type")
+            body = f"{body['message']} ({code})" if code else body["message"]
+        else:
+            body = body.get("error") or body.get("detail")
+    text = " ".join(str(body).split()) if body else ""
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, replace
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, Field, Strict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError, model_validator
 
-from etude.core.call import Bias, Constraint, Count, Factor, Penalty, Sampling, Share, Temperature, TopP
+from etude.core.call import (
+    Bias,
+    Constraint,
+    Count,
+    Factor,
+    Penalty,
+    Sampling,
+    Share,
+    Temperature,
+    TopP,
+)
 from etude.core.errors import RequestError
+from etude.wire.dialect import ChatBody
 
 SAMPLING_NAMES = tuple(option.name for option in fields(Sampling))
 
@@ -89,3 +101,104 @@ def with_checked(base: Sampling, given: Mapping[str, Any]) -> Sampling:
             param="min_tokens",
         )
     return changed
+
+
+BOOKKEEPING = frozenset(
+    {
+        *("user", "metadata", "store", "safety_identifier", "thread", "prediction"),
+        *("prompt_cache_key", "prompt_cache_retention", "cache_salt"),
+        *("request_id", "guided_decoding_backend"),
+        # Of OpenAI's own models, which were trained on it; no other model has such a setting.
+        "verbosity",
+    }
+)
+"""Parameters of OpenAI's APIs, and of vLLM's, that change nothing about an answer."""
+
+
+Neutral: TypeAlias = Mapping[str, tuple[Any, ...]]
+"""Values of parameters."""
+
+
+B = TypeVar("B", bound=BaseModel)
+
+
+_TYPE_TAG = re.compile(
+    r"(str|int|float|bool|constrained-\w+|(list|tuple|dict|literal|function-\w+|nullable)\[.*)$"
+)
+"""Pydantic puts the members of a union into an error's place; clients know no such fields."""
+
+
+class RequestBody(SamplingFields):
+    """The body of a request, which is honoured as it stands or refused.
+
+    No parameter is ignored that would change the answer.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    stream: Flag | None = None
+
+    free: ClassVar[Collection[str]] = BOOKKEEPING
+    """Parameters that change nothing about an answer, beside the fields of the model."""
+    neutral: ClassVar[Neutral] = {"service_tier": ("auto", "default", "flex"), "priority": (0,)}
+    """Parameters that cannot be honoured, and the values at which they change nothing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_constraint(cls, body: Any) -> Any:
+        """No API has it: each has fields of its own for the form of an answer."""
+        if isinstance(body, dict) and body.get("constraint") is not None:
+            raise _unsupported("constraint")
+        return body
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> RequestBody:
+        """Raises RequestError, which pydantic lets through, because it names the parameter."""
+        for name, value in (self.model_extra or {}).items():
+            if name in self.free or value is None:
+                continue
+            if name not in self.neutral:
+                raise _unsupported(name)
+            if value not in self.neutral[name]:
+                raise RequestError(
+                    f"parameter '{name}' can only be {self.neutral[name][0]!r} here, found {value!r:.80}",
+                    param=name,
+                )
+        return self
+
+    def request(self, **fields: Any) -> ChatBody:
+        """The request, whatever API it came by, with the `fields` that are its body's own."""
+        known: dict[str, Any] = {"model": self.model or "", "messages": (), "sampling": self.given()}
+        return ChatBody(stream=bool(self.stream), **known | fields)
+
+
+def _unsupported(name: str) -> RequestError:
+    return RequestError(f"parameter '{name}' is not supported here; leave it out", param=name)
+
+
+def validated(kind: type[B], body: Any, **defaults: Any) -> B:
+    """A request by the model of its body. Raises RequestError with all that is wrong."""
+    if not isinstance(body, dict):
+        raise RequestError("the request must be a JSON object")
+    try:
+        return kind.model_validate(defaults | body)
+    except ValidationError as error:
+        message, param = problems_of(error.errors(include_url=False))
+        raise RequestError(message, param=param) from error
+
+
+def problems_of(errors: Iterable[Any]) -> tuple[str, str | None]:
+    """Pydantic's errors as a sentence, and the first field that is wrong: `messages[0].role`."""
+    problems, first = [], None
+    for error in errors:
+        field = ""
+        for part in map(str, error["loc"]):
+            if part not in ("body", "query", "path") and not _TYPE_TAG.match(part):
+                field += f"[{part}]" if part.isdecimal() else f".{part}" if field else part
+        first = first or field or None
+        if error["type"] == "json_invalid":
+            return f"the request is not JSON: {error.get('ctx', {}).get('error', '')}".rstrip(": "), None
+        text = error["msg"].removeprefix("Value error, ")
+        problems.append(f"{field}: {text}" if field else text)
+    return "; ".join(dict.fromkeys(problems[:5])), first

@@ -12,9 +12,9 @@ from etude.core.call import ChatRequest
 from etude.core.errors import RequestError
 from etude.core.message import Message, Tool
 from etude.wire.bodies import TokenIds, check_conversation
-from etude.wire.dialect import AnswerMemory, validated
+from etude.wire.dialect import AnswerMemory
 from etude.wire.messages import MessagesDialect
-from etude.wire.sampling import Flag
+from etude.wire.sampling import Flag, validated
 
 TOKEN_PATHS = ("/tokenize", "/detokenize", "/messages/count_tokens")
 

@@ -17,18 +17,21 @@ from etude.core.json_text import read_json
 from etude.core.secrets import keep_secret
 from etude.integrations.art.config import ARTTrainerAdapterConfig
 from etude.integrations.art.wire import Json, model_of
-from etude.wire.answer_size import ACCEPTED, limiting_answers
-from etude.wire.client import Disturbed, Refused, error_text, parse_completion
+from etude.wire.client import parse_completion
+from etude.wire.http_answers import ACCEPTED, limiting_answers
 from etude.wire.retries import (
     USUAL,
     USUAL_MEGABYTES,
     Again,
+    Disturbed,
+    Refused,
     RetryPolicy,
+    error_text,
     is_worth_retrying,
+    reason_of,
     retried,
     retry_after,
 )
-from etude.wire.unreachable import reason_of
 
 _NOT_THERE = {404, 405}
 

@@ -18,8 +18,8 @@ from etude.core.json_text import read_json
 from etude.core.message import Message, Tool
 from etude.integrations.art.serving.options import DevConfig, InternalConfig, TrainConfig
 from etude.store.files import draft_of
-from etude.wire.api_error import ApiError
-from etude.wire.dialect import problems_of
+from etude.wire.http_server import ApiError
+from etude.wire.sampling import problems_of
 
 B = TypeVar("B", bound=BaseModel)
 

@@ -17,7 +17,7 @@ from etude.integrations.art.serving.bodies import ArtModel
 from etude.server.database import JOBS, Row, new_id, table
 from etude.server.jobs import FINAL
 from etude.server.models import Alias, ModelStore
-from etude.wire.api_error import ApiError
+from etude.wire.http_server import ApiError
 
 ART_MODELS = table(
     "art_models",

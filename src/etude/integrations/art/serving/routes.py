@@ -37,8 +37,8 @@ from etude.server.extensions import ServerParts
 from etude.server.jobs import JobStore
 from etude.server.json_route import JsonRoute
 from etude.server.models import OWNER
-from etude.wire.api_error import ApiError
-from etude.wire.dialect import problems_of
+from etude.wire.http_server import ApiError
+from etude.wire.sampling import problems_of
 
 _LOG = logging.getLogger("etude.server")
 

@@ -19,9 +19,9 @@ from etude.core.message import Message
 from etude.core.training_rows import GrpoRow, GrpoTrajectory, GrpoTurn
 from etude.integrations.art.serving.bodies import ArtChoice, ArtGroup, ArtHistory, ArtTrajectory, ChoiceToken
 from etude.models.speech import Speech
-from etude.wire.api_error import ApiError
 from etude.wire.bodies import check_conversation
-from etude.wire.dialect import problems_of
+from etude.wire.http_server import ApiError
+from etude.wire.sampling import problems_of
 
 _NAMED = "token_id:"
 

@@ -38,7 +38,7 @@ from etude.server.hyperparameters import Hyperparameters, resolved
 from etude.server.inference import unless_gone
 from etude.server.job_size import require_doable
 from etude.server.jobs import JobStore
-from etude.wire.api_error import ApiError
+from etude.wire.http_server import ApiError
 
 HUNG_UP = 499
 """The status of a request whose client is gone."""

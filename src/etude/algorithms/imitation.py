@@ -1,7 +1,7 @@
-"""Expert iteration: imitate the good episodes, by threshold, by rank, or drawn by weight.
+"""Imitation: of all episodes, whatever they earned, or by expert iteration of good ones.
 
-Anthony et al. (2017); as rejection sampling on a model's own answers, Yuan et al. (2023). In protocols,
-guesses can be put right before they are imitated.
+These are chosen by threshold, by rank, or drawn by weight: Anthony et al. (2017); as rejection sampling on a
+model's own answers, Yuan et al. (2023). In protocols, guesses can be put right before they are imitated.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import random
 from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, Field
 
+from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.episodes import (
     Collected,
     Group,
@@ -27,14 +28,40 @@ from etude.algorithms.episodes import (
 )
 from etude.algorithms.protocol_checks import require_guesses
 from etude.algorithms.samples import sample_of
-from etude.algorithms.supervised import Supervised
 from etude.core.edge import answered_as
 from etude.core.errors import RequestError
 from etude.core.keys import fold, generator
-from etude.core.sample import Sample
+from etude.core.sample import Kind, Sample
 
 if TYPE_CHECKING:
+    import torch
+
     from etude.config.builder import Builder
+    from etude.learner.objective import MicroBatch
+
+
+class Supervised(Algorithm, name="supervised"):
+    """Every episode for supervised training.
+
+    L = -Σ w·log π / Σ w: the mean negative log-likelihood of the sampled tokens.
+    """
+
+    kind: ClassVar[Kind] = "imitation"
+
+    def check(self) -> None:
+        """Raise RequestError for a penalty, which changes nothing where rewards are not looked at."""
+        if self.cut_off_penalty and type(self).groups is Supervised.groups:
+            raise RequestError(
+                f"{self.type_name} imitates episodes whatever they earned, and cut_off_penalty is taken from "
+                "what they earn; take `cut_off: mask` or `drop`"
+            )
+        super().check()
+
+    def loss(self, logprobs_BT: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, dict[str, float]]:
+        """That mean, which is the metric `nll` too."""
+        loss = -(batch.weights_BT * logprobs_BT).sum()
+        return loss, {"nll": float(loss.detach())}
+
 
 BELOW = "episode with a reward below min_reward"
 NOT_BEST = "episode that is not among its group's best"
