@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from etude.core import secrets, threads
+from etude.core import secrets
 
 pytest_plugins = ["tests.hangs", "tests.leftovers"]
 
@@ -33,9 +33,3 @@ def own_secrets() -> Iterator[None]:
     for table, before in ((secrets._kept, kept), (secrets._seen, seen)):
         table.clear()
         table.update(before)
-
-
-@pytest.fixture(autouse=True)
-def own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads that one test has left to themselves do not count in the next."""
-    monkeypatch.setattr(threads, "_left", set())

@@ -137,5 +137,4 @@ def _evaluation(
         error_budget=config.finetuning.error_budget,
         timeout=general.timeout,
         max_concurrency=general.max_concurrency,
-        own_loops=general.isolation == "thread",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ from etude.budget.purpose import Purpose, asking_for
 from etude.config.load import parse_config
 from etude.core.call import ChatRequest, Completion, Sampling, Usage
 from etude.core.errors import EngineError, RequestError
-from etude.core.threads import on_own_loop
 from etude.wire.retries import note_charged
 
 REQUEST = ChatRequest(({"role": "user", "content": "What is 2 + 2?"},))
@@ -80,21 +78,6 @@ async def test_a_call_is_counted_for_whom_it_was_made_with_what_it_cost_before_i
         (None, "policy", Purpose("other", ""), usage, 2),
     ]
     assert "complete" not in vars(engine), "it is as it was"
-
-
-async def test_a_call_from_another_event_loop_is_made_and_counted_on_that_of_the_run():
-    home = asyncio.get_running_loop()
-
-    class AtHome(Engine):
-        async def complete(self, request: ChatRequest) -> Completion:
-            assert asyncio.get_running_loop() is home
-            return await super().complete(request)
-
-    engine, account = AtHome(), Account()
-    with metered("policy", engine, account, LLMS), asking_for("judge", "validation/5/t1/0"):
-        await on_own_loop(lambda: engine.complete(REQUEST))
-    [(_, model, purpose, usage, _)] = account.settled
-    assert (model, purpose, usage.prompt_tokens > 0) == ("policy", Purpose("judge", "validation/5"), True)
 
 
 async def test_what_a_failed_call_was_charged_counts():

@@ -51,7 +51,7 @@ def _flips(scene: Scene) -> Figures:
 
 
 def _agents(scene: Scene) -> Figures:
-    isolations = ("none", "thread", "process")
+    isolations = ("none", "process")
     played = [misbehave(scene.folder, isolation, scene.quick, scene.note) for isolation in isolations]
     problems = [problem for figures in played for problem in figures["problems"]]
     return {"faults": sum(figures["faults"] for figures in played), "problems": problems}

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from etude.run import Run
-from tests.chaos.deeds import DEEDS, FATAL, FATAL_IN_THREADS, HARMLESS, HARMLESS_OUTPUTS
+from tests.chaos.deeds import DEEDS, FATAL, HARMLESS, HARMLESS_OUTPUTS
 from tests.cli.projects import process
 
 Note = Callable[[str], None]
@@ -75,9 +75,7 @@ def _play(folder: Path, who: str, deed: str, isolation: str) -> str | None:
         "finetuning": {"error_budget": 1.0},
     }
     (folder / "config.yml").write_text(yaml.safe_dump(config))
-    fatal = {"none": FATAL, "thread": FATAL_IN_THREADS}.get(isolation, frozenset())
-    if fatal and who == "agent in a thread":
-        fatal = FATAL_IN_THREADS
+    fatal = FATAL if isolation == "none" else frozenset()
     started = process("evaluate", "config.yml", "--name", "e", folder=folder)
     try:
         _, errors = started.communicate(timeout=_LIMIT_SECONDS)
@@ -88,7 +86,7 @@ def _play(folder: Path, who: str, deed: str, isolation: str) -> str | None:
 
 
 def _verdict(folder: Path, code: int, errors: str, who: str, deed: str, is_fatal: bool) -> str | None:
-    if code and is_fatal:
+    if is_fatal and (code or "os._exit" in deed):
         return None
     if code not in (0, 1):
         return f"the run ended with {code}: {errors[-300:]}"

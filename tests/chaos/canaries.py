@@ -11,7 +11,7 @@ from tests.chaos.scene import Figures, Scene
 from tests.cli.projects import process
 from tests.cli.test_canaries import SCRIPTED
 
-_ISOLATIONS = ("none", "thread", "process")
+_ISOLATIONS = ("none", "process")
 _SECONDS = 120.0
 _COMMANDS = (
     ("train config.yml --name r", 0),

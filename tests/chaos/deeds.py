@@ -84,11 +84,6 @@ def _spin() -> None:
         pass
 
 
-def _block_in_c() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])
-    time.sleep(600)
-
-
 def _thread_exits() -> None:
     thread = threading.Thread(target=os._exit, args=(0,))
     thread.start()
@@ -143,7 +138,7 @@ DONE: dict[str, Callable[[], Any]] = {
     "abort": lambda: os.abort(),
     "3 GB of memory": _balloon,
     "an endless loop": _spin,
-    "blocking in native code": _block_in_c,
+    "blocking in native code": lambda: time.sleep(600),
     "closing its outputs": _close_outputs,
     "a recursion limit of 30": lambda: sys.setrecursionlimit(30),
     "leaving its folder": lambda: os.chdir("/"),
@@ -174,20 +169,27 @@ HARMLESS = {
 HARMLESS_OUTPUTS = HARMLESS | {"NaN", "infinity", "1e308", "a lone surrogate"}
 """The same of agents: these are outputs like any other, and no scores."""
 
-FATAL = {
-    "SIGKILL",
-    "SIGTERM",
-    "a crash in native code",
-    "abort",
-    "blocking in native code",
-    "closing its outputs",
-    "a stopped event loop",
-    "cancelling all tasks",
-}
-"""Deeds that harm the whole process: without `isolation: process` the run may end, and must not end well."""
+FATAL = frozenset(
+    {
+        "os._exit(0)",
+        "os._exit(3)",
+        "os._exit in a thread",
+        "an endless loop",
+        "a recursion limit of 30",
+        "SIGKILL",
+        "SIGTERM",
+        "a crash in native code",
+        "abort",
+        "blocking in native code",
+        "closing its outputs",
+        "a stopped event loop",
+        "cancelling all tasks",
+    }
+)
+"""Deeds that harm the whole process: without `isolation: process` the run may end, and must not end well.
 
-FATAL_IN_THREADS = FATAL | {"a recursion limit of 30"}
-"""The same with `isolation: thread`, where what is set for the process is the loop's of the run at once."""
+`os._exit(0)` ends it with the exit code that it says.
+"""
 
 
 def _done(example: etude.Example, who: str) -> Any:

@@ -103,11 +103,3 @@ def test_a_workflow_that_cannot_tell_is_an_error_at_its_place(monkeypatch):
     monkeypatch.setattr(GameConfig, "faulty", "there is no game 'chess'")
     with pytest.raises(ConfigError, match="workflow: there is no game 'chess'"):
         config()
-
-
-def test_a_workflow_whose_episodes_share_a_loop_is_refused_one_for_each():
-    config: dict[str, Any] = {"workflow": {"_type": "game"}, "eval": {"general": {"isolation": "thread"}}}
-    with pytest.raises(ConfigError, match=r"'_type: game' share one event loop.*'process' or 'none'"):
-        parse_config(config)
-    config["eval"]["general"]["isolation"] = "process"
-    parse_config(config)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import threading
-import time
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -25,7 +22,6 @@ from etude.core.errors import EngineError, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.example import Example
 from etude.core.interfaces import Evaluator
-from etude.rewards import scorer as scorer_module
 from etude.rewards.evaluator import (
     FunctionEvaluator,
     FunctionEvaluatorConfig,
@@ -34,9 +30,7 @@ from etude.rewards.evaluator import (
     function_evaluator,
     scored,
 )
-from etude.rewards.scorer import Scorer, evaluate
-from etude.rollout.loop_watch import watch_loop
-from etude.store.journal import Journal
+from etude.rewards.scorer import evaluate
 
 EXAMPLE = Example("q1", {"question": "2 + 2"}, "4")
 ITEM = EvalInputItem(
@@ -356,35 +350,6 @@ async def test_the_function_type_takes_functions_evaluators_and_their_classes(tm
     assert await score("at_least", bound=0.5) == 0.5
     assert await score("ready") == 2.0
     assert await score("Constant", value=3.0) == 3.0
-
-
-def spin(seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        with contextlib.suppress(Exception):
-            [].pop()
-
-
-@pytest.mark.parametrize("blocks", [time.sleep, spin])
-async def test_an_evaluator_that_blocks_the_event_loop_is_an_error(
-    tmp_path: Path, blocks: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Found out by a watch with a two-thousandth of their patience: no other evaluator runs out of time."""
-    monkeypatch.setattr(scorer_module, "watch_loop", lambda seconds, code: watch_loop(seconds / 2000, code))
-
-    async def judge(example: Example, output: str) -> float:
-        blocks(3600)
-        return 1.0
-
-    other = FunctionEvaluator(lambda example, output: 1.0)
-    evaluators = {"judge": FunctionEvaluator(judge, timeout=600.0), "other": other}
-    with Journal(tmp_path / "run.db") as journal:
-        scorer = Scorer(evaluators, journal, timeout=500.0, max_concurrency=4)
-        with scorer.watched():
-            scores = await scorer.score_single(ITEM)
-    assert "it blocked the event loop" in (scores["judge"].error or "")
-    assert "test_function_evaluator.py" in (scores["judge"].error or "")
-    assert scores["other"].score == 1.0
 
 
 class Odd(Exception):

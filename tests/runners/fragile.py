@@ -42,7 +42,6 @@ def do(deed: str, episode: etude.Episode) -> None:
     if deed == "null":
         ctypes.string_at(0)
     if deed == "block":
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])
         time.sleep(600)
     if deed == "balloon":
         held = bytearray(400_000_000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ from etude.core.call import NO_USAGE, ChatRequest, Completion, Usage
 from etude.core.errors import RequestError
 from etude.core.interfaces import Engine
 from etude.core.returned import checked
-from etude.core.threads import on_loop
 from etude.core.within import Within
 from etude.inference.opponents_config import OpponentsConfig
 from etude.wire.retries import counting_charges
@@ -56,10 +54,8 @@ def metered(name: str, engine: Any, account: Account, llms: Mapping[str, LlmConf
     """Have the calls of the engine of an entry of `llms` counted, as long as this is open.
 
     The engine stays the object that it is, since others ask what it can do: its methods `complete` and
-    `score` are replaced. Calls that are made on other event loops are made on this one, which engine and
-    account belong to. Raises RequestError for an engine that does not allow that.
+    `score` are replaced. Raises RequestError for an engine that does not allow that.
     """
-    loop = asyncio.get_running_loop()
     longest = _longest_answer(llms, name)
     role_of = _role_of(llms.get(name))
     complete: Callable[[ChatRequest], Coroutine[Any, Any, Completion]] = engine.complete
@@ -95,7 +91,7 @@ def metered(name: str, engine: Any, account: Account, llms: Mapping[str, LlmConf
     own = {method: vars(engine)[method] for method in methods if method in getattr(engine, "__dict__", ())}
     try:
         for method, counted in methods.items():
-            object.__setattr__(engine, method, _made_on(loop, counted))
+            object.__setattr__(engine, method, counted)
     except AttributeError:
         raise RequestError(
             f"llms.{name}: the calls of {type(engine).__name__} cannot be counted, since its `complete` "
@@ -116,12 +112,6 @@ async def _answer(
     """The completion of an engine that may be anybody's. Raises WrongReturnError for what is none."""
     value: Any = complete(request)
     return checked(await value if inspect.isawaitable(value) else value, complete, Engine.complete)
-
-
-def _made_on(
-    loop: asyncio.AbstractEventLoop, method: Callable[..., Coroutine[Any, Any, Any]]
-) -> Callable[..., Coroutine[Any, Any, Any]]:
-    return lambda *args: on_loop(loop, method(*args))
 
 
 async def _counted(

@@ -113,8 +113,6 @@ def _show(status: RunStatus, jobs: list[JobFacts]) -> None:
         say(f"learners        {nodes or 'none has room yet'}; {team.wanted} were asked for")
     waiting = f", {status.journal.waiting} not on the disk yet" if status.journal.waiting else ""
     say(f"journal         {status.journal.committed} entries written{waiting}")
-    if status.threads_left:
-        say(f"left            {status.threads_left} threads whose code did not end with its episode")
     if status.metrics is not None:
         say(f"metrics         {status.metrics}")
     if status.cluster is not None and status.cluster.dashboard:

@@ -54,8 +54,6 @@ class WorkflowConfig(ComponentConfig):
 
     target_functions: ClassVar[tuple[str, ...]] = ("<workflow>",)
     """The default of `finetuning.target_functions`; `*` stands for all functions."""
-    shares_loop: ClassVar[bool] = False
-    """Whether its episodes share what belongs to one event loop: `isolation: thread` is then refused."""
 
     def agents(self) -> Mapping[str, str | None] | None:
         """The agents, each with the entry of `llms` that it samples from (None: the default model).

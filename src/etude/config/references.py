@@ -82,7 +82,6 @@ def complete_names(
         if mark.kind != "agents":
             names.check(path, mark.kind, name)
     names.complete_finetuning()
-    _check_loops(config, problems)
     try:
         agents = config.workflow.agents() if config.workflow is not None else None
     except EtudeError:
@@ -95,16 +94,6 @@ def complete_names(
         if mark.kind == "agents" and (not is_builder or component[1] in builders):
             _check_agent(path, name, agents, in_training if is_builder else problems)
     _check_trained(block, agents, in_training)
-
-
-def _check_loops(config: Config, problems: Problems) -> None:
-    workflow = config.workflow
-    if workflow is not None and workflow.shares_loop and config.eval.general.isolation == "thread":
-        problems.add(
-            ("eval", "general", "isolation"),
-            f"the episodes of a workflow of '_type: {workflow.type_name}' share one event loop, and cannot "
-            "have one each; take 'process' or 'none'",
-        )
 
 
 def _split_shared(config: Config) -> None:

@@ -42,11 +42,9 @@ class EvalGeneralConfig(BaseModel, extra="forbid", frozen=True):
     """Seconds that an episode may take."""
     max_calls: Annotated[int, CHANGEABLE] = Field(default=1000, ge=1)
     """Model calls that an episode may make."""
-    isolation: Annotated[Literal["none", "thread", "process"], CHANGEABLE] = "none"
-    """Where episodes run and are scored: `none` is the event loop of the run. With `thread` each has a thread
-    and an event loop of its own, and code that blocks holds up only itself. With `process` they are shared
-    out among processes; code that crashes, blocks or takes too much memory ends one of these, and its
-    episode."""
+    isolation: Annotated[Literal["none", "process"], CHANGEABLE] = "none"
+    """Where episodes run and are scored: `none` is the process of the run. With `process` they are shared out
+    among others; code that crashes, blocks or takes too much memory ends one of these, and its episode."""
     runners: Annotated[int | None, CHANGEABLE] = Field(default=None, ge=1)
     """Processes of `isolation: process`; by default one for each core, and at most `max_concurrency`."""
     runner_memory: Annotated[float | None, CHANGEABLE] = Field(default=None, gt=0)

@@ -240,7 +240,6 @@ async def rescore_run(
             error_budget=config.finetuning.error_budget,
             timeout=config.eval.general.timeout,
             max_concurrency=config.eval.general.max_concurrency,
-            own_loops=config.eval.general.isolation == "thread",
             on_score=_telling(progress, reward),
             keep_episodes=False,
         )

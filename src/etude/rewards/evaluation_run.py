@@ -43,20 +43,16 @@ class EvaluationRun(Evaluation):
         error_budget: float = 0.2,
         timeout: float = 300.0,
         max_concurrency: int = 16,
-        own_loops: bool = False,
     ) -> None:
         """`error_budget` is the share of episodes, or of one evaluator's scores, that may fail.
 
         `timeout` is for one evaluation, in seconds, where the evaluator has none of its own. At most
-        `max_concurrency` evaluations run at the same time, beside the collector's episodes; with `own_loops`
-        each in a thread, on an event loop of its own.
+        `max_concurrency` evaluations run at the same time, beside the collector's episodes.
         """
         self._collector = collector
         self._journal = journal
         self._error_budget = error_budget
-        self._scorer = Scorer(
-            evaluators, journal, timeout=timeout, max_concurrency=max_concurrency, own_loops=own_loops
-        )
+        self._scorer = Scorer(evaluators, journal, timeout=timeout, max_concurrency=max_concurrency)
 
     async def answer(self, request: EvaluationRequest) -> EvaluationRunOutput:
         """Run and score the episodes that the journal does not have yet.
@@ -107,7 +103,6 @@ async def rescore(
     error_budget: float = 0.2,
     timeout: float = 300.0,  # noqa: ASYNC109 - of one evaluation, not of the whole
     max_concurrency: int = 16,
-    own_loops: bool = False,
     on_score: OnScore | None = None,
     keep_episodes: bool = True,
 ) -> EvaluationRunOutput:
@@ -135,7 +130,6 @@ async def rescore(
         timeout=timeout,
         max_concurrency=max_concurrency,
         label=f"rescore:{label}",
-        own_loops=own_loops,
     )
     gathering = Gathering(order, scorer, error_budget, keep_episodes=keep_episodes, on_score=on_score)
 

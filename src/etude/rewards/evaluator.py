@@ -18,7 +18,6 @@ from etude.config.component import CHANGEABLE, EvaluatorConfig
 from etude.config.import_path import import_object, where_defined
 from etude.config.references import AgentRef, Refers
 from etude.config.registry import register_evaluator
-from etude.core.brief import call_briefly
 from etude.core.data_model import kind_of, number
 from etude.core.episode import measured
 from etude.core.errors import RequestError
@@ -27,6 +26,7 @@ from etude.core.example import Example
 from etude.core.interfaces import Evaluator
 from etude.core.secrets import masked, masked_data
 from etude.core.stats import Bounds
+from etude.core.threads import call_in_thread
 from etude.store.plain import jsonable
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class FunctionEvaluator(Evaluator):
         given = (_example_of(item), item.output_obj, *([item.episode] if self._takes_episode else []))
         if self._is_async:
             return await self.fn(*given, **self._arguments)
-        result = await call_briefly(lambda: self.fn(*given, **self._arguments), stop=lambda: None)
+        result = await call_in_thread(lambda: self.fn(*given, **self._arguments))
         return await result if inspect.isawaitable(result) else result
 
 

@@ -127,11 +127,10 @@ class Gathering:
 
         failure: BaseException | None = None
         try:
-            with self._scorer.watched():
-                async with asyncio.TaskGroup() as tasks, aclosing(records):
-                    async for record in records:
-                        await slots.acquire()
-                        tasks.create_task(take(record))
+            async with asyncio.TaskGroup() as tasks, aclosing(records):
+                async for record in records:
+                    await slots.acquire()
+                    tasks.create_task(take(record))
         except BaseExceptionGroup as group:
             failure = group
         # The first error is raised; the others are of tasks that it stopped.

@@ -6,7 +6,6 @@ import asyncio
 import copy
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from etude.budget.purpose import asking_for
@@ -17,11 +16,8 @@ from etude.core.errors import EtudeError, ModelOut, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.example import Example
 from etude.core.interfaces import Evaluator
-from etude.core.threads import on_own_loop
 from etude.rewards.evaluator import FunctionEvaluator, WeightedEvaluator, as_evaluator, scored, unscored
-from etude.rollout.exits import no_exit
-from etude.rollout.loop_watch import BlockedLoop, watch_loop
-from etude.rollout.run_workflow import user_line
+from etude.rollout.run_workflow import no_exit
 from etude.store.journal import Journal, Steps
 from etude.wire.retries import ending_where_a_model_is_out
 
@@ -49,19 +45,16 @@ class Scorer:
         timeout: float,
         max_concurrency: int,
         label: str = "score",
-        own_loops: bool = False,
     ) -> None:
         """`timeout` is for one evaluation, in seconds; at most `max_concurrency` run at once.
 
-        With `own_loops` each runs in a thread with an event loop of its own. Raises RequestError for two
-        evaluators of one name.
+        Raises RequestError for two evaluators of one name.
         """
         self.names = tuple(evaluators)
         self.max_concurrency = max_concurrency
         self._journal = journal
         self._timeout = timeout
         self._label = label
-        self._own_loops = own_loops
         self._slots = asyncio.Semaphore(max_concurrency)
         self._single: dict[str, Evaluator] = {}
         self._relative: dict[str, Evaluator] = {}
@@ -91,11 +84,6 @@ class Scorer:
     def needs_groups(self) -> bool:
         """Whether any evaluator compares the episodes of an example."""
         return bool(self._relative)
-
-    def watched(self) -> AbstractContextManager[None]:
-        """While this is open, evaluators that block the event loop for longer than they may take fail."""
-        limits = [each.timeout or self._timeout for each in self._all().values()]
-        return watch_loop(max(limits, default=None), evaluate.__code__)
 
     async def score_single(self, item: EvalInputItem) -> Scores:
         """The scores of the evaluators that look at one episode by itself."""
@@ -146,7 +134,7 @@ class Scorer:
         async with self._slots:
             began, clock = time.time(), time.perf_counter()
             with asking_for("judge", _episode(items[0]).id):
-                outputs = await evaluate(evaluator, items, self._timeout, own_loop=self._own_loops)
+                outputs = await evaluate(evaluator, items, self._timeout)
             times = {"began": began, "seconds": time.perf_counter() - clock}
         await _together(
             [self._keep(item, name, out, times) for item, out in zip(items, outputs, strict=True)]
@@ -197,23 +185,19 @@ def _episode(item: EvalInputItem) -> EpisodeRecord:
 
 
 async def evaluate(
-    evaluator: Evaluator, items: Sequence[EvalInputItem], seconds: float, *, own_loop: bool = False
+    evaluator: Evaluator, items: Sequence[EvalInputItem], seconds: float
 ) -> list[EvalOutputItem]:
     """The outputs of an evaluator for `items`, whatever it does: an output for each, in their order.
 
-    `seconds` is how long it may take, unless the evaluator has its own `timeout`. With `own_loop` it runs in
-    a thread, on an event loop of its own. Raises ModelOut where a model that it asks gives no answers at
-    all, also when the evaluator makes something else of that.
+    `seconds` is how long it may take, unless the evaluator has its own `timeout`. Raises ModelOut where a
+    model that it asks gives no answers at all, also when the evaluator makes something else of that.
     """
     seconds = seconds if evaluator.timeout is None else evaluator.timeout
     try:
         own = [_own(item) for item in items]
         async with asyncio.timeout(seconds) as limit:
             with ending_where_a_model_is_out():
-                if own_loop:
-                    outputs = await on_own_loop(lambda: _outputs(evaluator, own))
-                else:
-                    outputs = await _outputs(evaluator, own)
+                outputs = await _outputs(evaluator, own)
         if not isinstance(outputs, Sequence) or isinstance(outputs, str):
             raise TypeError(f"evaluate_group returned {kind_of(outputs)}; return a list, a score an episode")
         if len(outputs) != len(items):
@@ -228,8 +212,6 @@ async def evaluate(
         if (task := asyncio.current_task()) is None or task.cancelling():
             raise
         reason = "the evaluator cancelled itself"
-    except BlockedLoop as error:
-        reason = f"{user_line(error)}: it blocked the event loop; await instead, or write `def`"
     except (Exception, GeneratorExit) as error:  # noqa: BLE001  user code may raise anything
         late = isinstance(error, TimeoutError) and limit.expired()
         reason = f"the evaluator took longer than {seconds:g} s" if late else where_raised(error)

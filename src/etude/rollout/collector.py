@@ -21,7 +21,7 @@ from etude.core.tools import ToolSet
 from etude.rollout.episode import Episode
 from etude.rollout.paces import Paces
 from etude.rollout.recorder import Models, Recorder
-from etude.rollout.run_workflow import run_workflow, watch_workflows
+from etude.rollout.run_workflow import run_workflow
 from etude.rollout.tools import EpisodeTools
 from etude.rollout.workflow import Workflow
 from etude.store.encode import encode_episode
@@ -100,13 +100,11 @@ class Collector:
         endpoint_port: int = 0,
         runner: Runner | None = None,
         admission: Admission | None = None,
-        own_loops: bool = False,
     ) -> None:
         """`sampling` and `template_options` are for calls that do not say, by model, `default_model` is for
         those that name none. `tools` are those of `episode.tools`, by name. `endpoint_port` is that of
         `episode.endpoint`; 0 takes a free one. Episodes are collected from `runner` where there is one.
-        Those that are played, and not read back, pass `admission` before. With `own_loops` each runs in a
-        thread with an event loop of its own.
+        Those that are played, and not read back, pass `admission` before.
 
         Raises RequestError when the workflow or the models do not fit.
         """
@@ -116,7 +114,6 @@ class Collector:
         self.timeout = self.limits.timeout if workflow.timeout is None else workflow.timeout
         self._runner = runner
         self._admission = admission
-        self._own_loops = own_loops
         self._tools = dict(tools or {})
         self._models = Models(models, sampling or {}, default_model, template_options or {})
         self._journal = journal
@@ -163,32 +160,30 @@ class Collector:
             self.limits.max_concurrency
         )
         self._collections += 1
-        with nullcontext() if self._runner is not None else watch_workflows(self.timeout):
-            workers = [
-                asyncio.ensure_future(self._work(waiting, finished))
-                for _ in range(self.limits.max_concurrency)
-            ]
+        workers = [
+            asyncio.ensure_future(self._work(waiting, finished)) for _ in range(self.limits.max_concurrency)
+        ]
+        try:
+            working = len(workers)
+            while working:
+                outcome = await finished.get()
+                if outcome is None:
+                    working -= 1
+                elif isinstance(outcome, BaseException):
+                    await self.settle()
+                    raise outcome
+                else:
+                    yield outcome
+        finally:
+            for worker in workers:
+                worker.cancel()
             try:
-                working = len(workers)
-                while working:
-                    outcome = await finished.get()
-                    if outcome is None:
-                        working -= 1
-                    elif isinstance(outcome, BaseException):
-                        await self.settle()
-                        raise outcome
-                    else:
-                        yield outcome
+                await asyncio.gather(*workers, return_exceptions=True)
             finally:
-                for worker in workers:
-                    worker.cancel()
-                try:
-                    await asyncio.gather(*workers, return_exceptions=True)
-                finally:
-                    # Also when it is cancelled a second time, while the workers stop.
-                    self._collections -= 1
-                    if not self._collections:
-                        await self.close()
+                # Also when it is cancelled a second time, while the workers stop.
+                self._collections -= 1
+                if not self._collections:
+                    await self.close()
 
     async def close(self) -> None:
         """Close the server of `episode.endpoint`, which the next episode that needs it opens again."""
@@ -219,9 +214,7 @@ class Collector:
         started = time.perf_counter()
         self.playing[job.id] = time.monotonic()
         try:
-            output, failure = await run_workflow(
-                self.workflow, episode, self.timeout, recorder.longest_call, own_loop=self._own_loops
-            )
+            output, failure = await run_workflow(self.workflow, episode, self.timeout, recorder.longest_call)
         finally:
             del self.playing[job.id]
             episode.close()

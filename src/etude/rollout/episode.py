@@ -200,7 +200,7 @@ class Episode:
 
         Raises RequestError for a set that there is not, ToolError for one that cannot be opened.
         """
-        return self.home.entered(self._tools.open(sets, self._record, self.home))
+        return self._tools.open(sets, self._record, self.home)
 
     def _record(self, event: Event) -> None:
         self._events.append(replace(event, after_call=self._recorder.last_index))

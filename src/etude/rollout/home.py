@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -60,28 +60,14 @@ class Home:
             except concurrent.futures.CancelledError as error:
                 raise self._is_over() from error
 
-    @contextlib.asynccontextmanager
-    async def entered(self, context: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
-        """The context, entered and left there."""
-        if self.is_here:
-            async with context as value:
-                yield value
-            return
-        value = await self.call(context.__aenter__())
-        try:
-            yield value
-        finally:
-            if not self._over:  # Or the episode has left it.
-                await self.call(_left(context))
-
     @contextlib.contextmanager
     def entered_by_waiting(self, context: AbstractAsyncContextManager[T]) -> Iterator[T]:
-        """The same for code without asyncio."""
+        """The context, entered and left there."""
         value = self.wait(context.__aenter__())
         try:
             yield value
         finally:
-            if not self._over:
+            if not self._over:  # Or the episode has left it.
                 self.wait(_left(context))
 
     def heard_here(self, fn: Callable[P, None]) -> Callable[P, None]:

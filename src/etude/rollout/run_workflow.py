@@ -10,7 +10,6 @@ import json
 import sysconfig
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,8 @@ from etude.core.data_model import kind_of
 from etude.core.episode import EpisodeRecord, Failure
 from etude.core.errors import EngineError, EnvironmentAway, ImpossibleCall, ToolError, words_of
 from etude.core.example import Example
-from etude.core.threads import OwnLoop, ThreadCall, running_apart
+from etude.core.threads import call_in_thread
 from etude.rollout.episode import Episode, SyncEpisode
-from etude.rollout.exits import no_exit
-from etude.rollout.loop_watch import BlockedLoop, watch_loop
 from etude.rollout.reply import Reply, ToolCall
 from etude.rollout.workflow import Workflow
 from etude.store.plain import plain
@@ -44,29 +41,18 @@ they were what the agent says."""
 _OURS = (Call, Completion, EpisodeRecord, Example, ToolCall)
 
 
-class _LeftBehind(Exception):
-    """The thread of a workflow was given up."""
-
-
 async def run_workflow(
-    workflow: Workflow,
-    episode: Episode,
-    seconds: float | None,
-    longest_call: Callable[[], float],
-    *,
-    own_loop: bool = False,
+    workflow: Workflow, episode: Episode, seconds: float | None, longest_call: Callable[[], float]
 ) -> tuple[Any, Failure | None]:
     """The output of the workflow as JSON keeps it, or None and why there is none.
 
-    `longest_call` says how many seconds the episode's slowest model call has taken so far. With `own_loop`
-    an async workflow runs in a thread too, on an event loop of its own. Returns at most a grace period after
-    `seconds`, even when the code cannot be stopped. Raises nothing that the user's code raises.
+    `longest_call` says how many seconds the episode's slowest model call has taken so far. Returns at most a
+    grace period after `seconds`, unless code blocks the event loop. Raises nothing that the user's code
+    raises where that is awaited.
     """
-    is_here = workflow.is_async and not own_loop
-    call = _call(workflow, episode) if is_here else _call_in_thread(workflow, episode, own_loop)
-    # A thread has its own grace, after which it is given up.
-    grace = threads.GRACE_SECONDS * (1 if is_here else 2)
-    task = asyncio.ensure_future(call)
+    # A thread has its own grace, after which it is left to itself.
+    grace = threads.GRACE_SECONDS * (1 if workflow.is_async else 2)
+    task = asyncio.ensure_future(_call(workflow, episode))
     try:
         done = await _ended(task, seconds)
     except asyncio.CancelledError:
@@ -75,8 +61,6 @@ async def run_workflow(
     if not done:
         waited, reason = longest_call(), f"{workflow.where}: no output within {seconds:g} s"
         await _stop(task, grace)
-        if task.done() and not task.cancelled() and isinstance(task.exception(), _LeftBehind):
-            reason += "; its thread does not end, and was given up"
         if seconds is not None and waited > seconds / 2:
             # Not the agent's own failure: a model kept it waiting.
             return None, Failure("timeout", f"{reason}, of which one model call took {waited:.3g} s", "model")
@@ -84,9 +68,6 @@ async def run_workflow(
     if task.cancelled():
         return None, Failure("raised", f"{workflow.where}: CancelledError: the workflow cancelled itself")
     error = task.exception()
-    if isinstance(error, BlockedLoop):
-        reason = "blocked the event loop; await instead, or write `def` in place of `async def`"
-        return None, Failure("timeout", f"{user_line(error)}: {reason}")
     if error is not None:
         return None, failure_of(error)
     try:
@@ -95,38 +76,27 @@ async def run_workflow(
         return None, Failure("no_output", f"{workflow.where}: {error}")
 
 
-def watch_workflows(seconds: float | None) -> contextlib.AbstractContextManager[None]:
-    """While this is open, workflows that block the event loop for `seconds` fail."""
-    return watch_loop(seconds, _call.__code__)
+@contextlib.contextmanager
+def no_exit(whose: str) -> Iterator[None]:
+    """Within the block RuntimeError is raised in place of what would end the program, such as SystemExit."""
+    try:
+        yield
+    except (Exception, asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:  # noqa: BLE001  all that is left would end the program
+        raise RuntimeError(f"{whose} raised {words_of(error)}").with_traceback(error.__traceback__) from None
 
 
 async def _call(workflow: Workflow, episode: Episode) -> Any:
-    """Run an async workflow on this event loop."""
-    with no_exit("the workflow"):
-        return await workflow.fn(episode.example, episode, **workflow.arguments)
-
-
-async def _call_in_thread(workflow: Workflow, episode: Episode, own_loop: bool) -> Any:
-    """Run a workflow in a thread: an async one on an event loop of its own, as all that it awaits.
-
-    Raises _LeftBehind in place of CancelledError where the thread does not end.
-    """
-    with no_exit("the workflow"), running_apart() if own_loop else nullcontext():
-        call: ThreadCall[Any]
-        if workflow.is_async:
-            own = OwnLoop(lambda: _call(workflow, episode))
-            call, stop = ThreadCall(own), own.stop
-        else:
-            blocking = SyncEpisode(episode)
-            call = ThreadCall(lambda: workflow.fn(episode.example, blocking, **workflow.arguments))
-            stop = episode.home.close
-        try:
-            output = await call.result(stop)
-        except asyncio.CancelledError:
-            if call.is_given_up:
-                raise _LeftBehind from None
-            raise
-    if inspect.iscoroutine(output) and not workflow.is_async:
+    """Run an async workflow on this event loop, and another in a thread."""
+    if workflow.is_async:
+        with no_exit("the workflow"):
+            return await workflow.fn(episode.example, episode, **workflow.arguments)
+    blocking = SyncEpisode(episode)
+    output = await call_in_thread(
+        lambda: workflow.fn(episode.example, blocking, **workflow.arguments), episode.home.close
+    )
+    if inspect.iscoroutine(output):
         output.close()
         raise TypeError(f"workflow '{workflow.name}' returned a coroutine; write it with `async def`")
     return output

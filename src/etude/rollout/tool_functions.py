@@ -16,7 +16,7 @@ from etude.config.import_path import import_object
 from etude.config.registry import register_tools
 from etude.core.errors import RequestError, words_of
 from etude.core.message import Tool
-from etude.core.threads import apart, call_in_thread
+from etude.core.threads import call_in_thread
 from etude.core.tools import ToolResult, ToolSource
 from etude.rollout.python_function import PythonFunction
 from etude.store.plain import plain
@@ -53,7 +53,7 @@ class FunctionTools:
         function = self._functions[name]
         try:
             made = function.call(arguments)
-            value = await (apart(made) if function.is_async else call_in_thread(made))
+            value = await (made() if function.is_async else call_in_thread(made))
             if inspect.isawaitable(value):
                 value = await value
             text = value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)

@@ -46,7 +46,6 @@ async def build_collector(
         tools={name: await builder.get_tools(name) for name in config.tools},
         runner=runner,
         admission=admission,
-        own_loops=general.isolation == "thread",
     )
 
 

@@ -26,7 +26,6 @@ from etude.core.streams import mask_streams
 from etude.rewards.evaluation import item_of
 from etude.rewards.scorer import Scorer
 from etude.rollout.collector import Collector, EpisodeJob
-from etude.rollout.run_workflow import watch_workflows
 from etude.runners.assembly import build_collector, build_evaluators
 from etude.runners.frames import Disconnected, Stream, introduce
 from etude.runners.link import Link, Note
@@ -166,13 +165,11 @@ async def _open_agent(parameters: Mapping[str, Any], link: Link) -> AsyncIterato
             journal,
             timeout=general.timeout,
             max_concurrency=general.max_concurrency,
-            own_loops=general.isolation == "thread",
         )
-        with watch_workflows(collector.timeout), scorer.watched():
-            try:
-                yield Agent(collector, scorer, journal, engines, builder)
-            finally:
-                await collector.close()
+        try:
+            yield Agent(collector, scorer, journal, engines, builder)
+        finally:
+            await collector.close()
 
 
 async def play(invitation: Invitation) -> None:

@@ -155,8 +155,6 @@ class RunStatus(_Value):
     models: list[ModelStatus]
     journal: JournalStatus
     cluster: ClusterStatus | None = None
-    threads_left: int = 0
-    """Threads of its process that still run code of agents, tools or evaluators that nobody waits for."""
     metrics: str | None = None
     """Where the run's metrics for Prometheus are."""
     waits: list[Wait] = Field(default_factory=list)

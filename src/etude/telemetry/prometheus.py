@@ -188,9 +188,6 @@ def _of_places(status: RunStatus) -> Iterator[Metric]:
         "etude_journal_entries", "counter", "Entries written to the journal.", samples=[((), committed)]
     )
     yield _gauge("etude_journal_waiting", "Entries not on the disk yet.", status.journal.waiting)
-    yield _gauge(
-        "etude_threads_left", "Threads whose code did not end with its episode.", status.threads_left
-    )
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from etude.core.interfaces import Engine
-from etude.core.threads import threads_left
 from etude.rollout.collector import Collector
 from etude.runners.places import Place
 from etude.runners.pool import RunnerPool
@@ -80,7 +79,6 @@ def snapshot(
         models=models,
         journal=journal,
         cluster=cluster,
-        threads_left=threads_left(),
         metrics=metrics,
         waits=_waits(counts, begun, runners, learners, models, journal),
     )

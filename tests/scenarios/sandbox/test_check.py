@@ -6,7 +6,7 @@ import pytest
 
 from etude.core.errors import RequestError
 from etude.scenarios.sandbox.check import IoTests, check_program, same_output, same_value
-from etude.scenarios.sandbox.limits import Limits
+from etude.scenarios.sandbox.process import Limits
 
 DOUBLE = "print(int(input()) * 2)"
 DOUBLES = IoTests(("1\n", "4\n"), ("2\n", "8\n"))

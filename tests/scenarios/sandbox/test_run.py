@@ -17,20 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.core.errors import RequestError
-from etude.scenarios.sandbox.limits import EVERY_MECHANISM, Limits, Mechanism
-from etude.scenarios.sandbox.process import fits, remove_tree
-from etude.scenarios.sandbox.run import Isolation, Returned, SandboxResult, call_function, run_program
+from etude.scenarios.sandbox.process import Limits, fits, remove_tree
+from etude.scenarios.sandbox.run import Returned, SandboxResult, call_function, run_program
 
 LIMITS = Limits(wall_seconds=60.0)
 
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the kernel confines programs on Linux only")
-BOTH = pytest.mark.parametrize("mechanisms", [EVERY_MECHANISM, ()], ids=["kernel", "audit hook"])
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel confines programs on Linux only")
 
 
-async def run(
-    source: str, *, limits: Limits = LIMITS, mechanisms: tuple[Mechanism, ...] = EVERY_MECHANISM
-) -> SandboxResult:
-    return await run_program(source, limits=limits, mechanisms=mechanisms)
+async def run(source: str, *, limits: Limits = LIMITS) -> SandboxResult:
+    return await run_program(source, limits=limits)
 
 
 async def run_all(sources: Sequence[str], **options: Any) -> list[SandboxResult]:
@@ -64,11 +60,8 @@ async def test_a_program_reads_its_input_and_its_output_is_kept():
         ("print(list({'a', 'b', 'c', 'd'})[0] == list({'d', 'c', 'b', 'a'})[0])", "True\n"),
     ],
 )
-@BOTH
-async def test_what_ordinary_programs_do_works(source: str, output: str, mechanisms: tuple[Mechanism, ...]):
-    if not mechanisms and "threading" in source:
-        pytest.skip("where the kernel does not tell threads from processes, both are forbidden")
-    result = await run(source, mechanisms=mechanisms)
+async def test_what_ordinary_programs_do_works(source: str, output: str):
+    result = await run(source)
     assert (result.status, result.reason, result.output) == ("ok", "", output)
 
 
@@ -103,15 +96,14 @@ async def test_a_program_that_fails_is_an_error_with_its_reason(source: str, rea
 # What they may not: with the kernel's help, and with Python's own.
 
 
-@BOTH
-async def test_a_fork_bomb_does_not_get_a_single_process(mechanisms: tuple[Mechanism, ...]):
-    result = await run("import os\nwhile True: os.fork()", mechanisms=mechanisms)
+async def test_a_fork_bomb_does_not_get_a_single_process():
+    result = await run("import os\nwhile True: os.fork()")
     assert result.status == "refused"
 
 
 STARTING = [
     "import subprocess; subprocess.run(['true'])",
-    "import os; os.system('true')",
+    "import os, sys; sys.exit(os.system('true'))",
     "import os; os.execv('/bin/true', ['true'])",
     "import os; os.posix_spawn('/bin/true', ['true'], {})",
     "import multiprocessing as m; m.get_context('fork').Process(target=print).start()",
@@ -119,16 +111,14 @@ STARTING = [
 ]
 
 
-@BOTH
-async def test_no_process_is_started(mechanisms: tuple[Mechanism, ...]):
-    for attempt, result in zip(STARTING, await run_all(STARTING, mechanisms=mechanisms), strict=True):
-        assert result.status == "refused", (attempt, result)
+async def test_no_process_is_started():
+    for attempt, result in zip(STARTING, await run_all(STARTING), strict=True):
+        assert result.status in ("refused", "error"), (attempt, result)
 
 
-@BOTH
 @pytest.mark.parametrize("source", ["x = bytearray(10**12)", "x = []\nwhile True: x.append('x' * 10**7)"])
-async def test_a_memory_hog_is_stopped(source: str, mechanisms: tuple[Mechanism, ...]):
-    result = await run(source, mechanisms=mechanisms)
+async def test_a_memory_hog_is_stopped(source: str):
+    result = await run(source)
     assert result.status == "memory"
 
 
@@ -172,15 +162,14 @@ async def test_output_is_bounded():
     assert result.reason == "it wrote more than 10000 bytes of output"
 
 
-@BOTH
-async def test_a_file_outside_of_its_folder_is_not_written(tmp_path: Path, mechanisms: tuple[Mechanism, ...]):
+async def test_a_file_outside_of_its_folder_is_not_written(tmp_path: Path):
     mine = tmp_path / "mine.txt"
     mine.write_text("mine")
     other = str(tmp_path / "other.txt")
     attempts = [
         f"open({other!r}, 'w')",
         f"open({str(mine)!r}, 'a')",
-        "open('../x', 'w')",
+        "open('../other.txt', 'w')",
         f"import os; os.open({other!r}, os.O_CREAT | os.O_WRONLY)",
         f"import os; os.remove({str(mine)!r})",
         f"import os; os.truncate({str(mine)!r}, 0)",
@@ -193,20 +182,19 @@ async def test_a_file_outside_of_its_folder_is_not_written(tmp_path: Path, mecha
         f"import pathlib; pathlib.Path({other!r}).touch()",
         f"import sqlite3; sqlite3.connect({other!r}).execute('create table t (x)')",
     ]
-    for attempt, result in zip(attempts, await run_all(attempts, mechanisms=mechanisms), strict=True):
+    for attempt, result in zip(attempts, await run_all(attempts), strict=True):
         if "sqlite3" not in attempt:
-            assert result.status == "refused", (attempt, result)
+            # Landlock refuses a link as one to another device.
+            assert result.status == ("error" if "os.link" in attempt else "refused"), (attempt, result)
     assert mine.read_text() == "mine"
-    if mechanisms:
-        assert names_in(tmp_path) == ["mine.txt"]
+    assert names_in(tmp_path) == ["mine.txt"]
 
 
-@BOTH
-async def test_a_file_outside_of_its_folder_is_not_read(tmp_path: Path, mechanisms: tuple[Mechanism, ...]):
+async def test_a_file_outside_of_its_folder_is_not_read(tmp_path: Path):
     secret = tmp_path / "secret.txt"
     secret.write_text("secret")
     for path in (secret, Path("/etc/passwd"), Path(f"/proc/{os.getpid()}/environ")):
-        result = await run(f"print(open({str(path)!r}).read())", mechanisms=mechanisms)
+        result = await run(f"print(open({str(path)!r}).read())")
         assert (result.status, result.output) == ("refused", "")
     assert (await run(f"import os; print(os.listdir({str(tmp_path)!r}))")).status == "refused"
 
@@ -232,11 +220,10 @@ MUCH = {
 }
 
 
-@BOTH
 @pytest.mark.parametrize("source", MUCH.values(), ids=MUCH.keys())
-async def test_what_is_written_at_the_very_end_counts(source: str, mechanisms: tuple[Mechanism, ...]):
+async def test_what_is_written_at_the_very_end_counts(source: str):
     limits = replace(LIMITS, folder_bytes=5000, folder_entries=50)
-    result = await run(source, limits=limits, mechanisms=mechanisms)
+    result = await run(source, limits=limits)
     assert (result.status, result.reason.startswith("its files took more")) == ("error", True)
 
 
@@ -265,12 +252,10 @@ def test_what_cannot_be_counted_does_not_fit(tmp_path: Path):
     assert fits(tmp_path, Limits())
 
 
-@LINUX
 async def test_room_is_not_taken_beyond_the_size_of_a_file():
     source = "import ctypes\nf = open('x', 'wb')\n"
     source += "print(ctypes.CDLL(None).fallocate(f.fileno(), 1, ctypes.c_long(0), ctypes.c_long(2**20)))"
-    result = await run(source)
-    assert result.isolation.processes != "seccomp" or result.output == "-1\n"
+    assert (await run(source)).output == "-1\n"
 
 
 async def test_output_may_be_as_long_as_the_limit():
@@ -281,8 +266,7 @@ async def test_output_may_be_as_long_as_the_limit():
     assert (full.status, over.status, len(over.output)) == ("ok", "error", 1000)
 
 
-@BOTH
-async def test_no_socket_is_opened(mechanisms: tuple[Mechanism, ...]):
+async def test_no_socket_is_opened():
     attempts = (
         "import socket; socket.socket()",
         "import socket; socket.create_connection(('127.0.0.1', 80))",
@@ -291,30 +275,25 @@ async def test_no_socket_is_opened(mechanisms: tuple[Mechanism, ...]):
         "import urllib.request; urllib.request.urlopen('http://127.0.0.1:1')",
         "import asyncio; asyncio.run(asyncio.sleep(0))",
     )
-    for attempt, result in zip(attempts, await run_all(attempts, mechanisms=mechanisms), strict=True):
+    for attempt, result in zip(attempts, await run_all(attempts), strict=True):
         assert result.status in ("refused", "error"), attempt
         assert any(word in result.reason for word in ("socket", "not permitted", "imported")), result.reason
 
 
-@BOTH
-async def test_the_environment_is_empty(monkeypatch: pytest.MonkeyPatch, mechanisms: tuple[Mechanism, ...]):
+async def test_the_environment_is_empty(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-    result = await run("import os; print(dict(os.environ), os.getenv('HOME'))", mechanisms=mechanisms)
+    result = await run("import os; print(dict(os.environ), os.getenv('HOME'))")
     assert result.output == "{} None\n"
 
 
-@BOTH
-async def test_nobody_else_is_killed(mechanisms: tuple[Mechanism, ...]):
+async def test_nobody_else_is_killed():
     for attempt in ("os.kill(os.getppid(), 9)", "os.kill(-1, 9)", "os.killpg(os.getpgid(os.getppid()), 15)"):
-        assert (await run(f"import os; {attempt}", mechanisms=mechanisms)).status == "refused"
-    suicide = await run("import os; os.kill(os.getpid(), 15)", mechanisms=mechanisms)
+        assert (await run(f"import os; {attempt}")).status == "refused"
+    suicide = await run("import os; os.kill(os.getpid(), 15)")
     assert (suicide.status, suicide.reason) == ("error", "it crashed with signal 15")
 
 
-@LINUX
 async def test_the_kernel_holds_what_python_does_not_see(tmp_path: Path):
-    if not (await run("")).isolation.by_kernel:
-        pytest.skip("this kernel has no seccomp, or no Landlock")
     native = f"""
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
@@ -345,21 +324,13 @@ print([name for name, attempt in attempts.items() if attempt() != -1])
     assert names_in(tmp_path) == ["mine"]
 
 
-@LINUX
-async def test_the_result_says_what_enforces_the_isolation():
-    assert (await run("", mechanisms=())).isolation == Isolation("audit hook", "audit hook", "audit hook")
-    assert not (await run("", mechanisms=())).isolation.by_kernel
-    landlock = (await run("", mechanisms=("landlock",))).isolation
-    assert (landlock.network, landlock.processes) == ("audit hook", "audit hook")
-
-
 async def test_what_a_program_reports_of_itself_is_only_its_own_affair():
     forged = """
 import os
 for fd in range(3, 64):
     try:
         os.write(fd, b'not json\\n[1]\\n' + b'[' * 5000 + b'\\n' + b'{"call": "x"}\\n{"call": 10**9}\\n')
-        os.write(fd, b'{"isolation": {"network": "none"}}\\n{"call": 7, "value": 1}\\n')
+        os.write(fd, b'{"unconfined": "no"}\\n{"call": 7, "value": 1}\\n')
         os.write(fd, b'{"end": "wrong", "reason": "a"}\\n')
     except OSError:
         pass
@@ -380,7 +351,6 @@ async def test_a_cancelled_run_leaves_no_process():
     assert children() == others
 
 
-@LINUX
 def test_a_program_dies_with_whoever_started_it():
     script = (
         "import asyncio\nfrom etude.scenarios.sandbox.run import run_program\n"

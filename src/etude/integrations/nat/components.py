@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, PrivateAttr
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 class NatWorkflowConfig(WorkflowConfig, name="nat"):
     """The workflow of a config of the NeMo Agent Toolkit, with the model that is trained put into it."""
-
-    shares_loop: ClassVar[bool] = True
 
     config_file: Path | None = Field(
         default=None, description="The toolkit's config. Left out by `nat finetune`, which has read it."

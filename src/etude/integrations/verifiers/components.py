@@ -41,7 +41,6 @@ class VerifiersWorkflowConfig(WorkflowConfig, name="verifiers"):
     """An environment of the verifiers library, whose agents sample from entries of `llms`."""
 
     target_functions: ClassVar[tuple[str, ...]] = ("*",)
-    shares_loop: ClassVar[bool] = True
 
     environment: str | dict[str, Any]
     """The package of its tasks, such as `gsm8k_v1`, or a module beside the config; or the whole block `[env]`

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from etude.core.errors import RequestError
-from etude.scenarios.sandbox.limits import Limits
-from etude.scenarios.sandbox.run import Isolation, SandboxResult, Status, call_function, run_program
+from etude.scenarios.sandbox.process import Limits
+from etude.scenarios.sandbox.run import SandboxResult, Status, call_function, run_program
 
 _TOLERANCE = 1e-6
 _SHOWN = 80
@@ -68,7 +68,6 @@ class CheckResult:
     """Tests that gave something else."""
     errors: int = 0
     """Tests that gave nothing: an error, a time-out, or a test that was not reached."""
-    isolation: Isolation = field(default_factory=Isolation)
 
 
 async def check_program(source: str, tests: IoTests, *, limits: Limits | None = None) -> CheckResult:
@@ -83,12 +82,10 @@ async def check_program(source: str, tests: IoTests, *, limits: Limits | None = 
         result = await call_function(source, tests.function, tests.inputs, limits=limits)
         return _of_calls(result, tests)
     outcomes: list[tuple[Status, str]] = []
-    isolation = Isolation()
     for stdin, expected in zip(tests.inputs, tests.outputs, strict=True):
         result = await run_program(source, stdin=_text(stdin), limits=limits)
-        isolation = result.isolation
         outcomes.append(_of_output(result, _text(expected)))
-    return _verdict(outcomes, len(tests), isolation)
+    return _verdict(outcomes, len(tests))
 
 
 def _of_calls(result: SandboxResult, tests: IoTests) -> CheckResult:
@@ -105,7 +102,7 @@ def _of_calls(result: SandboxResult, tests: IoTests) -> CheckResult:
             )
     if result.status != "ok":
         outcomes.append((result.status, result.reason))
-    return _verdict(outcomes, len(tests), result.isolation)
+    return _verdict(outcomes, len(tests))
 
 
 def _is_expected(value: Any, expected: Any, wrapped: bool) -> bool:
@@ -118,12 +115,12 @@ def _of_output(result: SandboxResult, expected: str) -> tuple[Status, str]:
     return "wrong", f"it wrote {result.output!r:.{_SHOWN}}, not {expected!r:.{_SHOWN}}"
 
 
-def _verdict(outcomes: Sequence[tuple[Status, str]], tests: int, isolation: Isolation) -> CheckResult:
+def _verdict(outcomes: Sequence[tuple[Status, str]], tests: int) -> CheckResult:
     passed = sum(status == "ok" for status, _ in outcomes)
     failed = sum(status == "wrong" for status, _ in outcomes)
     lost: tuple[Status, str] = ("error", "it gave no result") if len(outcomes) < tests else ("ok", "")
     status, reason = next((outcome for outcome in outcomes if outcome[0] != "ok"), lost)
-    return CheckResult(status, reason, passed, failed, tests - passed - failed, isolation)
+    return CheckResult(status, reason, passed, failed, tests - passed - failed)
 
 
 def same_output(output: str, expected: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import importlib.util
 import os
 import secrets
 import selectors
@@ -22,18 +23,35 @@ from itertools import chain
 from pathlib import Path
 from typing import IO
 
-from etude.core.errors import EtudeError, RequestError
-from etude.scenarios.sandbox.limits import Limits
+from etude.core.errors import EtudeError, MissingExtraError, RequestError
 
 
-@contextlib.contextmanager
-def own_folder() -> Iterator[Path]:
-    """An empty folder, that is gone afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="etude-sandbox-"))
-    try:
-        yield folder
-    finally:
-        remove_tree(folder)
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on one run of a program. Raises RequestError for a bound that allows nothing.
+
+    Other processes, sockets, and files outside of the run's own folder are out of bounds always.
+    """
+
+    wall_seconds: float = 10.0
+    """From start to end, the interpreter's own start included."""
+    cpu_seconds: int = 8
+    memory_bytes: int = 512 * 1024**2
+    """Address space."""
+    output_bytes: int = 1024**2
+    """Of standard output, and as much again of values returned."""
+    file_bytes: int = 1024**2
+    """Of one file in the run's own folder."""
+    folder_bytes: int = 16 * 1024**2
+    """Of all files together; looked at often enough, not at every write, and at the end."""
+    folder_entries: int = 256
+    """Files and folders together."""
+    open_files: int = 64
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not getattr(self, name) > 0:
+                raise RequestError(f"{name} must be more than 0, found {getattr(self, name)}")
 
 
 def fits(folder: Path, limits: Limits, removed: Iterable[os.stat_result] = ()) -> bool:
@@ -114,8 +132,7 @@ def _list(folder: Path) -> list[os.DirEntry[str]]:
 
 
 _START = (
-    "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from etude.scenarios.sandbox.inside.main import main; main()"
+    "import sys; sys.path[:0] = sys.argv[1:]; from etude.scenarios.sandbox.inside.main import main; main()"
 )
 _OPTIONS = ("-s", "-P", "-S", "-B", "-X", "utf8", "-c", _START)
 """Isolated, but for one variable: `-I` would leave it out, and with it what makes a run repeat."""
@@ -166,15 +183,29 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _run(job: bytes, stdin: bytes, limits: Limits, cancelled: threading.Event) -> Exit:
-    if os.name != "posix":
-        raise RequestError("the sandbox needs Linux or macOS")
-    with own_folder() as folder:
+    folder = Path(tempfile.mkdtemp(prefix="etude-sandbox-"))
+    try:
         started = time.monotonic()
         with _process(folder) as process:
             watch = _Watch(process, folder, limits, cancelled, b"%12d" % len(job) + job + stdin)
             stopped = watch.until_done()
         seconds = time.monotonic() - started
+    finally:
+        remove_tree(folder)
     return Exit(bytes(watch.reports), bytes(watch.output), process.returncode, stopped, seconds)
+
+
+@functools.cache
+def _modules() -> tuple[str, ...]:
+    """The folders of what the inside imports. Raises RequestError where that is not there."""
+    if sys.platform != "linux":
+        raise RequestError("the sandbox needs Linux: run Etude in a container, or check programs elsewhere")
+    found = [importlib.util.find_spec(name) for name in ("pyseccomp", "landlock")]
+    if None in found:
+        raise MissingExtraError("running untrusted programs", "sandbox")
+    origins = [Path(spec.origin) for spec in found if spec is not None and spec.origin is not None]
+    folders = [each.parent if each.name != "__init__.py" else each.parents[1] for each in origins]
+    return tuple(dict.fromkeys(map(str, (Path(__file__).parents[3], *folders))))
 
 
 @contextlib.contextmanager
@@ -182,7 +213,7 @@ def _process(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     pipe = subprocess.PIPE
     try:
         process = subprocess.Popen(
-            (sys.executable, *_OPTIONS, str(Path(__file__).parents[3])),
+            (sys.executable, *_OPTIONS, *_modules()),
             stdin=pipe,
             stdout=pipe,
             stderr=pipe,

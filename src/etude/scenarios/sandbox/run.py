@@ -6,41 +6,18 @@ import json
 import signal
 import sysconfig
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
-from etude.core.errors import EtudeError
-from etude.scenarios.sandbox.limits import EVERY_MECHANISM, Limits, Mechanism
-from etude.scenarios.sandbox.process import Exit, run_process
+from etude.core.errors import EtudeError, RequestError
+from etude.scenarios.sandbox.process import Exit, Limits, run_process
 
 Status: TypeAlias = Literal["ok", "wrong", "error", "timeout", "memory", "refused"]
 """`ok`: ran to its end (and gave what was expected); `wrong`: ran, and gave something else; `error`:
 raised, crashed, exited with a status or wrote too much; `timeout`: took too long; `memory`: asked for
 more memory than allowed; `refused`: tried what the sandbox forbids."""
-
-Guard: TypeAlias = Literal["seccomp", "namespace", "landlock", "audit hook"]
-
-AUDIT_HOOK: Guard = "audit hook"
-
-
-@dataclass(frozen=True, slots=True)
-class Isolation:
-    """The guards between the program and the network, files, and other processes.
-
-    An `audit hook` stops code that means no harm. Code that is made to break out of it can.
-    """
-
-    network: Guard = AUDIT_HOOK
-    files: Guard = AUDIT_HOOK
-    processes: Guard = AUDIT_HOOK
-
-    @property
-    def by_kernel(self) -> bool:
-        """Whether the kernel enforces all of it."""
-        return AUDIT_HOOK not in (self.network, self.files, self.processes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,71 +42,56 @@ class SandboxResult:
     """Of `call_function`: the calls that came to an end, in their order."""
     seconds: float = 0.0
     """Wall time."""
-    isolation: Isolation = field(default_factory=Isolation)
 
 
 _SET_INSIDE = ("cpu_seconds", "memory_bytes", "file_bytes", "open_files")
 
 
-async def run_program(
-    source: str,
-    *,
-    stdin: str = "",
-    limits: Limits | None = None,
-    mechanisms: Sequence[Mechanism] = EVERY_MECHANISM,
-) -> SandboxResult:
+async def run_program(source: str, *, stdin: str = "", limits: Limits | None = None) -> SandboxResult:
     """Run a Python program in a process of its own, with `stdin` as its standard input.
 
     The program has the standard library and an empty folder to write to, and nothing else: no
     network, no environment, no other processes, no other files. It never takes much longer than
-    `limits.wall_seconds`, whatever it does. Raises EtudeError when no process can be started.
-
-    Where the kernel cannot confine it (see `SandboxResult.isolation`), only code that means no harm
-    is held back. `mechanisms` leaves out parts of what the kernel has.
+    `limits.wall_seconds`, whatever it does. Raises RequestError where the kernel cannot confine it, and
+    EtudeError when no process can be started.
     """
-    return await _run(source, None, (), stdin, limits or Limits(), mechanisms)
+    return await _run(source, None, (), stdin, limits or Limits())
 
 
 async def call_function(
-    source: str,
-    function: str,
-    calls: Sequence[Sequence[Any]],
-    *,
-    limits: Limits | None = None,
-    mechanisms: Sequence[Mechanism] = EVERY_MECHANISM,
+    source: str, function: str, calls: Sequence[Sequence[Any]], *, limits: Limits | None = None
 ) -> SandboxResult:
     """Run a Python program, then call a function of it, or of its class `Solution`, with each of `calls`.
 
     One process makes all calls. Arguments and values are JSON. A call that raises is an error of that
     call only (`SandboxResult.returned`); the status is then `ok` nevertheless. Otherwise as `run_program`.
     """
-    return await _run(source, function, calls, "", limits or Limits(), mechanisms)
+    return await _run(source, function, calls, "", limits or Limits())
 
 
 async def _run(
-    source: str,
-    function: str | None,
-    calls: Sequence[Sequence[Any]],
-    stdin: str,
-    limits: Limits,
-    mechanisms: Sequence[Mechanism],
+    source: str, function: str | None, calls: Sequence[Sequence[Any]], stdin: str, limits: Limits
 ) -> SandboxResult:
     job = {
         "source": source,
         "function": function,
         "calls": [list(call) for call in calls],
-        "libraries": _libraries(),
-        "mechanisms": list(mechanisms),
+        "libraries": sorted({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}),
         "limits": {name: getattr(limits, name) for name in _SET_INSIDE},
     }
     ended = await run_process(json.dumps(job).encode(), stdin.encode("utf-8", "surrogateescape"), limits)
-    return _result(ended, len(calls), limits)
-
-
-@cache
-def _libraries() -> list[str]:
-    """The folders of the standard library."""
-    return sorted({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
+    reports = _reports(ended.reports)
+    if not reports and ended.stopped is None:
+        shown = ended.reports.decode(errors="replace").strip()[-500:]
+        raise EtudeError(f"the sandbox did not start (exit status {ended.code}): {shown or 'no report'}")
+    if reports and reports[0].unconfined is not None:
+        raise RequestError(
+            f"the kernel of this machine cannot confine programs: {reports[0].unconfined}; the sandbox needs "
+            "Linux from 6.2 on, with Landlock and seccomp"
+        )
+    status, reason = _status(ended, reports, limits)
+    output, returned = ended.output.decode(errors="replace"), _returned(reports, len(calls))
+    return SandboxResult(status, reason, output, returned, ended.seconds)
 
 
 class _Report(BaseModel):
@@ -137,7 +99,7 @@ class _Report(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    isolation: dict[str, Guard] | None = None
+    unconfined: str | None = None
     call: int | None = None
     value: Any = None
     error: str | None = None
@@ -154,23 +116,6 @@ def _reports(lines: bytes) -> list[_Report]:
         except (ValueError, RecursionError):
             continue
     return reports
-
-
-def _result(ended: Exit, calls: int, limits: Limits) -> SandboxResult:
-    reports = _reports(ended.reports)
-    isolation = reports[0].isolation if reports else None
-    if isolation is None and ended.stopped is None:
-        shown = ended.reports.decode(errors="replace").strip()[-500:]
-        raise EtudeError(f"the sandbox did not start (exit status {ended.code}): {shown or 'no report'}")
-    status, reason = _status(ended, reports, limits)
-    return SandboxResult(
-        status=status,
-        reason=reason,
-        output=ended.output.decode(errors="replace"),
-        returned=_returned(reports, calls),
-        seconds=ended.seconds,
-        isolation=Isolation(**(isolation or {})),
-    )
 
 
 def _status(ended: Exit, reports: Sequence[_Report], limits: Limits) -> tuple[Status, str]:

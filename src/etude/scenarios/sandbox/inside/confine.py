@@ -1,15 +1,22 @@
-"""Confining this process, before any untrusted code runs."""
+"""Confining this process, before any untrusted code runs: limits of resources, Landlock and seccomp.
+
+What is not listed here is refused, system calls that the kernel has learnt since among it.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
+import errno
 import os
 import resource
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from etude.scenarios.sandbox.inside import audit
+import pyseccomp
+from landlock import Ruleset
+from landlock.plumbing import FSAccess, landlock_abi_version
+from pyseccomp import EQ, MASKED_EQ, Arg
 
 _SYSTEM = (
     "/usr/lib",
@@ -22,65 +29,99 @@ _SYSTEM = (
 )
 """Paths that the standard library may need to read later: shared libraries and time zones."""
 
+_READ = FSAccess.READ_FILE | FSAccess.READ_DIR
+_CHANGE = (
+    FSAccess.WRITE_FILE | FSAccess.TRUNCATE | FSAccess.MAKE_REG | FSAccess.MAKE_DIR | FSAccess.REMOVE_FILE
+    | FSAccess.REMOVE_DIR
+)  # fmt: skip
+_TRUNCATING = 3
+"""The first version of Landlock that can forbid to truncate files."""
 
-def confine(job: Mapping[str, Any]) -> dict[str, str]:
-    """Give up everything the job does not allow; what enforces it, by `network`, `files`, `processes`.
+_ALLOWED = """
+brk mmap munmap mremap mprotect madvise mincore msync mlock munlock membarrier open openat openat2 creat
+close close_range read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek stat
+fstat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat getdents getdents64 statfs
+fstatfs getcwd chdir fchdir umask rename renameat renameat2 link linkat symlink symlinkat unlink unlinkat
+mkdir mkdirat rmdir truncate ftruncate fsync fdatasync sync_file_range flock fadvise64 sendfile
+copy_file_range dup dup2 dup3 pipe pipe2 ioctl poll ppoll select pselect6 epoll_create epoll_create1
+epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd eventfd2 futex futex_waitv set_robust_list
+get_robust_list set_tid_address rseq gettid arch_prctl sched_yield sched_getaffinity sched_getparam
+sched_getscheduler sched_get_priority_max sched_get_priority_min getcpu rt_sigaction rt_sigprocmask
+rt_sigreturn rt_sigpending rt_sigsuspend rt_sigtimedwait sigaltstack pause restart_syscall alarm getitimer
+setitimer nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times timer_create
+timer_settime timer_gettime timer_getoverrun timer_delete timerfd_create timerfd_settime timerfd_gettime
+getpid getppid getpgrp getpgid getsid getuid geteuid getgid getegid getgroups getresuid getresgid
+getpriority getrlimit getrusage uname sysinfo getrandom exit exit_group wait4 waitid
+"""
 
-    The current folder is the one that may be written to.
+_CLONE_THREAD = 0x00010000
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_FCNTL = (*range(8), 36, 37, 38, 1030, 1031, 1032)
+"""Copies of descriptors, their flags, locks and pipes' sizes; not who gets signals about them."""
+_INT = 0xFFFFFFFF
+"""The bits of an argument that is an `int`."""
+_UNKNOWN = -1
+"""The number of a call that only other machines, or later releases of libseccomp, have."""
+
+
+def confine(limits: Mapping[str, int], libraries: Sequence[str]) -> None:
+    """Give up everything that the job does not allow; the current folder is the one that may be written to.
+
+    Raises OSError where the kernel does not confine programs.
     """
     os.environ.clear()
-    readable = [path for path in (*job["libraries"], *_SYSTEM) if os.path.exists(path)]  # noqa: PTH110
-    writable = [os.getcwd(), os.devnull]  # noqa: PTH109 - pathlib takes longer to import than all this
-    _set_limits(job["limits"])
-    guards = _by_kernel(job["mechanisms"], readable, writable) if sys.platform == "linux" else {}
-    if "processes" not in guards:
-        _limit(resource.RLIMIT_NPROC, 0)
-    audit.install(readable, writable, alone=len(guards) < 3)
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("ctypes", "_ctypes")]:
-        del sys.modules[name]
-    return {what: guards.get(what, "audit hook") for what in ("network", "files", "processes")}
-
-
-def _by_kernel(mechanisms: Sequence[str], readable: list[str], writable: list[str]) -> dict[str, str]:
-    """Use the mechanisms that this kernel has and permits, each for itself."""
-    from etude.scenarios.sandbox.inside import landlock, linux, seccomp
-
-    guards: dict[str, str] = {}
-    linux.die_with_parent()
-    linux.forbid_new_privileges()
-    if "landlock" in mechanisms and _done(lambda: landlock.install(readable, writable)):
-        guards["files"] = "landlock"
-    if "seccomp" in mechanisms and _done(seccomp.install):
-        guards |= {"network": "seccomp", "processes": "seccomp"}
-    elif "namespace" in mechanisms and _done(linux.leave_network):
-        guards["network"] = "namespace"
-    _done(linux.drop_capabilities)
-    return guards
-
-
-def _done(step: Callable[[], None]) -> bool:
-    try:
-        step()
-    except OSError:
-        return False
-    return True
-
-
-def _set_limits(limits: Mapping[str, int]) -> None:
-    seconds = limits["cpu_seconds"]
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # The soft limit's signal says what happened; the hard one ends a program that ignores it.
-    _limit(resource.RLIMIT_CPU, seconds, seconds + 1)
+    _limit(resource.RLIMIT_CPU, limits["cpu_seconds"], limits["cpu_seconds"] + 1)
     _limit(resource.RLIMIT_AS, limits["memory_bytes"])
     _limit(resource.RLIMIT_FSIZE, limits["file_bytes"])
     _limit(resource.RLIMIT_NOFILE, limits["open_files"])
     _limit(resource.RLIMIT_CORE, 0)
+    if landlock_abi_version() < _TRUNCATING:
+        raise OSError(errno.ENOSYS, "its Landlock is too old")
+    files = Ruleset()
+    for path in (*libraries, *_SYSTEM):
+        _allow(files, path, _READ)
+    for path in (".", os.devnull):
+        _allow(files, path, _READ | _CHANGE)
+    files.apply()
+    os.close(files._fd)
+    _filter_calls()
 
 
 def _limit(what: int, soft: int, hard: int | None = None) -> None:
-    hard = soft if hard is None else hard
     now = resource.getrlimit(what)[1]
-    if now != resource.RLIM_INFINITY:
-        soft, hard = min(soft, now), min(hard, now)
-    # macOS knows limits that it does not let anyone set.
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(what, (soft, hard))
+    most = sys.maxsize if now == resource.RLIM_INFINITY else now
+    resource.setrlimit(what, (min(soft, most), min(soft if hard is None else hard, most)))
+
+
+def _allow(files: Ruleset, path: str, access: FSAccess) -> None:
+    if os.path.exists(path):  # noqa: PTH110 - pathlib takes longer to import than all this
+        is_folder = os.path.isdir(path)  # noqa: PTH112
+        files.allow(path, rules=access if is_folder else access & FSAccess.all_file())
+
+
+def _filter_calls() -> None:
+    """No sockets, no other processes, no signals to others, and no changed metadata of files."""
+    calls = pyseccomp.SyscallFilter(pyseccomp.ERRNO(errno.EPERM))
+    for name in _ALLOWED.split():
+        _permit(calls, name)
+    _permit(calls, "clone", Arg(0, MASKED_EQ, _CLONE_THREAD, _CLONE_THREAD))
+    # The C library tries it first, and takes clone where there is none.
+    _permit(calls, "clone3", action=pyseccomp.ERRNO(errno.ENOSYS))
+    for name in ("kill", "tgkill"):
+        _permit(calls, name, Arg(0, MASKED_EQ, _INT, os.getpid()))
+    # Reading limits is fine, setting them is not: there must be no new ones.
+    _permit(calls, "prlimit64", Arg(2, EQ, 0))
+    # Only what shows in a file's size: the limits are about that.
+    _permit(calls, "fallocate", Arg(1, MASKED_EQ, _INT, 0))
+    _permit(calls, "prctl", Arg(0, MASKED_EQ, _INT, _PR_SET_NAME))
+    for command in _FCNTL:
+        _permit(calls, "fcntl", Arg(1, MASKED_EQ, _INT, command))
+    calls.load()
+
+
+def _permit(calls: pyseccomp.SyscallFilter, name: str, *when: Arg, action: int = pyseccomp.ALLOW) -> None:
+    number = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name)
+    if number != _UNKNOWN:
+        calls.add_rule(action, number, *when)

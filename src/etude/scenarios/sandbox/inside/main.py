@@ -1,7 +1,7 @@
 """Runs untrusted code in this process, and reports how it ended.
 
 The job comes first on standard input, and what follows it is the program's own. Reports go out on what
-was standard error, one JSON object to a line: first what confines this process, then what calls gave,
+was standard error, one JSON object to a line: first that this process is confined, then what calls gave,
 last how it ended. What the program does to the reports only makes its own result worse.
 """
 
@@ -30,22 +30,21 @@ _ENDED = 0
 
 def main() -> None:
     """Never returns."""
-    job = _read_job()
+    job: dict[str, Any] = json.loads(_read_exactly(int(_read_exactly(_HEADER_BYTES))))
     report = _report_to(os.dup(2))
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     os.close(nowhere)
-    report({"isolation": confine(job)})
+    try:
+        confine(job["limits"], job["libraries"])
+    except OSError as error:
+        report({"unconfined": str(error)})
+        os._exit(_ENDED)
+    report({"unconfined": None})
     failed = _failures_of_threads()
     end = _end_of(lambda: _run(job, report))
     report(_end_of(lambda: _finish(failed)) if end["end"] == "ok" else end)
     os._exit(_ENDED)
-
-
-def _read_job() -> dict[str, Any]:
-    length = int(_read_exactly(_HEADER_BYTES))
-    job: dict[str, Any] = json.loads(_read_exactly(length))
-    return job
 
 
 def _read_exactly(length: int) -> bytes:
@@ -77,7 +76,8 @@ def _run(job: Mapping[str, Any], report: Callable[[Mapping[str, Any]], None]) ->
     module = types.ModuleType("__main__")
     module.__dict__["__file__"] = FILE
     sys.modules["__main__"] = module
-    sys.argv, sys.path[:] = [FILE], [path for path in sys.path if path]
+    sys.path[:] = [path for path in sys.path if path and path not in sys.argv]
+    sys.argv = [FILE]
     # `site`, which brings these, is not loaded.
     builtins.__dict__.update(exit=sys.exit, quit=sys.exit)
     exec(compile(source, FILE, "exec"), module.__dict__)
@@ -141,7 +141,7 @@ def _end_of(step: Callable[[], None]) -> dict[str, str]:
     except MemoryError:
         return {"end": "memory", "reason": "it asked for more memory than it may have"}
     except PermissionError as error:
-        return {"end": "refused", "reason": error.strerror or str(error)}
+        return {"end": "refused", "reason": _describe(error)}
     except SystemExit as error:
         if error.code in (None, 0):
             return {"end": "ok", "reason": ""}
