@@ -114,7 +114,7 @@ def settings(course: Course) -> Any:
         epsilon=builder.clip_low,
         epsilon_high=builder.clip_high,
         beta=builder.beta,
-        learning_rate=adapter.learning_rate,
+        learning_rate=adapter.rate,
         lr_scheduler_type=adapter.lr_schedule,
         warmup_steps=adapter.warmup_steps,
         weight_decay=adapter.weight_decay,

@@ -362,6 +362,12 @@ def test_examples_come_from_tables_and_iterables_and_make_their_own_ids(project,
         ({"beta": 0.1}, r'algorithm=\{"_type": "\w+", "beta": …\}'),
         ({"temperature": 0.5}, r'model=\{"model": "…", "temperature": …\}'),
         ({"dataset": "train.jsonl"}, "it is given as examples="),
+        (
+            {"backend": {"_type": "local", "learning_rat": 1e-4}},
+            "^key 'backend.learning_rat' is not known; did you mean 'learning_rate'",
+        ),
+        ({"algorithm": {"_type": "grpo", "group": 0}}, "^algorithm.group: "),
+        ({"model": {"model": "tiny", "max_tokens": "few"}}, "^model.max_tokens: expected"),
     ],
 )
 def test_what_is_no_such_part_is_refused_before_there_is_a_folder(project, changes, error):

@@ -1,5 +1,7 @@
 """The three algorithms as pure functions from a group to trajectories."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from etude.algorithms.imitation import best_episodes
 from etude.algorithms.samples import branches_of
 from etude.core.edge import trajectory_of
 from etude.core.episode import WORKFLOW, Event
+from etude.core.errors import RequestError
 from tests.algorithms.scripted_episodes import conversation, episode, group, scored
 
 
@@ -110,6 +113,20 @@ def test_a_dpo_trajectory_holds_one_pair_and_its_difference():
 def test_dpo_refuses_a_difference_of_zero_because_ties_say_nothing():
     with pytest.raises(ValidationError, match="min_reward_diff"):
         Dpo(min_reward_diff=0)
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("learning_rate", 'is one of backend=: backend={"_type": "local", "learning_rate": …}'),
+        ("num_generation", "did you mean 'num_generations'?"),
+    ],
+)
+def test_an_option_of_no_algorithm_is_refused_with_where_it_belongs(option: str, told: str):
+    with pytest.raises(RequestError, match=re.escape(f"Grpo has no option '{option}'; ")) as raised:
+        Grpo(**{option: 1})
+    assert told in str(raised.value)
+    assert Grpo(group=4).num_generations == 4
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.sampled_from("abc")), max_size=6))

@@ -45,6 +45,14 @@ async def test_a_server_takes_all_before_those_of_the_config():
     assert imitated["supervised"]["hyperparameters"].items() >= (shared | {"learning_rate": 0.1}).items()
 
 
+def test_the_learning_rate_that_nobody_gave_is_that_of_what_is_trained():
+    whole, lora = LocalAdapterConfig(), LocalAdapterConfig(lora=LoraConfig())
+    assert (whole.rate, lora.rate) == (1e-5, 3e-4)
+    assert whole.for_job("samples", JobHyperparameters(lora_rank=4)).rate == 3e-4
+    assert lora.for_job("samples", JobHyperparameters(lora_rank=0)).rate == 1e-5
+    assert LocalAdapterConfig(learning_rate=1e-4, lora=LoraConfig()).rate == 1e-4
+
+
 async def test_in_this_process_they_are_those_of_the_next_job(tmp_path):
     weights = []
     for name, given in [

@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 
 from etude.cli.init import Task
+from etude.models.source import packaged_folder
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.preflight import starter_files
 from etude.preflight.starter import MODEL
@@ -36,6 +37,17 @@ def test_the_default_model_is_named(tmp_path):
     shown = etude("init", tmp_path / "new")
     assert MODEL in shown.stdout
     assert MODEL in (tmp_path / "new" / "config.yml").read_text()
+
+
+def test_it_says_where_the_model_comes_from(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("etude.models.source.cached_folder", lambda name: None)
+    told = "downloaded from the Hugging Face hub when it is first used, 270 MB"
+    assert f"{told}; choose" in etude("init", tmp_path / "one").stdout
+    packaged_folder().mkdir(parents=True)
+    assert "where the hub does not answer" in etude("init", tmp_path / "two").stdout
+    monkeypatch.setattr("etude.models.source.cached_folder", lambda name: tmp_path / "snapshot")
+    assert "here already, in" in etude("init", tmp_path / "three").stdout
 
 
 def test_each_folder_of_starter_files_is_a_task():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -184,6 +185,23 @@ async def test_a_kept_conversation_is_read_again_after_the_weights_have_changed(
     assert after.logprobs == pytest.approx(
         true_logprobs(of, after.prompt_ids, after.completion_ids), abs=1e-5
     )
+
+
+async def test_the_memory_of_sampling_goes_before_training_and_comes_back():
+    of = fresh_policy()
+    async with engine_of(of) as engine:
+        request = asked(conversation="c", temperature=0.0)
+        before = await engine.complete(request)
+        held = weakref.ref(engine._decoder._kv)
+        for sampler in of.samplers:
+            sampler.rest()
+        for _ in range(500):
+            if held() is None:
+                break
+            await asyncio.sleep(0.01)
+        assert held() is None
+        after = await engine.complete(request)
+    assert after.completion_ids == before.completion_ids
 
 
 async def test_the_end_of_turn_is_a_token_of_the_completion_and_not_of_its_text():

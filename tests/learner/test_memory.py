@@ -77,6 +77,14 @@ def test_activations_grow_with_the_tokens_and_less_so_with_checkpointing():
     assert numbers.training(200, 200, on_gpu=True, checkpointed=True).activations < many
 
 
+def test_a_cpu_runs_fewer_tokens_through_a_larger_model_at_a_time():
+    numbers = ModelNumbers.of(fresh_policy())
+    assert numbers.token_budget(on_gpu=True) == numbers.token_budget(on_gpu=False) == 16384
+    larger, huge = (replace(numbers, layers=layers, width=layers * 16) for layers in (40, 400))
+    assert 1024 < larger.token_budget(on_gpu=False) < 16384
+    assert huge.token_budget(on_gpu=False) == 1024
+
+
 def test_only_what_surely_does_not_fit_is_refused():
     assert fits(120, 100) and not fits(130, 100)
 

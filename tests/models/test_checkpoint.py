@@ -66,6 +66,12 @@ def assert_refused(folder: Path, *told: str) -> None:
             assert words in str(raised.value)
 
 
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_a_weight_with_nan_or_infinity_is_named(folder: Path, odd: float) -> None:
+    changed(folder, weights=lambda held: held[UP][0].fill_(odd))
+    assert_refused(folder, f"its files have NaN or infinity in {UP}")
+
+
 def assert_taken(folder: Path) -> Policy:
     outline(str(folder))
     return Policy.load(folder, device="cpu", dtype="float32")

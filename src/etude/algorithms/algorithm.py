@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mappi
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeAlias, TypeVar
 
 from pydantic import ValidationError
 
@@ -20,7 +20,9 @@ from etude.algorithms.episodes import Collected, Group, UnitGroup
 from etude.algorithms.samples import with_turns
 from etude.config import registry
 from etude.config.import_path import import_object, is_import_path, make_importable
+from etude.config.nearest import alternatives
 from etude.config.registry import register_trajectory_builder
+from etude.config.slots import names_of
 from etude.core.around import wrap_implementations
 from etude.core.data_model import number
 from etude.core.edge import Encoder, units_of
@@ -67,6 +69,19 @@ class Algorithm(Collecting):
 
     loss_parts: ClassVar[tuple[str, ...]] = ("loss", "normalised")
     """The methods that make its loss: a subclass that overrides none of them has the loss of its parent."""
+
+    def __new__(cls, *_: Any, **options: Any) -> Self:
+        """Raises RequestError for an option that it does not have.
+
+        What a config has is checked elsewhere, with its line: pydantic makes that without these arguments.
+        """
+        unknown = next((name for name in options if name not in names_of(cls)), None)
+        if unknown is None:
+            return super().__new__(cls)
+        instead = alternatives(unknown, cls.model_fields)
+        if unknown in registry.lookup("trainer_adapters", "local").config_type.model_fields:
+            instead = f'; it is one of backend=: backend={{"_type": "local", "{unknown}": …}}'
+        raise RequestError(f"{cls.__name__} has no option '{unknown}'{instead}")
 
     @classmethod
     def __pydantic_init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:

@@ -31,8 +31,8 @@ class LoraConfig(BaseModel, extra="forbid"):
 class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
     """Train the model that the agents sample from, in this process or on a cluster's nodes."""
 
-    learning_rate: float = Field(default=1e-5, gt=0)
-    """Of AdamW: the highest of the run."""
+    learning_rate: float | None = Field(default=None, gt=0)
+    """Of AdamW: the highest of the run. Left out: 3e-4 for LoRA weights, 1e-5 for all weights."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """How the learning rate falls from there to the end of the run."""
     lr_schedule_epochs: int | None = Field(default=None, ge=1)
@@ -50,8 +50,9 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
     """Trajectories (or pairs) per optimiser step; left out: all of an epoch's."""
     passes: int = Field(default=1, ge=1)
     """Times that an epoch's trajectories are gone over."""
-    token_budget: Annotated[int, CHANGEABLE] = Field(default=16384, ge=1)
-    """Tokens that go through the model at a time: memory for speed."""
+    token_budget: Annotated[int | None, CHANGEABLE] = Field(default=None, ge=1)
+    """Tokens that go through the model at a time: memory for speed. Left out: 16384; on a CPU as many as keep
+    1.2 GB for the gradient if that is less (2083 of a model of 135 million parameters), and 1024 at least."""
     packing: Literal["tree", "padded"] = "tree"
     """Compute tokens that trajectories share once (`tree`), or for each of them (`padded`)."""
     gradient_checkpointing: Annotated[bool | None, CHANGEABLE] = None
@@ -66,6 +67,11 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
 
     record_ratios: Annotated[bool, CHANGEABLE] = False
     """Keep the learner's own logprob of every token that it trains on, for the view: some 8 bytes a token."""
+
+    @property
+    def rate(self) -> float:
+        """The learning rate."""
+        return self.learning_rate or (1e-5 if self.lora is None else 3e-4)
 
     def lora_with(self, given: JobHyperparameters) -> LoraConfig | None:
         """The LoRA weights that are trained; None for all weights."""

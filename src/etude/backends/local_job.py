@@ -84,7 +84,7 @@ def learner_options(config: LocalAdapterConfig, run: FinetuneConfig) -> LearnerO
     """How the config takes optimiser steps in a run, of whose epochs each is one training."""
     epochs = config.lr_schedule_epochs or (1 if run.fine_tune_from_scratch else run.num_epochs)
     return LearnerOptions(
-        learning_rate=config.learning_rate,
+        learning_rate=config.rate,
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
         schedule=Schedule(config.lr_schedule, config.warmup_steps, config.lr_floor, epochs),

@@ -54,6 +54,8 @@ class LocalLearner:
         learner, policy = self.learner, self._policy
         content = replace(job.content, start=str(start.number))
         work = Work(job.name, number, job.algorithm, job.config, job.groups, content, self._seed)
+        for sampler in [*policy.samplers]:
+            sampler.rest()
         job.groups = []  # They are no longer needed once the job is over.
         with policy.lock:
             self.go_to(start.number)

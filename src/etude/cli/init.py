@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -50,5 +51,15 @@ def init(
     for path in written:
         say(f"wrote {path_shown(path)}")
     if model is None:
-        say(f"model {chosen}: downloaded when it is first used, 270 MB; choose another with --model")
+        say(f"model {chosen}: {_origin(chosen)}; choose another with --model")
     next_step(hints.check_project(folder))
+
+
+def _origin(model: str) -> str:
+    """Where a model of the hub comes from when it is first used; the hub is not asked."""
+    from etude.models.source import cached_folder, packaged_folder
+
+    if find_spec("huggingface_hub") is not None and (cached := cached_folder(model)) is not None:
+        return f"here already, in {cached}"
+    made = f"; where the hub does not answer, {packaged_folder()}" if packaged_folder().is_dir() else ""
+    return f"downloaded from the Hugging Face hub when it is first used, 270 MB{made}"

@@ -9,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, SecretStr
+from pydantic import AliasChoices, BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from etude.config.component import CHANGEABLE
@@ -97,6 +97,13 @@ def walk(value: Any, slot: Slot, path: KeyPath = ()) -> Iterator[tuple[KeyPath, 
 def keys_of(slot: Slot | None) -> list[str]:
     """The keys that a mapping in this slot may have; none when it is free."""
     return [key for arm in (slot.arms() if slot else ()) for key in arm.fields()]
+
+
+def names_of(model: type[BaseModel]) -> set[str]:
+    """The names that a model's fields may be given by: `num_generations` is also called `group`."""
+    aliases = (field.validation_alias for field in model.model_fields.values())
+    others = (alias.choices if isinstance(alias, AliasChoices) else [alias] for alias in aliases)
+    return {*model.model_fields, *(name for each in others for name in each if isinstance(name, str))}
 
 
 def models_in(slot: Slot) -> list[type[BaseModel]]:

@@ -15,7 +15,7 @@ from etude.core.errors import EngineError, ImpossibleCall, PromptTooLong
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
 from etude.inference.answer import answer
-from etude.inference.decoder import make_decoder
+from etude.inference.decoder import Decoder, make_decoder
 from etude.inference.engine import (
     OnToken,
     Sampled,
@@ -83,7 +83,10 @@ class EmbeddedEngine(Engine, TokenEngine):
         self._max_tokens = max_tokens
         self._deterministic, self._eight_bits = deterministic, eight_bits
         self._speculates = speculates
-        self._start_afresh()
+        self._decoder: Decoder | None = self._made()
+        policy.samplers.add(self)
+        self._rests = False
+        """Whether the decoder is to go as soon as there are no requests."""
         self._wake = threading.Condition()
         self._incoming: deque[_Job] = deque()
         self._closed = False
@@ -153,16 +156,26 @@ class EmbeddedEngine(Engine, TokenEngine):
         limit = min(length + wanted, context)
         return _Job(row, length, limit, loop, loop.create_future(), on_token, request.prompt_logprobs)
 
-    def _start_afresh(self) -> None:
+    def rest(self) -> None:
+        """Give back the memory that only sampling takes; the next request has it made anew.
+
+        On a GPU it stays: there it takes long to make.
+        """
+        if self.policy.device.type != "cuda":
+            with self._wake:
+                self._rests = True
+                self._wake.notify()
+
+    def _made(self) -> Decoder:
         with self.policy.lock:
-            self._decoder = make_decoder(
+            self._weights_id = self.policy.weights_id
+            return make_decoder(
                 self.policy,
                 slots=_KEPT_CONVERSATIONS,
                 deterministic=self._deterministic,
                 eight_bits=self._eight_bits,
                 speculates=self._speculates,
             )
-            self._weights_id = self.policy.weights_id
 
     def _work(self) -> None:
         active: list[_Job] = []
@@ -173,7 +186,7 @@ class EmbeddedEngine(Engine, TokenEngine):
                 cause = f"the engine failed: {type(error).__name__}: {error}"
                 reason = str(error) if isinstance(error, EngineError) else cause
                 _hand_over([(job, reason) for job in active])
-                self._start_afresh()  # What broke half-way may have left anything behind.
+                self._decoder = None  # What broke half-way may have left anything behind.
                 active = []
         with self._wake:
             active.extend(self._incoming)
@@ -184,6 +197,8 @@ class EmbeddedEngine(Engine, TokenEngine):
         """Take in waiting requests, sleep while there are none; False when the engine closes."""
         with self._wake:
             while not self._closed and not active and not self._incoming:
+                if self._rests:
+                    self._decoder, self._rests = None, False
                 self._wake.wait()
             while self._incoming and len(active) < self._max_batch:
                 active.append(self._incoming.popleft())
@@ -191,21 +206,22 @@ class EmbeddedEngine(Engine, TokenEngine):
 
     def _advance(self, active: list[_Job]) -> list[_Job]:
         """One step of the model; returns the jobs that are neither finished nor cancelled."""
+        decoder = self._decoder = self._decoder or self._made()
         cancelled = [job for job in active if job.future.cancelled()]
         for job in cancelled:
-            self._decoder.release(job.row)
+            decoder.release(job.row)
         alive = [job for job in active if job not in cancelled] if cancelled else active
         if not alive:
             return []
         with self.policy.lock:
             if self._weights_id != self.policy.weights_id:
-                self._decoder.forget()
+                decoder.forget()
                 self._weights_id = self.policy.weights_id
             for job in alive:
                 if job.prompt_top is not None:
                     job.prompt_scores = prompt_scores(self.policy, job.row.ids, job.prompt_top)
                     job.prompt_top = None
-            grown = {id(row) for row in self._decoder.step([job.row for job in alive])}
+            grown = {id(row) for row in decoder.step([job.row for job in alive])}
             version = self.policy.version
         news: list[tuple[_Job, _News]] = []
         finished: set[_Job] = set()
@@ -215,7 +231,7 @@ class EmbeddedEngine(Engine, TokenEngine):
             if job.row.shaper is not None and job.row.shaper.fault:
                 news.append((job, job.row.shaper.fault))
                 finished.add(job)
-                self._decoder.release(job.row)
+                decoder.release(job.row)
                 continue
             if job.on_token is not None:
                 row = job.row
@@ -225,7 +241,7 @@ class EmbeddedEngine(Engine, TokenEngine):
             if result is not None:
                 news.append((job, result))
                 finished.add(job)
-                self._decoder.release(job.row)
+                decoder.release(job.row)
         _hand_over(news)
         return [job for job in alive if job not in finished] if finished else alive
 

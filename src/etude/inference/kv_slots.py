@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Any, TypeAlias
+from weakref import proxy
 
 import numpy
 import torch
@@ -63,7 +64,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def __init__(self, owner: KvSlots) -> None:
         super().__init__()
-        self._owner = owner
+        # Weakly, or their memory would stay until Python looks for cycles.
+        self._owner = proxy(owner)
         self._both: torch.Tensor | None = None
         """Keys and values together, where they have the same shape: [2, slots, heads, columns, head_dim]."""
 

@@ -82,15 +82,29 @@ def _layer(
         x_NE, normed_NE, turn_N1C = (x.index_select(0, rows) for x in (x_NE, normed_NE, turn_N1C))
     query = _turned(_heads(attention, "q", normed_NE), turn_N1C)
     mixed = attend(query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), spec)
-    x_QE, normed_QE = _summed(layer.post_attention_layernorm, x_NE, attention.o_proj(mixed.flatten(1)))
-    return x_QE, mlp.down_proj(_gated(mlp.gate_proj(normed_QE), mlp.up_proj(normed_QE)))
+    x_QE, normed_QE = _summed(
+        layer.post_attention_layernorm, x_NE, _linear(attention.o_proj, mixed.flatten(1))
+    )
+    gate, up = _linear(mlp.gate_proj, normed_QE), _linear(mlp.up_proj, normed_QE)
+    return x_QE, _linear(mlp.down_proj, _gated(gate, up))
 
 
 def _heads(attention: Any, name: str, x_NE: Tensor) -> Tensor:
     """Queries, keys or values [N, H, D]."""
-    heads: Tensor = getattr(attention, f"{name}_proj")(x_NE).view(len(x_NE), -1, attention.head_dim)
+    heads = _linear(getattr(attention, f"{name}_proj"), x_NE).view(len(x_NE), -1, attention.head_dim)
     norm = getattr(attention, f"{name}_norm", None)
     return heads if norm is None else _Norm.apply(heads, norm.weight, norm.variance_epsilon)  # type: ignore
+
+
+def _linear(module: Any, x: Tensor) -> Tensor:
+    """A linear layer, with its LoRA weights."""
+    if not hasattr(module, "lora_A"):
+        return module(x)  # type: ignore[no-any-return]
+    y: Tensor = module.base_layer(x)
+    for name in module.active_adapters:
+        down, up = module.lora_A[name].weight, module.lora_B[name].weight
+        y = _LowRank.apply(y, x, down, up, module.scaling[name])  # type: ignore[no-untyped-call]
+    return y
 
 
 def _summed(norm: Any, x: Tensor, more: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -160,6 +174,30 @@ class _Sum(torch.autograd.Function):
         """Of `x`, `more` and `weight`."""
         x, scale, weight = ctx.saved_tensors
         return *_sum_back(of_normed, x, scale, weight, ctx.needs_input_grad[2], grad, ctx.dtype), None
+
+
+class _LowRank(torch.autograd.Function):
+    """LoRA weights A and B (Hu et al., 2021) beside a layer that gave y: y + s · (x · Aᵀ) · Bᵀ.
+
+    They are in float32. Of an `x` in half precision peft keeps a float32 copy for each layer that reads it:
+    half of all that is kept for the gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, x: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
+        """From `y` [N, out] and `x` [N, in], with A [r, in] and B [out, r]."""
+        ctx.save_for_backward(x, down, up)
+        ctx.scale = scale
+        return torch.addmm(y.to(up.dtype), x.to(down.dtype) @ down.t(), up.t(), alpha=scale).to(y.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Of all but the scale."""
+        x, down, up = ctx.saved_tensors
+        x_Ni, grad_No = x.to(down.dtype), grad.to(up.dtype) * ctx.scale
+        of_low_Nr = grad_No @ up
+        of_up = grad_No.t() @ (x_Ni @ down.t())
+        return grad, (of_low_Nr @ down).to(x.dtype), of_low_Nr.t() @ x_Ni, of_up, None
 
 
 class _Gate(torch.autograd.Function):

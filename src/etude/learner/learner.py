@@ -23,6 +23,7 @@ from etude.learner.checkpointing import checkpointed, layers_of
 from etude.learner.head import has_plain_head
 from etude.learner.job_start import JobStart
 from etude.learner.lean import is_lean
+from etude.learner.memory import ModelNumbers
 from etude.learner.objective import Objective, Pass, Unit
 from etude.learner.optimiser import Optimiser
 from etude.learner.packed import PackedStep
@@ -53,8 +54,8 @@ class LearnerOptions:
     betas: tuple[float, float] = (0.9, 0.95)
     max_grad_norm: float = 1.0
     schedule: Schedule = field(default_factory=Schedule)
-    token_budget: int = 16384
-    """Tokens that go through the model at a time."""
+    token_budget: int | None = None
+    """Tokens that go through the model at a time; None for `ModelNumbers.token_budget`."""
     packing: Packing = "tree"
     gradient_checkpointing: bool | None = None
     """Compute what happens inside of the model's layers twice, and keep it never; None for where memory would
@@ -118,6 +119,16 @@ class Learner:
         wish = self.options.gradient_checkpointing
         return self._spares_memory if wish is None else wish
 
+    @property
+    def token_budget(self) -> int:
+        """Tokens that go through the model at a time, at most."""
+        return self.options.token_budget or self._default_budget
+
+    @cached_property
+    def _default_budget(self) -> int:
+        lean, on_gpu = is_lean(without_lora(self.policy.model)), self.policy.device.type == "cuda"
+        return ModelNumbers.of(self.policy).token_budget(lean, on_gpu=on_gpu)
+
     def spare_memory(self) -> bool:
         """Begin gradient checkpointing, where the options leave it open and the model can; whether it did."""
         if self.options.gradient_checkpointing is not None or self._spares_memory:
@@ -179,12 +190,12 @@ class Learner:
         share, and is found in no time. All processes must ask together.
         """
         sizes = [len(unit) * max(len(sample.ids) for sample in unit) for unit in units]
-        size, budget, lean = sum(sizes), self.options.token_budget, False
+        size, lean = sum(sizes), False
         if self.options.packing == "tree" and not by_length:
             tree = PackedStep(units)
             if tree.pays and self._takes_trees:
                 size, sizes, lean = tree.size, [0], is_lean(without_lora(self.policy.model))
-        tokens = max(min(budget, size // self.team.size), *sizes, 0)
+        tokens = max(min(self.token_budget, size // self.team.size), *sizes, 0)
         return tokens, min(tokens, trained_tokens(units)), lean
 
     def end_training(self) -> None:
@@ -334,7 +345,7 @@ class Learner:
             mine = row.part(self.team.rank, self.team.size)
             rows = [rows[index] for index in mine]
             tree = None if tree is None else PackedStep([units[index] for index in mine])
-        budget, speech, device = self.options.token_budget, self.policy.speech, self.policy.device
+        budget, speech, device = self.token_budget, self.policy.speech, self.policy.device
         if tree is None:
             return self.team.in_step(padded_passes(rows, shares, budget, speech, device, plain_head))
         return self.team.in_step(tree.passes(rows, shares, budget, speech, device))

@@ -23,6 +23,11 @@ _CERTAIN = 0.8
 """The share of an estimate that is taken in any case: none of 54 was a fifth above the peak."""
 
 
+_KEPT = 1_200_000_000
+"""Bytes that a pass on a CPU keeps for the gradient where the config says nothing: more saved no time."""
+_LEAST_TOKENS, _MOST_TOKENS = 1024, 16384
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingMemory:
     """Bytes of one process."""
@@ -109,9 +114,15 @@ class ModelNumbers:
         norm = self.width * (_FLOAT32 + divided + self.size)
         inner = (3 if is_lean else 4) * self.inner
         linear = self.size * (2 * self.queries + 2 * self.keys + inner)
-        # LoRA weights are float32, and each has its own copy of what it multiplies.
-        copies = _FLOAT32 * (5 * self.width + self.queries + self.inner) if half and self.is_lora else 0
+        # LoRA weights are float32, and with peft's own modules each has its own copy of what it multiplies.
+        has_copies = half and self.is_lora and not is_lean
+        copies = _FLOAT32 * (5 * self.width + self.queries + self.inner) if has_copies else 0
         return 2 * norm + linear + copies
+
+    def token_budget(self, is_lean: bool = False, *, on_gpu: bool) -> int:
+        """Tokens to run through the model at a time where nobody says how many."""
+        kept = self.layers * self.kept_by_a_layer(is_lean=is_lean)
+        return _MOST_TOKENS if on_gpu else min(max(_KEPT // kept, _LEAST_TOKENS), _MOST_TOKENS)
 
     def training(
         self,

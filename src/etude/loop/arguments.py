@@ -5,6 +5,7 @@ It only names the components that a program hands over as Python objects, and ho
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
@@ -38,6 +39,8 @@ from etude.rollout.workflow import Workflow, as_workflow
 if TYPE_CHECKING:
     from etude.config.builder import Builder
 
+_ARGUMENTS = {"algorithm": "trajectory_builder", "backend": "trainer_adapter", "trainer": "trainer"}
+"""Arguments, and the keys of `finetuning` that name what is made of them."""
 _MISSING = {
     "llms": "model=, a name on the Hugging Face hub or a folder",
     "eval.general.dataset": "examples=, a list of dicts or a file",
@@ -122,7 +125,16 @@ def config_of(
     except ConfigError as error:
         if missing := [text for key, text in _MISSING.items() if f"key '{key}' is missing" in str(error)]:
             raise RequestError(f"there is nothing to train with: give {'; and '.join(missing)}") from error
-        raise
+        raise ConfigError(_by_argument(str(error), finetuning)) from error
+
+
+def _by_argument(text: str, block: Mapping[str, Any]) -> str:
+    """The text of an error, with arguments in place of the parts of a config that were made of them."""
+    paths = {f"{key}s.{block[key]}": argument for argument, key in _ARGUMENTS.items() if key in block}
+    for path, argument in (paths | {"llms.policy": "model"}).items():
+        # A path that the user wrote, as an override, is left as it is.
+        text = re.sub(rf"(?<!-o ){re.escape(path)}\b", argument, text)
+    return text
 
 
 def _model(model: Any) -> LlmConfig | dict[str, Any]:
@@ -138,11 +150,7 @@ def _model(model: Any) -> LlmConfig | dict[str, Any]:
 
 def _add_components(data: dict[str, Any], block: dict[str, Any], parts: Mapping[str, Any]) -> None:
     """Put the algorithm, backend and trainer into their sections, and their names into the block."""
-    for argument, key in (
-        ("algorithm", "trajectory_builder"),
-        ("backend", "trainer_adapter"),
-        ("trainer", "trainer"),
-    ):
+    for argument, key in _ARGUMENTS.items():
         component = parts.get(argument)
         if component is None:
             continue

@@ -6,13 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import AliasChoices
-
 from etude.config.document import dotted
 from etude.config.finetuning import FinetuneConfig, FinetuneRunConfig
 from etude.config.nearest import alternatives
 from etude.config.registry import Kind, lookup, names
 from etude.config.schema import EvalGeneralConfig
+from etude.config.slots import names_of
 from etude.core.errors import RequestError
 from etude.loop.trainer import EpochTrainerConfig
 
@@ -74,14 +73,9 @@ def _elsewhere(name: str) -> str:
 def _keys_of(kind: Kind, type_name: str) -> set[str]:
     """The keys that a component's config takes, under all their names; none of one that cannot be had."""
     try:
-        fields = lookup(kind, type_name).config_type.model_fields
+        return names_of(lookup(kind, type_name).config_type)
     except RequestError:
         return set()
-    keys = set(fields)
-    for field in fields.values():
-        if isinstance(field.validation_alias, AliasChoices):
-            keys |= {choice for choice in field.validation_alias.choices if isinstance(choice, str)}
-    return keys
 
 
 def as_overrides(settings: Mapping[str, Any]) -> list[str]:

@@ -36,6 +36,8 @@ _NoNumbersError: type[Exception] = vars(torch.serialization)["pickle"].Unpicklin
 """The error of `torch.load` about a file with more than numbers, which it says how to trust."""
 
 _SHOWN = 5
+_MOST_READ = 4_000_000_000
+"""Bytes of weights up to which they are read before a run that will read them again."""
 _OF_TIED = "tied weights mapping"
 _REPORTS = logging.getLogger("transformers.modeling_utils")
 
@@ -75,6 +77,7 @@ def load_model(config: Any, location: str, **options: Any) -> Any:
             f"its files {'; they '.join(faults)}. Get the files again, or correct config.json, so that both "
             "say the same"
         )
+    _require_finite(model.named_parameters())
     return model
 
 
@@ -88,12 +91,42 @@ def load_outline(config: Any, location: str, gguf_file: str | None = None) -> An
         try:
             model = load_model(config, location, device_map="meta", local_files_only=True)
             model.tie_weights()
+            _require_finite(_stored(location))
             return model
         except OSError:
             if local_path(location) is not None:
                 raise
     with torch.device("meta"):
         return model_class(config).from_config(config)
+
+
+def _require_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Raise ValueError that names the weights in which there is NaN or infinity. On `meta` there is none."""
+    names = [
+        name
+        for name, value in weights
+        if value.is_floating_point() and not value.is_meta and not value.float().sum().isfinite()
+    ]
+    if fault := _fault("have NaN or infinity in", names):
+        raise ValueError(
+            f"its files {fault[0]}. They are damaged, or a training that diverged wrote them: take others"
+        )
+
+
+def _stored(location: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights in the files of a model, where to read them takes a second or two."""
+    files = _weight_files(location)
+    if sum(path.stat().st_size for path in files) > _MOST_READ:
+        return
+    for path in files:
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                yield name, file.get_tensor(name)
+
+
+def _weight_files(location: str) -> list[Path]:
+    folder = local_path(location) or cached_folder(location) or Path(location)
+    return sorted(folder.glob("*.safetensors"))
 
 
 def _fault(what: str, names: Iterable[str]) -> list[str]:
@@ -118,8 +151,8 @@ def _apart(model: Any, location: str) -> list[str]:
 
 def _differ(location: str, *names: str) -> bool:
     """Whether two weights are in the files of a model, and differ."""
-    folder, found = local_path(location) or cached_folder(location) or Path(location), []
-    for path in sorted(folder.glob("*.safetensors")):
+    found = []
+    for path in _weight_files(location):
         with safe_open(path, "pt") as file:
             found += [file.get_tensor(name) for name in names if name in file.keys()]  # noqa: SIM118
     return len(found) == len(names) and not torch.equal(*found)

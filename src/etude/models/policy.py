@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 from safetensors import SafetensorError
@@ -53,6 +54,13 @@ class LoraOptions:
     """Module names; None lets peft choose the linear layers of the attention and the MLP."""
 
 
+class Sampler(Protocol):
+    """An engine, to a policy."""
+
+    def rest(self) -> None:
+        """Give back the memory that only sampling takes: the policy is about to be trained."""
+
+
 class Policy:
     """One set of weights in memory, shared by the engine that samples and the learner that trains.
 
@@ -69,6 +77,8 @@ class Policy:
         self.version = 0
         self.weights_id = 0
         self.lock = threading.RLock()
+        self.samplers: WeakSet[Sampler] = WeakSet()
+        """The engines that sample from it."""
         self.speech = Speech.of(tokenizer, model.config, getattr(model, "generation_config", None))
         self.template, self.stop_ids = self.speech.template, self.speech.stop_ids
         self.max_context = self.speech.max_context

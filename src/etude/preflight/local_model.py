@@ -204,8 +204,9 @@ def _check_memory(
     free, needed = available_memory(device.type), int(size.parameters * size.bytes_per_parameter)
     use = "needs"
     if adapter is not None:
-        tokens = min(adapter.token_budget, longest + llm.max_tokens, policy.max_context)
         numbers = replace(ModelNumbers.of(policy), weights=needed, size=dtype.itemsize)
+        budget = adapter.token_budget or numbers.token_budget(on_gpu=device.type == "cuda")
+        tokens = min(budget, longest + llm.max_tokens, policy.max_context)
         training = numbers.training(
             tokens,
             tokens,
