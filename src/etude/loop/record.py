@@ -66,7 +66,11 @@ class RunAlarms:
         new = [event for event in alarms if event.is_new and event.key not in has_rung]
         entry = entry.model_copy(update={"alarms": alarms})
         if any(event.action == "rollback" for event in new):
-            back_to = version_to_go_back_to(_with(history, entry))
+            if isinstance(entry, EpochEntry):
+                history = history.with_epoch(entry)
+            else:
+                history = history.with_validation(entry)
+            back_to = version_to_go_back_to(history)
             entry = entry.model_copy(update={"back_to": back_to})
         return entry, new
 
@@ -112,12 +116,6 @@ def facts_of(entry: Entry, event: AlarmEvent, target: str | None) -> dict[str, A
         "text": text if target is None else f"{target}: {text}",
         "back_to": None if entry.back_to is None else entry.back_to.number,
     }
-
-
-def _with(history: History, entry: Entry) -> History:
-    if isinstance(entry, EpochEntry):
-        return history.with_epoch(entry)
-    return history.with_validation(entry)
 
 
 def _name(entry: Entry, event: AlarmEvent) -> str:
