@@ -46,7 +46,6 @@ from etude.preflight.estimate import Estimate, blocks_of, estimate_run
 from etude.preflight.finding import Findings
 from etude.preflight.playing import play_some
 from etude.preflight.spending import check_spending
-from etude.protocols.workflow import ProtocolWorkflow
 from etude.runners.opening import number_of_runners
 from etude.runners.shipping import received, shipped
 from etude.store.run_folder import RunFolder
@@ -168,9 +167,6 @@ async def _check_workflow(builder: Builder, findings: Findings) -> Any:
         workflow.check(complete=True)
         kind = "async" if workflow.is_async else "in a thread"
         findings.ok("workflow", f"{workflow.name} ({workflow.where}), {kind}")
-        if isinstance(workflow.fn, ProtocolWorkflow):
-            for untried in workflow.fn.protocol.untried:
-                findings.warn("protocol", untried)
         for tools in workflow.tool_sets:
             with findings.of_errors(f"tools {tools.name}"):
                 await _open_tools(tools, findings)
