@@ -14,8 +14,7 @@ import etude
 from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.distillation import Distillation
 from etude.algorithms.episodes import IDLE, Collected, ScoredEpisode, Tally, UnitGroup
-from etude.algorithms.grpo import NO_ADVANTAGE, Grpo
-from etude.algorithms.reinforce import ReinforcePP, Rloo
+from etude.algorithms.grpo import NO_ADVANTAGE, Grpo, ReinforcePP, Rloo
 from etude.algorithms.samples import branches_of
 from etude.core.episode import WORKFLOW
 from etude.core.errors import RequestError, TrainingError

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from etude.algorithms.reinforce import ReinforcePP
+from etude.algorithms.grpo import ReinforcePP
 from etude.core.errors import RequestError
 from tests.algorithms.test_grpo import sample
 

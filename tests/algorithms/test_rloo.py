@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from etude.algorithms.reinforce import Rloo
+from etude.algorithms.grpo import Rloo
 from etude.core.sample import Sample
 from tests.algorithms.test_grpo import sample
 from tests.learner.gradients import assert_same, batch_of, gradient_by_autograd, gradient_of, sequences
