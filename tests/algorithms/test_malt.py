@@ -80,12 +80,10 @@ async def test_a_row_has_the_tokens_and_the_logprobs_that_were_sampled(one_sided
     }
 
 
-async def test_of_a_turn_the_clearest_pair_or_all_are_taken(tmp_path):
+async def test_of_a_turn_the_clearest_pair_is_taken(tmp_path):
     answers = ["a", "b", "c", ACCEPT, ACCEPT, ACCEPT, ACCEPT, ACCEPT, REJECT, REJECT, REJECT, REJECT]
     record = await played(tmp_path, adp(), answers, widths=3)
-    prover = part_of("prover", record)
-    assert rows(prover) == [(0, "a", "c", 1.0)]
-    assert [row[1:3] for row in rows(prover, per_turn="all")] == [("a", "c"), ("b", "c")]
+    assert rows(part_of("prover", record)) == [(0, "a", "c", 1.0)]
 
 
 async def test_equal_answers_are_no_pair_and_the_next_clearest_is_taken(tmp_path):
@@ -138,7 +136,7 @@ async def test_pairs_share_a_prompt_and_the_better_answer_is_chosen(tmp_path_fac
     record = await played(folder, mnip(max_message_rounds=3), ChanceEngine(), widths=2, seed=seed)
     calls = {call.completion.prompt_ids for call in record.calls}
     for agent in ("prover0", "prover1", "verifier"):
-        config = Malt(pairs=rule, interval=0.1, per_turn="all")
+        config = Malt(pairs=rule, interval=0.1)
         for one in malt_trajectories(part_of(agent, record), config, Tally()):
             item = one.episode[0]
             assert one.metadata["chosen_reward"] > one.metadata["rejected_reward"]

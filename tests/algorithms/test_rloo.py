@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from etude.algorithms.reinforce import Rloo
+from etude.algorithms.grpo import Rloo
 from etude.core.sample import Sample
 from tests.algorithms.test_grpo import sample
 from tests.learner.gradients import assert_same, batch_of, gradient_by_autograd, gradient_of, sequences
@@ -40,7 +40,7 @@ def test_branches_of_one_episode_count_once():
 
 
 def test_it_takes_the_options_of_grpo():
-    algorithm = Rloo(overlong_limit=2, group=4, credit="agent", correction="truncate")
+    algorithm = Rloo(group=4, credit="agent", correction="truncate")
     assert (algorithm.type_name, algorithm.num_generations, algorithm.beta) == ("rloo", 4, 0.0)
     assert algorithm.gradient()["aggregation"] == "constant"
 

@@ -13,7 +13,7 @@ import pytest
 from etude.backends.cluster_learners import Learners
 from etude.backends.local_adapter import LocalAdapter
 from etude.backends.local_config import LocalAdapterConfig
-from etude.cluster.seat import MARK
+from etude.cluster.launch import MARK
 from etude.config.finetuning import FinetuneConfig
 from etude.core.job import TrainingStatusEnum
 from etude.models.policy import Policy
@@ -26,7 +26,7 @@ import sys
 from pathlib import Path
 from etude.backends import learning
 from etude.backends.learning_order import JobDesk
-from etude.cluster.seat import Seat, take_seat
+from etude.cluster.launch import Seat, take_seat
 
 desk = JobDesk(sys.argv[1])
 

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from etude.backup.address import Address, probe
-from etude.backup.copies import Copies, TakenOver, backed_up
-from etude.backup.restore import fetch
+from etude.backup.copies import Copies, TakenOver, backed_up, fetch
 from etude.config.storage import StorageConfig
 from etude.core.errors import RequestError, StoreError
 from etude.store.run_folder import RunFolder

@@ -266,19 +266,6 @@ class Even(Odd):
 '''
 
 
-def test_what_cannot_be_tried_before_a_play_is_said(folder: Path) -> None:
-    (folder / "court.py").write_text(COURT)
-    project(folder, workflow__protocol="court:brief")
-    shown = etude("check", "config.yml", "--json")
-    assert shown.exit_code == 0, shown.stdout
-    findings = json.loads(shown.stdout)["findings"]
-    assert [one["detail"] for one in findings if one["what"] == "protocol"] == [
-        "what is said chooses the turns of round 1; each of its options was tried",
-        "the payoff looks at what is said: what it pays is seen in play only, and held to the bounds there",
-    ]
-    assert all(one["status"] == "warning" for one in findings if one["what"] == "protocol")
-
-
 def test_a_protocol_that_cannot_be_made_is_found(folder: Path) -> None:
     (folder / "court.py").write_text(COURT)
     project(folder, workflow__protocol="court:broken")

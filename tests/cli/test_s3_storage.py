@@ -16,8 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from etude.backup.copies import backed_up
-from etude.backup.restore import fetch
+from etude.backup.copies import backed_up, fetch
 from etude.config.storage import StorageConfig
 from etude.store.run_folder import RunFolder
 from tests.cli.killed import everything

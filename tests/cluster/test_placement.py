@@ -1,37 +1,29 @@
-"""Where processes would be placed, told without a cluster."""
+"""Whether processes have room, told without a cluster."""
 
 from __future__ import annotations
 
 import pytest
 
-from etude.cluster.config import Group, Node, RayConfig, placed
+from etude.cluster.config import RayConfig, placed
 
 
-def nodes(*cpus: float) -> list[Node]:
-    return [Node(str(number), f"10.0.0.{number}", {"CPU": each}) for number, each in enumerate(cpus, 1)]
+@pytest.mark.parametrize(
+    ("cpus", "count", "fewest", "is_ready", "told"),
+    [
+        ((2, 2, 4), 3, 3, True, "3 runners on 2 of 3 nodes"),
+        ((1, 1), 3, 2, True, "room for 2 of 3 runners with {CPU: 1} on 2 nodes, and 2 will do"),
+        ((0.5, 0.5), 1, 1, False, "room for 0 of 1 runners with {CPU: 1} on 2 nodes; ask for fewer"),
+    ],
+)
+def test_processes_have_room_or_not(cpus, count, fewest, is_ready, told):
+    found = placed("runners", count, fewest, {"CPU": 1.0}, [{"CPU": each} for each in cpus])
+    assert (found.is_ready, told in found.detail) == (is_ready, True)
 
 
-def test_runners_are_spread_and_learners_take_what_they_leave_on_as_few_nodes_as_possible():
-    there = nodes(2, 2, 4)
-    runners = placed(Group("runners", 3, 3, {"CPU": 1.0}, spread=True), there)
-    learners = placed(Group("learners", 3, 3, {"CPU": 1.0}), there)
-    assert runners.detail.endswith("3 of 3 nodes of Ray: 10.0.0.1 (1), 10.0.0.2 (1), 10.0.0.3 (1)")
-    assert learners.detail.endswith("1 of 3 nodes of Ray: 10.0.0.3 (3)")
-
-
-def test_what_has_no_room_is_said_with_what_each_takes():
-    lacking = placed(Group("learners", 3, 3, {"CPU": 2.0, "GPU": 1.0}), nodes(8, 8))
-    assert not lacking.is_ready
-    assert "room for 0 of 3 learners with {CPU: 2, GPU: 1} on 2 nodes; ask for fewer" in lacking.detail
-
-
-def test_fewer_will_do_where_the_config_says_so():
-    fewer = placed(Group("learners", 3, 2, {"CPU": 1.0}), nodes(1, 1))
-    assert fewer.is_ready
-    assert (
-        "room for 2 of 3 learners" in fewer.detail
-        and "and 2 will do: 10.0.0.1 (1), 10.0.0.2 (1)" in fewer.detail
-    )
+def test_what_others_have_taken_is_no_room():
+    nodes = [{"CPU": 2.0}]
+    assert placed("runners", 1, 1, {"CPU": 1.0}, nodes).is_ready
+    assert not placed("learners", 2, 2, {"CPU": 1.0}, nodes).is_ready
 
 
 @pytest.mark.parametrize(

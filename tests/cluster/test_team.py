@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from etude.cluster.config import RayConfig
-from etude.cluster.launch import TeamLauncher
-from etude.cluster.seat import MARK, Seat
+from etude.cluster.launch import MARK, Seat, TeamLauncher
 from etude.core.errors import RequestError, StoreError
 from etude.models.weights import load_tensors
 from etude.store.lock import RunLock

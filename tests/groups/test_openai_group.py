@@ -152,16 +152,6 @@ async def test_the_state_survives_the_process(make, plays):
     assert await again.group.switch_to_next_model() == made.group.line.version
 
 
-async def test_a_job_is_asked_after_in_another_process(make, plays):
-    made = make(protocol=adp())
-    await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
-    assert await made.again().group.get_fine_tune_job_status() == "succeeded"
-    assert await made.again().group.get_fine_tune_job_error_repr() == ""
-    assert not await made.again().group.fine_tune_job_failed()
-    await made.again().group.wait_for_fine_tune_job(poll_interval=0)
-    assert (await made.again().group.switch_to_next_model()).number == 1
-
-
 async def test_a_switch_that_was_killed_half_way_is_made_whole(make, plays, monkeypatch):
     made = make(protocol=adp())
     right, _ = plays
@@ -211,7 +201,9 @@ async def test_a_job_of_the_same_data_is_the_same_job_until_it_fails(make, plays
         return found.model_copy(update={"status": TrainingStatusEnum.FAILED, "message": "out of memory"})
 
     made.adapter.status = failed
+    assert made.group.line.log.newest() == 1
     assert await made.group.get_fine_tune_job_status() == "failed"
+    assert made.group.line.log.newest() == 0
     assert await made.group.fine_tune_job_failed()
     assert await made.group.get_fine_tune_job_error_repr() == "out of memory"
     with pytest.raises(TrainingError, match="ended as 'failed': out of memory"):
@@ -391,12 +383,6 @@ def test_there_is_no_server_to_control_where_there_is_none(make):
         _ = group.language_model_client
 
 
-def test_the_client_is_made_when_it_is_first_asked_for(make, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
-    group = make().group
-    assert group.openai_client is group.openai_client
-
-
 async def test_a_state_can_be_set(make):
     made = make()
     state = OpenAiSharedModelGroupState.model_validate(
@@ -469,41 +455,24 @@ async def test_a_backend_without_a_way_back_says_so(tmp_path, journal, plays):
     assert "back" not in adapter.submitted
 
 
-async def test_a_job_that_failed_leaves_its_number_to_the_next(make, plays):
-    made = make(protocol=adp())
-    await made.group.wait_for_ready()
-    await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
-    assert made.group.line.log.newest() == 1
-    status = made.adapter.status
-
-    async def failed(ref):
-        return (await status(ref)).model_copy(update={"status": TrainingStatusEnum.FAILED})
-
-    made.adapter.status = failed
-    assert await made.group.fine_tune_job_failed()
-    assert made.group.line.log.newest() == 0
-
-
-async def test_errors_of_groups_speak_of_groups(make, plays):
+async def test_a_job_that_fails_is_late_or_not_over_says_what_to_do(make, plays):
     made = make(protocol=adp())
     await made.group.wait_for_ready()
     await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
     made.adapter.behave = lambda status: status.model_copy(update={"status": TrainingStatusEnum.FAILED})
-    with pytest.raises(TrainingError, match=r"ended as 'failed'\. Make it again, of the same data") as failed:
+    with pytest.raises(TrainingError, match=r"ended as 'failed'\. .* make the job again of the same data"):
         await made.group.wait_for_fine_tune_job(poll_interval=0)
     made.adapter.behave = lambda status: asyncio.sleep(60)
-    with pytest.raises(TrainingError, match="larger 'timeout' of wait_for_fine_tune_job") as late:
+    with pytest.raises(TrainingError, match="of a group a larger `timeout`"):
         await made.group.wait_for_fine_tune_job(timeout=0.01)
-    running = TrainingStatusEnum.RUNNING
     status = made.adapter.status
 
     async def unfinished(ref):
-        return (await status(ref)).model_copy(update={"status": running})
+        return (await status(ref)).model_copy(update={"status": TrainingStatusEnum.RUNNING})
 
     made.adapter.status = unfinished
-    with pytest.raises(TrainingError, match="is not over: it is 'running'; wait for it first") as early:
+    with pytest.raises(TrainingError, match="is not over: it is 'running'; wait for it first"):
         await made.group.switch_to_next_model()
-    assert not any("run to" in str(caught.value) for caught in (failed, late, early))
 
 
 @pytest.mark.parametrize(
@@ -517,15 +486,12 @@ async def test_errors_of_groups_speak_of_groups(make, plays):
         ({"rl_learning_rate": float("nan")}, "rl_learning_rate is a number, and not nan"),
         ({"rl_learning_rate": "1e-4"}, "rl_learning_rate is a number"),
         ({"lora_alpha_scale": 2.0}, "lora_alpha_scale is a multiple of lora_rank"),
-        ({"lora_rank": 10**7}, "lora_rank is at most 100000, and not 10000000"),
         (
             {"lora_rank": 1000, "lora_alpha_scale": 5e3},
             r"lora_rank 1000 times lora_alpha_scale 5000 is .*5e\+06",
         ),
         ({"lora_rank": 1, "lora_alpha_scale": 1e-9}, "lora_rank 1 times lora_alpha_scale 1e-09 is"),
         ({"lora_rank": 1, "lora_alpha_scale": 1e9}, "lora_alpha_scale is at most 10000"),
-        ({"num_epochs": 10**9}, "num_epochs is at most 10000000, and not 1000000000"),
-        ({"rl_learning_rate": 11}, "rl_learning_rate is at most 10, and not 11"),
     ],
 )
 def test_settings_that_no_job_can_have_are_refused(settings, message):

@@ -43,12 +43,6 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that is asked whether it speaks TLS may take its time."""
-    monkeypatch.setattr("etude.wire.http_answers._PROBE_SECONDS", 60.0)
-
-
 @asynccontextmanager
 async def tls_server(certificate: Path) -> AsyncIterator[str]:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -76,21 +70,10 @@ async def test_plain_http_behind_https() -> None:
     assert "the server speaks plain HTTP: write http:// in place of https:// in the address" in error
 
 
-async def test_tls_behind_http(certificate: Path) -> None:
-    async with tls_server(certificate) as host:
-        error = await said(f"http://{host}/v1")
-    assert "the server speaks TLS: write https:// in place of http:// in the address" in error
-
-
 async def test_a_certificate_that_nobody_knows(certificate: Path) -> None:
     async with tls_server(certificate) as host:
         error = await said(f"https://{host}/v1")
     assert "CERTIFICATE_VERIFY_FAILED" in error and "SSL_CERT_FILE" in error
-
-
-async def test_a_connection_that_closes_is_no_tls() -> None:
-    async with FaultyEndpoint().serving() as endpoint:
-        assert "TLS" not in await said(endpoint.url("closed"))
 
 
 def test_servers_that_say_it_themselves() -> None:

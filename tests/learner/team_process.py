@@ -76,9 +76,7 @@ def trained(objective: str, packing: str, weights: str, team: Team | None = None
     for seed in (1, 2):
         metrics = train(learner, batch(objective, seed), OBJECTIVES[objective], batch_size=STEP)
     found = learner.evaluate(batch(objective, 3), OBJECTIVES[objective])
-    apart = [sum(turns) for turns in learner.divergences(forest(3, UNITS))]
     told = {f"valid {name}": value for name, value in found.items()}
-    told |= {f"divergence {number}": value for number, value in enumerate(apart)}
     return learner.policy, metrics | told
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
-from etude.loop.checks import age_of, without_stale
+from etude.loop.training_data import age_of, without_stale
 
 MADE = [1, 2, 3, 4, 5]
 

@@ -16,7 +16,7 @@ from etude.core.trajectory import (
     Trajectory,
     TrajectoryCollection,
 )
-from etude.loop.submitted import JobRecord
+from etude.loop.training_data import JobRecord
 from etude.store.learned import Seen, Source, learned_lines, read_learned
 from tests.training import FakeAdapter
 

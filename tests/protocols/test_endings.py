@@ -9,7 +9,6 @@ from etude.protocols import (
     EpisodeTree,
     adp,
     debate,
-    mnip,
     nip,
     solo_verifier,
 )
@@ -58,14 +57,6 @@ async def test_a_malformed_answer_says_nothing_and_the_play_goes_on(journal: Jou
     assert tree.nodes[1].malformed == "an empty answer"
     assert len(tree.nodes[1].rejected) == 1
     assert engine.requests[-1].messages[-1]["content"] == "Expert: (no usable answer)"
-
-
-async def test_two_provers_without_an_answer_do_not_get_in_each_others_way(journal: Journal) -> None:
-    questions = "Question for Expert_1: a?\nQuestion for Expert_2: b?"
-    engine = scripted(verifier=[questions, "Decision: accept"], prover0=[""], prover1=[""])
-    tree = await play_tree(mnip(), engine, journal, retries=0)
-    assert [node.agent for node in tree.nodes] == ["verifier", "prover0", "prover1", "verifier"]
-    assert tree.nodes[-1].ending == "decided"
 
 
 async def test_an_invalid_prover_can_end_the_play_at_a_penalty(journal: Journal) -> None:

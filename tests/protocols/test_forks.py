@@ -7,7 +7,6 @@ import pytest
 from etude.core.errors import RequestError
 from etude.protocols import (
     Fork,
-    PlayLog,
     Protocol,
     Role,
     Rollouts,
@@ -80,12 +79,8 @@ def test_the_most_calls_are_those_of_the_fullest_options() -> None:
     assert most_calls(hearing(), Widths.of({"judge": 2})) == 2 + 2 + 4 + 4 + 8
 
 
-def test_all_options_are_checked_and_the_choice_is_said_to_be_open() -> None:
+def test_the_bounds_are_those_of_all_options() -> None:
     fine = hearing()
-    assert fine.untried == (
-        "what is said chooses the turns of round 1; each of its options was tried",
-        "what is said chooses the turns of round 3; each of its options was tried",
-    )
     # At the worst two idle turns and the wrong verdict; the right one at once at the best.
     assert dict(fine.bounds) == {"judge": (-1.5, 1.0), "expert": (-1.0, 1.0), "neighbour": (-1.0, 1.0)}
 
@@ -128,14 +123,6 @@ SPEAK = {"speak": (Turn("ann", ("hall",)),), "pass": ()}
 def test_forks_that_cannot_be_are_refused(choose, options, after, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         forked(choose, options, *after)
-
-
-def test_a_choice_that_only_real_words_can_make_is_left_to_the_play() -> None:
-    def named(log: PlayLog) -> str:
-        said = log.on("hall")
-        return said[-1] if said else "pass"
-
-    assert "a fork chose '…', which is not there" in " ".join(forked(named, SPEAK, END).untried)
 
 
 async def test_a_choice_of_what_is_not_there_fails_the_episode_with_its_round(journal: Journal) -> None:

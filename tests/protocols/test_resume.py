@@ -79,11 +79,3 @@ async def test_a_play_that_is_taken_up_again_asks_nothing_twice(
         assert not kept & set(again)
         assert record.output == whole.output
         assert [call.completion for call in record.calls] == [call.completion for call in whole.calls]
-
-
-async def test_a_finished_play_is_read_back(tmp_path: Path) -> None:
-    protocol, widths = PLAYS[0]
-    whole, asked = await finish(protocol, widths, tmp_path / "run.db")
-    record, again = await finish(protocol, widths, tmp_path / "run.db")
-    assert (record, again) == (whole, [])
-    assert asked

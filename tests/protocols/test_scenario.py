@@ -34,13 +34,6 @@ def test_a_decision_stands_on_a_line_of_its_own(text: str) -> None:
         assert parse_answer(text, turn) == Act(decision=1.0)
 
 
-@pytest.mark.parametrize(
-    "text", ["What would your decision: accept be based on?", "Tell me: accept or reject?"]
-)
-def test_a_mention_is_a_message(text: str) -> None:
-    assert parse_answer(text, MAY) == Act({"main": text})
-
-
 @given(st.text(max_size=60))
 def test_a_turn_that_may_not_decide_never_does(text: str) -> None:
     for said in (text, f"Decision: accept{text}", f"{text}\nDecision: reject"):

@@ -87,7 +87,6 @@ def test_the_bounds_of_a_jury_are_what_can_happen() -> None:
     # Alone against both others under majority: own ballot and verdict are then on different sides.
     for vote in RULES:
         assert dict(jury(vote).bounds) == dict.fromkeys(JURORS, (-3.0, 3.0))
-        assert jury(vote).untried == ()
 
 
 async def test_ballots_of_one_round_are_secret_and_the_next_vote_is_another(journal: Journal) -> None:

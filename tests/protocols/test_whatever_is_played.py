@@ -78,14 +78,6 @@ def test_every_way_is_one_that_the_protocol_allows(protocol: Protocol, seed: int
 
 @settings(max_examples=25, deadline=None)
 @given(PROTOCOLS, st.integers(0, 99), WIDTHS)
-def test_a_play_repeats_itself_whatever_answers_first(protocol: Protocol, seed: int, widths: Any) -> None:
-    first, _ = branched(protocol, seed, widths)
-    again, _ = branched(protocol, seed, widths)
-    assert first == again
-
-
-@settings(max_examples=25, deadline=None)
-@given(PROTOCOLS, st.integers(0, 99), WIDTHS)
 def test_prompts_go_on_from_each_other_and_answers_of_a_choice_differ_in_nothing_else(
     protocol: Protocol, seed: int, widths: Any
 ) -> None:

@@ -14,7 +14,7 @@ from etude.config.load import parse_config
 from etude.core.errors import ConfigError, RequestError
 from etude.core.example import Example
 from etude.loop.metrics import validation_metrics
-from etude.protocols import EpisodeTree, ProtocolWorkflow, adp, nip, register_scenario
+from etude.protocols import EpisodeTree, ProtocolWorkflow, adp, register_scenario
 from etude.protocols.growing import branching
 from etude.protocols.workflow import ProtocolReward, find_scenario
 from etude.rewards.evaluation_run import EvaluationRun
@@ -156,16 +156,6 @@ async def test_what_does_not_fit_is_told_when_it_is_built(keys: dict[str, Any], 
             await builder.get_workflow()
 
 
-async def test_a_protocol_of_ones_own_is_named_by_its_import_path(journal: Journal) -> None:
-    keys = {"protocol": "wordgame:coin", "arguments": {"reward": 4.0}, "agents": ["judge"]}
-    async with Builder(config(**keys)) as builder:
-        workflow = await builder.get_workflow()
-        collector = Collector(workflow, {"policy": scripted(judge=["Decision: reject"])}, journal)
-        run = EvaluationRun(collector, {"judge": ProtocolReward("judge")}, journal)
-        output = await run.run([example()], phase="eval")
-    assert output.results_of("judge")[0].score == 4.0
-
-
 async def test_the_reward_of_what_is_no_play_is_an_error_and_no_score(journal: Journal) -> None:
     async def other(example: Example, episode: Any) -> str:
         return "accept"
@@ -205,13 +195,6 @@ def test_scenarios_can_be_registered_by_name() -> None:
         register_scenario("tests-labelled")(Labelled)
     with pytest.raises(RequestError, match="cannot be made with"):
         find_scenario("tests-labelled", {"size": 3})
-
-
-def test_a_workflow_is_checked_when_it_is_made() -> None:
-    with pytest.raises(RequestError, match="a width must be a whole number"):
-        ProtocolWorkflow(nip(), Labelled(), widths=[])
-    with pytest.raises(RequestError, match="retries must be at least 0"):
-        ProtocolWorkflow(nip(), Labelled(), retries=-1)
 
 
 async def test_the_seed_of_a_workflow_draws_other_schedules(journal: Journal) -> None:

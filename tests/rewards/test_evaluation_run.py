@@ -12,7 +12,7 @@ import pytest
 
 from etude.core.call import ChatRequest
 from etude.core.episode import EpisodeRecord
-from etude.core.errors import EngineError, ErrorBudgetExceeded, ModelOut, RequestError, StoreError
+from etude.core.errors import EngineError, ErrorBudgetExceeded, ModelOut, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem, EvaluationRunOutput
 from etude.core.example import Example
 from etude.core.interfaces import Evaluator
@@ -105,17 +105,6 @@ async def test_every_episode_is_scored_by_every_evaluator_in_the_order_of_the_da
     assert output.failures == {}
 
 
-async def test_an_item_is_the_example_its_output_and_its_episode(journal: Journal) -> None:
-    output = await evaluation(journal, {"even": even}).run(EXAMPLES[:1], phase="eval")
-    (item,) = output.eval_input.eval_input_items
-    assert item.input_obj == {"n": 0}
-    assert item.expected_output_obj == 0
-    assert item.full_dataset_entry == EXAMPLES[0]
-    assert item.episode is not None
-    assert item.episode.id == "eval/q0/0"
-    assert len(item.episode.calls) == 1
-
-
 async def test_episodes_are_let_go_of_when_nobody_keeps_them(journal: Journal) -> None:
     output = await evaluation(journal, {"rank": Rank()}).run(
         EXAMPLES, phase="eval", generations=2, keep_episodes=False
@@ -201,29 +190,6 @@ async def test_failed_scores_are_counted_by_evaluator_and_leave_the_others_alone
     assert output.failures == {"score:odd": 2}
     assert output.evaluation_results[1][1].average_score == 1.0
     assert not output.workflow_interrupted
-
-
-async def test_nothing_scored_has_no_average(journal: Journal) -> None:
-    output = await evaluation(journal, {"none": lambda example, output: None}, error_budget=1.0).run(
-        EXAMPLES, phase="eval"
-    )
-    assert output.evaluation_results[0][1].average_score is None
-
-
-async def test_no_examples_are_no_failure(journal: Journal) -> None:
-    output = await evaluation(journal, {"even": even}).run([], phase="eval")
-    assert output.results_of("even") == []
-
-
-async def test_an_evaluator_that_hangs_is_cut_off(journal: Journal) -> None:
-    async def hangs(example: Example, output: str) -> float:
-        await asyncio.Event().wait()
-        return 1.0
-
-    output = await evaluation(journal, {"hangs": hangs}, error_budget=1.0, timeout=0.01).run(
-        EXAMPLES, phase="eval"
-    )
-    assert {item.error for item in output.results_of("hangs")} == {"the evaluator took longer than 0.01 s"}
 
 
 async def test_at_most_so_many_evaluations_run_at_once(journal: Journal) -> None:
@@ -462,15 +428,6 @@ async def test_an_interrupted_run_goes_on_where_it_was(journal: Journal) -> None
     output = await evaluation(journal, {"judge": judge}, engine=engine).run(examples, phase="eval")
     assert scores(output, "judge") == [float(n) for n in range(60)]
     assert len({request.messages[0]["content"] for request in engine.requests}) == 60
-
-
-async def test_a_journal_that_cannot_be_written_is_raised_as_it_is(journal: Journal) -> None:
-    def closes(example: Example, output: str) -> float:
-        journal.close()
-        return 1.0
-
-    with pytest.raises(StoreError, match="closed"):
-        await evaluation(journal, {"closes": closes}).run(EXAMPLES, phase="eval")
 
 
 async def test_the_causes_of_failures_are_counted_with_an_episode_of_each(journal: Journal) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from etude.config.import_path import make_importable
 from etude.core.episode import EpisodeRecord
-from etude.core.errors import EngineError, RequestError
+from etude.core.errors import RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.example import Example
 from etude.core.interfaces import Evaluator
@@ -49,32 +49,12 @@ async def outcome(fn: Callable[..., Any], seconds: float = 600.0, **options: Any
     return output
 
 
-async def test_a_function_of_example_and_output_scores() -> None:
-    assert (await outcome(lambda example, output: float(output == example.expected))).score == 1.0
-
-
 async def test_an_async_function_scores() -> None:
     async def correct(example: Example, output: str) -> bool:
         await asyncio.sleep(0)
         return output == example.expected
 
     assert (await outcome(correct)).score == 1.0
-
-
-async def test_an_object_with_an_async_call_scores() -> None:
-    class Correct:
-        async def __call__(self, example: Example, output: str) -> float:
-            return 0.5
-
-    assert (await outcome(Correct())).score == 0.5
-
-
-async def test_a_third_parameter_is_given_the_episode() -> None:
-    assert (await outcome(lambda example, output, episode: len(episode.calls))).score == 0.0
-
-
-async def test_a_third_parameter_with_a_default_is_left_alone() -> None:
-    assert (await outcome(lambda example, output, strict=True: float(strict))).score == 1.0
 
 
 async def test_arguments_of_the_config_are_handed_over() -> None:
@@ -229,21 +209,6 @@ async def test_an_exception_is_an_error_that_names_the_line() -> None:
     assert output.score is None
     line = broken.__code__.co_firstlineno + 1
     assert output.error == f"{__file__}:{line}: ZeroDivisionError: division by zero"
-
-
-@pytest.mark.parametrize("ending", [SystemExit, StopIteration, KeyboardInterrupt])
-async def test_an_evaluator_that_exits_ends_only_itself(ending: type[BaseException]) -> None:
-    def leaves(example: Example, output: str) -> float:
-        raise ending(3)
-
-    assert f"{ending.__name__}: 3" in ((await outcome(leaves)).error or "")
-
-
-async def test_an_error_of_etude_is_shown_as_it_is() -> None:
-    async def asks(example: Example, output: str) -> float:
-        raise EngineError("model 'judge': gone")
-
-    assert (await outcome(asks)).error == "model 'judge': gone"
 
 
 async def test_an_evaluator_that_takes_too_long_is_an_error() -> None:

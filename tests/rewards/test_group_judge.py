@@ -9,7 +9,6 @@ import pytest
 
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.episode import EpisodeRecord
-from etude.core.errors import EngineError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.example import Example
 from etude.rewards.judge import RUBRIC, GroupJudge, GroupJudgeConfig
@@ -106,18 +105,3 @@ async def test_a_malformed_judgement_is_asked_for_again(answer: str) -> None:
     engine = answering(answer, scores(0.9, 0.1))
     assert [output.score for output in await judged(engine, "4", "5")] == [0.9, 0.1]
     assert len(engine.requests) == 2
-
-
-async def test_a_judge_that_never_answers_well_leaves_the_group_without_scores() -> None:
-    outputs = await judged(answering("no", "no"), "4", "5", attempts=2)
-    assert [output.score for output in outputs] == [None, None]
-    assert all("no usable answer of the judge in 2 attempts" in (output.error or "") for output in outputs)
-
-
-async def test_a_failed_call_leaves_the_group_without_scores() -> None:
-    outputs = await judged(answering(EngineError("gone")), "4", "5")
-    assert [output.error for output in outputs] == ["gone", "gone"]
-
-
-def test_it_is_relative() -> None:
-    assert GroupJudge(GroupJudgeConfig(model="judge"), answering()).is_relative

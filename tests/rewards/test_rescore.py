@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from etude.core.errors import ErrorBudgetExceeded, RequestError
+from etude.core.errors import RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.example import Example
 from etude.core.interfaces import Evaluator
@@ -92,13 +92,6 @@ async def test_a_label_is_scored_once_and_another_label_anew(stored: Journal) ->
     first = await under("a")
     assert await under("a") == first
     assert await under("b") != first
-
-
-async def test_over_the_budget_failed_scores_are_tried_again(stored: Journal) -> None:
-    with pytest.raises(ErrorBudgetExceeded):
-        await rescore(stored, {"judge": constant(None)}, phase="train/1", label="b")
-    output = await rescore(stored, {"judge": constant(1.0)}, phase="train/1", label="b")
-    assert output.failures == {"raised": 1}
 
 
 async def test_a_phase_without_episodes_and_a_bad_label_are_refused(stored: Journal) -> None:

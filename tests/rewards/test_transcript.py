@@ -57,11 +57,6 @@ def test_conversations_that_alternate_are_told_apart() -> None:
     assert messages_of(episode) == [QUESTION, TOOL_CALL, switch, other, yes, switch, RESULT, ANSWER]
 
 
-def test_a_failed_call_is_shown() -> None:
-    episode = item(([QUESTION], None), ([QUESTION], ANSWER))
-    assert messages_of(episode) == [QUESTION, {"role": "error", "content": "gone"}, ANSWER]
-
-
 def test_an_output_that_no_message_says_comes_last() -> None:
     assert messages_of(item(([QUESTION], ANSWER), output=4))[-1] == {"role": "output", "content": 4}
     assert messages_of(EvalInputItem(id="q", output_obj="4")) == [{"role": "output", "content": "4"}]
@@ -82,10 +77,6 @@ def test_a_common_prefix_is_common_and_leaves_something(
     assert length >= len(beginning)
     assert all(transcript[:length] == transcripts[0][:length] for transcript in transcripts)
     assert all(transcript[length:] for transcript in transcripts)
-
-
-def test_the_prefix_of_nothing_is_empty() -> None:
-    assert common_prefix([]) == 0
 
 
 def test_a_judge_reads_no_thinking_unless_it_asks_for_it() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from etude.core.job import TrainingJobRef
 from etude.groups.lineage import JobData, LineageEntry, LineageLog
-from etude.loop.checks import age_of
+from etude.loop.training_data import age_of
 from etude.store.journal import Journal
 from etude.store.log import EpochLog, Submission
 from tests.report.histories import epoch, history, version

@@ -141,8 +141,6 @@ def test_a_request_is_taken_apart() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"n": 0}, "n: Input should be greater than or equal to 1"),
-        ({"response_format": {"type": "json_schema"}}, "response_format must be of the type"),
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "an answer has one form"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs must have one of"),
         ({"guided_choice": []}, "guided_choice must have one of"),
@@ -150,8 +148,6 @@ def test_a_request_is_taken_apart() -> None:
         ({"tool_choice": "sometimes"}, "tool_choice must be auto, none, required"),
         ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, "there is no tool 'add'"),
         ({"logit_bias": {"5": 101}}, r"logit_bias\[5\]: Input should be less than"),
-        ({"reasoning_effort": "huge"}, "reasoning_effort must be one of"),
-        ({"truncate_prompt_tokens": 5}, "parameter 'truncate_prompt_tokens' is not supported here"),
         ({"constraint": {"kind": "regex", "__main__": []}}, "parameter 'constraint' is not supported"),
         ({"messages": [{"role": "robot", "content": "x"}]}, r"messages\[0\].role must be one of"),
         ({"messages": [{"role": "user"}]}, r"messages\[0\].content is missing"),
@@ -160,9 +156,7 @@ def test_a_request_is_taken_apart() -> None:
             r"messages\[0\].tool_call_id must be the id of a tool call",
         ),
         ({"messages": []}, "messages: List should have at least 1 item"),
-        ({"messages": None}, "messages: Input should be a valid list"),
         ({"messages": [{"content": "hi"}]}, r"messages\[0\] must be a dict with a role"),
-        ({"tools": "add"}, "tools: Input should be a valid list"),
         ({"tools": [{"name": "add"}]}, "a tool must be"),
     ],
 )
@@ -224,23 +218,6 @@ def test_every_parameter_of_sampling_is_read() -> None:
     expected = {**given, "top_k": 0, "stop_token_ids": (5,), "logit_bias": ((7, -2.0),)}
     assert asked.sampling == expected
     assert asked.template_options == {"reasoning_effort": "none", "b": 1}
-
-
-def test_the_field_at_fault_is_named() -> None:
-    for change, param in [
-        ({"logprobs": False, "top_logprobs": 2}, "top_logprobs"),
-        ({"frequency_penalty": 3}, "frequency_penalty"),
-        ({"audio": {}}, "audio"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content"),
-    ]:
-        with pytest.raises(RequestError) as raised:
-            CHAT.parse({**ASK, **change})
-        assert raised.value.param == param
-
-
-def test_a_request_must_be_an_object() -> None:
-    with pytest.raises(RequestError, match="must be a JSON object"):
-        CHAT.parse([1])
 
 
 def test_sdk_messages_become_the_dicts_that_were_sent() -> None:

@@ -55,18 +55,6 @@ async def test_each_key_reaches_its_own_episode(server: EndpointServer) -> None:
     assert await asyncio.gather(ask(one), ask(two), ask(one)) == ["one", "two", "one"]
 
 
-async def test_the_caller_can_name_the_function_it_is_in(server: EndpointServer) -> None:
-    assert await ask(server.open(saying("in")), extra_headers={"x-etude-function": "search"}) == "in search"
-
-
-async def test_a_stream_works_over_http(server: EndpointServer) -> None:
-    endpoint = server.open(saying("streamed"))
-    async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
-        stream = await client.chat.completions.create(model="m", messages=ASK, stream=True)
-        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-    assert text == "streamed"
-
-
 async def test_a_program_in_another_process_needs_no_sdk(server: EndpointServer) -> None:
     endpoint = server.open(saying("hello"))
     program = """
@@ -182,8 +170,3 @@ def test_answers_in_two_writes_do_not_wait_for_an_acknowledgement():
         accepted, _ = listening.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
-def test_a_port_in_use_is_a_wrong_request():
-    with listen("127.0.0.1", 0) as first, pytest.raises(RequestError, match="is in use by another program"):
-        listen("127.0.0.1", first.getsockname()[1])

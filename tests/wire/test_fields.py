@@ -1,6 +1,6 @@
 """Every field of the requests of OpenAI's and Anthropic's SDKs and of vLLM is honoured, or refused by name.
 
-A field that a new SDK has and these tables do not fails the test.
+A field of an SDK that is not in these tables is to be refused.
 """
 
 from __future__ import annotations
@@ -107,71 +107,48 @@ COMMON = {
     "top_p": honoured(0.5),
     "user": free("someone"),
 }
+REFUSED = (
+    "add_special_tokens allowed_token_ids bad_words ec_transfer_params ignore_eos include_stop_str_in_output "
+    "kv_transfer_params length_penalty logprob_token_ids repetition_detection return_token_offsets "
+    "routed_experts_prompt_start session_id stream_interval thinking_token_budget truncate_prompt_tokens "
+    "truncation_side use_beam_search vllm_xargs watermarking"
+)
 VLLM: dict[str, Verdict | tuple[Verdict, ...]] = {
-    "add_special_tokens": refused(True),
-    "allowed_token_ids": refused([5]),
-    "bad_words": refused(["x"]),
+    **dict.fromkeys(REFUSED.split(), refused({"a": 1})),
     "cache_salt": free("x"),
-    "ec_transfer_params": refused({"a": 1}),
-    "ignore_eos": refused(True),
-    "include_stop_str_in_output": refused(True),
-    "kv_transfer_params": refused({"a": 1}),
-    "length_penalty": refused(2.0),
-    "logprob_token_ids": refused([5]),
     "min_p": honoured(0.1),
     "min_tokens": honoured(2),
     "priority": (free(0), refused(1)),
     "prompt_logprobs": honoured(1),
-    "repetition_detection": refused({"max_pattern_size": 3}),
     "repetition_penalty": honoured(1.2),
     "request_id": free("x"),
-    "return_mm_kwargs": refused(False),
     "return_token_ids": honoured(True),
-    "return_token_offsets": refused(True),
     "return_tokens_as_token_ids": honoured(True),
-    "routed_experts_prompt_start": refused(1),
-    "session_id": refused("x"),
     "skip_special_tokens": (free(False), refused(True)),
     "spaces_between_special_tokens": (free(True), free(False)),
     "stop_token_ids": honoured([5]),
-    "stream_interval": refused(2),
     "structured_outputs": honoured({"regex": "a+"}),
-    "thinking_token_budget": refused(5),
     "top_k": honoured(5),
-    "truncate_prompt_tokens": refused(5),
-    "truncation_side": refused("left"),
-    "use_beam_search": refused(True),
-    "vllm_xargs": refused({"a": 1}),
-    "watermarking": refused(True),
 }
 """Of 0.32 and a few later ones."""
 VLLM_CHAT = VLLM | {
     "add_generation_prompt": (free(True), refused(False)),
-    "chat_template": refused("x"),
     "chat_template_kwargs": honoured({"a": 1}),
     "continue_final_message": (free(False), refused(True)),
-    "documents": refused([{"text": "x"}]),
     "echo": refused(True),
     "include_reasoning": refused(False),
-    "media_io_kwargs": refused({"image": {}}),
-    "mm_processor_kwargs": refused({"a": 1}),
     "return_prompt_text": refused(True),
 }
 VLLM_TEXT = VLLM | {
     "add_special_tokens": refused(False),
-    "prompt_embeds": refused("x"),
     "response_format": honoured(JSON_SCHEMA),
 }
 CHAT = COMMON | {
-    "audio": refused({"voice": "alloy", "format": "mp3"}),
-    "function_call": refused("auto"),
-    "functions": refused([{"name": "add"}]),
     "logprobs": honoured(True),
     "max_completion_tokens": honoured(7),
     "messages": honoured([*ASK, *ASK]),
     "metadata": free({"a": "b"}),
     "modalities": (free(["text"]), refused(["text", "audio"])),
-    "moderation": refused({"model": "x"}),
     "parallel_tool_calls": honoured(False),
     "prediction": free({"type": "content", "content": "x"}),
     "prompt_cache_key": free("x"),
@@ -191,7 +168,6 @@ CHAT = COMMON | {
     "tools": honoured([ADD]),
     "top_logprobs": (honoured(2, logprobs=True), refused(2)),
     "verbosity": free("low"),
-    "web_search_options": refused({}),
 }
 TEXT = COMMON | {
     "best_of": (free(1), refused(2)),
@@ -201,23 +177,15 @@ TEXT = COMMON | {
     "suffix": refused("x"),
 }
 RESPONSES = {
-    "access_programs": refused(["x"]),
     "background": (free(False), refused(True)),
-    "background_options": refused({"continuation_id": "x"}),
-    "context_management": refused([{"type": "compaction"}]),
-    "conversation": refused("conv_1"),
-    "image": refused({"context_compression": "auto"}),
     "include": (honoured(["message.output_text.logprobs"]), refused(["file_search_call.results"])),
     "input": honoured("what?"),
     "instructions": honoured("Be brief."),
     "max_output_tokens": honoured(7),
-    "max_tool_calls": refused(1),
     "metadata": free({"a": "b"}),
     "model": honoured("other"),
-    "moderation": refused({"model": "x"}),
     "parallel_tool_calls": honoured(False),
     "previous_response_id": refused("resp_of_another"),
-    "prompt": refused({"id": "x"}),
     "prompt_cache_key": free("x"),
     "prompt_cache_options": free({"ttl": "30m"}),
     "prompt_cache_retention": free("24h"),
@@ -237,7 +205,6 @@ RESPONSES = {
 }
 MESSAGES = {
     "cache_control": free({"type": "ephemeral"}),
-    "container": refused("x"),
     "diagnostics": free({"previous_message_id": "x"}),
     "inference_geo": (free("global"), refused("us")),
     "max_tokens": honoured(7),
@@ -256,12 +223,7 @@ MESSAGES = {
     "workspace_id": free("x"),
 }
 BETA = MESSAGES | {
-    "betas": refused(["x"]),
-    "billing_policy": refused({"type": "x"}),
-    "compaction": refused({"type": "x"}),
     "context_management": (free({"edits": []}), refused({"edits": [{"type": "clear_tool_uses_20250919"}]})),
-    "fallback_credit_token": refused("x"),
-    "fallbacks": refused([{"model": "x"}]),
     "mcp_servers": (free([]), refused([{"type": "url", "url": "x", "name": "x"}])),
     "thread": refused({"type": "continue", "previous_message_id": "msg_of_another"}),
 }
@@ -336,7 +298,6 @@ PARTS = [
         "/responses",
         (response_create_params.PromptCacheOptions,),
         {
-            "comparison_response_id": refused("x"),
             "mode": free("explicit"),
             "prewarm": (free(False), refused(True)),
             "ttl": free("12h"),
@@ -377,8 +338,6 @@ PARTS = [
             "content": honoured("y"),
             "name": honoured("x"),
             "tool_calls": honoured([CALL]),
-            "audio": refused({"id": "x"}),
-            "function_call": refused({"name": "add", "arguments": "{}"}),
             "refusal": refused("No."),
             "reasoning": (honoured("1 + 2"), refused({"text": "1 + 2"})),
         },
@@ -397,7 +356,6 @@ PARTS = [
         "/responses",
         (responses.FunctionToolParam,),
         {
-            "async": refused(True),
             "type": refused("custom"),
             "name": honoured("sub"),
             "parameters": honoured(SCHEMA),
@@ -405,7 +363,6 @@ PARTS = [
             "description": honoured("Adds."),
             "allowed_callers": (free(["direct"]), refused(["programmatic"])),
             "defer_loading": (free(False), refused(True)),
-            "output_schema": refused(SCHEMA),
         },
         lambda found: function(**found),
     ),
@@ -528,23 +485,19 @@ PARTS = [
 ]
 
 
-def verdicts(part: Part, name: str) -> tuple[Verdict, ...]:
-    found = part.fields[name]
-    return found if isinstance(found, tuple) else (found,)
+def verdicts(part: Part) -> Iterator[tuple[str, Verdict]]:
+    """Of each field that the tables or an SDK have; those of an SDK alone are to be refused."""
+    named = {name: refused({"a": 1}) for kind in part.kinds for name in get_type_hints(kind)}
+    assert set(part.fields) <= named.keys() | part.more
+    for name, found in (named | part.fields).items():
+        yield from ((name, each) for each in (found if isinstance(found, tuple) else (found,)))
 
 
 CASES = [
     pytest.param(part, name, verdict, id=f"{part.path[1:]} {part.kinds[0].__name__}.{name} {verdict.word}")
     for part in PARTS
-    for name in part.fields
-    for verdict in verdicts(part, name)
+    for name, verdict in verdicts(part)
 ]
-
-
-@pytest.mark.parametrize("part", PARTS, ids=lambda part: f"{part.path} {part.kinds[0].__name__}")
-def test_every_field_is_in_the_tables_and_they_have_no_other(part: Part) -> None:
-    known = {name for kind in part.kinds for name in get_type_hints(kind)}
-    assert set(part.fields) == known | part.more
 
 
 def seen(path: str, more: Mapping[str, Any]) -> tuple[Any, Any]:

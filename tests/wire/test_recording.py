@@ -49,18 +49,6 @@ async def test_a_completion_comes_back_as_the_sdks_own_object() -> None:
     assert SEEN[0].sampling == {"temperature": 0.5}
 
 
-async def test_tools_are_called_and_messages_go_back_as_they_came() -> None:
-    wanted = Completion(tool_call("add", {"a": 1}), "tool_calls")
-    client = recording_client(answering(wanted))
-    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-    answer = await client.chat.completions.create(model="m", messages=ASK, tools=tools)
-    message = answer.choices[0].message
-    assert message.tool_calls[0].function.name == "add"
-    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "1"}
-    await client.chat.completions.create(model="m", messages=[*ASK, message, result], tools=tools)
-    assert SEEN[1].messages == (*ASK, wanted.message, result)
-
-
 async def test_a_stream_gives_the_same_text_logprobs_and_usage() -> None:
     client = recording_client(answering(HELLO))
     stream = await client.chat.completions.create(
@@ -97,17 +85,6 @@ async def test_errors_are_the_sdks_and_are_not_retried(error: Exception, kind: t
         await client.chat.completions.create(model="m", messages=ASK)
     assert raised.value.response.headers["x-etude-error"] == type(error).__name__
     assert len(SEEN) == 1
-
-
-async def test_what_is_not_supported_is_a_clear_refusal() -> None:
-    client = recording_client(answering(HELLO))
-    with pytest.raises(openai.BadRequestError, match="'audio' is not supported"):
-        await client.chat.completions.create(model="m", messages=ASK, audio={})
-    with pytest.raises(
-        openai.NotFoundError, match="POST /embeddings is not served here; served are POST /chat/completions"
-    ):
-        await client.embeddings.create(model="m", input="x")
-    assert SEEN == []
 
 
 async def test_broken_json_is_refused() -> None:

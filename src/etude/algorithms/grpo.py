@@ -9,18 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, repeat
-from operator import sub
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from etude.algorithms.algorithm import Algorithm, Gradient, OfGradient, by_turn
+from etude.algorithms.algorithm import Algorithm, OfGradient, by_turn
 from etude.algorithms.collecting import Need
 from etude.algorithms.episodes import Collected, Group, Tally, UnitGroup, answer_groups
 from etude.algorithms.protocol_checks import require_branching
 from etude.core.errors import RequestError
-from etude.core.sample import Sample, Turn
+from etude.core.sample import Sample
 
 if TYPE_CHECKING:
     import torch
@@ -51,8 +50,7 @@ class Grpo(Algorithm, name="grpo"):
     with r = π/π_sampled, v = 1, d = log π_ref - log π, and the entropy H of each token's distribution. With
     `cispo` the first sum is that of w·v·min(r, 1+ε_high)·A·log π, where r is a constant. With a correction,
     v is the bounded π_start/π_sampled and r = π/π_start, with π_start that of the job's start (Hilton et al.,
-    2022). Samples of which the policy has strayed by more than `off_policy_limit` have v = 0 where A < 0
-    (DeepSeek-V3.2, 2025).
+    2022).
     """
 
     loss_parts: ClassVar[tuple[str, ...]] = ("loss", "normalised", "importance")
@@ -71,10 +69,6 @@ class Grpo(Algorithm, name="grpo"):
     """ε_high (clip-higher, DAPO)."""
     beta: OfGradient[FiniteFloat] = Field(0.0, ge=0)
     """Weight of the KL to the base model."""
-    reward_kl: Annotated[FiniteFloat, Gradient(everywhere=False)] = Field(0.0, ge=0)
-    """Price in the reward of each nat away from the base model; `local` only."""
-    kl_estimator: OfGradient[Literal["k3", "unbiased"]] = "k3"
-    """How that KL is estimated (Schulman's, or times the ratio: DeepSeek-V3.2)."""
     entropy_bonus: OfGradient[FiniteFloat] = Field(0.0, ge=0)
     """Weight of each token's entropy."""
     aggregation: OfGradient[Literal["token", "sequence", "constant"]] = "token"
@@ -87,23 +81,12 @@ class Grpo(Algorithm, name="grpo"):
     """Clip the ratio (PPO), or truncate it and keep every token's gradient (CISPO)."""
     advantage_scale: OfGradient[Literal["std", "none"]] = "std"
     """Divide by the group's deviation (GRPO), or not (Dr. GRPO)."""
-    overlong_limit: OfGradient[int | None] = Field(None, ge=1)
-    """Tokens at which an answer is punished by 1; left out: none is (DAPO)."""
-    overlong_buffer: OfGradient[int] = Field(1, ge=1)
-    """Tokens before it over which that grows."""
     correction: OfGradient[Literal["none", "truncate", "mask"]] = "truncate"
     """Importance weights for tokens that other weights, or another engine, sampled: bounded (truncated
-    importance sampling, Yao et al., 2025), or 0 out of bounds (Zheng et al., 2025). With `none` the clipped
-    ratio is to the sampler's logprobs."""
-    correction_level: OfGradient[Literal["token", "sequence"]] = "token"
-    """Each token's own importance weight, or the product over the sequence."""
-    correction_floor: OfGradient[float] = Field(0.0, ge=0, le=1)
-    """Their lower bound."""
+    importance sampling, Yao et al., 2025), or 0 beyond the bound (Zheng et al., 2025). With `none` the
+    clipped ratio is to the sampler's logprobs."""
     correction_cap: OfGradient[FiniteFloat] = Field(2.0, ge=1)
     """Their upper bound."""
-    off_policy_limit: OfGradient[FiniteFloat | None] = Field(None, gt=0)
-    """Leave out bad sequences that the policy has become this much less likely to sample, in nats per token
-    (DeepSeek-V3.2)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -154,9 +137,8 @@ class Grpo(Algorithm, name="grpo"):
 
     @property
     def _drops(self) -> bool:
-        """Whether groups without advantage are left out: not where they have a gradient all the same, or
-        where only the learner can tell, since the price of leaving the base model is not known before."""
-        return self.drop_flat_groups and self.skips_idle and "divergence" not in self.needs()
+        """Whether groups without advantage are left out: not where they have a gradient all the same."""
+        return self.drop_flat_groups and self.skips_idle
 
     def compare(self, rewards: Sequence[float]) -> list[float]:
         """The advantages of a group's rewards: minus their mean, scaled. Equal ones have none."""
@@ -170,33 +152,20 @@ class Grpo(Algorithm, name="grpo"):
 
     def advantages(self, group: Sequence[Sample]) -> list[list[float]]:
         """Of episodes, whose branches share one; with step rewards of turns, against siblings' same turn."""
-        prices = [[self._price(turn) for turn in sample.turns] for sample in group]
         if any(sample.returns for sample in group):
-            owed = [[*accumulate(own[::-1])][::-1] for own in prices]
-            values = [map(sub, sample.turn_rewards, own) for sample, own in zip(group, owed, strict=True)]
-            return by_turn([list(returns) for returns in values], self.compare)
+            return by_turn([list(sample.turn_rewards) for sample in group], self.compare)
         names = [index if sample.episode is None else sample.episode for index, sample in enumerate(group)]
         rewards: dict[Any, float] = {}
-        for name, sample, own in zip(names, group, prices, strict=True):
-            rewards[name] = rewards.get(name, sample.reward) - math.fsum(own)
+        for name, sample in zip(names, group, strict=True):
+            rewards.setdefault(name, sample.reward)
         by_name = dict(zip(rewards, self.compare([*rewards.values()]), strict=True))
         return [[by_name[name]] * len(sample.turns) for name, sample in zip(names, group, strict=True)]
 
-    def _price(self, turn: Turn) -> float:
-        """The price that an answer, and those before it, pay: for leaving the base model, and for length."""
-        price = self.reward_kl * turn.divergence
-        if self.overlong_limit is not None:
-            over = turn.stop - turn.start - (self.overlong_limit - self.overlong_buffer)
-            price += min(max(over / self.overlong_buffer, 0.0), 1.0)
-        return price
-
     def needs(self) -> set[Need]:
-        """Only the KL term looks at the reference, the bonus at entropies, the price at divergences, and the
-        correction at the job's start."""
+        """The KL looks at the reference, the bonus at entropies, and the correction at the start."""
         wants: dict[Need, bool] = {
             "reference": self.beta > 0,
             "entropy": self.entropy_bonus > 0,
-            "divergence": self.reward_kl > 0,
             "start": self.correction != "none",
         }
         return {"logprobs", *(need for need, is_wanted in wants.items() if is_wanted)}
@@ -211,32 +180,19 @@ class Grpo(Algorithm, name="grpo"):
             return [[1.0 / (rows * self.constant_length)] * len(unit) for unit in masses]
         return [[1.0 / (rows * mass) if mass else 0.0 for mass in unit] for unit in masses]
 
-    def importance(
-        self,
-        start_BT: torch.Tensor,
-        now_BT: torch.Tensor,
-        advantages_BT: torch.Tensor,
-        lengths_B1: torch.Tensor,
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def importance(self, start_BT: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The class's v [B, T], and the metrics of what was cut.
 
-        `start_BT` and `now_BT` are log π/π_sampled of the tokens at the job's start and now, without
-        gradient, 0 where nothing is trained.
+        `start_BT` is log π/π_sampled of the tokens at the job's start, without gradient, 0 where nothing is
+        trained.
         """
-        weights_BT, metrics = now_BT.new_ones(now_BT.shape), {}
-        if self.correction != "none":
-            ratio_BT = start_BT.exp()
-            if self.correction_level == "sequence":
-                ratio_BT = start_BT.sum(dim=1, keepdim=True).expand_as(start_BT).exp()
-            out_BT = (ratio_BT < self.correction_floor) | (ratio_BT > self.correction_cap)
-            bounded_BT = ratio_BT.clamp(self.correction_floor, self.correction_cap)
-            weights_BT = ratio_BT.masked_fill(out_BT, 0.0) if self.correction == "mask" else bounded_BT
-            metrics["out_of_bounds"] = out_BT
-        if self.off_policy_limit is not None:
-            moved_B1 = -now_BT.sum(dim=1, keepdim=True) / lengths_B1
-            metrics["strayed"] = (moved_B1 > self.off_policy_limit) & (advantages_BT < 0)
-            weights_BT = weights_BT.masked_fill(metrics["strayed"], 0.0)
-        return weights_BT, metrics
+        if self.correction == "none":
+            return start_BT.new_ones(start_BT.shape), {}
+        ratio_BT = start_BT.exp()
+        out_BT = ratio_BT > self.correction_cap
+        bounded_BT = ratio_BT.clamp(max=self.correction_cap)
+        weights_BT = ratio_BT.masked_fill(out_BT, 0.0) if self.correction == "mask" else bounded_BT
+        return weights_BT, {"out_of_bounds": out_BT}
 
     def loss(self, logprobs_BT: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, dict[str, float]]:
         """The class's formula. Metrics are means over the trained tokens."""
@@ -249,7 +205,7 @@ class Grpo(Algorithm, name="grpo"):
         start_BT = now_BT
         if batch.start_BT is not None:
             start_BT = torch.where(trained_BT, batch.start_BT - batch.sampled_BT, 0.0)
-        importance_BT, metrics = self.importance(start_BT, now_BT, batch.advantages_BT, lengths_B1)
+        importance_BT, metrics = self.importance(start_BT)
         metrics["sampled_kl"] = now_BT.exp() - 1 - now_BT
         from_BT = log_ratio_BT if self.correction == "none" else log_ratio_BT - start_BT
         if self.ratio == "sequence":
@@ -266,7 +222,6 @@ class Grpo(Algorithm, name="grpo"):
         if batch.reference_BT is not None:
             gap_BT = torch.where(trained_BT, batch.reference_BT - logprobs_BT, 0.0)
             kl_BT = gap_BT.exp() - gap_BT - 1
-            kl_BT = kl_BT * log_ratio_BT.exp() if self.kl_estimator == "unbiased" else kl_BT
             loss = loss + self.beta * (batch.weights_BT * kl_BT).sum()
             metrics["reference_kl"] = kl_BT.detach()
         if batch.entropy_BT is not None:
@@ -274,3 +229,74 @@ class Grpo(Algorithm, name="grpo"):
             metrics["entropy"] = batch.entropy_BT.detach()
         share = batch.token_share
         return loss, {name: float((of_BT * trained_BT).sum()) * share for name, of_BT in metrics.items()}
+
+
+class Rloo(Grpo, name="rloo"):
+    """Groups of episodes for RLOO (REINFORCE leave-one-out, Ahmadian et al., 2024).
+
+    The advantage of an episode is its reward minus the mean of its siblings' rewards, and its loss is summed
+    over its tokens: `aggregation: constant` with a `constant_length` of 1. Ratios are clipped as in PPO.
+    """
+
+    clip_high: OfGradient[FiniteFloat] = Field(0.2, gt=0)
+    """ε_high of the clipped ratio."""
+    aggregation: OfGradient[Literal["token", "sequence", "constant"]] = "constant"
+    """Averages over all tokens, per sequence, or sums divided by a constant."""
+    constant_length: OfGradient[int] = Field(1, ge=1)
+    """The constant of `aggregation: constant`, in tokens."""
+    advantage_scale: OfGradient[Literal["std", "none"]] = "none"
+    """Divide by the group's deviation, or not."""
+
+    def compare(self, rewards: Sequence[float]) -> list[float]:
+        """Each reward minus the mean of the others: the distance to the mean of all, times n / (n - 1)."""
+        factor = len(rewards) / max(len(rewards) - 1, 1)
+        return [value * factor for value in super().compare(rewards)]
+
+
+class ReinforcePP(Grpo, name="reinforce_pp"):
+    """Episodes for REINFORCE++ (Hu, 2025).
+
+    The advantage of a token is the reward of its episode, normalised over all sampled tokens of the batch:
+    their mean is 0 and their deviation 1. With `baseline` (REINFORCE++-baseline) the mean of the group is
+    taken off first, as suits several episodes of each example.
+    """
+
+    baseline: OfGradient[bool] = False
+    """Compare with the group before normalising."""
+    drop_flat_groups: bool = False
+    """Leave out groups in which no episode has an advantage over the others. They do have one here, unless
+    there is a `baseline`."""
+
+    def check(self) -> None:
+        """Raise RequestError for groups that can never have an advantage."""
+        compares = self.baseline or self.drop_flat_groups
+        Grpo.check(self.model_copy(update={"baseline": compares, "drop_flat_groups": compares}))
+
+    def compared(self, groups: Sequence[UnitGroup]) -> list[bool]:
+        """For each group whether any sample has an advantage over the others, without the batch."""
+        within = self.model_copy(update={"baseline": True})
+        return [bool(group.units) and within.differ(group.samples) for group in groups]
+
+    def compare(self, rewards: Sequence[float]) -> list[float]:
+        """The rewards themselves, or their distance to the group's mean."""
+        mean = math.fsum(rewards) / max(len(rewards), 1) if self.baseline else 0.0
+        return [reward - mean for reward in rewards]
+
+    def assigned(self, groups: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+        """The samples with advantages that are normalised over all of their sampled tokens."""
+        assigned = super().assigned(groups)
+        if any(sample.advantages is not None for group in groups for sample in group):
+            return assigned
+        samples = [sample for group in assigned for sample in group]
+        rows = [zip(sample.mask, sample.advantages or (), strict=False) for sample in samples]
+        values = [value for row in rows for sampled, value in row if sampled]
+        mean = math.fsum(values) / max(len(values), 1)
+        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(len(values), 1))
+        scale = 0.0 if deviation <= 1e-9 * max(1.0, abs(mean)) else 1 / deviation
+
+        def normalised(sample: Sample) -> Sample:
+            pairs = zip(sample.mask, sample.advantages or (), strict=True)
+            gains = ((value - mean) * scale if sampled else 0.0 for sampled, value in pairs)
+            return replace(sample, advantages=tuple(gains))
+
+        return [[*map(normalised, group)] for group in assigned]

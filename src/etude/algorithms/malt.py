@@ -55,9 +55,6 @@ class Malt(Preferences, name="malt"):
     interval: float = Field(
         default=0.5, ge=0, lt=1, description="The share of the range, for `pairs: interval`."
     )
-    per_turn: Literal["one", "all"] = Field(
-        default="one", description="Of a turn's pairs, the clearest one or all of them."
-    )
     initial_expert_iterations: int = Field(
         default=0, ge=0, description="First epochs of expert iteration on plays that do not branch."
     )
@@ -115,13 +112,10 @@ class Malt(Preferences, name="malt"):
         if not ranked:
             tally.left_out[NO_PAIR] += 1
         for better, worse in ranked:
-            pair = choice.pair(better, worse)
-            if pair is None:
-                tally.left_out[SAME_ANSWER] += 1
-                continue
-            yield pair
-            if self.per_turn == "one":
+            if (pair := choice.pair(better, worse)) is not None:
+                yield pair
                 return
+            tally.left_out[SAME_ANSWER] += 1
 
     def _ranked(self, choice: Choice) -> Iterator[tuple[Candidate, Candidate]]:
         """The pairs that the rule makes, the better answer first."""

@@ -187,7 +187,7 @@ def check_options(backend: str, capabilities: Capabilities, config: object) -> N
     if not isinstance(config, Algorithm):
         return
     taken = capabilities.options
-    shared = {*gradient_fields(type(config), at_server=True)}
+    shared = {*gradient_fields(type(config))}
     refused = [
         f"{name}: {value}"
         for name, value in changed_options(config).items()

@@ -11,7 +11,7 @@ from pathlib import Path
 from etude.algorithms.algorithm import Algorithm
 from etude.backends.learning_order import LearningOrder
 from etude.backends.local_job import Work, failure
-from etude.cluster.seat import HeadLost, Seat, own_seat
+from etude.cluster.launch import HeadLost, Seat, own_seat
 from etude.config.import_path import import_object, make_importable
 from etude.config.registry import load_entry_points
 from etude.core.errors import EtudeError, StoreError, words_of

@@ -129,11 +129,11 @@ class LanguageModelClient:
         """
         import httpx
 
-        from etude.wire.http_answers import ACCEPTED, limiting_answers
+        from etude.wire.http_answers import UNCOMPRESSED, limiting_answers
 
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         key = (api_key.get_secret_value() if isinstance(api_key, SecretStr) else api_key) or ""
-        headers = {VERSION_HEADER: version("etude"), "accept-encoding": ACCEPTED}
+        headers = {VERSION_HEADER: version("etude"), **UNCOMPRESSED}
         if key:
             keep_secret(key)
             headers["authorization"] = f"Bearer {key}"

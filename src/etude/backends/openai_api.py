@@ -194,7 +194,7 @@ def connect(config: JobsConfig, llm: OpenAiLlmConfig, *, needs_key: bool) -> Asy
     """
     from openai import AsyncOpenAI
 
-    from etude.wire.http_answers import ACCEPTED, WholeAnswers, limiting_answers
+    from etude.wire.http_answers import UNCOMPRESSED, WholeAnswers, limiting_answers
 
     url = config.base_url or llm.address
     given = config.api_key or (llm.keys[0] if url == llm.address else None)
@@ -211,7 +211,7 @@ def connect(config: JobsConfig, llm: OpenAiLlmConfig, *, needs_key: bool) -> Asy
         seconds=config.request_timeout,
         problem_of=problem_of,
         follow_redirects=True,
-        headers={"accept-encoding": ACCEPTED},
+        headers=UNCOMPRESSED,
         event_hooks={"response": [limiting_answers(config.max_answer_mb, "`max_answer_mb`")]},
     )
     return AsyncOpenAI(

@@ -105,7 +105,7 @@ def _say_ready(name: str, address: str) -> None:
 
 
 def _say_placements(settings: ServerSettings) -> None:
-    """Say where jobs would train, and what is missing there now. Raises RequestError without a cluster."""
+    """Say whether there is room for the processes of jobs now. Raises RequestError without a cluster."""
     from concurrent.futures import ThreadPoolExecutor
     from functools import partial
 
@@ -114,7 +114,7 @@ def _say_placements(settings: ServerSettings) -> None:
     code, on_gpus = (Path.cwd() if settings.algorithms else None), settings.device != "cpu"
     # In a thread: in the main one Ray would take SIGTERM for itself.
     with ThreadPoolExecutor(1) as thread:
-        look = partial(settings.cluster.check, code, on_gpus=on_gpus, shared=settings.data_dir)
+        look = partial(settings.cluster.check, code, on_gpus=on_gpus)
         placements = thread.submit(look).result()
     for placement in placements:
         mark = "✓" if placement.is_ready else "!"

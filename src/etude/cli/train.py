@@ -142,7 +142,7 @@ def _shown(value: Any) -> Any:
 
 def _restored(address: str, output_dir: Path, changes: list[str], as_json: bool) -> Path:
     """Make the folder of a run from its backup, and say what came back; changes its address where it must."""
-    from etude.backup.restore import fetch
+    from etude.backup.copies import fetch
     from etude.loop.lifecycle import storage_options, storage_overrides
 
     restored = fetch(address, output_dir, storage_options(changes))

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.cluster.connection import connect, no_cluster
-from etude.cluster.launch import CAUSE, Part, PartFailed, TeamOrder
-from etude.cluster.seat import MARK, Desk
+from etude.cluster.launch import CAUSE, MARK, Desk, Part, PartFailed, TeamOrder
 from etude.core.errors import EtudeError, RequestError, StoreError, first_line
 from etude.core.streams import mask_streams
 from etude.store.files import write_atomically

@@ -107,10 +107,10 @@ class ToolsConfig(ComponentConfig):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where processes of one kind would be placed on a cluster, or what they lack there."""
+    """Whether processes of one kind have room on a cluster."""
 
     what: str
-    """`runners`, `learners`, or `nodes` for what these lack."""
+    """`runners` or `learners`."""
     detail: str
     is_ready: bool = True
 
@@ -127,13 +127,10 @@ class ClusterConfig(ComponentConfig):
         """GPUs that all the processes hold. Those that take one where there is any do so `on_gpus`."""
         return 0.0
 
-    def check(
-        self, folder: Path | None, *, on_gpus: bool = True, shared: Path | None = None
-    ) -> list[Placement]:
-        """Where the processes would be placed, for `etude check`; `folder` has the user's modules.
+    def check(self, folder: Path | None, *, on_gpus: bool = True) -> list[Placement]:
+        """Whether there is room for the processes, for `etude check`; `folder` has the user's modules.
 
-        `on_gpus`: whether learners use GPUs where there are any. They work in the folder `shared`. Raises
-        EtudeError where nobody can say.
+        `on_gpus`: whether learners use GPUs where there are any. Raises EtudeError where nobody can say.
         """
         counts = {"runners": self.runners, "learners": self.learners}
         return [Placement(what, f"{count} {what}") for what, count in counts.items() if count]

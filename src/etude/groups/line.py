@@ -33,31 +33,10 @@ _LOOKS = 12
 """At a job that was cancelled: for about ten seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """The next thing to do, as errors about a job name it."""
-
-    again: str
-    """How to have the same job again."""
-    limit: str
-    """The setting that is larger for a job that needs longer."""
-    taken: str
-    """For a job whose name belongs to another one."""
+_AGAIN = "Resume the run, or make the job again of the same data,"
 
 
-FOR_RUNS = Advice(
-    again="Resume the run",
-    limit="'job_timeout' in the trainer's config",
-    taken="resume the run with its settings as they were then, or start a new one",
-)
-FOR_GROUPS = Advice(
-    again="Make it again, of the same data,",
-    limit="'timeout' of wait_for_fine_tune_job",
-    taken="give this job another name",
-)
-
-
-def require_completed(ref: TrainingJobRef, status: TrainingJobStatus, advice: Advice) -> None:
+def require_completed(ref: TrainingJobRef, status: TrainingJobStatus) -> None:
     """Raise TrainingError for a job that failed, was cancelled or is not known to the backend."""
     if status.status is TrainingStatusEnum.COMPLETED:
         return
@@ -67,7 +46,7 @@ def require_completed(ref: TrainingJobRef, status: TrainingJobStatus, advice: Ad
             f"job {ref.run_id} ({ref.backend}) is not over: it is '{status.status}'; wait for it first"
         )
     ended = f"job {ref.run_id} ({ref.backend}) ended as '{status.status}'"
-    raise TrainingError(f"{ended}{reason}. {advice.again} to try again; nothing that was collected is lost.")
+    raise TrainingError(f"{ended}{reason}. {_AGAIN} to try again; nothing that was collected is lost.")
 
 
 def version_of(status: TrainingJobStatus) -> ModelVersion | None:
@@ -116,8 +95,6 @@ class ModelLine:
         self.engine = engine
         self.log = LineageLog(journal, name)
         self.rules = rules or LineRules()
-        self.advice: Advice = FOR_RUNS
-        """The next steps that errors name."""
         self._hyperparameters = JobHyperparameters()
         self.version: ModelVersion | None = None
         """The weights that are sampled from, where the backend says."""
@@ -184,7 +161,7 @@ class ModelLine:
             await self.log.take_back_job(name, earlier)
             self._forget_cost(name)
             if isinstance(error, JobNameTakenError):
-                raise JobNameTakenError(name, error.differences, self.advice.taken) from error
+                raise JobNameTakenError(name, error.differences) from error
             raise
         if isinstance(ref, Skipped):
             await self.log.take_back_job(name, earlier)
@@ -235,7 +212,7 @@ class ModelLine:
                 f"job {ref.run_id} ({ref.backend}): wait_until_complete came back while it is "
                 f"'{status.status}'"
             )
-        require_completed(ref, await self.noted(ref, status), self.advice)
+        require_completed(ref, await self.noted(ref, status))
         if status.message:
             self._say_once(status.message)
         return status
@@ -257,12 +234,12 @@ class ModelLine:
             status = await adapter.status(ref)
         if status.status is TrainingStatusEnum.COMPLETED:
             return status
-        again, longer = self.advice.again, f"a job that needs longer needs a larger {self.advice.limit}."
+        longer = "a job that needs longer needs a larger `job_timeout`, of a group a larger `timeout`."
         if status.status.is_final:
-            raise TrainingError(f"{late} and was cancelled. {again} to try again; {longer}") from cause
+            raise TrainingError(f"{late} and was cancelled. {_AGAIN} to try again; {longer}") from cause
         raise JobStillRunning(
             f"{late}. Its backend was asked to cancel it and says that it is '{status.status}'. "
-            f"{again} to wait for it again; {longer}"
+            f"{_AGAIN} to wait for it again; {longer}"
         ) from cause
 
     async def adopt(self, ref: TrainingJobRef, status: TrainingJobStatus) -> ModelVersion | None:
@@ -336,7 +313,7 @@ class ModelLine:
         if earlier is not None and earlier.differences(wanted):
             ref = TrainingJobRef(run_id=name, backend=self.adapter.adapter_config.type_name)
             if await self.is_known(ref):
-                raise JobNameTakenError(name, earlier.differences(wanted), self.advice.taken)
+                raise JobNameTakenError(name, earlier.differences(wanted))
         return earlier
 
     async def _start_from(self, start: ModelVersion | None) -> None:

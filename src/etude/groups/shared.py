@@ -25,7 +25,7 @@ from etude.groups.agents import (
     grpo_data,
     supervised_data,
 )
-from etude.groups.line import FOR_GROUPS, LineRules, ModelLine, require_completed, version_of
+from etude.groups.line import LineRules, ModelLine, require_completed, version_of
 from etude.groups.lineage import LineageEntry
 from etude.groups.state import HostedState, SharedModelGroupState, by_own_names, read_state
 from etude.jobs.content import data_hash
@@ -88,7 +88,6 @@ class SharedModelGroup:
             min_rows=settings.min_rows,
             from_scratch=settings.fine_tune_from_scratch,
         )
-        line.advice = FOR_GROUPS
         if not settings.freeze_agent:
             line.use_hyperparameters(settings.hyperparameters)
         self._state = SharedModelGroupState()
@@ -235,7 +234,7 @@ class SharedModelGroup:
         if entry is not None and entry.job.run_id == ref.run_id:
             return now
         status = await self.line.status(ref)
-        require_completed(ref, status, self.line.advice)
+        require_completed(ref, status)
         if not self._is_hosted_here(status):
             await self.line.adopt(ref, status)
         await self._keep(self._state.model_copy(update={"version": self.line.version}))
@@ -355,15 +354,11 @@ class SharedModelGroup:
         if result is None:
             await self._take_up()
             data = data.model_copy(update={"run_id": await self._attempt(job_name or self._name_of(data))})
-            result = await self._submit(data)
+            result = await self.line.submit(data)
         self._last = result
         if isinstance(result, TrainingJobRef):
             await self._keep(self._state.model_copy(update={"fine_tune_job": result}))
         return result
-
-    async def _submit(self, data: TrajectoryCollection) -> JobResult:
-        """Make the job at the backend."""
-        return await self.line.submit(data)
 
     def _name_of(self, data: TrajectoryCollection) -> str:
         """The name of a job that was given none: another one for other content."""

@@ -18,13 +18,11 @@ from etude.inference.http_client import HttpClient
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig, require_a_key_each
 from etude.inference.routes import Address, Routes
 from etude.wire.retries import (
-    WRITE_HTTPS,
     Disturbed,
     Refused,
     failure_of,
     is_plain_http,
     reason_of,
-    speaks_tls,
 )
 
 if TYPE_CHECKING:
@@ -65,8 +63,6 @@ class HttpAddresses:
             )
             for url, key in zip(config.addresses, config.keys, strict=True)
         }
-        self._probed: set[str] = set()
-        """Addresses that were asked whether they speak TLS."""
         self.wanted: str | None = None
         """The model that an address must list before it is used again; None where any will do."""
 
@@ -93,29 +89,20 @@ class HttpAddresses:
         except httpx.LocalProtocolError as error:
             raise Refused(f"the request cannot be sent: {error}") from error
         except httpx.RequestError as error:
-            raise await self._unreachable(address, error) from error
+            raise self._unreachable(error) from error
         if response.status_code == 200:
             return response.content
         raise failure_of(response.status_code, response.headers, response.content)
 
-    async def _unreachable(self, address: Address, error: httpx.RequestError) -> Disturbed | Refused:
+    def _unreachable(self, error: httpx.RequestError) -> Disturbed | Refused:
         """The failure of a request without an answer that could be read."""
-        import httpx
 
         from etude.wire.http_answers import AnswerTooLarge
 
         if isinstance(error, AnswerTooLarge):
             return Disturbed(str(error), cause="too_large")
-        if isinstance(error, httpx.DecodingError):
-            return Disturbed(f"malformed answer: {error}")
         if is_plain_http(error):
             return Refused(reason_of(error), cause="scheme")
-        is_cut_off = isinstance(error, httpx.RemoteProtocolError | httpx.ReadError)
-        if is_cut_off and not address.answered and address.url not in self._probed:
-            # Once: to a server that speaks TLS, every request looks like this.
-            self._probed.add(address.url)
-            if address.url.startswith("http://") and await speaks_tls(address.url):
-                return Refused(f"{reason_of(error)}; {WRITE_HTTPS}", cause="scheme")
         return Disturbed(reason_of(error), cause="connection", is_gone=True)
 
     def failed(self, address: Address, since: float, error: Disturbed) -> None:

@@ -49,9 +49,9 @@ class HttpClient:
         """`read_seconds` limits the wait for each piece of an answer. An answer may have `most_megabytes`, of
         which `setting` is the name in the error."""
         # Here and in the methods, not above: a command that samples nothing should not wait for the imports.
-        from etude.wire.http_answers import ACCEPTED, AnswerLimit
+        from etude.wire.http_answers import AnswerLimit
 
-        self._headers = {"accept-encoding": ACCEPTED, **headers}
+        self._headers = {"accept-encoding": "gzip, deflate", **headers}
         self._read_seconds = read_seconds
         self._limit = AnswerLimit(most_megabytes, setting)
         self._session: aiohttp.ClientSession | None = None
@@ -134,7 +134,6 @@ class HttpClient:
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
                 timeout=seconds,
                 cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,
             )
         return self._session
 

@@ -14,10 +14,10 @@ from etude.core.trajectory import TrajectoryCollection
 class JobNameTakenError(RequestError):
     """There is a job of that name, and it is another job. Nothing was submitted."""
 
-    def __init__(self, name: str, differences: list[str], advice: str = "give this job another name") -> None:
+    def __init__(self, name: str, differences: list[str]) -> None:
         super().__init__(
             f"there is a job named {name!r} already, and it is another one: it has {', '.join(differences)}. "
-            f"Nothing was submitted; {advice}"
+            "Nothing was submitted; give this job another name, or resume the run with the settings it had"
         )
         self.name, self.differences = name, differences
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from etude.cluster.seat import HeadLost, Seat
+from etude.cluster.launch import HeadLost, Seat
 from etude.learner.team import PeerLost, Team
 from etude.models.device import choose_device, choose_dtype, dtype_name
 from etude.store.lock import RunLock

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from etude.config.component import DatasetConfig, EvaluatorConfig, LlmConfig, ToolsConfig, WorkflowConfig
 from etude.config.document import Override
@@ -47,8 +47,6 @@ _MISSING = {
     "eval.evaluators": "reward=, a function of an example and an output that returns a number",
 }
 """Keys of a config that a run cannot do without, and the arguments that they are of."""
-
-_VALUE: Any = Field(default=None, exclude=True, repr=False)
 
 
 def is_config(agent: Any) -> bool:
@@ -175,38 +173,30 @@ def _target(data: dict[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
     return block
 
 
-class LiveWorkflowConfig(WorkflowConfig, name="live"):
+class Live(BaseModel):
+    """Something that a program gave as a Python object."""
+
+    name: str
+    """The name of the function, or a word for several, or for rows."""
+    value: Any = Field(default=None, exclude=True, repr=False)
+
+
+class LiveWorkflowConfig(Live, WorkflowConfig, name="live"):
     """An agent that a program gave as a Python object."""
 
-    name: str
-    """The name of the function."""
-    value: Any = _VALUE
 
-
-class LiveEvaluatorConfig(EvaluatorConfig, name="live"):
+class LiveEvaluatorConfig(Live, EvaluatorConfig, name="live"):
     """An evaluator that a program gave as a Python object."""
 
-    name: str
-    """The name of the function."""
-    value: Any = _VALUE
 
-
-class LiveToolsConfig(ToolsConfig, name="live"):
+class LiveToolsConfig(Live, ToolsConfig, name="live"):
     """Python functions that a program gave as tools."""
 
-    name: str
-    """A word for them."""
-    value: Any = _VALUE
 
-
-class LiveRowsConfig(RowsConfig, name="live"):
+class LiveRowsConfig(Live, RowsConfig, name="live"):
     """Rows that a program gave as a Python object."""
 
     source_key = "name"
-
-    name: str
-    """A word for them."""
-    value: Any = _VALUE
 
     def _contents(self) -> Iterable[Any]:
         rows: Iterable[Any] = self.value
@@ -360,7 +350,7 @@ def with_live(
 
 def _again(argument: str, stored: Any, value: Any, live: Callable[[Any], Any]) -> Any:
     """The component that is given again, or the stored one where that is the same function or file."""
-    if isinstance(stored, LiveWorkflowConfig | LiveEvaluatorConfig | LiveRowsConfig | LiveToolsConfig):
+    if isinstance(stored, Live):
         return live(value)
     path = value if isinstance(value, str | Path) else _import_path(value)
     known = getattr(stored, "function", None) or getattr(stored, "file_path", None)

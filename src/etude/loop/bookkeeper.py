@@ -24,10 +24,9 @@ from etude.core.trajectory import TrajectoryCollection
 from etude.groups.line import LineRules, ModelLine
 from etude.groups.opponents import Game, OpponentPool, games_of
 from etude.jobs.content import JobNameTakenError
-from etude.loop.checks import Provenance, TargetWatch
 from etude.loop.metrics import collection_metrics, selection_metrics, shaped_rewards
 from etude.loop.record import Record
-from etude.loop.submitted import JobRecord
+from etude.loop.training_data import JobRecord, Provenance, TargetWatch
 from etude.rewards.collections import Collections, within, worked_on
 from etude.rewards.evaluation import agreements, judges_and_checks
 from etude.runtime import Runtime

@@ -183,7 +183,7 @@ async def evaluate(
         evaluation = await measure(
             runtime,
             runtime.validation_examples or runtime.examples,
-            model=_model_name(config) if version is None else str(version),
+            model=_played(config) if version is None else str(version),
             repeat=request.repeat,
             greedy=request.greedy,
         )
@@ -264,7 +264,7 @@ def _telling(progress: Progress, reward: str | None) -> OnScore:
     return score_made
 
 
-def _model_name(config: Config) -> str:
+def _played(config: Config) -> str:
     llm: Any = config.llms.get(config.finetuning.target_model or "")
     return str(getattr(llm, "model", None) or getattr(llm, "model_name", None) or "the config's models")
 

@@ -7,13 +7,13 @@ it could do what was decided does it when it is resumed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from etude.alarms.alarm import Alarm, alarms_of
+from etude.alarms.alarm import alarms_of
 from etude.alarms.remedies import PAGE
 from etude.alarms.ringing import events_of
 from etude.config.finetuning import FinetuneConfig
@@ -45,60 +45,6 @@ def pause_for(pauses: Sequence[Pause]) -> None:
         raise RunPaused(text, override=f"finetuning.alarms.{pauses[0].alarm}.action=off")
 
 
-class RunAlarms:
-    """Rings the alarms of a model's epochs and validations, and knows what they ask of the run."""
-
-    def __init__(self, alarms: Mapping[str, Alarm], log: EpochLog) -> None:
-        self._alarms = alarms
-        self._log = log
-
-    def rung(self, entry: E, history: History) -> tuple[E, list[AlarmEvent]]:
-        """An entry that is to be recorded, with the alarms that hold and what they lead to; and those of the
-        alarms that ring now.
-
-        `history` is that before it. Where it has the entry already, as of an epoch with several jobs, an
-        alarm does not ring in it a second time.
-        """
-        known = history.epochs if isinstance(entry, EpochEntry) else history.validations
-        before = [each for each in known if each.epoch < entry.epoch]
-        has_rung = {event.key for each in known if each.epoch == entry.epoch for event in each.alarms}
-        alarms = events_of(self._alarms, entry, before)
-        new = [event for event in alarms if event.is_new and event.key not in has_rung]
-        entry = entry.model_copy(update={"alarms": alarms})
-        if any(event.action == "rollback" for event in new):
-            back_to = version_to_go_back_to(_with(history, entry))
-            entry = entry.model_copy(update={"back_to": back_to})
-        return entry, new
-
-    def reason_to_stop(self, history: History) -> str | None:
-        """Why the run is to end after what it has done; an alarm whose action is another one by now is no
-        reason."""
-        last = max((entry.epoch for entry in history.epochs), default=0)
-        events = self._events([entry for entry in history.entries if entry.epoch == last], "stop")
-        return next((f"{name_of(entry)}: {event.text}" for entry, event in events), None)
-
-    async def take_pauses(self, history: History) -> list[Pause]:
-        """The alarms that have rung and ask for a pause, each once: the process is to end now."""
-        done = self._log.pauses()
-        due = {
-            name: Pause(event.alarm, f"{name_of(entry)}: {event.text}")
-            for entry, event in self._events(history.entries, "pause")
-            if event.is_new and (name := _name(entry, event)) not in done
-        }
-        if due:
-            await self._log.add_pauses(due)
-        return list(due.values())
-
-    def _events(self, entries: Sequence[Entry], action: str) -> list[tuple[Entry, AlarmEvent]]:
-        return [
-            (entry, event)
-            for entry in entries
-            for event in entry.alarms
-            if event.action == action and event.alarm in self._alarms
-            if self._alarms[event.alarm].action == action
-        ]
-
-
 def facts_of(entry: Entry, event: AlarmEvent, target: str | None) -> dict[str, Any]:
     """An alarm that rings, as JSON, for whoever watches the run."""
     whose = {} if target is None else {"target": target}
@@ -112,12 +58,6 @@ def facts_of(entry: Entry, event: AlarmEvent, target: str | None) -> dict[str, A
         "text": text if target is None else f"{target}: {text}",
         "back_to": None if entry.back_to is None else entry.back_to.number,
     }
-
-
-def _with(history: History, entry: Entry) -> History:
-    if isinstance(entry, EpochEntry):
-        return history.with_epoch(entry)
-    return history.with_validation(entry)
 
 
 def _name(entry: Entry, event: AlarmEvent) -> str:
@@ -149,7 +89,7 @@ class Record:
         self.target = runtime.target
         self.log = EpochLog(runtime.run.journal, self.target)
         self.history: History = self.log.history(runtime.run.name)
-        self.alarms = RunAlarms(alarms_of(config), self.log)
+        self.alarms = alarms_of(config)
         self._runtime = runtime
         self._logged: dict[int, dict[str, Any]] = {}
         """Metrics that came for epochs that are not recorded yet, or not with them."""
@@ -186,7 +126,7 @@ class Record:
         """
         everything = {**json_facts(metrics), **self._logged.pop(epoch, {})}
         entry = EpochEntry(epoch=epoch + 1, timestamp=_now(), metrics=everything, **outcome)
-        entry, ringing = self.alarms.rung(entry, self.history)
+        entry, ringing = self._rung(entry)
         await self.log.add_epoch(entry)
         self.history = self.history.with_epoch(entry)
         self._ringing += [(entry, event) for event in ringing]
@@ -229,21 +169,61 @@ class Record:
         if epoch == 0 and self.history.warm_up is not None:
             metrics = {**metrics, "is_warm": True}
         entry = ValidationEntry(epoch=epoch, timestamp=_now(), metrics=json_facts(metrics), **outcome)
-        entry, ringing = self.alarms.rung(entry, self.history)
+        entry, ringing = self._rung(entry)
         await self.log.add_validation(entry)
         self.history = self.history.with_validation(entry)
         self._ringing += [(entry, event) for event in ringing]
         return entry
 
+    def _rung(self, entry: E) -> tuple[E, list[AlarmEvent]]:
+        """An entry that is to be recorded, with the alarms that hold and what they lead to; and those of the
+        alarms that ring now.
+
+        Where the entry is recorded already, as of an epoch with several jobs, an alarm does not ring a second
+        time.
+        """
+        history = self.history
+        known = history.epochs if isinstance(entry, EpochEntry) else history.validations
+        before = [each for each in known if each.epoch < entry.epoch]
+        has_rung = {event.key for each in known if each.epoch == entry.epoch for event in each.alarms}
+        alarms = events_of(self.alarms, entry, before)
+        new = [event for event in alarms if event.is_new and event.key not in has_rung]
+        entry = entry.model_copy(update={"alarms": alarms})
+        if any(event.action == "rollback" for event in new):
+            if isinstance(entry, EpochEntry):
+                history = history.with_epoch(entry)
+            else:
+                history = history.with_validation(entry)
+            back_to = version_to_go_back_to(history)
+            entry = entry.model_copy(update={"back_to": back_to})
+        return entry, new
+
     def reason_to_stop(self) -> str | None:
-        """Why an alarm ends the run after what it has done; None where none does."""
-        reason = self.alarms.reason_to_stop(self.history)
-        return None if reason is None else self.by_name(reason)
+        """Why an alarm ends the run after what it has done; one whose action is another by now does not."""
+        last = max((entry.epoch for entry in self.history.epochs), default=0)
+        for entry, event in self._events("stop"):
+            if entry.epoch == last:
+                return self.by_name(f"{name_of(entry)}: {event.text}")
+        return None
 
     async def take_pauses(self) -> list[Pause]:
-        """The alarms for which the process is to end now, each once."""
-        pauses = await self.alarms.take_pauses(self.history)
-        return [replace(pause, text=self.by_name(pause.text)) for pause in pauses]
+        """The alarms that have rung and ask for a pause, each once: the process is to end now."""
+        done = self.log.pauses()
+        due = {
+            name: Pause(event.alarm, self.by_name(f"{name_of(entry)}: {event.text}"))
+            for entry, event in self._events("pause")
+            if event.is_new and (name := _name(entry, event)) not in done
+        }
+        if due:
+            await self.log.add_pauses(due)
+        return list(due.values())
+
+    def _events(self, action: str) -> Iterator[tuple[Entry, AlarmEvent]]:
+        for entry in self.history.entries:
+            for event in entry.alarms:
+                alarm = self.alarms.get(event.alarm)
+                if event.action == action and alarm is not None and alarm.action == action:
+                    yield entry, event
 
     def warn(self) -> None:
         """Tell who watches of the alarms that have rung since the last time."""

@@ -119,7 +119,11 @@ async def go_back(
         epochs=tuple(entry.epoch for entry in later),
     )
     await log.add_recovery(len(history.recoveries) + 1, recovery)
-    await _forget_pools(journal, {version.digest for version in lost})
+    digests = {version.digest for version in lost}
+    for key, (versions, _) in [*journal.scan("opponents/")]:
+        # Opponents that were to be versions which are lost are drawn again from those made anew.
+        if any(version["digest"] in digests for version in versions):
+            await journal.forget(key)
     await lineage.forget_after(way.version.number)
     await _keep_numbers(lineage, history.run_id, way.version.number)
     await set_aside(way.version)
@@ -143,13 +147,6 @@ async def _keep_numbers(lineage: LineageLog, run_id: str, number: int) -> None:
         if (now := run_id + match[1]) != name:
             await lineage.add_job(now, job)
             await lineage.take_back_job(name, None)
-
-
-async def _forget_pools(journal: Journal, digests: set[str]) -> None:
-    """Have opponents that were to be versions which are lost drawn again from the versions made anew."""
-    for key, (versions, _) in [*journal.scan("opponents/")]:
-        if any(version["digest"] in digests for version in versions):
-            await journal.forget(key)
 
 
 _VERSION = re.compile(r"v(\d+)")
@@ -185,7 +182,7 @@ async def repair_files(run: Path) -> list[str]:
         if lines:
             (run / SUMMARY).unlink(missing_ok=True)
         for folder in damaged:
-            aside = _versions_in(folder.parent).set_aside(_number(folder))
+            aside = _versions_in(folder.parent).set_aside(int(folder.name.removeprefix("v")))
             if aside is not None:
                 lines.append(f"{folder.name} is damaged, and set aside as {aside.name}")
         for folder in _bases(run):
@@ -198,15 +195,11 @@ async def repair_files(run: Path) -> list[str]:
 def _config_damage(run: Path) -> list[str]:
     """The damage of a config that is or was there: a run may be made without one."""
     damage = config_damage(run)
-    if damage is None or not ((run / CONFIG).exists() or _kept_config(run)):
+    if damage is None:
         return []
-    return [damage]
-
-
-def _kept_config(run: Path) -> str | None:
     with RunFolder.read(run) as folder:
-        text: str | None = folder.journal.get(CONFIG_STEP)
-    return text
+        is_kept = folder.journal.get(CONFIG_STEP) is not None
+    return [damage] if is_kept or (run / CONFIG).exists() else []
 
 
 def _put_back(run: Path, journal: Journal) -> str:
@@ -276,10 +269,6 @@ def _folder_of(run: Path, version: ModelVersion) -> Path | None:
 
 def _versions_in(folder: Path) -> StateFolders:
     return StateFolders(folder, "v", "version")
-
-
-def _number(folder: Path) -> int:
-    return int(folder.name.removeprefix("v"))
 
 
 def _located(run: Path, folder: Path, clause: str) -> str:

@@ -19,11 +19,11 @@ from etude.core.interfaces import Progress
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.returned import WrongReturnError
 from etude.core.trajectory import TrajectoryCollection
-from etude.loop.checks import without_stale
 from etude.loop.curriculum import with_sets
 from etude.loop.interface import BASE, Trainer
 from etude.loop.metrics import reason_for_skip, reason_to_stop, selection_metrics
 from etude.loop.record import pause_for, require_trained
+from etude.loop.training_data import without_stale
 from etude.loop.warm_up import warm_up
 from etude.store.figures import versions_made, versions_to_keep
 from etude.store.summary import summary_of

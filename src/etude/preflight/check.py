@@ -46,7 +46,6 @@ from etude.preflight.estimate import Estimate, blocks_of, estimate_run
 from etude.preflight.finding import Findings
 from etude.preflight.playing import play_some
 from etude.preflight.spending import check_spending
-from etude.protocols.workflow import ProtocolWorkflow
 from etude.runners.opening import number_of_runners
 from etude.runners.shipping import received, shipped
 from etude.store.run_folder import RunFolder
@@ -75,11 +74,10 @@ class CheckReport:
         return not self.findings.of("error")
 
 
-async def check_config(config: Config, runs: Path = Path("runs"), *, play: int = 0) -> CheckReport:
+async def check_config(config: Config, *, play: int = 0) -> CheckReport:
     """Look at the agent, examples, evaluators, models, templates and capabilities that a config names.
 
-    `runs` is the folder that runs are kept in. So many episodes are played, where nothing is wrong, to
-    estimate what the run takes.
+    So many episodes are played, where nothing is wrong, to estimate what the run takes.
 
     Nothing raises: what is wrong is among the findings.
     """
@@ -97,7 +95,7 @@ async def check_config(config: Config, runs: Path = Path("runs"), *, play: int =
             held_out = await _held_out(builder, examples, findings)
             await _check_evaluators(builder, findings)
             await check_inputs(builder, agent, {"examples": examples, "validation": held_out}, findings)
-            _check_cluster(config, runs, findings)
+            _check_cluster(config, findings)
             if config.storage is not None:
                 with findings.of_errors("storage"):
                     findings.ok("storage", await probe(config.storage))
@@ -123,7 +121,7 @@ async def check_config(config: Config, runs: Path = Path("runs"), *, play: int =
     return report
 
 
-def _check_cluster(config: Config, runs: Path, findings: Findings) -> None:
+def _check_cluster(config: Config, findings: Findings) -> None:
     """Whether the agent can be built in other processes, and where these and learners would be placed."""
     cluster, general = config.cluster, config.eval.general
     on_cluster = cluster is not None and cluster.runners > 0
@@ -142,7 +140,7 @@ def _check_cluster(config: Config, runs: Path, findings: Findings) -> None:
         folder = (file.parent if file is not None else Path()).absolute()
         devices = [llm.device for llm in config.llms.values() if isinstance(llm, LocalLlmConfig)]
         on_gpus = any(device != "cpu" for device in devices)
-        for placement in cluster.check(folder, on_gpus=on_gpus, shared=runs):
+        for placement in cluster.check(folder, on_gpus=on_gpus):
             if not placement.is_ready:
                 findings.fail(placement.what, placement.detail)
             elif placement.what == "runners":
@@ -169,9 +167,6 @@ async def _check_workflow(builder: Builder, findings: Findings) -> Any:
         workflow.check(complete=True)
         kind = "async" if workflow.is_async else "in a thread"
         findings.ok("workflow", f"{workflow.name} ({workflow.where}), {kind}")
-        if isinstance(workflow.fn, ProtocolWorkflow):
-            for untried in workflow.fn.protocol.untried:
-                findings.warn("protocol", untried)
         for tools in workflow.tool_sets:
             with findings.of_errors(f"tools {tools.name}"):
                 await _open_tools(tools, findings)

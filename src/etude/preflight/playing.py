@@ -16,7 +16,7 @@ from etude.config.schema import Config
 from etude.core.errors import EtudeError, RequestError
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.sample import SampleOrPair
-from etude.loop.checks import TargetWatch
+from etude.loop.training_data import TargetWatch
 from etude.preflight.algorithm_trial import fault_of, is_own, try_loss
 from etude.preflight.estimate import blocks_of
 from etude.preflight.finding import Findings

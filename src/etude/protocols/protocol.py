@@ -39,8 +39,6 @@ class Protocol(Rules):
 
     has_given_bounds: bool = field(init=False, default=False)
     """Whether the bounds were given and not worked out."""
-    untried: tuple[str, ...] = field(init=False, default=())
-    """The checks that only a play can make, in sentences for a person; empty when there are none."""
 
     def __post_init__(self) -> None:
         """Check everything, and work the bounds out."""
@@ -48,12 +46,10 @@ class Protocol(Rules):
         try:
             for fault in _faults(self):
                 raise RequestError(fault)
-            surveyed = Survey(self)
-            bounds = _checked_bounds(self, surveyed.earned)
+            bounds = _checked_bounds(self, Survey(self).earned)
         except RequestError as error:
             raise RequestError(f"protocol '{self.name}': {error}") from error
         object.__setattr__(self, "has_given_bounds", bool(self.bounds))
-        object.__setattr__(self, "untried", surveyed.untried)
         object.__setattr__(self, "bounds", MappingProxyType(dict(bounds)))
 
 

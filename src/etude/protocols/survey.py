@@ -38,12 +38,6 @@ Slot: TypeAlias = Sequence[Utterance]
 
 _WORDS = "…"
 """Stands in a log for a message that nobody has written yet."""
-_LOOKS = "the payoff looks at what is said: what it pays is seen in play only, and held to the bounds there"
-
-
-def count_of(slots: Sequence[Slot]) -> int:
-    """How many combinations there are."""
-    return math.prod(len(slot) for slot in slots)
 
 
 def combinations_of(slots: Sequence[Slot]) -> Iterator[tuple[Utterance, ...]]:
@@ -53,7 +47,7 @@ def combinations_of(slots: Sequence[Slot]) -> Iterator[tuple[Utterance, ...]]:
     first do one thing and the others another, so that every count of votes and of failures is there. Its
     size grows with the square of the number of agents at the most.
     """
-    is_small = count_of(slots) <= LIMIT
+    is_small = math.prod(map(len, slots)) <= LIMIT
     for indices in product(*(range(len(slot)) for slot in slots)) if is_small else _cover(slots):
         yield tuple(slot[index] for slot, index in zip(slots, indices, strict=True))
 
@@ -125,7 +119,6 @@ class Survey:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._payoff_looks = False
-        self._notes: dict[str, None] = {}
         self._never: Bounds = dict.fromkeys(rules.agents, (math.inf, -math.inf))
         """The bounds of what cannot be: they change nothing beside others, whatever is added to them."""
         self._known: dict[tuple[object, ...], tuple[Bounds, Bounds]] = {}
@@ -136,12 +129,8 @@ class Survey:
             voters = voters_of(rules, schedule)
             for truth, stance, drawn in product(VERDICTS, VERDICTS, drawn_sides):
                 plays.append(self._of_play(schedule, Facts(truth, stance, drawn, voters)))
-        if self._payoff_looks:
-            self._notes[_LOOKS] = None
         self.earned: Bounds | None = None if self._payoff_looks else _either(*plays)
         """The least and the most that each agent can earn; None when that depends on what is said."""
-        self.untried: tuple[str, ...] = tuple(self._notes)
-        """The checks that only a play can make, in sentences for a person."""
 
     def _of_play(self, schedule: Schedule, facts: Facts) -> Bounds:
         """The bounds of a play's payoffs."""
@@ -186,13 +175,7 @@ class Survey:
         """The log after a round, for every combination of answers; what was said before it is made up."""
         now = [_answers_to(turn, number) for turn in turns]
         slots = [*_past_of(self._rules, schedule, number), *now]
-        total, tried = count_of(slots), 0
-        for utterances in combinations_of(slots):
-            tried += 1
-            yield PlayLog(utterances)
-        if total > LIMIT:
-            combinations = f"round {number} has {total:.3g} combinations of answers"
-            self._notes[f"{combinations}: payoffs and bounds were tried on {tried} of them"] = None
+        yield from map(PlayLog, combinations_of(slots))
         if self._payoff_looks:
             silent = _past_of(self._rules, schedule, number, silent=True)
             yield from map(PlayLog, combinations_of([*silent, *now]))
@@ -206,7 +189,6 @@ class Survey:
             failure = f"the payoff raised {type(error).__name__}: {error}"
             if not (log.looked_at and _has_words(outcome.log)):
                 raise RequestError(f"{failure} for {_shown(outcome)}") from error
-            self._notes[f"on made-up words {failure}"] = None
             earned = None
         else:
             check_earned(self._rules, outcome, earned)
@@ -218,8 +200,6 @@ class Survey:
         for number, stage in enumerate(schedule):
             if not isinstance(stage, Fork):
                 continue
-            chooses = f"what is said chooses the turns of round {number}"
-            self._notes[f"{chooses}; each of its options was tried"] = None
             for silent in (False, True):
                 past = _past_of(self._rules, schedule, number, silent=silent)
                 log = PlayLog(tuple(slot[0] for slot in past))
@@ -227,11 +207,9 @@ class Survey:
                     with _raising("a fork"):
                         chosen(stage, log)
                 except RequestError as error:
-                    failure = f"round {number}: {error}"
                     if not _has_words(log):
                         when = "when no answer before it was usable" if log else "before anything was said"
-                        raise RequestError(f"{failure} {when}") from error
-                    self._notes[f"{failure}, on made-up words"] = None
+                        raise RequestError(f"round {number}: {error} {when}") from error
         with _raising("a fork"):
             first = next_round(schedule, 0, PlayLog())
         if first is None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
-from etude.algorithms.algorithm import Algorithm, Gradient, algorithm_of, algorithm_type, gradient_fields
+from etude.algorithms.algorithm import GRADIENT, Algorithm, algorithm_of, algorithm_type, gradient_fields
 from etude.config import registry
 from etude.config.descriptions import descriptions
 from etude.core.sample import Kind
@@ -86,7 +86,7 @@ def server_algorithms() -> dict[Method, type[Algorithm]]:
 
 def _options(algorithm: type[Algorithm]) -> set[str]:
     """The algorithm's options that a job has."""
-    return {*gradient_fields(algorithm, at_server=True)}
+    return {*gradient_fields(algorithm)}
 
 
 @lru_cache(maxsize=64)
@@ -99,9 +99,9 @@ def hyperparameters_model(algorithm: type[Algorithm]) -> type[Hyperparameters]:
     if algorithm.kind == "samples":
         fields["reference"] = (Literal["auto", "start", "base"] | None, _REFERENCE)
     meanings = descriptions(algorithm)
-    for name in gradient_fields(algorithm, at_server=True):
+    for name in gradient_fields(algorithm):
         option = algorithm.model_fields[name]
-        bounds = [mark for mark in option.metadata if not isinstance(mark, Gradient)]
+        bounds = [mark for mark in option.metadata if mark is not GRADIENT]
         kind = Annotated[option.annotation, *bounds] if bounds else option.annotation
         fields[name] = (Auto | kind | None, Field(default=None, description=meanings.get(name)))
 

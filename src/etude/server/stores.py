@@ -17,7 +17,7 @@ from etude.server.settings import ServerSettings, WorkerOrder
 from etude.store.files import SERVER_DATABASE
 
 if TYPE_CHECKING:
-    from etude.cluster.seat import Seat
+    from etude.cluster.launch import Seat
 
 
 @dataclass(frozen=True, slots=True)

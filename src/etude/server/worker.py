@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 from etude.algorithms.algorithm import load_algorithms
-from etude.cluster.seat import HeadLost, Seat, own_seat
+from etude.cluster.launch import HeadLost, Seat, own_seat
 from etude.core.errors import EtudeError, StoreError
 from etude.core.garbage import collect_rarely
 from etude.core.streams import mask_streams

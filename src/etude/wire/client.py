@@ -264,13 +264,23 @@ def request_fields(
     if sampling.stop:
         fields["stop"] = sampling.stop
     fields |= sampling_fields(sampling)
-    if sampling.constraint is not None and sampling.constraint.kind in ("json_object", "json_schema"):
-        fields["response_format"] = _response_format(sampling.constraint)
-        del fields["structured_outputs"]
+    match fields.get("structured_outputs"):
+        case {"json_object": True}:
+            fields["response_format"] = {"type": "json_object"}
+            del fields["structured_outputs"]
+        case {"json": schema}:
+            named = {"name": "answer", "schema": schema, "strict": True}
+            fields["response_format"] = {"type": "json_schema", "json_schema": named}
+            del fields["structured_outputs"]
     if request.prompt_logprobs is not None:
         fields["prompt_logprobs"] = request.prompt_logprobs
     if request.tools:
-        fields |= {"tools": request.tools, **_tool_fields(request)}
+        kind, _, name = request.tool_choice.partition(":")
+        fields["tools"] = request.tools
+        if not request.parallel_tool_calls:
+            fields["parallel_tool_calls"] = False
+        if kind != "auto":
+            fields["tool_choice"] = {"type": "function", "function": {"name": name}} if name else kind
     options = dict(request.template_options)
     if "reasoning_effort" in options:
         fields["reasoning_effort"] = options.pop("reasoning_effort")
@@ -306,22 +316,6 @@ def _structured(constraint: Constraint) -> dict[str, Any]:
         case "choice":
             return {"choice": json.loads(constraint.text)}
     return {constraint.kind: constraint.text}
-
-
-def _response_format(constraint: Constraint) -> dict[str, Any]:
-    if constraint.kind == "json_object":
-        return {"type": "json_object"}
-    schema = {"name": "answer", "schema": json.loads(constraint.text), "strict": True}
-    return {"type": "json_schema", "json_schema": schema}
-
-
-def _tool_fields(request: ChatRequest) -> dict[str, Any]:
-    """How tools may be called, where that is not as always."""
-    kind, _, name = request.tool_choice.partition(":")
-    fields: dict[str, Any] = {} if request.parallel_tool_calls else {"parallel_tool_calls": False}
-    if kind == "auto":
-        return fields
-    return fields | {"tool_choice": {"type": "function", "function": {"name": name}} if name else kind}
 
 
 def _sent(message: Message, thinking: str | None) -> Message:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 from pydantic_core import to_json
 
 from etude.core.call import Delta
+from etude.core.errors import RequestError
 from etude.core.json_text import read_json
 from etude.core.message import Message, Tool, text_of
 from etude.wire.answers import Heading, RecordedCompletion, Said
@@ -114,6 +115,13 @@ class AnswerMemory:
         if self._shared and len(self.conversations) > _KEPT_CONVERSATIONS:
             del self.conversations[next(iter(self.conversations))]
 
+    def conversation(self, name: str | None, param: str) -> ChatBody:
+        """The conversation up to an answer. Raises RequestError, with the field that has the name."""
+        if (known := self.conversations.get(name or "")) is None:
+            unknown = f"{param} {name!r:.80} is not known here; send the whole conversation"
+            raise RequestError(unknown, param=param)
+        return known
+
     def restored(self, messages: Iterable[Message]) -> tuple[Message, ...]:
         """The messages, with each of the assistant's that is known as the model wrote it.
 
@@ -163,8 +171,12 @@ class Dialect(ABC):
 
     @staticmethod
     def error(status: int, message: str, *, param: str | None, code: str | None) -> dict[str, Any]:
-        """The error object of a response with that status; `param` is the field of the request at fault."""
-        return error_object(status, message, param=param, code=code)
+        """The error object of a response with that status; `param` is the field of the request at fault.
+
+        Here it is OpenAI's.
+        """
+        kind = _ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+        return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 class Stream(ABC):
@@ -191,19 +203,16 @@ class Stream(ABC):
         """The last events, once all answers are there."""
 
 
-def error_object(
-    status: int, message: str, *, param: str | None = None, code: str | None = None
-) -> dict[str, Any]:
-    """OpenAI's error object; its `type` follows from the status."""
-    kind = _ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
 def server_sent(data: Any, name: str | None = None) -> bytes:
     """A server-sent event; its data are JSON, but for a text."""
     text = data if isinstance(data, str) else json.dumps(data)
     head = "" if name is None else f"event: {name}\n"
     return f"{head}data: {text}\n\n".encode()
+
+
+def as_parts(content: Any) -> Any:
+    """Content in parts; a text is short for one of them."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def usage_object(prompt: int, completion: int) -> dict[str, int]:

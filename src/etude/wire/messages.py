@@ -9,7 +9,6 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from etude.core.errors import RequestError
 from etude.core.message import Message, Tool
 from etude.wire.answers import Heading, RecordedCompletion
 from etude.wire.bodies import check_conversation
@@ -22,6 +21,7 @@ from etude.wire.dialect import (
     Stream,
     arguments_object,
     arguments_text,
+    as_parts,
     tool_call,
 )
 from etude.wire.forms import choose_tools, effort_options, only_one, read_format
@@ -36,11 +36,6 @@ _ERROR_TYPES = {
 }
 _KEEP_THINKING = {"type": "clear_thinking_20251015", "keep": "all"}
 _THREAD = "thread.previous_message_id"
-
-
-def _as_blocks(content: Any) -> Any:
-    """Content in blocks; a text is short for one of them."""
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 class _Text(BaseModel):
@@ -68,7 +63,7 @@ class _ToolUse(BaseModel):
     input: dict[str, Any]
 
 
-_Texts: TypeAlias = Annotated[list[_Text], BeforeValidator(_as_blocks)]
+_Texts: TypeAlias = Annotated[list[_Text], BeforeValidator(as_parts)]
 
 
 class _ToolResult(BaseModel):
@@ -85,7 +80,7 @@ _Block: TypeAlias = Annotated[
 
 class _Message(BaseModel):
     role: Literal["user", "assistant", "system"]
-    content: Annotated[list[_Block], BeforeValidator(_as_blocks)]
+    content: Annotated[list[_Block], BeforeValidator(as_parts)]
 
     @model_validator(mode="after")
     def _has_blocks_of_its_role(self) -> _Message:
@@ -239,19 +234,12 @@ class MessagesDialect(Dialect):
         known = validated(MessagesBody, body)
         asked = known.request()
         if known.thread is not None and known.thread.type == "continue":
-            earlier = self._continued(known.thread.previous_message_id)
+            earlier = self._memory.conversation(known.thread.previous_message_id, _THREAD)
             asked = replace(asked, messages=(*earlier.messages, *asked.messages), tools=earlier.tools)
         check_conversation(asked.messages, asked.tools)
         tools, tool_choice = choose_tools(asked.tools, known.tool_choice)
         messages = self._memory.restored(asked.messages)
         return replace(asked, messages=messages, tools=tools, tool_choice=tool_choice)
-
-    def _continued(self, name: str | None) -> ChatBody:
-        conversation = self._memory.conversations.get(name or "")
-        if conversation is None:
-            known = f"thread.previous_message_id {name!r:.80} is not known here; send the whole conversation"
-            raise RequestError(known, param=_THREAD)
-        return conversation
 
     def reply(
         self, answers: Sequence[RecordedCompletion], asked: ChatBody, body: Any, created: int

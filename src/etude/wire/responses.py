@@ -14,7 +14,7 @@ from etude.core.message import Message
 from etude.wire.answers import Heading, RecordedCompletion, TokenLogprob
 from etude.wire.bodies import CacheOptions, ResponseStreamOptions, check_conversation
 from etude.wire.chat import logprobs_object
-from etude.wire.dialect import BlockStream, ChatBody, Dialect, Event, Kind, Stream, tool_call
+from etude.wire.dialect import BlockStream, ChatBody, Dialect, Event, Kind, Stream, as_parts, tool_call
 from etude.wire.forms import (
     ResponseTools,
     Wish,
@@ -32,11 +32,6 @@ _REPEATED = ("instructions", "previous_response_id", "temperature", "top_p", "ma
 """Fields of a request that its response has too."""
 
 
-def _as_parts(content: Any) -> Any:
-    """Content in parts; a text is short for one of them."""
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
 def _as_items(value: Any) -> Any:
     """The input as items: a text is a message of the user's, and so are items without a type."""
     if isinstance(value, str):
@@ -51,7 +46,7 @@ class _Part(BaseModel):
     text: str
 
 
-_Parts: TypeAlias = Annotated[list[_Part], BeforeValidator(_as_parts)]
+_Parts: TypeAlias = Annotated[list[_Part], BeforeValidator(as_parts)]
 
 
 class _Message(BaseModel):
@@ -176,7 +171,8 @@ class ResponsesDialect(Dialect):
         """Read a request. Raises RequestError for items and tools too that a chat has no place for."""
         known = validated(ResponsesBody, body)
         asked = known.request()
-        earlier, head = self._earlier(known.previous_response_id), 1 if known.instructions else 0
+        name, head = known.previous_response_id, 1 if known.instructions else 0
+        earlier = () if name is None else self._memory.conversation(name, "previous_response_id").messages
         messages = (*asked.messages[:head], *earlier, *self._memory.restored(asked.messages[head:]))
         if not messages:
             raise RequestError("input must hold at least one message, found none", param="input")
@@ -217,16 +213,6 @@ class ResponsesDialect(Dialect):
     def stream(self, asked: ChatBody, body: Any, created: int) -> Stream:
         """The response item by item, the events numbered in order."""
         return _ResponseStream(asked, body, created)
-
-    def _earlier(self, name: str | None) -> tuple[Message, ...]:
-        if name is None:
-            return ()
-        if name not in self._memory.conversations:
-            raise RequestError(
-                f"previous_response_id {name!r:.80} is not known here; send the whole conversation",
-                param="previous_response_id",
-            )
-        return self._memory.conversations[name].messages
 
 
 def _messages(items: Iterable[_Item]) -> list[Message]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import random
 import ssl
@@ -15,7 +14,6 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
 
 from pydantic_core import from_json
 
@@ -241,11 +239,9 @@ async def retried(
         await asyncio.sleep(wait)
 
 
-_PROBE_SECONDS = 3.0
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNSUPPORTED_PROTOCOL", "RECORD_LAYER_FAILURE")
 """OpenSSL's reasons where what comes is no TLS."""
 WRITE_HTTP = "the server speaks plain HTTP: write http:// in place of https:// in the address"
-WRITE_HTTPS = "the server speaks TLS: write https:// in place of http:// in the address"
 
 
 def reason_of(error: httpx.RequestError) -> str:
@@ -268,23 +264,6 @@ def is_plain_http(error: httpx.RequestError) -> bool:
     """Whether the address is one of https, and what answered there is not TLS."""
     # Those of aiohttp's that are SSLErrors may have no reason; the error behind them has one.
     return any(getattr(each, "reason", None) in _NOT_TLS for each in _chain(error))
-
-
-async def speaks_tls(url: str) -> bool:
-    """Whether the server of an http address answers a TLS handshake. Never raises, and takes some seconds."""
-    parts = urlsplit(url)
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    try:
-        async with asyncio.timeout(_PROBE_SECONDS):
-            _, writer = await asyncio.open_connection(parts.hostname, parts.port or 80, ssl=context)
-    except (OSError, TimeoutError):
-        return False
-    writer.close()
-    with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(_PROBE_SECONDS):
-            await writer.wait_closed()
-    return True
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -18,7 +18,7 @@ from etude.core.secrets import keep_secret
 from etude.integrations.art.config import ARTTrainerAdapterConfig
 from etude.integrations.art.wire import Json, model_of
 from etude.wire.client import parse_completion
-from etude.wire.http_answers import ACCEPTED, limiting_answers
+from etude.wire.http_answers import UNCOMPRESSED, limiting_answers
 from etude.wire.retries import (
     USUAL,
     USUAL_MEGABYTES,
@@ -68,7 +68,7 @@ class _Peer:
             keep_secret(api_key)
         self._http = httpx.AsyncClient(
             timeout=timeout,
-            headers={"authorization": f"Bearer {api_key}", "accept-encoding": ACCEPTED},
+            headers={"authorization": f"Bearer {api_key}"} | UNCOMPRESSED,
             event_hooks={"response": [limiting_answers(USUAL_MEGABYTES, "a limit of etude")]},
         )
         self._policy = policy
