@@ -61,7 +61,7 @@ def show_troubles(run: Path, calls: Mapping[str, int], causes: list[dict[str, An
 
     `calls` are those of an evaluation run's output.
     """
-    from etude.alarms.cut_off_answers import CutOffAnswers
+    from etude.alarms.built_in import CutOffAnswers
     from etude.store.summary import show_command, shown_cause
 
     cut_off, retries = CutOffAnswers().seen_in(calls), calls.get("retries", 0)

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from etude.alarms.alarm import Alarm
-from etude.alarms.ringing import events_of
+from etude.alarms.alarm import Alarm, events_of
 from etude.core.errors import RunPaused
 from etude.core.history import AlarmEvent, Entry, EpochEntry, History, ValidationEntry
 from etude.store.figures import name_of, version_to_go_back_to

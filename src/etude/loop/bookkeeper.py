@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from etude.alarms.judge_disagreement import named_pairs
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import FinetuneConfig
@@ -28,7 +27,7 @@ from etude.loop.checks import Provenance, TargetWatch
 from etude.loop.metrics import collection_metrics, selection_metrics, shaped_rewards
 from etude.loop.record import Record
 from etude.loop.submitted import JobRecord
-from etude.rewards.agreement import agreements, judges_and_checks
+from etude.rewards.agreement import agreements
 from etude.rewards.collections import Collections, within, worked_on
 from etude.runtime import Runtime
 from etude.store.facts import SUMMARY
@@ -88,8 +87,10 @@ class Bookkeeper:
         self._facts = facts
         pools = [engine for engine in runtime.engines.values() if isinstance(engine, OpponentPool)]
         self.opponents = [pool for pool in pools if pool.config.of == runtime.target_model]
-        asks_model = {name: each.asks_model() for name, each in runtime.config.eval.evaluators.items()}
-        self._judged = judges_and_checks(asks_model, named_pairs(config))
+        evaluators = runtime.config.eval.evaluators.items()
+        judges = [name for name, each in evaluators if each.asks_model()]
+        checks = [name for name, each in evaluators if not each.asks_model()]
+        self._judged = [(judge, check) for judge in judges for check in checks]
         self._games: defaultdict[tuple[int, str], list[Game]] = defaultdict(list)
         """By epoch and entry of `llms`: whom the trained model has met."""
         self._built: dict[int, tuple[TrajectoryCollection, dict[str, Any]]] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -28,15 +28,6 @@ def agreements(output: EvaluationRunOutput, pairs: Iterable[tuple[str, str]]) ->
             if (figure := _agreement(judged, checked)) is not None:
                 figures[judge][check] = figure
     return dict(figures)
-
-
-def judges_and_checks(
-    asks_model: Mapping[str, bool], named: Iterable[tuple[str, str]]
-) -> list[tuple[str, str]]:
-    """The pairs to compare: each evaluator that asks a model with each that does not, and those `named`."""
-    judges = [name for name, does in asks_model.items() if does]
-    checks = [name for name, does in asks_model.items() if not does]
-    return list(dict.fromkeys([*((judge, check) for judge in judges for check in checks), *named]))
 
 
 def _agreement(judged: Sequence[EvalOutputItem], checked: Sequence[EvalOutputItem]) -> dict[str, Any] | None:
