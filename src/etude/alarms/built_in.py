@@ -13,8 +13,7 @@ from etude.alarms.remedies import REMEDIES
 from etude.core.distribution import Distribution
 from etude.core.episode import cut_off_share
 from etude.core.history import Entry, ValidationEntry
-from etude.store.figure_words import shown_reward
-from etude.store.figures import measured, version_of, with_rewards
+from etude.store.figures import measured, shown_reward, version_of, with_rewards
 from etude.store.summary import cause_key
 
 _MANY_EQUAL = 5

@@ -18,6 +18,7 @@ from etude.core.episode import EpisodeRecord, cut_off_share
 from etude.core.errors import TrainingError
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.history import Entry, WarmUpEntry
+from etude.core.interfaces import bare
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import TrajectoryCollection
 from etude.groups.line import LineRules, ModelLine
@@ -71,7 +72,7 @@ class Bookkeeper:
             runtime.run.journal,
             rules=LineRules(frozen=runtime.target_config.frozen, from_scratch=config.fine_tune_from_scratch),
             warn=warn,
-            doctor=runtime.doctor,
+            watchdog=runtime.watchdog,
             ledger=runtime.ledger,
         )
         self.collections = Collections(
@@ -85,7 +86,7 @@ class Bookkeeper:
         self._samples = JobRecord(runtime.run.path, runtime.target, adapter)
         self._curriculum_state = curriculum_state
         self._facts = facts
-        pools = [engine for engine in runtime.engines.values() if isinstance(engine, OpponentPool)]
+        pools = [each for each in map(bare, runtime.engines.values()) if isinstance(each, OpponentPool)]
         self.opponents = [pool for pool in pools if pool.config.of == runtime.target_model]
         evaluators = runtime.config.eval.evaluators.items()
         judges = [name for name, each in evaluators if each.asks_model()]

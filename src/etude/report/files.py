@@ -21,7 +21,7 @@ from etude.core.errors import MissingExtraError
 from etude.core.history import Entry, EpochEntry, History
 from etude.core.secrets import masked
 from etude.report.plot import write_reward_plot
-from etude.store.files import append_text, write_atomically
+from etude.store.files import write_atomically
 
 E = TypeVar("E", bound=Entry)
 
@@ -59,26 +59,19 @@ class RunReport:
 
 
 class MetricsFiles:
-    """The metrics files of one folder.
-
-    A run may have thousands of epochs: each is encoded once, and lines that are in a file already stay there.
-    """
+    """The metrics files of one folder. A run may have thousands of epochs: each is encoded once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._texts: dict[tuple[str, int], tuple[Entry, str]] = {}
-        self._lines: list[str] = []
-        """Those of training_metrics.jsonl."""
-        self._size = 0
-        """Its bytes as they were left."""
 
     def write(self, history: History) -> None:
         """Bring the files up to the history. Raises StoreError when one cannot be written.
 
-        Each is whole at any instant; of a line that is being added a power cut may leave a part, which is
-        mended when the run goes on.
+        Each is whole at any instant.
         """
-        self._write_lines([*self._encoded("lines", history.epochs, lambda entry: _line(history, entry))])
+        lines = self._encoded("lines", history.epochs, lambda entry: _line(history, entry))
+        write_atomically(self._folder / "training_metrics.jsonl", "".join(lines), exact=True)
         trained_on = [entry for entry in history.epochs if entry.resting is None]
         self._write_list("reward_history", trained_on, "num_trajectories")
         if history.validations:
@@ -86,15 +79,6 @@ class MetricsFiles:
         if history.epochs and _has_curriculum(history.epochs[-1]):
             state = _json(history.epochs[-1].curriculum_state, indent=2)
             write_atomically(self._folder / "curriculum_state.json", f"{state}\n")
-
-    def _write_lines(self, lines: list[str]) -> None:
-        path, before = self._folder / "training_metrics.jsonl", self._lines
-        is_as_left = bool(before) and path.is_file() and path.stat().st_size == self._size
-        if is_as_left and lines[: len(before)] == before:
-            append_text(path, "".join(lines[len(before) :]))
-        else:
-            write_atomically(path, "".join(lines), exact=True)
-        self._lines, self._size = lines, path.stat().st_size
 
     def _write_list(self, name: str, entries: Iterable[Entry], *more: str) -> None:
         """A JSON file with the rewards of epochs or validations, and `more` of their metrics."""

@@ -24,7 +24,7 @@ from etude.report.lines import (
     shown_validation,
     sparkline,
 )
-from etude.store.figure_words import shown_reward
+from etude.store.figures import shown_reward
 
 _LEAST, _MOST = 20, 100
 """Columns of the panel."""

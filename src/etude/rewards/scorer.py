@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-from etude.budget.purpose import asking_for
+from etude.budget.meter import asking_for
 from etude.config.import_path import where_raised
 from etude.core.data_model import kind_of
 from etude.core.episode import EpisodeRecord
