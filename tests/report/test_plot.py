@@ -8,8 +8,7 @@ import pytest
 from etude.core.errors import StoreError
 from etude.core.extras import install_command
 from etude.core.history import History
-from etude.report.files import RunReport
-from etude.report.plot import render_reward_plot, write_reward_plot
+from etude.report.files import RunReport, render_reward_plot, write_reward_plot
 from tests.report.histories import epoch, history, validation
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -94,7 +93,7 @@ def test_names_in_any_script_are_drawn_without_a_warning(name, caplog):
 
 
 def test_without_matplotlib_a_run_goes_on_and_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr("etude.report.plot.find_spec", lambda name: None)
+    monkeypatch.setattr("etude.report.files.find_spec", lambda name: None)
     messages = []
     report = RunReport(tell=messages.append)
     report(history([0.1]), tmp_path)

@@ -133,7 +133,6 @@ def create_view(root: Path, key: str, *, port: int = 0) -> Gate:
         exception_handlers={HTTPException: _not_there},
     )
     app.state.library = Library(root)
-    app.state.opened = tokens.Opened()
     return Gate(app, key, port)
 
 
