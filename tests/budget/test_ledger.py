@@ -153,7 +153,7 @@ async def test_hours_are_those_of_all_processes_of_the_run(journal: Journal):
 
 
 async def test_that_time_passes_is_no_news_of_the_journal(journal: Journal):
-    """The stall doctor takes entries of the journal for a sign that something moves."""
+    """The watchdog takes entries of the journal for a sign that something moves."""
     clock = [0.0]
     ledger = Ledger(journal, config(), clock=lambda: clock[0])
     for _ in range(3):
