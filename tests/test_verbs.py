@@ -24,6 +24,7 @@ from etude.config.registry import register_llm, register_trainer_adapter
 from etude.core.call import Sampling
 from etude.core.errors import CapabilityError, ConfigError, DatasetError, RequestError, TrainingError
 from etude.core.example import Example
+from etude.core.interfaces import bare
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
@@ -120,7 +121,7 @@ async def test_the_runtime_has_examples_models_and_their_sampling(project):
         async with open_runtime(config(), run) as runtime:
             assert [example.id for example in runtime.examples] == ["t0", "t1", "t2", "t3"]
             assert [example.id for example in runtime.validation_examples] == ["v0", "v1", "v2", "v3"]
-            engine = runtime.engines["policy"]
+            engine = bare(runtime.engines["policy"])
             await runtime.evaluation.run(runtime.examples, phase="eval")
         assert {request.sampling.temperature for request in engine.requests} == {0.5}
         assert engine.closed
@@ -130,7 +131,7 @@ async def test_an_engine_that_is_handed_in_takes_the_place_of_the_configs(projec
     other = learning_engine()
     with RunFolder.create(project, "run") as run:
         async with open_runtime(config(), run, engines={"policy": other}) as runtime:
-            assert runtime.engines["policy"] is other
+            assert bare(runtime.engines["policy"]) is other
     assert not other.closed
 
 

@@ -57,7 +57,7 @@ ENDED_BY = {
     # By the process that started this one: its end closes the pipe.
     "runners.program.main: sys.stdin.readline()": "the head's line, or its end",
 }
-"""The end of each wait that has no limit of its own. In a run the stall doctor watches them all."""
+"""The end of each wait that has no limit of its own. In a run the watchdog watches them all."""
 
 
 def waits(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:

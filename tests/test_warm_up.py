@@ -13,8 +13,8 @@ from etude.core.errors import TrainingError
 from etude.loop.lifecycle import new_run
 from etude.loop.model import load_version
 from etude.loop.trainer import EpochTrainerConfig
-from etude.report.figure_lines import figure_lines
 from etude.report.lines import shown_validation
+from etude.report.words import figure_lines
 from etude.run import Run as StoredRun
 from etude.store.facts import histories_of
 from etude.store.versions import choose_version

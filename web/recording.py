@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import secrets
 import shutil
 from pathlib import Path
 from urllib.parse import quote
@@ -20,7 +21,6 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from etude.view.app import create_view
-from etude.view.gate import new_key
 from etude.wire.http_server import ThreadServer, listen
 
 SIZE = (1000, 780)
@@ -41,9 +41,9 @@ def main() -> None:
     given = arguments.parse_args()
     run = given.run.resolve()
     listening = listen("127.0.0.1", 0)
-    port, key = listening.getsockname()[1], new_key()
+    port, key = listening.getsockname()[1], secrets.token_urlsafe(24)
     app = create_view(run.parent, key, port=port)
-    server = ThreadServer(app, app.limits, listening)
+    server = ThreadServer(app, listening)
     try:
         pictures = walk(f"http://127.0.0.1:{port}", key, run.name, given.epoch)
     finally:

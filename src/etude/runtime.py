@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from etude.backup.copies import backed_up
-from etude.budget.guard import all_metered, meter_of, open_ledger, within_budget
-from etude.budget.ledger import Ledger
+from etude.budget.ledger import Ledger, open_ledger, within_budget
+from etude.budget.meter import MeteredEngine
 from etude.config.builder import Builder
 from etude.config.finetuning import TargetConfig
 from etude.config.schema import Config
@@ -26,10 +26,8 @@ from etude.runners.opening import open_runner
 from etude.runners.process import Cluster
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import keep_config
-from etude.telemetry.counts import RunCounts
-from etude.telemetry.publish import published
-from etude.telemetry.snapshot import Parts
-from etude.telemetry.stalls import StallDoctor
+from etude.telemetry.status import Parts, RunCounts, published
+from etude.telemetry.watchdog import Watchdog
 
 Report = Callable[[History, Path, bool], None]
 """Writes the metrics files of a history into a folder; True when the run is over."""
@@ -58,7 +56,7 @@ class Runtime:
     progress: Progress = field(default_factory=Progress)
     report: Report | None = None
     """Called after every epoch and validation, once it is journalled."""
-    doctor: StallDoctor | None = None
+    watchdog: Watchdog | None = None
     """Notices when nothing moves any more."""
     ledger: Ledger | None = None
     """Counts what the run takes, and stops it at a limit of its budget."""
@@ -83,19 +81,18 @@ async def open_runtime(
         # The first to be opened and the last to be closed: it has what is written when all else is closed.
         await exits.enter_async_context(backed_up(config.storage, run, progress))
         builder = await exits.enter_async_context(Builder(config, run))
-        given = dict(engines or {})
         ledger = open_ledger(config, run)
-        builder.around_llm = meter_of(ledger, config)
-        exits.enter_context(all_metered(given, builder.around_llm))
+        builder.wrap_llm = lambda name, engine: MeteredEngine(name, engine, ledger, config.llms)
+        given = {name: builder.wrap_llm(name, engine) for name, engine in (engines or {}).items()}
         models = {name: given.get(name) or await builder.get_llm(name) for name in config.llms} | given
         runner = await exits.enter_async_context(open_runner(builder, run, models, given, ledger))
         settings = config.finetuning.run_configuration
         cluster: Cluster | None = await builder.get_cluster()
-        collector = await build_collector(builder, models, run.journal, runner, ledger.admission)
-        parts = Parts(run, counts, collector, runner, models, None if cluster is None else cluster.status)
+        collector = await build_collector(builder, models, run.journal, runner)
+        parts = Parts(run, counts, collector, runner, models, None if cluster is None else cluster.dashboard)
         await exits.enter_async_context(published(parts, config.metrics))
-        doctor = StallDoctor(parts, config.stall)
-        await exits.enter_async_context(doctor.watching())
+        watchdog = Watchdog(parts, config.stall)
+        await exits.enter_async_context(watchdog.watching())
         evaluation = _evaluation(config, collector, await build_evaluators(builder), run)
         examples = (await builder.get_dataset(settings.dataset)).examples()
         held_out = settings.validation_dataset
@@ -114,7 +111,7 @@ async def open_runtime(
             validation_examples=validation,
             progress=progress,
             report=report,
-            doctor=doctor,
+            watchdog=watchdog,
             ledger=ledger,
         )
 

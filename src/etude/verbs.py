@@ -47,7 +47,7 @@ from etude.store.facts import find_run
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import EvaluationRequest, model_config, read_request
 from etude.store.versions import RunVersion, run_version
-from etude.trackers.attach import Reporting, with_trackers
+from etude.trackers.reporting import Reporting, with_trackers
 
 P = ParamSpec("P")
 T = TypeVar("T")

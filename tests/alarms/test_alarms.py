@@ -8,21 +8,22 @@ from typing import Any
 
 import pytest
 
-from etude.alarms.alarm import Alarm, alarms_of
-from etude.alarms.cut_off_answers import CutOffAnswers
-from etude.alarms.entropy_collapse import EntropyCollapse
-from etude.alarms.equal_groups import EqualGroups
-from etude.alarms.failing_evaluators import FailingEvaluators
-from etude.alarms.failures import Failures
-from etude.alarms.judge_disagreement import JudgeDisagreement
-from etude.alarms.length_explosion import LengthExplosion
-from etude.alarms.mismatch import Mismatch
-from etude.alarms.partial_reward import PartialReward
+from etude.alarms.alarm import Alarm, alarms_of, events_of
+from etude.alarms.built_in import (
+    CutOffAnswers,
+    EntropyCollapse,
+    EqualGroups,
+    FailingEvaluators,
+    Failures,
+    JudgeDisagreement,
+    LengthExplosion,
+    Mismatch,
+    PartialReward,
+    RepeatedOutputs,
+    RewardCollapse,
+    TemplateDrift,
+)
 from etude.alarms.remedies import PAGE, REMEDIES
-from etude.alarms.repeated_outputs import RepeatedOutputs
-from etude.alarms.reward_collapse import RewardCollapse
-from etude.alarms.ringing import events_of
-from etude.alarms.template_drift import TemplateDrift
 from etude.config.finetuning import FinetuneConfig
 from etude.core.history import AlarmEvent, Entry
 from etude.loop.metrics import reward_metrics
@@ -111,7 +112,6 @@ TABLE: list[tuple[Alarm, list[Entry], str]] = [
     (RepeatedOutputs(), epochs("repeated_share", [0.2, 0.96, 0.96, 0.5, 0.96]), "..R.."),
     (JudgeDisagreement(), epochs("agreement", [CHECKED, LIKED, None]), "R.."),
     (JudgeDisagreement(pairs=81), epochs("agreement", [CHECKED]), "."),
-    (JudgeDisagreement(judge="judge", check="brief"), epochs("agreement", [LIKED]), "R"),
     (FailingEvaluators(), [epoch(0, 0.5), epoch(1, 0.5, evaluators={"x": {"n": 20}})], ".."),
 ]
 

@@ -10,6 +10,7 @@ import torch
 
 from etude.config.load import parse_config
 from etude.core.errors import ConfigError
+from etude.core.interfaces import bare
 from etude.inference.decoder import make_decoder
 from etude.loop.targets import assemble_trainer
 from etude.runtime import open_runtime
@@ -113,7 +114,7 @@ async def initialized(project, of):
         async with open_runtime(of, run) as runtime:
             trainer = await assemble_trainer(runtime)
             await trainer.initialize(runtime.config.finetuning)
-            yield {name: engine.policy for name, engine in runtime.engines.items()}
+            yield {name: bare(engine).policy for name, engine in runtime.engines.items()}
 
 
 async def test_lora_targets_have_one_base_in_memory(project):

@@ -10,7 +10,6 @@ import pytest
 
 from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
 from etude.budget.ledger import Ledger
-from etude.cluster.config import RayConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.config.load import parse_config
 from etude.core.job import TrainingJobRef
@@ -68,9 +67,3 @@ async def test_a_job_that_costs_too_much_is_not_submitted(journal: Journal):
     assert not submitting.done() and not server.jobs and not server.files
     assert ledger.reached is not None and ledger.reached.override.startswith("budget.usd=")
     submitting.cancel()
-
-
-def test_gpus_of_a_cluster_are_those_of_its_runners_and_learners():
-    assert RayConfig(runners=4, num_gpus=0.5, learners=2, learner_gpus=1).gpus() == 4
-    assert RayConfig(runners=4, learners=2).gpus(on_gpus=True) == 2
-    assert RayConfig(runners=4, learners=2).gpus(on_gpus=False) == 0

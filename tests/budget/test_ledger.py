@@ -11,7 +11,7 @@ import pytest
 
 from etude.budget.bill import bill_of
 from etude.budget.ledger import Ledger
-from etude.budget.purpose import Purpose
+from etude.budget.meter import Purpose
 from etude.config.load import parse_config
 from etude.core.call import Usage
 from etude.store.journal import Journal
@@ -136,24 +136,24 @@ async def test_a_job_that_came_to_nothing_costs_nothing(journal: Journal):
 
 async def test_hours_are_those_of_all_processes_of_the_run(journal: Journal):
     clock = [0.0]
-    changes = {"budget": {"hours": 1.0, "gpu_hours": 3.0}}
-    ledger = Ledger(journal, config(**changes), gpus=2, clock=lambda: clock[0])
+    changes = {"budget": {"hours": 1.0}}
+    ledger = Ledger(journal, config(**changes), clock=lambda: clock[0])
     clock[0] = 1800.0
     ledger.tick()
     assert ledger.reached is None
     await journal.flush()
-    again = Ledger(journal, config(**changes), gpus=2, clock=lambda: clock[0])
+    again = Ledger(journal, config(**changes), clock=lambda: clock[0])
     clock[0] += 1799.0
     again.tick()
     assert again.reached is None
     clock[0] += 1.0
     again.tick()
     assert str(again.reached) == "budget.hours is 1 hours: 1 hours are used"
-    assert again.bill.seconds == 3600 and again.bill.gpu_seconds == 7200
+    assert again.bill.seconds == 3600
 
 
 async def test_that_time_passes_is_no_news_of_the_journal(journal: Journal):
-    """The stall doctor takes entries of the journal for a sign that something moves."""
+    """The watchdog takes entries of the journal for a sign that something moves."""
     clock = [0.0]
     ledger = Ledger(journal, config(), clock=lambda: clock[0])
     for _ in range(3):
@@ -165,19 +165,3 @@ async def test_that_time_passes_is_no_news_of_the_journal(journal: Journal):
     assert (bill_of(journal).seconds, ledger.bill.seconds) == (180.0, 180.0)
     await journal.put("something", 1)
     assert journal.committed - news == 1
-
-
-async def test_episodes_are_counted_when_they_are_over(journal: Journal):
-    ledger = Ledger(journal, config(budget={"episodes": 3}), episodes=1)
-    async with ledger.episode():
-        assert ledger.limits[0].used == 1
-    with pytest.raises(KeyError):
-        async with ledger.episode():
-            raise KeyError
-    assert ledger.limits[0].used == 2
-    async with ledger.episode():
-        waiting = asyncio.ensure_future(ledger.episode().__aenter__())
-        assert await is_stuck(waiting) and ledger.reached is None
-    assert await is_stuck(waiting)
-    assert ledger.reached is not None and ledger.reached.override == "budget.episodes=6"
-    waiting.cancel()

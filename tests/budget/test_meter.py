@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from etude.budget.meter import metered, most_tokens
-from etude.budget.purpose import Purpose, asking_for
+from etude.budget.meter import MeteredEngine, Purpose, asking_for, most_tokens
 from etude.config.load import parse_config
 from etude.core.call import ChatRequest, Completion, Sampling, Usage
-from etude.core.errors import EngineError, RequestError
+from etude.core.errors import EngineError
 from etude.wire.retries import note_charged
 
 REQUEST = ChatRequest(({"role": "user", "content": "What is 2 + 2?"},))
@@ -63,13 +62,12 @@ class Account:
 
 
 async def test_a_call_is_counted_for_whom_it_was_made_with_what_it_cost_before_it_was_answered():
-    engine, account = Engine(), Account()
-    with metered("policy", engine, account, LLMS):
-        with asking_for("judge", "validation/5/t1/0"):
-            await engine.complete(REQUEST)
-        with asking_for("teacher", "train/3.2/t1/0"):
-            assert await engine.score([1, 2, 3]) == (0.0, 0.0, 0.0)
+    account = Account()
+    engine = MeteredEngine("policy", Engine(), account, LLMS)
+    with asking_for("judge", "validation/5/t1/0"):
         await engine.complete(REQUEST)
+    with asking_for("teacher", "train/3.2/t1/0"):
+        assert await engine.score([1, 2, 3]) == (0.0, 0.0, 0.0)
     await engine.complete(REQUEST)
     usage = Usage(16, 6, 4)
     assert account.settled == [
@@ -77,50 +75,34 @@ async def test_a_call_is_counted_for_whom_it_was_made_with_what_it_cost_before_i
         (None, "policy", Purpose("teacher", "train/3"), Usage(3, 1), 2),
         (None, "policy", Purpose("other", ""), usage, 2),
     ]
-    assert "complete" not in vars(engine), "it is as it was"
+
+
+async def test_what_only_the_engine_has_is_the_engines():
+    engine = Engine()
+    assert MeteredEngine("policy", engine, Account(), LLMS).requests is engine.requests
 
 
 async def test_what_a_failed_call_was_charged_counts():
     engine, account = Engine(), Account()
     engine.fails = True
-    with metered("policy", engine, account, LLMS), pytest.raises(EngineError):
-        await engine.complete(REQUEST)
+    with pytest.raises(EngineError):
+        await MeteredEngine("policy", engine, account, LLMS).complete(REQUEST)
     assert account.settled[0][3:] == (Usage(6, 1), 0)
 
 
 async def test_opponents_are_opponents_whoever_calls_them():
-    engine, account = Engine(), Account()
-    with metered("older", engine, account, LLMS), asking_for("agent", "train/1/t1/0"):
-        await engine.complete(REQUEST)
+    account = Account()
+    with asking_for("agent", "train/1/t1/0"):
+        await MeteredEngine("older", Engine(), account, LLMS).complete(REQUEST)
     assert account.settled[0][2] == Purpose("opponent", "train/1")
-
-
-async def test_an_engine_of_two_names_counts_once():
-    engine, account = Engine(), Account()
-    with metered("policy", engine, account, LLMS), metered("again", engine, account, LLMS):
-        await engine.complete(REQUEST)
-    assert [settled[1] for settled in account.settled] == ["again"]
 
 
 async def test_where_calls_are_bounded_an_answer_has_the_configs_longest():
     engine, account = Engine(), Account(bounds_calls=True)
-    with metered("policy", engine, account, LLMS):
-        await engine.complete(REQUEST)
+    await MeteredEngine("policy", engine, account, LLMS).complete(REQUEST)
     assert engine.requests[0].sampling.max_tokens == 30
     assert account.held[0].completion_tokens == 30
     assert account.settled[0][0] == 1
-
-
-async def test_an_engine_that_cannot_be_metered_is_refused():
-    class Slotted:
-        __slots__ = ()
-
-        async def complete(self, request: ChatRequest) -> Completion:
-            raise EngineError("no answer")
-
-    refused = pytest.raises(RequestError, match=r"llms\.policy: the calls of Slotted cannot be counted")
-    with refused, metered("policy", Slotted(), Account(), LLMS):
-        pass
 
 
 @pytest.mark.parametrize("text", ["What is 2 + 2?", "日本語のテキスト", "\x00\x01\x02", "a" * 5000])

@@ -1,18 +1,16 @@
-"""The prices of tokens: by the config, by a file, and by the list in the package."""
+"""The prices of tokens: by the config, and by the list in the package."""
 
 from __future__ import annotations
 
 import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from etude.budget.prices import prices_of, read_prices, require_bounded, unpriced
-from etude.config.load import load_config, parse_config
+from etude.config.load import parse_config
 from etude.core.call import Usage
-from etude.core.errors import ConfigError, RequestError
-from etude.runners.shipping import shipped
+from etude.core.errors import RequestError
 
 
 def config(policy: dict[str, Any], **changes: Any) -> Any:
@@ -68,33 +66,6 @@ def test_every_price_of_the_list_has_its_date_and_its_source():
             assert entry.source.startswith("https://"), name
 
 
-def test_a_file_of_the_users_goes_before_the_list(tmp_path: Path):
-    entry = "{prices: {prompt: 7, completion: 9}}"
-    (tmp_path / "own.yml").write_text(
-        f"openai: {{hosts: [api.openai.com], models: {{gpt-4o-mini: {entry}}}}}"
-    )
-    prices = prices_of(config({}, prices=str(tmp_path / "own.yml")))
-    assert prices["policy"].base.prompt == 7
-    assert prices["policy"].source == "the file of prices"
-
-
-def test_the_file_is_looked_for_beside_the_config(tmp_path: Path):
-    (tmp_path / "config.yml").write_text("prices: own.yml")
-    with pytest.raises(ConfigError, match=r"config\.yml:1:1: prices: there is no file 'own\.yml'"):
-        load_config(tmp_path / "config.yml")
-    (tmp_path / "own.yml").write_text("{}")
-    assert load_config(tmp_path / "config.yml").prices == tmp_path / "own.yml"
-    assert shipped(load_config(tmp_path / "config.yml"))["prices"] is None
-
-
-def test_a_wrong_entry_of_a_file_is_named(tmp_path: Path):
-    (tmp_path / "own.yml").write_text(
-        "mine: {hosts: [x], models: {m: {prices: {prompt: -1, completion: 1}}}}"
-    )
-    with pytest.raises(ConfigError, match=r"own\.yml.*mine\.models\.m\.prices\.prompt"):
-        prices_of(config({}, prices=str(tmp_path / "own.yml")))
-
-
 def test_a_limit_in_usd_needs_the_price_of_every_remote_model():
     stranger = {"model_name": "stranger", "base_url": "https://models.example/v1"}
     assert unpriced(config(stranger)) == ["policy"]
@@ -113,14 +84,3 @@ def test_models_of_this_machine_cost_nothing():
 def test_a_limit_needs_to_know_how_long_an_answer_can_get():
     with pytest.raises(RequestError, match=r"budget\.tokens is set.*set llms\.policy\.max_tokens"):
         require_bounded(config({"max_tokens": None}, budget={"tokens": 1000}))
-
-
-@pytest.mark.parametrize(
-    ("written", "found"), [("true", "true"), ("yes", "'yes'"), (".inf", "inf"), ("1:30", "'1:30'")]
-)
-def test_a_price_that_is_no_number_is_refused_with_its_line(tmp_path: Path, written: str, found: str) -> None:
-    path = tmp_path / "prices.yml"
-    prices = f"      prices: {{prompt: {written}, completion: 1}}\n      date: 2026-01-01\n      source: me\n"
-    path.write_text(f"me:\n  hosts: [a.test]\n  page: https://a.test\n  models:\n    m:\n{prices}")
-    with pytest.raises(ConfigError, match=rf"prices\.yml:6:16: .*prompt: expected a number.*, found {found}"):
-        read_prices(path)

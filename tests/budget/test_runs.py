@@ -115,16 +115,6 @@ def test_scoring_again_costs_what_its_judge_does(here: Path):
         assert sum(line["calls"] for line in judged) == 8
 
 
-def test_a_run_stops_after_so_many_episodes(here: Path):
-    with ChargingEndpoint() as endpoint:
-        config = charged_project(here, endpoint.url, examples=9, **alone(max_concurrency=3))
-        stopped = etude("evaluate", config, "--name", "x", "-o", "budget.episodes=4")
-        assert (stopped.exit_code, endpoint.calls) == (3, 4)
-        assert etude("resume", "runs/x", "-o", "budget.episodes=6").exit_code == 3
-        assert endpoint.calls == 6
-        assert etude("resume", "runs/x", "-o", "budget.episodes=9").exit_code == 0
-
-
 def test_a_program_gets_an_error_that_says_how_to_go_on(here: Path):
     with ChargingEndpoint() as endpoint:
         config = charged_project(here, endpoint.url, examples=9, **alone())

@@ -49,7 +49,6 @@ class Limit:
 LIMITS = (
     Limit("usd", 0.02, lambda endpoint: endpoint.usd(PROMPT, CACHED, COMPLETION)),
     Limit("tokens", 6000, lambda endpoint: endpoint.prompt_tokens + endpoint.completion_tokens),
-    Limit("episodes", 90, lambda endpoint: endpoint.calls),
 )
 _HOURS = 0.002
 _ONE_HOUR = 3600.0

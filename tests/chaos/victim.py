@@ -45,10 +45,10 @@ def main() -> None:
 
 def _leave_out_what_takes_long() -> None:
     """Files of pictures and of what the run is on are written without being drawn or found out."""
-    import etude.report.plot
+    import etude.report.files
     import etude.store.run_folder
 
-    etude.report.plot.render_reward_plot = lambda *_, **__: b""
+    etude.report.files.render_reward_plot = lambda *_, **__: b""
     etude.store.run_folder.describe_environment = lambda **_: {}
 
 

@@ -8,8 +8,8 @@ import re
 
 import pytest
 
-from etude.alarms.reward_collapse import RewardCollapse
-from etude.alarms.ringing import events_of
+from etude.alarms.alarm import events_of
+from etude.alarms.built_in import RewardCollapse
 from etude.store.log import EpochLog
 from etude.store.run_folder import RunFolder
 from tests.cli.projects import change, etude, rows

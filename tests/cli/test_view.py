@@ -23,8 +23,3 @@ def test_the_link_that_is_printed_opens_the_run(project):
         view.send_signal(signal.SIGINT)
         view.wait(60)
     assert page.status_code == 200 and str(page.url).endswith("/runs/e") and "<h1>e</h1>" in page.text
-
-
-def test_an_unset_key_is_named(project):
-    shown = etude("view", "--share-readonly", "--key-env", "NOT_SET_ANYWHERE")
-    assert shown.exit_code == 2 and "NOT_SET_ANYWHERE" in shown.stderr

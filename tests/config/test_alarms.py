@@ -63,8 +63,6 @@ def test_all_can_be_turned_off_at_once():
         ),
         ("reward_collapse: {bellow: 0.5}", r"reward_collapse.bellow' is not known; did you mean 'below'"),
         ("reward_collapse: {below: 2}", "expected a number > 0 and < 1, found 2"),
-        ("judge_disagreement: {judge: a}", "name both `judge` and `check`, or neither"),
-        ("judge_disagreement: {judge: a, check: b}", "'eval.evaluators' has no evaluator 'a'"),
     ],
 )
 def test_mistakes_are_named_with_their_line_and_the_nearest_name(tmp_path: Path, line, message):

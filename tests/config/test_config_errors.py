@@ -56,7 +56,7 @@ def test_the_config_that_the_mistakes_are_made_in_is_right(folder: Path):
             "finetunning:",
             "config.yml:10:1: key 'finetunning' is not known; did you mean 'finetuning'? Allowed: llms, "
             "workflow, tools, eval, trajectory_builders, trainer_adapters, trainers, cluster, finetuning, "
-            "budget, prices, metrics, stall, storage, report",
+            "budget, metrics, stall, storage, report",
             id="misspelt section",
         ),
         pytest.param(

@@ -4,7 +4,6 @@ import pytest
 
 from etude.core.errors import StoreError
 from etude.core.history import History
-from etude.report import files
 from etude.report.files import MetricsFiles
 from tests.report.histories import NOW, epoch, history, validation
 
@@ -31,24 +30,6 @@ def test_writing_again_leaves_no_line_twice(tmp_path):
     for rewards in ([0.1], [0.1, 0.2], [0.1, 0.2]):
         MetricsFiles(tmp_path).write(history(rewards))
     assert [line["epoch"] for line in lines(tmp_path / "training_metrics.jsonl")] == [1, 2]
-
-
-def test_a_line_that_is_written_stays_where_it_is(tmp_path, monkeypatch):
-    encoded = []
-    monkeypatch.setattr(files, "_json", lambda value, indent=None: encoded.append(value) or json.dumps(value))
-    whole, path, written = (
-        history([0.1, 0.2, 0.3]),
-        tmp_path / "training_metrics.jsonl",
-        MetricsFiles(tmp_path),
-    )
-    written.write(whole.until(2))
-    place, begun = path.stat().st_ino, path.read_text()
-    assert len(encoded) == 4  # A line and an item of reward_history.json for each epoch.
-    written.write(whole)
-    assert path.stat().st_ino == place
-    assert path.read_text().startswith(begun)
-    assert [line["epoch"] for line in lines(path)] == [1, 2, 3]
-    assert len(encoded) == 6
 
 
 def test_epochs_that_changed_are_written_anew(tmp_path):

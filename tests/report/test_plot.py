@@ -8,8 +8,7 @@ import pytest
 from etude.core.errors import StoreError
 from etude.core.extras import install_command
 from etude.core.history import History
-from etude.report.files import RunReport
-from etude.report.plot import render_reward_plot, write_reward_plot
+from etude.report.files import RunReport, render_reward_plot, write_reward_plot
 from tests.report.histories import epoch, history, validation
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -82,39 +81,11 @@ def test_importing_the_report_does_not_load_matplotlib():
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
 
 
-def height(picture):
-    """Pixels, from the header of a PNG."""
-    return int.from_bytes(picture[20:24])
-
-
-def test_each_evaluator_has_a_plot_where_there_are_several():
-    def scores(*names):
-        return {name: {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 8} for name in names}
-
-    one, two = (
-        History(
-            run_id="run",
-            epochs=(epoch(0, 0.5, evaluators=scores(*names)), epoch(1, 0.5)),
-            validations=(validation(0, 0.5, evaluators=scores(*names)),),
-        )
-        for names in (["correct"], ["correct", "brief"])
-    )
-    assert height(render_reward_plot(one)) < height(render_reward_plot(two))
-    unknown = {"brief": {"mean": None, "low": None, "high": None, "n": 0}, "far": {"mean": 7.0, "low": None}}
-    unknown["far"] |= {"high": None, "n": 1}
-    assert render_reward_plot(History(run_id="r", epochs=(epoch(0, 0.5, evaluators=unknown),))).startswith(
-        PNG
-    )
-
-
 @pytest.mark.parametrize(
     "name", ["\u8bad\u7ec3-1", "$x^$ $a$", "\U0001f3b5 tune", "line\nline", "\u05e9\u05dc\u05d5\u05dd"]
 )
 def test_names_in_any_script_are_drawn_without_a_warning(name, caplog):
-    past = History(
-        run_id=name,
-        epochs=(epoch(0, 0.5, evaluators={name: {"mean": 0.5, "low": 0.4, "high": 0.6, "n": 8}, "b": None}),),
-    )
+    past = History(run_id=name, epochs=(epoch(0, 0.5),))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert render_reward_plot(past).startswith(PNG)
@@ -122,7 +93,7 @@ def test_names_in_any_script_are_drawn_without_a_warning(name, caplog):
 
 
 def test_without_matplotlib_a_run_goes_on_and_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr("etude.report.plot.find_spec", lambda name: None)
+    monkeypatch.setattr("etude.report.files.find_spec", lambda name: None)
     messages = []
     report = RunReport(tell=messages.append)
     report(history([0.1]), tmp_path)

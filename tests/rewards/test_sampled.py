@@ -10,7 +10,7 @@ from etude.core.episode import SIMULATED_USER, EpisodeRecord, Failure
 from etude.core.evaluation import EvalOutput, EvalOutputItem, EvaluationRunOutput
 from etude.core.example import Example
 from etude.rewards.collections import Sampled
-from etude.rewards.evaluation import agreements, judges_and_checks
+from etude.rewards.evaluation import agreements
 
 
 def said(text, logprobs=None, *, model="policy", function="play", temperature=1.0):
@@ -112,13 +112,3 @@ def output(**scores):
 def test_agreement_is_the_share_of_pairs_of_one_example_that_both_see_alike(judge, check, expected):
     figures = agreements(output(judge=judge, check=check), [("judge", "check")])
     assert figures == ({} if expected is None else {"judge": {"check": expected}})
-
-
-def test_judges_are_compared_with_checks_and_what_is_named_with_each_other():
-    asks_model = {"judge": True, "correct": False, "ranked": True}
-    assert judges_and_checks(asks_model, [("correct", "judge"), ("judge", "correct")]) == [
-        ("judge", "correct"),
-        ("ranked", "correct"),
-        ("correct", "judge"),
-    ]
-    assert agreements(output(correct=[1, 0]), [("gone", "correct")]) == {}

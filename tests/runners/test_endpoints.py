@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from etude.core.interfaces import bare
 from etude.core.job import ModelVersion
 from tests.runners.playing import config_with, examples, opened, stored
 
@@ -59,7 +60,7 @@ async def test_runners_sample_from_endpoints_themselves(tmp_path: Path, endpoint
     llm["base_url"] = f"http://127.0.0.1:{endpoint.server_port}/v1"
     config = config_with(llm, isolation="process", runners=1)
     async with opened(tmp_path / "run", config, None) as runtime:
-        engine = runtime.engines["policy"]
+        engine = bare(runtime.engines["policy"])
         complete, sampled_here = engine.complete, []
 
         async def noted(request: Any) -> Any:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import threading
@@ -19,11 +18,10 @@ import pytest
 from etude.config.load import parse_config
 from etude.core.call import ChatRequest, Completion
 from etude.core.durations import shown_seconds
-from etude.rollout.paces import Paces
 from etude.store.lock import RunLock
 from etude.store.status import STATUS, RunStatus, SeenStatus, status_of
 from etude.store.teams import teams_of, tell_team
-from etude.telemetry import publish
+from etude.telemetry import status as publishing
 from tests.cli.projects import etude
 from tests.runners.playing import config_with, evaluate, examples
 from tests.support import EchoEngine
@@ -82,7 +80,7 @@ async def test_a_status_that_is_being_written_when_the_run_ends_does_not_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     begun, free, written = threading.Event(), threading.Event(), threading.Event()
-    write = publish._write
+    write = publishing._write
 
     def slow(*arguments: Any) -> None:
         begun.set()
@@ -90,7 +88,7 @@ async def test_a_status_that_is_being_written_when_the_run_ends_does_not_stay(
         write(*arguments)
         written.set()
 
-    monkeypatch.setattr(publish, "_write", slow)
+    monkeypatch.setattr(publishing, "_write", slow)
     going = asyncio.ensure_future(evaluate(tmp_path / "run", config_with(), EchoEngine(), examples("")))
     assert await asyncio.to_thread(begun.wait, 60)
     asyncio.get_running_loop().call_later(0.2, free.set)
@@ -163,30 +161,6 @@ def test_another_terminal_sees_a_run_and_its_death(tmp_path: Path):
     data = json.loads(etude("cluster", "status", run, "--json").stdout)
     assert (data["state"], data["pid"], data["status"]["pid"]) == ("lost", None, head.pid)
     assert "no run in" in etude("cluster", "status", "--output-dir", tmp_path).stderr
-
-
-def test_a_node_is_slow_against_the_others():
-    paces = Paces()
-    for seconds in (1.0, 1.2, 0.9, 1.1, 1.0):
-        paces.note("a", seconds)
-        paces.note("b", seconds + 0.1)
-        paces.note("c", 2 * seconds)
-    paces.note("d", 60.0)
-    slow = {pace.node: (pace.median, pace.others, pace.is_slow) for pace in paces.by_node()}
-    assert [node for node, (_, _, is_slow) in slow.items() if is_slow] == ["c"]
-    assert slow["c"] == (2.0, 1.1, True)
-
-
-@pytest.mark.parametrize("count", [2, 3, 4, 9])
-def test_each_node_is_compared_with_the_median_of_the_others(count: int):
-    paces = Paces()
-    medians = {f"n{number}": float(number * 7 % 5) for number in range(count)}
-    for node, seconds in medians.items():
-        for _ in range(5):
-            paces.note(node, seconds)
-    for pace in paces.by_node():
-        others = [seconds for node, seconds in medians.items() if node != pace.node]
-        assert pace.others == statistics.median(others)
 
 
 def test_durations_are_said_as_people_say_them():

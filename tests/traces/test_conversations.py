@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from etude.core.errors import DatasetError, RequestError
 from etude.core.secrets import MASK
-from etude.traces.conversations import Log, held_out_of
-from etude.traces.importing import read_log
-from etude.traces.record import LeftOut, LoggedCall, LoggedScore, LoggedSession
+from etude.traces.importing import Log, held_out_of, read_log
+from etude.traces.record import LeftOut, LoggedCall, LoggedScore
 from tests.traces.test_formats import FILES
 
 QUESTION = {"role": "user", "content": "Hi"}
@@ -48,10 +47,9 @@ def test_a_prompt_that_goes_on_with_a_chat_is_of_it():
 
 
 def test_only_within_its_session():
-    first, later = call(QUESTION, trace="a"), call(QUESTION, ANSWER, MORE, trace="b")
-    sessions = [LoggedSession("log:3", "a", "s"), LoggedSession("log:4", "b", "t")]
-    assert lengths(first, later, *sessions) == [1, 1]
-    assert lengths(first, later, sessions[0], LoggedSession("log:4", "b", "s")) == [2]
+    first, later = {"trace": "a", "session": "s"}, {"trace": "b"}
+    assert lengths(call(QUESTION, **first), call(QUESTION, ANSWER, MORE, **later, session="t")) == [1, 1]
+    assert lengths(call(QUESTION, **first), call(QUESTION, ANSWER, MORE, **later, session="s")) == [2]
 
 
 def test_the_times_decide_on_the_order_where_all_are_known():

@@ -97,14 +97,12 @@ def steps_of(client: Any, run: Any, *names: str) -> list[list[int]]:
     return [[metric.step for metric in client.get_metric_history(run.info.run_id, name)] for name in names]
 
 
-def test_a_server_has_figures_parameters_tables_plots_and_weights_of_a_run(local, base, server):
-    report = {"_type": "mlflow", "tracking_uri": server.url, "experiment": "test", "checkpoints": True}
+def test_a_server_has_figures_parameters_and_tables_of_a_run(local, base, server):
+    report = {"_type": "mlflow", "tracking_uri": server.url, "experiment": "test"}
     change(local / "config.yml", report=report | {"patience": 300}, finetuning__num_epochs=1)
     trained = finished("train", "config.yml", "--name", "one", "--json", folder=local)
     assert trained.returncode == 0, trained.stdout + trained.stderr
     assert all(line.startswith("{") for line in trained.stdout.splitlines())
-    client, (run,) = server.runs()
-    assert run.data.tags["checkpoint.latest"] == "checkpoints/v1"
     resumed = finished("resume", "one", "-o", "finetuning.num_epochs=2", folder=local)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     client, (run,) = server.runs()
@@ -115,14 +113,6 @@ def test_a_server_has_figures_parameters_tables_plots_and_weights_of_a_run(local
     here = Path(client.download_artifacts(run.info.run_id, "", str(local)))
     table = json.loads((here / "episodes/epoch-000002.json").read_text())
     assert table["columns"][:2] == ["episode", "example"] and len(table["data"]) == 8
-    assert (here / "plots/reward_plot.png").read_bytes() == Path("runs/one/reward_plot.png").read_bytes()
-    assert run.data.tags["checkpoint.latest"] == "checkpoints/v2"
-    assert run.data.tags["checkpoint.best"] in ("checkpoints/v1", "checkpoints/v2")
-    for version in ("v1", "v2"):
-        kept = {path.name: path.read_bytes() for path in (here / "checkpoints" / version).iterdir()}
-        assert kept == {
-            path.name: path.read_bytes() for path in Path("runs/one/checkpoints", version).iterdir()
-        }
 
 
 def test_a_server_that_goes_away_gets_what_it_missed_when_it_is_back(project, server):

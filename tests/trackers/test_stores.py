@@ -25,7 +25,7 @@ def only_run(uri: str) -> Any:
 def test_mlflow_has_one_run_with_each_step_once(project, monkeypatch):
     pytest.importorskip("mlflow")
     uri = f"sqlite:///{project}/mlflow.db"
-    report = {"_type": "mlflow", "tracking_uri": uri, "experiment": "test", "checkpoints": True}
+    report = {"_type": "mlflow", "tracking_uri": uri, "experiment": "test"}
     change(project / "config.yml", report=report)
     assert etude("train", "config.yml", "--name", "one").exit_code == 0
     assert etude("resume", "one", "-o", "finetuning.num_epochs=3").exit_code == 0
@@ -78,19 +78,3 @@ def test_trackio_has_one_run_with_each_record_once(project, monkeypatch):
     ]
     assert [log["step"] for log in logs if "train/avg_reward" in log] == [1, 2, 3]
     assert all("episodes/epoch" in log for log in logs if "train/avg_reward" in log)
-
-
-def test_trackio_has_the_weights_as_versions_of_one_artefact(local, base):
-    pytest.importorskip("trackio")
-    from trackio.sqlite_storage import SQLiteStorage
-
-    report = {"_type": "trackio", "project": f"etude-{secrets.token_hex(4)}", "checkpoints": True}
-    change(local / "config.yml", report=report, finetuning__num_epochs=1)
-    assert etude("train", "config.yml", "--name", "one").exit_code == 0
-    assert etude("resume", "one", "-o", "finetuning.num_epochs=2").exit_code == 0
-    (artefact,) = SQLiteStorage.list_artifacts(report["project"])
-    (name,) = SQLiteStorage.get_runs(report["project"])
-    assert (artefact["name"], artefact["type"], artefact["num_versions"]) == (name, "model", 2)
-    aliases = {version["version"]: version["aliases"] for version in artefact["versions"]}
-    assert "latest" in aliases[1] and "latest" not in aliases[0]
-    assert sum("best" in each for each in aliases.values()) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 from collections.abc import Iterator
@@ -100,18 +99,3 @@ def test_a_server_that_is_away_is_named(tmp_path, monkeypatch):
     with pytest.raises(EtudeError, match=r"nobody answers at http://127\.0\.0\.1:9"):
         WandbTracker(WandbConfig()).open(TrackedRun("one", tmp_path, "token", {}, {}))
     wandb.teardown()
-
-
-def test_weights_are_a_version_of_one_artefact_of_the_run(local, base):
-    change(local / "config.yml", report=OFFLINE | {"checkpoints": True}, finetuning__num_epochs=1)
-    trained = finished("train", "config.yml", "--name", "one", folder=local)
-    assert trained.returncode == 0, trained.stdout + trained.stderr
-    (file,) = files("one")
-    artifacts = [record.artifact for record in contents(file) if record.HasField("artifact")]
-    (weights,) = [artifact for artifact in artifacts if artifact.type == "model"]
-    assert weights.name == f"one-{file.stem.removeprefix('run-')[:6]}"
-    assert "latest" in weights.aliases and set(weights.aliases) <= {"best", "latest"}
-    assert json.loads(weights.metadata) == {"epoch": 1, "version": 1}
-    folder = Path("runs/one/checkpoints/v1")
-    sizes = {each.path: each.size for each in weights.manifest.contents}
-    assert sizes == {path.name: path.stat().st_size for path in folder.iterdir()}

@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 from starlette.testclient import TestClient
 
-from etude.core.errors import RequestError
 from etude.view.app import create_view
-from etude.view.serve import serve_view
 from tests.view.conftest import KEY
 
 
-def browser(runs, **options):
-    return TestClient(create_view(runs, KEY, **options), base_url="http://127.0.0.1", follow_redirects=False)
+def browser(runs):
+    return TestClient(create_view(runs, KEY), base_url="http://127.0.0.1", follow_redirects=False)
 
 
 def test_without_the_link_nothing_is_shown(runs):
@@ -52,11 +50,6 @@ def test_other_pages_get_nothing(client, headers):
     assert client.get("/runs/first", headers=headers).status_code == 403
 
 
-def test_a_shared_view_is_reached_by_any_name(runs):
-    answer = browser(runs, shared=True).get("/", params={"open": KEY}, headers={"host": "team.example"})
-    assert answer.status_code == 303
-
-
 @pytest.mark.parametrize("method", ["post", "put", "delete", "patch"])
 def test_nothing_is_changed(client, method):
     assert getattr(client, method)("/runs/first").status_code == 405
@@ -75,9 +68,3 @@ def test_pages_run_no_scripts_but_their_own(client):
 @pytest.mark.parametrize("name", ["..", ".", "%2e%2e", "no such", "first%2f..", "first\\"])
 def test_only_runs_of_the_folder_are_shown(client, name):
     assert client.get(f"/runs/{name}/config").status_code == 404
-
-
-@pytest.mark.parametrize("options", [{}, {"shared": True}, {"key": "k"}])
-def test_beyond_this_machine_it_needs_a_key(runs, options):
-    with pytest.raises(RequestError, match="--share-readonly --key-env"):
-        serve_view(runs, print, host="0.0.0.0", port=0, **options)

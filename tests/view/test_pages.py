@@ -51,7 +51,7 @@ def test_a_run_has_charts_of_what_was_measured(client):
 
 
 def test_a_chart_that_shows_nothing_more_is_a_sentence():
-    """One that is zero throughout, and one that is another one number for number."""
+    """One that is zero throughout."""
     entries = [
         epoch_entry(
             epoch,
@@ -62,8 +62,7 @@ def test_a_chart_that_shows_nothing_more_is_a_sentence():
         for epoch, reward in ((1, 0.25), (2, 0.75))
     ]
     groups = charts_of([Charted("", History(run_id="r", epochs=tuple(entries)))])
-    assert [chart.title for chart in groups["Rewards"].charts] == ["reward", "style"]
-    assert groups["Rewards"].same == [("correct", "reward")]
+    assert [chart.title for chart in groups["Rewards"].charts] == ["reward", "correct", "style"]
     assert "repeated" in groups["Sampling"].zero
 
 
@@ -123,14 +122,9 @@ def test_siblings_stand_side_by_side(client):
     )
 
 
-def test_an_example_before_and_after_has_the_difference_marked(client):
-    text = shown(client, "/runs/first/examples/a?from=train/1/a/0&to=train/2/a/0")
-    assert "<ins>2 + 2\nit is </ins>four" in html.unescape(text).replace("\r", "")
-
-
 def test_what_is_not_there_is_said(client):
     for path in ("/nowhere", "/runs/third", "/runs/first/phases/train/9", "/runs/first/episodes/train/1/a/7",
-                 "/runs/first/groups/train/1/z", "/runs/first/examples/z"):  # fmt: skip
+                 "/runs/first/groups/train/1/z"):  # fmt: skip
         assert "no" in words(shown(client, path, status=404))
 
 
@@ -191,7 +185,6 @@ def test_run_data_is_text_and_nothing_else(tmp_path_factory, text, name):
         url("runs", "r", "phases", q=text),
         url("runs", "r", "episodes", told.id),
         url("runs", "r", "groups", "train/1", name),
-        url("runs", "r", "examples", name),
     ):
         answer = client.get(path)
         assert answer.status_code == 200 or "q=" in path, (path, answer.text)
@@ -201,20 +194,13 @@ def test_run_data_is_text_and_nothing_else(tmp_path_factory, text, name):
 
 
 def test_failures_are_shown_by_cause_with_an_episode(tmp_path):
-    told = Told("train/1/b/0", failure=Failure("raised", "no, 7\nTraceback: here"), scores={})
-    retried = Told("train/1/c/0", retried={"http_429": 2})
-    causes = [
-        {"kind": "raised", "reason": "no, 7", "count": 1234, "episode": told.id},
-        {"kind": "score:correct", "reason": "judge", "count": 2, "episode": retried.id},
-    ]
-    remote = {"retried": {"http_429": 9}}
-    store_run(tmp_path, "r", [told, retried], [epoch_entry(1, failure_causes=causes, remote=remote)])
+    told = Told("train/1/b/0", failure=Failure("raised", "no, 7"), scores={})
+    cause = {"kind": "raised", "reason": "no, 7", "count": 1234, "episode": told.id}
+    store_run(tmp_path, "r", [told], [epoch_entry(1, failure_causes=[cause])])
     client = TestClient(create_view(tmp_path, KEY), base_url="http://127.0.0.1")
     client.get("/", params={"open": KEY})
-    text = words(shown(client, "/runs/r/failures"))
-    assert "1 234 × raised no, 7 train/1/b/0" in text.replace("\u202f", " ")
-    assert "In full no, 7 Traceback: here" in text
-    assert "asked 3 times, 2 × http_429" in text and "http_429 9" in text
+    text = words(shown(client, "/runs/r"))
+    assert "1 234 raised: no, 7 train/1/b/0" in text.replace("\u202f", " ")
 
 
 def test_runs_are_compared_with_their_settings_and_charts(client):

@@ -17,9 +17,10 @@ from pydantic import Field, FiniteFloat
 from etude.algorithms.algorithm import OfGradient
 from etude.algorithms.episodes import UnitGroup
 from etude.algorithms.grpo import Grpo
-from etude.budget.purpose import asking_for
+from etude.budget.meter import asking_for
 from etude.config.references import LlmRef
 from etude.core.errors import RequestError, TrainingError
+from etude.core.interfaces import bare
 from etude.core.sample import Sample
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Distillation(Grpo, name="distillation"):
             raise RequestError(
                 f"distillation: there is no model '{self.teacher}' to teach; name an entry of `llms`"
             )
-        journal, policy = runtime.run.journal, getattr(engine, "policy", None)
+        journal, policy = runtime.run.journal, getattr(bare(engine), "policy", None)
         keys = [f"teacher/{self.teacher}/{one.episode}/{one.branch}/{one.agent or ''}" for one in samples]
         if policy is not None:
             from etude.learner.packed import logprobs_of
@@ -87,9 +88,9 @@ class Distillation(Grpo, name="distillation"):
             read = partial(asyncio.to_thread, logprobs_of, policy, samples)
             scores: list[list[float]] = await journal.step(f"{keys[0]}/{len(keys)}", read)
             return scores
-        if not hasattr(engine, "score"):
+        if not hasattr(bare(engine), "score"):
             raise RequestError(
-                f"distillation: '{self.teacher}' ({type(engine).__name__}) cannot score tokens"
+                f"distillation: '{self.teacher}' ({type(bare(engine)).__name__}) cannot score tokens"
             )
         asked = [partial(self._asked, engine, sample) for sample in samples]
         told: list[list[float]] = await asyncio.gather(*map(journal.step, keys, asked))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from etude.backends.local_config import LocalAdapterConfig
 from etude.config.registry import register_trainer_adapter
 from etude.core.errors import CapabilityError, RequestError
+from etude.core.interfaces import bare
 from etude.inference.local import LocalLlmConfig, require_local_extra
 from etude.store.files import private_folder
 from etude.store.teams import LEARNERS
@@ -47,7 +48,7 @@ async def local(config: LocalAdapterConfig, builder: Builder) -> AsyncIterator[L
     target = builder.config.finetuning.target_model
     if target is None:
         raise RequestError("'finetuning.target_model' is missing: name the entry of `llms` to train")
-    engine = await builder.get_llm(target)
+    engine = bare(await builder.get_llm(target))
     if not isinstance(engine, EmbeddedEngine):
         kind = builder.config.llms[target].type_name
         raise CapabilityError(

@@ -101,8 +101,6 @@ class Bill:
     lines: tuple[Line, ...] = ()
     seconds: float = 0.0
     """In which its processes were at work."""
-    gpu_seconds: float = 0.0
-    """The same for each GPU that they held."""
 
     @property
     def total(self) -> Line:
@@ -122,7 +120,6 @@ class Bill:
             "total": _amounts(self.total),
             "lines": [line.as_json() for line in self.lines],
             "hours": self.seconds / 3600,
-            "gpu_hours": self.gpu_seconds / 3600,
         }
 
 
@@ -132,7 +129,7 @@ def _amounts(line: Line) -> dict[str, Any]:
 
 def bill_of(journal: Journal) -> Bill:
     """The bill of a run by its journal. Raises StoreError."""
-    return Bill(tuple(_stored(journal)), **(journal.get(TIME_STEP) or {}))
+    return Bill(tuple(_stored(journal)), (journal.get(TIME_STEP) or {}).get("seconds", 0.0))
 
 
 def read_bill(run: Path) -> Bill:
@@ -152,6 +149,6 @@ def store_line(journal: Journal, line: Line) -> None:
     journal.put_soon(line.key, line.stored)
 
 
-def store_time(journal: Journal, seconds: float, gpu_seconds: float) -> None:
+def store_time(journal: Journal, seconds: float) -> None:
     """Keep how long the run has been at work."""
-    journal.put_soon(TIME_STEP, lambda: {"seconds": seconds, "gpu_seconds": gpu_seconds})
+    journal.put_soon(TIME_STEP, lambda: {"seconds": seconds})

@@ -8,24 +8,111 @@ for it; one for which there is no room waits until others have ended, and when n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
 
 from etude.budget.bill import Bill, Line, bill_of, line_key, store_line, store_time
-from etude.budget.limits import Limit, Unit, limits_of
-from etude.budget.prices import prices_of
-from etude.budget.purpose import Purpose
+from etude.budget.meter import Purpose
+from etude.budget.prices import prices_of, require_bounded
 from etude.config.schema import Config
 from etude.core.call import NO_USAGE, Usage
 from etude.core.errors import BudgetReached
+from etude.core.interfaces import Progress
 from etude.store.journal import Journal
+from etude.store.run_folder import RunFolder
+
+Unit: TypeAlias = Literal["usd", "tokens", "hours"]
+
+
+@dataclass(slots=True)
+class Limit:
+    """The most of one unit, for the run or for one of its models."""
+
+    key: str
+    """Where it stands in the config."""
+    unit: Unit
+    most: float
+    model: str | None = None
+    """None for the run as a whole."""
+    used: float = 0.0
+    held: float = 0.0
+    """For what is under way, at most."""
+    holders: int = 0
+    """How many of these there are."""
+
+    def covers(self, model: str) -> bool:
+        """Whether what the model takes counts."""
+        return self.model in (None, model)
+
+    def has_room(self, amount: float) -> bool:
+        """Whether so much more can be taken on."""
+        return self.used + self.held + amount <= self.most
+
+    def hold(self, amount: float) -> None:
+        """Keep so much for something that begins."""
+        self.held += amount
+        self.holders += 1
+
+    def release(self, amount: float) -> None:
+        """Let go of what was held: it has ended."""
+        self.holders -= 1
+        self.held = self.held - amount if self.holders else 0.0
+
+    def reached(self, amount: float = 0.0, what: str = "") -> BudgetReached:
+        """The error that says so; `what` is what would take up to `amount` more."""
+        more = f", and {what} may take up to {shown(amount, self.unit)}" if what else ""
+        text = f"{self.key} is {shown(self.most, self.unit)}: {shown(self.used, self.unit)} are used{more}"
+        larger = max(2 * self.most, 1.1 * (self.used + amount))
+        override = f"{round(larger)}" if self.unit == "tokens" else f"{larger:.4g}"
+        return BudgetReached(text, override=f"{self.key}={override}")
+
+
+def limits_of(config: Config) -> list[Limit]:
+    """All limits that a config sets."""
+    return [*_limits("budget", config.budget, None)] + [
+        limit
+        for name, llm in config.llms.items()
+        for limit in _limits(f"llms.{name}.budget", llm.budget, name)
+    ]
+
+
+def _limits(key: str, budget: object, model: str | None) -> Iterator[Limit]:
+    units: tuple[Unit, ...] = ("usd", "tokens", "hours")
+    for unit in units:
+        most = getattr(budget, unit, None)
+        if most is not None:
+            yield Limit(f"{key}.{unit}", unit, float(most), model)
+
+
+def shown(amount: float, unit: Unit) -> str:
+    """An amount as a person reads it."""
+    if unit == "usd":
+        return shown_usd(amount)
+    if unit == "tokens":
+        return f"{amount:,.0f} tokens"
+    return f"{amount:.3g} hours"
+
+
+def shown_usd(usd: float) -> str:
+    """An amount of money, with more places than those of cents where it is less than a dollar."""
+    if usd >= 1 or not usd:
+        return f"${usd:,.2f}"
+    places = 4 if usd >= 0.001 else 8
+    whole, _, cents = f"{usd:.{places}f}".rstrip("0").partition(".")
+    return f"${whole}.{cents:0<2}"
+
 
 _SECONDS_BETWEEN_TIMES = 5.0
 """The time at work is stored so often: a process that is killed forgets less than that."""
+
+_LOOK_SECONDS = 1.0
+_LAST_WORDS_SECONDS = 0.5
+"""For answers that have just come to get into the journal."""
 
 _NOTHING = Line("", "", "")
 
@@ -38,14 +125,8 @@ class Ledger:
         journal: Journal,
         config: Config,
         *,
-        gpus: float = 0.0,
-        episodes: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`gpus` are those that the run holds; `episodes` is how many were played before.
-
-        Raises ConfigError for a file of prices that cannot be read.
-        """
         self.limits = limits_of(config)
         self.bounds_calls = any(limit.unit in ("usd", "tokens") for limit in self.limits)
         """Whether calls have to be held room for."""
@@ -55,17 +136,13 @@ class Ledger:
         """Called once, when the run has to stop."""
         self._journal = journal
         self._clock = clock
-        self._gpus = gpus
         self._numbers = itertools.count()
         self._holds: dict[int, list[tuple[Limit, float]]] = {}
         self._waiting: set[asyncio.Future[None]] = set()
         bill = bill_of(journal)
         self._lines = {line.key: line for line in bill.lines}
-        self._earlier = bill.seconds, bill.gpu_seconds
+        self._earlier = bill.seconds
         self._since = self._stored_at = clock()
-        for limit in self.limits:
-            if limit.unit == "episodes":
-                limit.used = episodes
         for line in bill.lines:
             self._use(line, _NOTHING)
         self._note_time()
@@ -73,7 +150,7 @@ class Ledger:
     @property
     def bill(self) -> Bill:
         """All that the run has taken so far."""
-        return Bill(tuple(self._lines.values()), *self._at_work())
+        return Bill(tuple(self._lines.values()), self._at_work())
 
     async def hold(self, model: str, most: Usage) -> int:
         """Hold room for a call that takes so many tokens at most; the number to `settle` it by.
@@ -131,35 +208,19 @@ class Ledger:
             self._set(line)
             self._wake()
 
-    @property
-    def admission(self) -> Callable[[], AbstractAsyncContextManager[None]] | None:
-        """Around each episode that is played; None where nothing bounds how many there are."""
-        return self.episode if any(limit.unit == "episodes" for limit in self.limits) else None
-
-    @asynccontextmanager
-    async def episode(self) -> AsyncIterator[None]:
-        """Count an episode that is played within the block, once it has ended well."""
-        number = await self._hold(None, {"episodes": 1.0}, "")
-        try:
-            yield
-            for limit in self.limits:
-                limit.used += limit.unit == "episodes"
-        finally:
-            self.release(number)
-
     def tick(self) -> None:
         """Look at the clock, and store the time now and then; to be called about once a second."""
         self._note_time()
         if self._clock() - self._stored_at >= _SECONDS_BETWEEN_TIMES:
             self.store_time()
         for limit in self.limits:
-            if limit.unit in ("hours", "gpu_hours") and limit.used >= limit.most:
+            if limit.unit == "hours" and limit.used >= limit.most:
                 self._stop(limit.reached())
 
     def store_time(self) -> None:
         """Store how long the run has been at work."""
         self._stored_at = self._clock()
-        store_time(self._journal, *self._at_work())
+        store_time(self._journal, self._at_work())
 
     def figures(self) -> dict[str, Any]:
         """The sums, and the limits, for displays."""
@@ -167,10 +228,8 @@ class Ledger:
         limits = {limit.key: [limit.used, limit.most] for limit in self.limits}
         return {"usd": whole.usd, "tokens": whole.tokens, "limits": limits}
 
-    async def _hold(self, model: str | None, amounts: Mapping[Unit, float], what: str) -> int:
-        own = [
-            limit for limit in self.limits if limit.unit in amounts and (model is None or limit.covers(model))
-        ]
+    async def _hold(self, model: str, amounts: Mapping[Unit, float], what: str) -> int:
+        own = [limit for limit in self.limits if limit.unit in amounts and limit.covers(model)]
         while own:
             full = next((each for each in own if not each.has_room(amounts[each.unit])), None)
             if full is None and self.reached is None:
@@ -219,13 +278,53 @@ class Ledger:
             elif limit.unit == "tokens" and limit.covers(line.model):
                 limit.used += line.tokens - before.tokens
 
-    def _at_work(self) -> tuple[float, float]:
-        """Seconds, and those of GPUs."""
-        now = self._clock() - self._since
-        return self._earlier[0] + now, self._earlier[1] + now * self._gpus
+    def _at_work(self) -> float:
+        return self._earlier + self._clock() - self._since
 
     def _note_time(self) -> None:
-        seconds: dict[Unit, float] = dict(zip(("hours", "gpu_hours"), self._at_work(), strict=True))
         for limit in self.limits:
-            if limit.unit in seconds:
-                limit.used = seconds[limit.unit] / 3600
+            if limit.unit == "hours":
+                limit.used = self._at_work() / 3600
+
+
+def open_ledger(config: Config, run: RunFolder, clock: Callable[[], float] = time.monotonic) -> Ledger:
+    """The ledger of a run, with what it has taken before.
+
+    Raises RequestError for a budget that could not be kept.
+    """
+    require_bounded(config)
+    return Ledger(run.journal, config, clock=clock)
+
+
+@asynccontextmanager
+async def within_budget(ledger: Ledger, progress: Progress) -> AsyncIterator[None]:
+    """End the block with BudgetReached when the run has to stop; the time within it counts.
+
+    Whatever is under way in the block then is cancelled, as by Ctrl-C. It is the innermost block: all that
+    the work needs is closed after it.
+    """
+    looking = asyncio.ensure_future(_look(ledger, progress))
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(None) as scope:
+            ledger.on_reached = lambda: scope.reschedule(loop.time() + _LAST_WORDS_SECONDS)
+            ledger.tick()
+            yield
+    except BaseException as error:
+        if ledger.reached is not None and scope.expired():
+            raise ledger.reached from error
+        raise
+    finally:
+        ledger.on_reached = lambda: None
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+        with contextlib.suppress(Exception):  # The journal may be what failed.
+            if ledger.bill.lines:
+                ledger.store_time()
+
+
+async def _look(ledger: Ledger, progress: Progress) -> None:
+    while True:
+        progress.spent(ledger.figures())
+        await asyncio.sleep(_LOOK_SECONDS)
+        ledger.tick()

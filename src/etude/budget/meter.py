@@ -1,25 +1,64 @@
-"""The meter: has every call of an engine counted, whoever makes it and whoever wrote the engine."""
+"""`MeteredEngine`: an engine around another one, whose calls are counted for whom they are made."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal, Protocol, TypeAlias
 
 from pydantic_core import to_json
 
-from etude.budget.purpose import Purpose, current_purpose
 from etude.config.component import LlmConfig
 from etude.core.call import NO_USAGE, ChatRequest, Completion, Usage
-from etude.core.errors import RequestError
 from etude.core.interfaces import Engine
+from etude.core.job import ModelVersion
 from etude.core.returned import checked
 from etude.core.within import Within
 from etude.inference.opponents_config import OpponentsConfig
 from etude.wire.retries import counting_charges
+
+Role: TypeAlias = Literal["agent", "user", "judge", "teacher", "opponent", "other"]
+
+_EPOCH = re.compile(r"(warm-up|train|validation)/\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Purpose:
+    """Who asks a model, and in which part of a run."""
+
+    role: Role = "other"
+    phase: str = ""
+    """`train/3`, `validation/5`, `eval`; empty outside of episodes."""
+
+
+_OTHER = Purpose()
+_PURPOSE: ContextVar[Purpose] = ContextVar("purpose", default=_OTHER)
+
+
+def asking_for(role: Role, episode_id: str) -> Within[Purpose]:
+    """Have the calls within the block count for a role, and for the part of the run that has the episode."""
+    return Within(_PURPOSE, _purpose(role, episode_id))
+
+
+def restored(purpose: Purpose) -> Within[Purpose]:
+    """The same for a purpose that another process has told."""
+    return Within(_PURPOSE, purpose)
+
+
+@lru_cache(maxsize=1024)
+def _purpose(role: Role, episode_id: str) -> Purpose:
+    match = _EPOCH.match(episode_id)
+    return Purpose(role, episode_id.partition("/")[0] if match is None else match[0])
+
+
+def current_purpose() -> Purpose:
+    """The purpose of a call that is made now."""
+    return _PURPOSE.get()
+
 
 _FRAME_TOKENS = 16
 """That a template may put around a message, at most."""
@@ -29,8 +68,6 @@ _PART_TOKENS = 40_000
 """Of a part of a message that is no text, such as an image: what the dearest one takes."""
 _ANSWER_TOKENS = 4096
 """Of an answer without any limit, of an engine that has none."""
-
-_INSIDE: ContextVar[frozenset[int]] = ContextVar("inside_metered_engines", default=frozenset())
 
 
 class Account(Protocol):
@@ -49,95 +86,82 @@ class Account(Protocol):
         """As `Ledger.settle`."""
 
 
-@contextmanager
-def metered(name: str, engine: Any, account: Account, llms: Mapping[str, LlmConfig]) -> Iterator[None]:
-    """Have the calls of the engine of an entry of `llms` counted, as long as this is open.
+class MeteredEngine(Engine):
+    """An engine whose calls are counted, whoever makes them and whoever wrote the engine.
 
-    The engine stays the object that it is, since others ask what it can do: its methods `complete` and
-    `score` are replaced. Raises RequestError for an engine that does not allow that.
+    All that is asked of it but calls is the engine's own; `bare` gives the engine itself.
     """
-    longest = _longest_answer(llms, name)
-    role_of = _role_of(llms.get(name))
-    complete: Callable[[ChatRequest], Coroutine[Any, Any, Completion]] = engine.complete
 
-    async def counted_complete(request: ChatRequest) -> Any:
+    def __init__(self, name: str, engine: Engine, account: Account, llms: Mapping[str, LlmConfig]) -> None:
+        """`name` is the entry of `llms`."""
+        self.metered = engine
+        self._name, self._account = name, account
+        llm = llms.get(name)
+        self._role: Role | None = "opponent" if isinstance(llm, OpponentsConfig) else None
+        llm = llms.get(llm.of) if isinstance(llm, OpponentsConfig) else llm
+        longest = getattr(llm, "max_tokens", None)
+        self._longest = longest if isinstance(longest, int) else None
+
+    @property
+    def version(self) -> int:
+        """The engine's."""
+        return self.metered.version
+
+    async def complete(self, request: ChatRequest) -> Completion:
+        """Have the engine sample. Raises WrongReturnError where it gives no completion."""
         most = NO_USAGE
-        if account.bounds_calls:
-            if request.sampling.max_tokens is None and longest is not None:
-                request = replace(request, sampling=replace(request.sampling, max_tokens=longest))
+        if self._account.bounds_calls:
+            if request.sampling.max_tokens is None and self._longest is not None:
+                request = replace(request, sampling=replace(request.sampling, max_tokens=self._longest))
             most = most_tokens(request)
-        return await _counted(
-            name,
-            engine,
-            account,
-            most,
-            role_of,
-            lambda: _answer(complete, request),
-            lambda done: (done.usage, done.model_version),
-        )
 
-    methods: dict[str, Callable[..., Any]] = {"complete": counted_complete}
-    if (score := getattr(engine, "score", None)) is not None:
+        async def call() -> tuple[Any, Usage, int]:
+            value: Any = self.metered.complete(request)
+            done = await value if inspect.isawaitable(value) else value
+            done = checked(done, self.metered.complete, Engine.complete)
+            return done, done.usage, done.model_version
 
-        async def counted_score(ids: Sequence[int]) -> tuple[float, ...]:
-            usage, version = Usage(len(ids), 1), engine.version
-            return tuple(
-                await _counted(
-                    name, engine, account, usage, role_of, lambda: score(ids), lambda _: (usage, version)
-                )
-            )
+        completion: Completion = await self._counted(most, call)
+        return completion
 
-        methods["score"] = counted_score
-    own = {method: vars(engine)[method] for method in methods if method in getattr(engine, "__dict__", ())}
-    try:
-        for method, counted in methods.items():
-            object.__setattr__(engine, method, counted)
-    except AttributeError:
-        raise RequestError(
-            f"llms.{name}: the calls of {type(engine).__name__} cannot be counted, since its `complete` "
-            "cannot be replaced; leave out its `__slots__`"
-        ) from None
-    try:
-        yield
-    finally:
-        for method in methods:
-            object.__delattr__(engine, method)
-            if method in own:
-                object.__setattr__(engine, method, own[method])
+    async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
+        """Have an engine that scores tokens do so."""
+        engine: Any = self.metered
+        usage = Usage(len(ids), 1)
 
+        async def call() -> tuple[Any, Usage, int]:
+            return await engine.score(ids), usage, engine.version
 
-async def _answer(
-    complete: Callable[[ChatRequest], Coroutine[Any, Any, Completion]], request: ChatRequest
-) -> Any:
-    """The completion of an engine that may be anybody's. Raises WrongReturnError for what is none."""
-    value: Any = complete(request)
-    return checked(await value if inspect.isawaitable(value) else value, complete, Engine.complete)
+        return tuple(await self._counted(usage, call))
 
+    async def adopt(self, version: ModelVersion) -> None:
+        """Have the engine adopt it."""
+        await self.metered.adopt(version)
 
-async def _counted(
-    name: str,
-    engine: Engine,
-    account: Account,
-    most: Usage,
-    role_of: Callable[[Purpose], Purpose],
-    call: Callable[[], Coroutine[Any, Any, Any]],
-    usage_of: Callable[[Any], tuple[Usage, int]],
-) -> Any:
-    inside = _INSIDE.get()
-    if id(engine) in inside:
-        return await call()
-    number = await account.hold(name, most) if account.bounds_calls else None
-    usage, version = NO_USAGE, 0
-    try:
-        with Within(_INSIDE, inside | {id(engine)}), counting_charges() as lost:
-            try:
-                result = await call()
-                usage, version = usage_of(result)
-            finally:
-                usage = usage.plus(lost.usage)
-        return result
-    finally:
-        await account.settle(number, name, role_of(current_purpose()), usage, version)
+    async def close(self) -> None:
+        """Close the engine."""
+        await self.metered.close()
+
+    def __getattr__(self, name: str) -> Any:
+        """What only engines of this one's kind have."""
+        return getattr(self.metered, name)
+
+    async def _counted(self, most: Usage, call: Callable[[], Awaitable[tuple[Any, Usage, int]]]) -> Any:
+        account, name = self._account, self._name
+        number = await account.hold(name, most) if account.bounds_calls else None
+        usage, version = NO_USAGE, 0
+        try:
+            with counting_charges() as lost:
+                try:
+                    result, usage, version = await call()
+                finally:
+                    usage = usage.plus(lost.usage)
+            return result
+        finally:
+            purpose = current_purpose()
+            if self._role is not None:
+                purpose = Purpose(self._role, purpose.phase)
+            await account.settle(number, name, purpose, usage, version)
 
 
 def most_tokens(request: ChatRequest) -> Usage:
@@ -163,17 +187,3 @@ def _without_parts(message: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
         return message, 0
     texts = [part for part in content if not isinstance(part, Mapping) or part.get("type") == "text"]
     return {**message, "content": texts}, len(content) - len(texts)
-
-
-def _longest_answer(llms: Mapping[str, LlmConfig], name: str) -> int | None:
-    llm = llms.get(name)
-    llm = llms.get(llm.of) if isinstance(llm, OpponentsConfig) else llm
-    longest = getattr(llm, "max_tokens", None)
-    return longest if isinstance(longest, int) else None
-
-
-def _role_of(llm: LlmConfig | None) -> Callable[[Purpose], Purpose]:
-    """The purpose that a call counts for: that of an opponent always for one."""
-    if isinstance(llm, OpponentsConfig):
-        return lambda purpose: Purpose("opponent", purpose.phase)
-    return lambda purpose: purpose

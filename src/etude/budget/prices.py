@@ -1,4 +1,4 @@
-"""The prices of models: by the config, by a file of the user's, or by the list in this folder."""
+"""The prices of models: by the config, or by the list in this folder."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
-from etude.budget.gpus import require_counted
 from etude.config.budget import ModelPrices, TokenPrices
 from etude.config.component import LlmConfig
 from etude.config.document import read_document
-from etude.config.problems import Problems
 from etude.config.schema import Config
 from etude.core.call import Usage
 from etude.core.errors import RequestError
@@ -49,33 +46,19 @@ class ProviderPrices(BaseModel, extra="forbid", frozen=True):
         return self.models[max(known, key=len)] if known else None
 
 
-PriceList: TypeAlias = Mapping[str, ProviderPrices]
-"""By provider."""
-
-
 @functools.cache
-def read_prices(path: Path = _LIST) -> PriceList:
-    """The list of prices in a file. Raises ConfigError with a line for each thing that is wrong."""
-    document = read_document(path)
-    problems = Problems(document)
-    providers: dict[str, ProviderPrices] = {}
-    for name, data in document.data.items():
-        problems.add_truths(ProviderPrices, data, (name,))
-        try:
-            providers[str(name)] = ProviderPrices.model_validate(data)
-        except ValidationError as error:
-            problems.add_validation(error, ProviderPrices, data, (name,))
-    problems.raise_if_any()
-    return providers
+def read_prices() -> Mapping[str, ProviderPrices]:
+    """The list of prices, by provider."""
+    data = read_document(_LIST).data
+    return {str(name): ProviderPrices.model_validate(each) for name, each in data.items()}
 
 
-def listed_at(url: str, model: str, lists: tuple[PriceList, ...] = ()) -> ListedPrices | None:
-    """The entry of a model at an address, in the first of the lists that has it, Etude's own the last."""
+def listed_at(url: str, model: str) -> ListedPrices | None:
+    """The entry of a model at an address."""
     host = urlsplit(url).hostname or ""
-    for prices in (*lists, read_prices()):
-        for provider in prices.values():
-            if host in provider.hosts and (entry := provider.of(model)) is not None:
-                return entry
+    for provider in read_prices().values():
+        if host in provider.hosts and (entry := provider.of(model)) is not None:
+            return entry
     return None
 
 
@@ -104,22 +87,21 @@ class Price(BaseModel, frozen=True):
 
 
 def prices_of(config: Config) -> dict[str, Price]:
-    """The prices of the models of a config that have any, by their names. Raises ConfigError."""
-    lists = () if config.prices is None else (read_prices(config.prices),)
-    prices = {name: _price(name, config, lists) for name in config.llms}
+    """The prices of the models of a config that have any, by their names."""
+    prices = {name: _price(name, config) for name in config.llms}
     return {name: price for name, price in prices.items() if price is not None}
 
 
-def _price(name: str, config: Config, lists: tuple[PriceList, ...]) -> Price | None:
+def _price(name: str, config: Config) -> Price | None:
     llm = config.llms[name]
     if (own := llm.prices) is not None:
         source = f"llms.{name}.prices"
         return Price(base=own, trained=own.fine_tuned or own, training=own.training, source=source)
     if isinstance(llm, OpponentsConfig):
-        return _price(llm.of, config, lists)
+        return _price(llm.of, config)
     if not isinstance(llm, OpenAiLlmConfig):
         return None
-    entries = [listed_at(address, llm.model_name, lists) for address in llm.addresses]
+    entries = [listed_at(address, llm.model_name) for address in llm.addresses]
     entry = entries[0]
     if entry is None or any(other != entry for other in entries):
         return None
@@ -128,13 +110,8 @@ def _price(name: str, config: Config, lists: tuple[PriceList, ...]) -> Price | N
     base: TokenPrices | None = trained if is_tuned else entry.prices
     if base is None:
         return None
-    source = f"the list of prices, {entry.date}" if entry.date else "the file of prices"
-    return Price(
-        base=base,
-        trained=trained,
-        training=entry.prices.training,
-        source=source,
-    )
+    source = f"the list of prices, {entry.date}"
+    return Price(base=base, trained=trained, training=entry.prices.training, source=source)
 
 
 _OWN_MACHINE = ("localhost", "127.0.0.1", "::1")
@@ -163,9 +140,8 @@ def require_bounded(config: Config) -> None:
     """Raise RequestError for limits that could not be kept.
 
     One in USD needs the price of all models that it covers; it and one in tokens need to know how long an
-    answer can get; one in GPU hours needs GPUs that are counted.
+    answer can get.
     """
-    require_counted(config)
     for name, llm in config.llms.items():
         limits = {"budget": config.budget, f"llms.{name}.budget": llm.budget}
         usd = [f"{key}.usd" for key, each in limits.items() if each is not None and each.usd is not None]

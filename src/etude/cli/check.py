@@ -91,7 +91,7 @@ def _show_estimate(estimate: Estimate) -> None:
 
 def _money(estimate: Estimate) -> str:
     """The price of all calls with its interval, and of each model's where there are several."""
-    from etude.budget.limits import shown_usd
+    from etude.budget.ledger import shown_usd
 
     assert estimate.usd is not None
     by_model = [f"{name} {shown_usd(usd)}" for name, usd in estimate.usd_by_model.items()]

@@ -15,7 +15,7 @@ from etude.core.durations import shown_seconds
 
 if TYPE_CHECKING:
     from etude.store.log import JobFacts
-    from etude.store.status import ClusterStatus, RunStatus, SeenStatus
+    from etude.store.status import RunStatus, SeenStatus
 
 
 app = typer.Typer(help="Look at a run on several machines.", no_args_is_help=True, rich_markup_mode=None)
@@ -39,7 +39,7 @@ def status(
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Show what of a run is where, how much there is to do, slow nodes, and what the run waits for.
+    """Show what of a run is where, how much there is to do, and what the run waits for.
 
     Reads the run's folder, also while the run goes on, with a cluster or without.
     """
@@ -115,14 +115,12 @@ def _show(status: RunStatus, jobs: list[JobFacts]) -> None:
     say(f"journal         {status.journal.committed} entries written{waiting}")
     if status.metrics is not None:
         say(f"metrics         {status.metrics}")
-    if status.cluster is not None and status.cluster.dashboard:
-        say(f"dashboard       {status.cluster.dashboard}")
+    if status.dashboard is not None:
+        say(f"dashboard       {status.dashboard}")
     for wait in status.waits:
         say_wrapped(f"waits for       {wait.what}, {shown_seconds(wait.seconds)}")
     _show_places(status)
     _show_models(status)
-    if status.cluster is not None:
-        _show_cluster(status.cluster)
 
 
 def _episodes(status: RunStatus) -> str:
@@ -145,15 +143,6 @@ def _show_places(status: RunStatus) -> None:
             for each in status.runners
         ]
         table(("runner", "node", "state", "since", "episodes"), rows)
-    if status.nodes:
-        columns = ("node", "episodes played", "seconds each", "elsewhere", "")
-        table(
-            columns,
-            [
-                (node.node, node.episodes, node.median, node.others, "slow" if node.is_slow else None)
-                for node in status.nodes
-            ],
-        )
 
 
 def _show_models(status: RunStatus) -> None:
@@ -167,23 +156,3 @@ def _show_models(status: RunStatus) -> None:
         for model in status.models
     ]
     table(("model", "version", "calls in flight", "oldest"), rows)
-
-
-def _show_cluster(cluster: ClusterStatus) -> None:
-    rows = [
-        (
-            node.address,
-            node.name,
-            "the head's" if node.is_head else "up" if node.is_alive else "lost",
-            _resources(node.resources),
-        )
-        for node in cluster.nodes
-    ]
-    table(("node", "name", "state", "resources"), rows, title=f"cluster {cluster.address}")
-    say(f"free            {_resources(cluster.free) or 'nothing'}")
-
-
-def _resources(resources: dict[str, float]) -> str:
-    """`2 CPU, 1 GPU`: those that a user asks for, without the cluster's own."""
-    shown = {name: amount for name, amount in resources.items() if ":" not in name and "memory" not in name}
-    return ", ".join(f"{amount:g} {name}" for name, amount in sorted(shown.items()) if amount)

@@ -1,6 +1,6 @@
 """Printing: sentences, JSON, hints, and tables that fit a terminal.
 
-Nothing in a table is cut, and names can be copied whole.
+Nothing in a table is cut.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import contextlib
 import json
 import shutil
 import sys
+import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Any
 
 _GAP = "  "
 _INDENT = "    "
+_ENDLESS = 10**6
+"""Columns of a line in a pipe or a file."""
 
 
 def say(text: str = "") -> None:
@@ -111,43 +114,43 @@ def table_lines(
     width: int | None = None,
     sentences: Collection[str] = (),
 ) -> list[str]:
-    """The lines of a table: a row on a line where that fits into `width`, else its cells under its first one.
+    """The lines of a table. Cells that are None stay empty, and numbers stand at the right.
 
-    Cells that are None stay empty, and numbers stand at the right. Where there is no room for those of the
-    columns `sentences`, they stand below their rows, wrapped between words. All others are kept whole.
+    Where the lines would be wider than `width`, the columns `sentences` stand below their rows, wrapped
+    between words. All others are kept whole, also where a line is wider then.
     """
     texts = [[_text(cell) for cell in row] for row in rows]
     below: list[list[str]] = [[] for _ in rows]
     widths = _widths(columns, texts)
-    if width is not None and _total(widths) > width:
-        _move_sentences(columns, texts, below, width, sentences)
+    if width is not None and sum(widths) + len(_GAP) * (len(widths) - 1) > width:
+        for column in (column for column, name in enumerate(columns) if name in sentences):
+            for row, lines in zip(texts, below, strict=True):
+                said, row[column] = row[column], ""
+                lines += wrapped(f"{_INDENT}{columns[column]}: {said}", width, _INDENT) if said else []
         widths = _widths(columns, texts)
-        if _total(widths) > width:
-            stacked = [_stacked(columns, row, width) for row in texts]
-            return [line for row, more in zip(stacked, below, strict=True) for line in (*row, *more)]
-    numeric = [
-        all(isinstance(row[column], int | float | None) for row in rows) for column in range(len(columns))
-    ]
-    lines = [_row(columns, widths, numeric), "─" * _total(widths)]
-    for row, sentence in zip(texts, below, strict=True):
-        lines += [_row(row, widths, numeric), *sentence]
-    return lines
+    at_right = [all(isinstance(row[n], int | float | None) for row in rows) for n in range(len(columns))]
+
+    def line(cells: Sequence[str]) -> str:
+        spaces = (" " * (width - cell_width(cell)) for cell, width in zip(cells, widths, strict=True))
+        padded = zip(cells, spaces, at_right, strict=True)
+        return _GAP.join(space + cell if right else cell + space for cell, space, right in padded).rstrip()
+
+    shown = [line(columns), "─" * (sum(widths) + len(_GAP) * (len(widths) - 1))]
+    for row, lines in zip(texts, below, strict=True):
+        shown += [line(row), *lines]
+    return shown
+
+
+def _widths(columns: Sequence[str], texts: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(cell_width, cells)) for cells in zip(columns, *texts, strict=True)]
 
 
 def wrapped(text: str, width: int | None, indent: str = "") -> list[str]:
-    """Text in lines of at most `width` columns, `indent` before all but the first; no word is ever cut."""
-    lines: list[str] = []
-    for part in text.splitlines() or [""]:
-        words = part.lstrip().split(" ")
-        line = part[: len(part) - len(part.lstrip())] + words[0]
-        for word in words[1:]:
-            if width is not None and cell_width(f"{line} {word}") > width:
-                lines.append(line)
-                line = indent + word
-            else:
-                line = f"{line} {word}"
-        lines.append(line)
-    return lines
+    """Text in lines of at most `width` characters, `indent` before all but the first; no word is ever cut."""
+    wrap = textwrap.TextWrapper(
+        width or _ENDLESS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return [line for part in text.splitlines() or [""] for line in wrap.wrap(part) or [""]]
 
 
 def cell_width(text: str) -> int:
@@ -165,57 +168,6 @@ def said_once(reasons: Sequence[str | None]) -> list[str | None]:
         shown.append("as before" if reason is not None and reason == last else reason)
         last = last if reason is None else reason
     return shown
-
-
-def _widths(columns: Sequence[str], texts: Sequence[Sequence[str]]) -> list[int]:
-    return [max(map(cell_width, cells)) for cells in zip(columns, *texts, strict=True)]
-
-
-def _total(widths: Sequence[int]) -> int:
-    return sum(widths) + len(_GAP) * (len(widths) - 1)
-
-
-def _move_sentences(
-    columns: Sequence[str],
-    texts: Sequence[list[str]],
-    below: Sequence[list[str]],
-    width: int,
-    sentences: Collection[str],
-) -> None:
-    """Take the sentences that are too long for a column out of their rows, to stand below them."""
-    indices = [column for column, name in enumerate(columns) if name in sentences]
-    widths = _widths(columns, texts)
-    others = sum(size + len(_GAP) for column, size in enumerate(widths) if column not in indices)
-    room = (width - others) // max(1, len(indices)) - len(_GAP)
-    for row, lines in zip(texts, below, strict=True):
-        for column in indices:
-            if row[column] and cell_width(row[column]) > room:
-                lines += wrapped(f"{_INDENT}{columns[column]}: {row[column]}", width, _INDENT)
-                row[column] = ""
-
-
-def _row(texts: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) -> str:
-    cells = []
-    for text, width, right in zip(texts, widths, numeric, strict=True):
-        space = " " * (width - cell_width(text))
-        cells.append(space + text if right else text + space)
-    return _GAP.join(cells).rstrip()
-
-
-def _stacked(columns: Sequence[str], row: Sequence[str], width: int) -> list[str]:
-    """A row as its first cell, and the others with their names below it, as many to a line as fit."""
-    lines = [f"{columns[0]} {row[0]}" if row[0].isdecimal() else row[0], ""]
-    for name, text in zip(columns[1:], row[1:], strict=True):
-        pair = f"{_GAP}{name} {text}"
-        if not text:
-            continue
-        if cell_width(pair) > width:
-            lines += [_GAP + name, _INDENT + text, ""]
-        elif lines[-1] and cell_width(lines[-1] + pair) > width:
-            lines.append(pair)
-        else:
-            lines[-1] += pair
-    return [line for line in lines if line]
 
 
 def _text(value: Any) -> str:

@@ -134,7 +134,7 @@ def _rescore(run: Path, settings: Config, phase: str | None, *, as_json: bool, p
 def _show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_example: bool) -> None:
     """The scores as a table, or as a JSON object."""
     from etude.loop.evaluation import item_rows
-    from etude.store.figure_words import shown_score
+    from etude.store.figures import shown_score
 
     if as_json:
         emit({**facts, **evaluation.as_json(), "items": item_rows(evaluation.output)})

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etude.cli.console import path_shown, say, say_wrapped, table
-from etude.report.run_lines import by_target
+from etude.report.words import by_target
 
 if TYPE_CHECKING:
     from etude.budget.bill import Bill
@@ -19,8 +19,8 @@ _CAUSES = 5
 
 def show_outcome(summary: Mapping[str, Any], epochs: str, run: Path) -> None:
     """The figures and versions of each model, how many epochs, the warnings, and where the plot is."""
-    from etude.report.figure_lines import figure_lines
     from etude.report.files import PLOT
+    from etude.report.words import figure_lines
 
     for target, own in by_target(summary).items():
         if target is not None:
@@ -38,9 +38,8 @@ def show_outcome(summary: Mapping[str, Any], epochs: str, run: Path) -> None:
 
 def show_evaluators(history: History) -> None:
     """The mean of each evaluator with its interval, in everything that was measured."""
-    from etude.report.figure_lines import evaluators_in
-    from etude.store.figure_words import shown_score
-    from etude.store.figures import figure_of, short_name
+    from etude.report.words import evaluators_in
+    from etude.store.figures import figure_of, short_name, shown_score
 
     measured = (entry for entry in history.epochs if entry.resting is None)
     entries: list[Entry] = [*history.measured, *measured]
@@ -61,7 +60,7 @@ def show_troubles(run: Path, calls: Mapping[str, int], causes: list[dict[str, An
 
     `calls` are those of an evaluation run's output.
     """
-    from etude.alarms.cut_off_answers import CutOffAnswers
+    from etude.alarms.built_in import CutOffAnswers
     from etude.store.summary import show_command, shown_cause
 
     cut_off, retries = CutOffAnswers().seen_in(calls), calls.get("retries", 0)
@@ -80,7 +79,7 @@ def show_troubles(run: Path, calls: Mapping[str, int], causes: list[dict[str, An
 
 def show_bill(bill: Bill) -> None:
     """All that the run took; where it cost money, also by model and role, and by part of the run."""
-    from etude.budget.limits import shown_usd
+    from etude.budget.ledger import shown_usd
     from etude.report.lines import shown_time
 
     whole = bill.total
@@ -89,9 +88,8 @@ def show_bill(bill: Bill) -> None:
     costs = f"{shown_usd(whole.usd)}, " if whole.usd or not whole.unpriced_tokens else ""
     has_both = whole.usd and whole.unpriced_tokens
     unpriced = f" ({whole.unpriced_tokens:,} of them without a price)" if has_both else ""
-    gpus = f", {bill.gpu_seconds / 3600:.2f} GPU hours" if bill.gpu_seconds else ""
     took = f"{whole.tokens:,} tokens{unpriced} in {whole.calls:,} calls"
-    say_wrapped(f"spent           {costs}{took}, {shown_time(bill.seconds)} at work{gpus}")
+    say_wrapped(f"spent           {costs}{took}, {shown_time(bill.seconds)} at work")
     if not whole.usd:
         return
     amounts = ("calls", "prompt", "cached", "sampled", "trained", "usd")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from etude.cli import hints
 from etude.cli.command import RUNS, AsJson, OutputDir, argument, option, run_async
 from etude.cli.console import emit, next_step, path_shown, say, table
-from etude.report.run_lines import imported_lines
+from etude.report.words import imported_lines
 
 if TYPE_CHECKING:
     from etude.traces.importing import Imported

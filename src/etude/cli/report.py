@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from etude.config.schema import Config
     from etude.core.interfaces import Progress
     from etude.store.run_folder import RunFolder
-    from etude.trackers.attach import TrackerOutcome
+    from etude.trackers.reporting import TrackerOutcome
 
 
 def report(
@@ -31,7 +31,7 @@ def report(
     from etude.report.live import progress_for
     from etude.store.facts import find_run
     from etude.store.run_folder import RunFolder
-    from etude.trackers.attach import report_config
+    from etude.trackers.reporting import report_config
 
     path = find_run(run, output_dir)
     with (
@@ -58,7 +58,7 @@ def report(
 
 
 async def _sent(config: Config, run: RunFolder, progress: Progress, wait: float) -> list[TrackerOutcome]:
-    from etude.trackers.attach import Reporting
+    from etude.trackers.reporting import Reporting
 
     reporting = Reporting(config, run, progress, patience=wait)
     async with reporting:

@@ -21,7 +21,7 @@ from etude.cli.figures import (
     show_outcome,
     show_troubles,
 )
-from etude.report.run_lines import (
+from etude.report.words import (
     imported_lines,
     shown_ends,
     shown_epochs,
@@ -29,7 +29,7 @@ from etude.report.run_lines import (
     shown_state,
     side_by_side,
 )
-from etude.store.figure_words import shown_difference, shown_score
+from etude.store.figures import shown_difference, shown_score
 
 if TYPE_CHECKING:
     from etude.core.history import Entry, History

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from etude.cluster.config import RayConfig
-from etude.cluster.connection import cluster_status, connected, require_ray
+from etude.cluster.connection import connected, require_ray
 from etude.cluster.launch import TeamLauncher
 from etude.cluster.runners import LOGS, RunnerLauncher
 from etude.config.document import dotted
@@ -37,15 +37,14 @@ async def ray_cluster(config: RayConfig, builder: Builder) -> AsyncIterator[Clus
     folder = _folder_of(builder)
     learners = partial(TeamLauncher, config, code=folder) if config.learners else None
     async with contextlib.AsyncExitStack() as exits:
-        runners = status = None
+        runners = dashboard = None
         if config.runners:
             connection = connected(config.address, config.runtime_env, folder)
             # In a thread: in the main one Ray would take SIGTERM for itself.
             dashboard = await asyncio.to_thread(connection.__enter__)
-            status = partial(cluster_status, config.address, dashboard)
             exits.push_async_callback(asyncio.to_thread, connection.__exit__, None, None, None)
             runners = RunnerLauncher(config, builder.run.path / LOGS)
-        yield Cluster(runners, status, learners)
+        yield Cluster(runners, dashboard, learners)
 
 
 def _require_no_secrets(config: Config) -> None:

@@ -46,11 +46,6 @@ class RayConfig(ClusterConfig, name="ray"):
             )
         return self
 
-    def gpus(self, *, on_gpus: bool = True) -> float:
-        """Those of runners and learners."""
-        each = float(on_gpus) if self.learner_gpus is None else self.learner_gpus
-        return self.runners * self.num_gpus + (self.learners or 0) * each
-
     @property
     def runner_room(self) -> dict[str, float]:
         """The resources for each runner, by Ray's names."""

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.errors import MissingExtraError, RequestError, first_line
-from etude.store.status import ClusterNode, ClusterStatus
 
 _ANSWER_SECONDS = 10.0
 """For a cluster to answer where somebody waits for it."""
@@ -121,25 +120,3 @@ def _wait_for(address: str, seconds: float) -> None:
                 reason = f"no answer within {seconds:g} s: {error.strerror or error}"
                 raise RequestError(no_cluster(address, reason)) from error
             time.sleep(_PAUSE_SECONDS)
-
-
-def cluster_status(address: str, dashboard: str | None) -> ClusterStatus | None:
-    """The nodes of the cluster that this process is connected with; None where its head does not answer."""
-    import ray
-
-    try:
-        here, known = ray.get_runtime_context().get_node_id(), ray.nodes()
-        free = ray.available_resources()
-    except (ray.exceptions.RayError, RuntimeError, ConnectionError):
-        return None
-    nodes = [
-        ClusterNode(
-            address=str(node["NodeManagerAddress"]),
-            name=str(node["NodeManagerHostname"]),
-            is_alive=bool(node["Alive"]),
-            is_head=node["NodeID"] == here,
-            resources=node["Resources"],
-        )
-        for node in known
-    ]
-    return ClusterStatus(address=address, dashboard=dashboard, nodes=nodes, free=free)

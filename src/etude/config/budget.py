@@ -50,7 +50,3 @@ class RunBudget(ModelBudget):
 
     hours: Amount | None = None
     """Hours that the run is at work, those of its earlier processes included."""
-    gpu_hours: Amount | None = None
-    """The same hours, counted for each GPU that the run holds."""
-    episodes: Count | None = None
-    """Episodes that are played, those of validations included."""

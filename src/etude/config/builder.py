@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -45,8 +44,8 @@ class Builder:
         self.config = config
         self.run = run
         """The run that components are built for; None outside of a run."""
-        self.around_llm: Callable[[str, Engine], AbstractContextManager[None]] | None = None
-        """Opened around each engine that is built, before anybody has it, and closed when the engine is."""
+        self.wrap_llm: Callable[[str, Engine], Engine] = lambda name, engine: engine
+        """Makes of each engine that is built the one that everybody has."""
         self._exits = contextlib.AsyncExitStack()
         self._components: dict[str, Any] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -171,9 +170,7 @@ class Builder:
             component = await self._exits.enter_async_context(context)
             if component is None:
                 raise EtudeError(f"{where_defined(registration.factory)}: what builds {key} yielded None")
-            if kind == "llms" and self.around_llm is not None:
-                self._exits.enter_context(self.around_llm(key.removeprefix("llms."), component))
-            return component
+            return self.wrap_llm(key.removeprefix("llms."), component) if kind == "llms" else component
         except EtudeError:
             raise
         except Exception as error:

@@ -123,10 +123,6 @@ class ClusterConfig(ComponentConfig):
     learners: int | None = Field(default=None, ge=1)
     """Processes that train a job of the adapter `local` together; left out: the run's own process trains."""
 
-    def gpus(self, *, on_gpus: bool = True) -> float:
-        """GPUs that all the processes hold. Those that take one where there is any do so `on_gpus`."""
-        return 0.0
-
     def check(self, folder: Path | None, *, on_gpus: bool = True) -> list[Placement]:
         """Whether there is room for the processes, for `etude check`; `folder` has the user's modules.
 
@@ -171,8 +167,6 @@ class TrackerConfig(ComponentConfig):
 
     episodes: int = Field(default=8, ge=0)
     """Episodes in the table of samples of each epoch and validation, with all that was said; 0: no table."""
-    checkpoints: bool = False
-    """Whether the best and the last weights are kept there too, when the run is over."""
     patience: float = Field(default=30.0, ge=0)
     """Seconds that the end of the run waits at most until all is there. `etude report` sends the rest."""
 

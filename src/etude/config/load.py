@@ -162,7 +162,6 @@ def _validated(document: Document, overrides: Iterable[Override]) -> Config:
         if not _REFERENCE.search(secret):
             keep_text(secret)
     _read_environment(data, problems, Path(config_file) if isinstance(config_file, str) else None)
-    _find_prices(data, folders, problems)
     components = build_components(data, problems, folders)
     config = _validate_rest(data, problems)
     complete_names(config, components, problems, in_training)
@@ -194,17 +193,6 @@ def _examples_come_first(document: Document) -> bool:
     if closeness(DATASET) > closeness(in_settings) > 0:
         replace_at(document.data, in_settings, None)
     return max(closeness(DATASET), closeness(in_settings)) > closeness(held_out)
-
-
-def _find_prices(data: dict[str, Any], folders: Iterable[Path], problems: Problems) -> None:
-    """Make the path of the file of prices absolute, or note that it is not there."""
-    if isinstance(prices := data.get("prices"), str):
-        files = [folder / Path(prices).expanduser() for folder in folders]
-        existing = next((file for file in files if file.is_file()), None)
-        if existing is None:
-            problems.add(("prices",), f"there is no file '{prices}'")
-        else:
-            data["prices"] = str(existing.absolute())
 
 
 def _find_transcripts(config: Config, folders: Iterable[Path], problems: Problems) -> None:

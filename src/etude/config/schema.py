@@ -80,8 +80,8 @@ class StallConfig(BaseModel, extra="forbid", frozen=True):
     """When a run in which nothing moves says so, and when it ends."""
 
     say_after: Annotated[float, CHANGEABLE] = Field(default=120.0, gt=0)
-    """Seconds without any progress after which the run says what it waits for, and writes the stacks of its
-    threads and tasks; it says so again each time that they have doubled."""
+    """Seconds without any progress after which the run says what it waits for, and writes where its threads
+    and tasks are; it says so again each time that they have doubled."""
     end_after: Annotated[float | None, CHANGEABLE] = Field(default=3600.0, gt=0)
     """Seconds without any progress that end the run, to be resumed; at least twice an episode's `timeout`.
     Null for never. A training job is bounded by the trainer's `job_timeout` in its place."""
@@ -110,8 +110,6 @@ class Config(BaseModel, extra="forbid", frozen=True):
     """The model to train, and for how long."""
     budget: Annotated[RunBudget | None, CHANGEABLE] = None
     """The most that the run may take; by default there is no limit."""
-    prices: Annotated[Path | None, CHANGEABLE] = None
-    """A file with prices of models, which go before those of Etude's own list."""
     metrics: Annotated[MetricsConfig | None, CHANGEABLE] = None
     """An address with metrics for Prometheus, open while the run goes on; by default there is none."""
     stall: Annotated[StallConfig, CHANGEABLE] = Field(default_factory=StallConfig)

@@ -43,6 +43,13 @@ class Engine(Protocol):
         """Free threads, sockets and memory. Calling it twice is fine."""
 
 
+def bare(engine: Engine) -> Engine:
+    """The engine that somebody wrote, without those around it that count its calls."""
+    while (inner := getattr(engine, "metered", None)) is not None:
+        engine = inner
+    return engine
+
+
 @runtime_checkable
 class Portable(Protocol):
     """An engine that only speaks to an address: other processes can build it too, and adopt its versions."""

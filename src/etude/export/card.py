@@ -13,10 +13,9 @@ from typing import Any, Literal, TypeAlias
 
 from etude.config.document import dig
 from etude.core.history import Entry, History
-from etude.report.figure_lines import evaluators_in
+from etude.report.words import evaluators_in
 from etude.store.facts import facts_of, histories_of
-from etude.store.figure_words import shown_figure, shown_score
-from etude.store.figures import figure_of, version_of
+from etude.store.figures import figure_of, shown_figure, shown_score, version_of
 from etude.store.stored_config import stored_data, trained_parts
 from etude.store.summary import collapse_in
 from etude.store.versions import RunVersion

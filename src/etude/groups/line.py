@@ -27,7 +27,7 @@ from etude.core.trajectory import TrajectoryCollection
 from etude.groups.lineage import JobData, LineageEntry, LineageLog, check_changed
 from etude.jobs.content import JobNameTakenError
 from etude.store.journal import Journal
-from etude.telemetry.stalls import StallDoctor
+from etude.telemetry.watchdog import Watchdog
 
 _LOOKS = 12
 """At a job that was cancelled: for about ten seconds."""
@@ -82,7 +82,7 @@ class ModelLine:
         *,
         rules: LineRules | None = None,
         warn: Callable[[str], None] = lambda text: None,
-        doctor: StallDoctor | None = None,
+        watchdog: Watchdog | None = None,
         ledger: Ledger | None = None,
     ) -> None:
         """`name` is unique within the run; `model` is the entry of `llms` that `engine` is.
@@ -99,7 +99,7 @@ class ModelLine:
         self.version: ModelVersion | None = None
         """The weights that are sampled from, where the backend says."""
         self._warn = warn
-        self._doctor = doctor
+        self._watchdog = watchdog
         self._ledger = ledger
         self._warned: set[str] = set()
 
@@ -199,7 +199,7 @@ class ModelLine:
         """
         try:
             async with asyncio.timeout(seconds) as limit:
-                with self._watched(ref, seconds):
+                with contextlib.nullcontext() if self._watchdog is None else self._watchdog.waiting_for_job():
                     status = await self.adapter.wait_until_complete(ref, poll_interval=poll_interval)
         except TimeoutError as error:
             if not limit.expired():
@@ -216,11 +216,6 @@ class ModelLine:
         if status.message:
             self._say_once(status.message)
         return status
-
-    def _watched(self, ref: TrainingJobRef, seconds: float) -> contextlib.AbstractContextManager[None]:
-        if self._doctor is None:
-            return contextlib.nullcontext()
-        return self._doctor.waiting_for_job(ref.run_id, seconds, lambda: self.adapter.status(ref))
 
     async def _cancel(self, ref: TrainingJobRef, late: str, cause: TimeoutError) -> TrainingJobStatus:
         """Ask the backend to cancel a job that is `late`; its status, if it is completed after all."""

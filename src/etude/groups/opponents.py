@@ -16,7 +16,7 @@ from etude.core.call import ChatRequest, Completion
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import CapabilityError, EngineError, RequestError
 from etude.core.history import History
-from etude.core.interfaces import Engine
+from etude.core.interfaces import Engine, bare
 from etude.core.job import ModelVersion
 from etude.core.keys import generator
 from etude.core.ratings import bradley_terry, win_probability
@@ -231,7 +231,7 @@ async def opponents(config: OpponentsConfig, builder: Builder) -> AsyncIterator[
         )
     journal = None if builder.run is None else builder.run.journal
     async with AsyncExitStack() as exits:
-        current = await builder.get_llm(config.of) if isinstance(llm, LocalLlmConfig) else None
+        current = bare(await builder.get_llm(config.of)) if isinstance(llm, LocalLlmConfig) else None
 
         async def make(version: ModelVersion | None) -> Engine:
             if current is not None:

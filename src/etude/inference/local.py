@@ -15,6 +15,7 @@ from etude.config.component import CHANGEABLE, LlmConfig
 from etude.config.registry import register_llm
 from etude.core.call import Sampling
 from etude.core.errors import MissingExtraError, RequestError
+from etude.core.interfaces import bare
 from etude.inference.tiny import TinyConfig, base_folder, make_base
 from etude.models.source import locate
 from etude.store.sums import damage_in
@@ -123,7 +124,7 @@ async def _of_same_base(config: LocalLlmConfig, builder: Builder) -> Policy | No
         if other is config:
             break
         if isinstance(other, LocalLlmConfig) and (other.model, other.loading) == base:
-            engine = await builder.get_llm(name)
+            engine = bare(await builder.get_llm(name))
             if isinstance(engine, EmbeddedEngine) and not engine.policy.weights_id:
                 return engine.policy
     return None

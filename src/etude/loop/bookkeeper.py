@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from etude.alarms.judge_disagreement import named_pairs
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import FinetuneConfig
@@ -19,6 +18,7 @@ from etude.core.episode import EpisodeRecord, cut_off_share
 from etude.core.errors import TrainingError
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.history import Entry, WarmUpEntry
+from etude.core.interfaces import bare
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import TrajectoryCollection
 from etude.groups.line import LineRules, ModelLine
@@ -28,7 +28,7 @@ from etude.loop.metrics import collection_metrics, selection_metrics, shaped_rew
 from etude.loop.record import Record
 from etude.loop.training_data import JobRecord, Provenance, TargetWatch
 from etude.rewards.collections import Collections, within, worked_on
-from etude.rewards.evaluation import agreements, judges_and_checks
+from etude.rewards.evaluation import agreements
 from etude.runtime import Runtime
 from etude.store.facts import SUMMARY
 from etude.store.figures import last_version, versions_made
@@ -71,7 +71,7 @@ class Bookkeeper:
             runtime.run.journal,
             rules=LineRules(frozen=runtime.target_config.frozen, from_scratch=config.fine_tune_from_scratch),
             warn=warn,
-            doctor=runtime.doctor,
+            watchdog=runtime.watchdog,
             ledger=runtime.ledger,
         )
         self.collections = Collections(
@@ -85,10 +85,12 @@ class Bookkeeper:
         self._samples = JobRecord(runtime.run.path, runtime.target, adapter)
         self._curriculum_state = curriculum_state
         self._facts = facts
-        pools = [engine for engine in runtime.engines.values() if isinstance(engine, OpponentPool)]
+        pools = [each for each in map(bare, runtime.engines.values()) if isinstance(each, OpponentPool)]
         self.opponents = [pool for pool in pools if pool.config.of == runtime.target_model]
-        asks_model = {name: each.asks_model() for name, each in runtime.config.eval.evaluators.items()}
-        self._judged = judges_and_checks(asks_model, named_pairs(config))
+        evaluators = runtime.config.eval.evaluators.items()
+        judges = [name for name, each in evaluators if each.asks_model()]
+        checks = [name for name, each in evaluators if not each.asks_model()]
+        self._judged = [(judge, check) for judge in judges for check in checks]
         self._games: defaultdict[tuple[int, str], list[Game]] = defaultdict(list)
         """By epoch and entry of `llms`: whom the trained model has met."""
         self._built: dict[int, tuple[TrajectoryCollection, dict[str, Any]]] = {}

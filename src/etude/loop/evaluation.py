@@ -18,7 +18,8 @@ from typing import Any, cast
 
 from pydantic import Field
 
-from etude.budget.guard import meter_of, open_ledger, within_budget
+from etude.budget.ledger import open_ledger, within_budget
+from etude.budget.meter import MeteredEngine
 from etude.config.builder import Builder
 from etude.config.component import EvaluatorConfig
 from etude.config.import_path import import_object
@@ -28,7 +29,7 @@ from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutput, EvalOutputItem, EvaluationRunOutput
 from etude.core.example import Example
-from etude.core.interfaces import Engine, Progress
+from etude.core.interfaces import Engine, Progress, bare
 from etude.core.keys import content_hash
 from etude.groups.opponents import OpponentPool
 from etude.inference.local import LocalLlmConfig
@@ -179,7 +180,7 @@ async def evaluate(
         if version is not None and not engines and version.version is not None:
             await runtime.engines[target or runtime.target_model].adopt(version.version)
             for name in _opponents(config, target):
-                cast("OpponentPool", runtime.engines[name]).outside = _start_of(version).version
+                cast("OpponentPool", bare(runtime.engines[name])).outside = _start_of(version).version
         evaluation = await measure(
             runtime,
             runtime.validation_examples or runtime.examples,
@@ -228,7 +229,7 @@ async def rescore_run(
     progress.phase("scoring")
     ledger = open_ledger(config, run)
     async with Builder(config, run) as builder, within_budget(ledger, progress):
-        builder.around_llm = meter_of(ledger, config)
+        builder.wrap_llm = lambda name, engine: MeteredEngine(name, engine, ledger, config.llms)
         evaluators = {name: await builder.get_evaluator(name) for name in config.eval.evaluators}
         if not evaluators:
             raise RequestError("the config has no evaluators; add some under 'eval.evaluators'")

@@ -13,9 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from etude.alarms.alarm import alarms_of
+from etude.alarms.alarm import alarms_of, events_of
 from etude.alarms.remedies import PAGE
-from etude.alarms.ringing import events_of
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import RunPaused, TrainingError
 from etude.core.history import AlarmEvent, Entry, EpochEntry, History, ValidationEntry, WarmUpEntry

@@ -23,7 +23,7 @@ from etude.core.keys import shuffled_forever
 from etude.core.trajectory import TrajectoryCollection
 from etude.loop.bookkeeper import Bookkeeper
 from etude.loop.metrics import validation_metrics
-from etude.store.figure_words import shown_reward
+from etude.store.figures import shown_reward
 
 _FEW = 64
 """Examples that show whether it is worth measuring on all."""

@@ -67,7 +67,7 @@ def estimate_run(
         prompt_tokens=round(episodes * each.prompt_tokens),
         completion_tokens=round(episodes * each.completion_tokens),
         assumptions=(*each.assumptions, *priced),
-        warnings=tuple(over_budget(config, money, tokens, episodes)),
+        warnings=tuple(over_budget(config, money, tokens)),
         training_usd=usd,
         tokens=tokens,
         usd=money,

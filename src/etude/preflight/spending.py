@@ -121,9 +121,9 @@ def check_spending(config: Config, findings: Findings) -> None:
             findings.warn(f"price of {name}", f"not known, and tokens alone are counted; {remedy}")
 
 
-def over_budget(config: Config, usd: Range | None, tokens: Range, episodes: int) -> list[str]:
+def over_budget(config: Config, usd: Range | None, tokens: Range) -> list[str]:
     """Warnings of limits of the run's budget that it would reach before its end."""
-    needed = {"usd": usd and usd.mean, "tokens": tokens.mean, "episodes": episodes}
+    needed = {"usd": usd and usd.mean, "tokens": tokens.mean}
     return [
         f"budget.{unit} is {most:,g}, and the whole run would take about {need:,.4g}: it would stop before "
         "its end, and could go on with more"

@@ -4,7 +4,7 @@ training_metrics.jsonl   every number of every epoch, a line each, and the alarm
 reward_history.json      the rewards of the epochs' episodes, and what each evaluator gave
 validation_history.json  the same on the validation examples
 curriculum_state.json    the curriculum after the last epoch, when there is one
-reward_plot.png          the rewards, drawn now and then and at the end
+reward_plot.png          the rewards, drawn now and then and at the end; needs matplotlib, the extra `plots`
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ from __future__ import annotations
 import json
 import textwrap
 import time
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
+from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,8 +24,13 @@ from etude.core.data_model import finite
 from etude.core.errors import MissingExtraError
 from etude.core.history import Entry, EpochEntry, History
 from etude.core.secrets import masked
-from etude.report.plot import write_reward_plot
-from etude.store.files import append_text, write_atomically
+from etude.store.figures import with_rewards
+from etude.store.files import draft_of, write_atomically
+
+_INK, _MUTED, _GRID = "#22262e", "#7a8290", "#e6e8ec"
+_TRAIN, _VALIDATION, _FILTERED = "#4c78a8", "#e4572e", "#59a14f"
+
+Points = list[tuple[float, float]]
 
 E = TypeVar("E", bound=Entry)
 
@@ -59,26 +68,19 @@ class RunReport:
 
 
 class MetricsFiles:
-    """The metrics files of one folder.
-
-    A run may have thousands of epochs: each is encoded once, and lines that are in a file already stay there.
-    """
+    """The metrics files of one folder. A run may have thousands of epochs: each is encoded once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._texts: dict[tuple[str, int], tuple[Entry, str]] = {}
-        self._lines: list[str] = []
-        """Those of training_metrics.jsonl."""
-        self._size = 0
-        """Its bytes as they were left."""
 
     def write(self, history: History) -> None:
         """Bring the files up to the history. Raises StoreError when one cannot be written.
 
-        Each is whole at any instant; of a line that is being added a power cut may leave a part, which is
-        mended when the run goes on.
+        Each is whole at any instant.
         """
-        self._write_lines([*self._encoded("lines", history.epochs, lambda entry: _line(history, entry))])
+        lines = self._encoded("lines", history.epochs, lambda entry: _line(history, entry))
+        write_atomically(self._folder / "training_metrics.jsonl", "".join(lines), exact=True)
         trained_on = [entry for entry in history.epochs if entry.resting is None]
         self._write_list("reward_history", trained_on, "num_trajectories")
         if history.validations:
@@ -86,15 +88,6 @@ class MetricsFiles:
         if history.epochs and _has_curriculum(history.epochs[-1]):
             state = _json(history.epochs[-1].curriculum_state, indent=2)
             write_atomically(self._folder / "curriculum_state.json", f"{state}\n")
-
-    def _write_lines(self, lines: list[str]) -> None:
-        path, before = self._folder / "training_metrics.jsonl", self._lines
-        is_as_left = bool(before) and path.is_file() and path.stat().st_size == self._size
-        if is_as_left and lines[: len(before)] == before:
-            append_text(path, "".join(lines[len(before) :]))
-        else:
-            write_atomically(path, "".join(lines), exact=True)
-        self._lines, self._size = lines, path.stat().st_size
 
     def _write_list(self, name: str, entries: Iterable[Entry], *more: str) -> None:
         """A JSON file with the rewards of epochs or validations, and `more` of their metrics."""
@@ -152,3 +145,109 @@ def _has_curriculum(entry: EpochEntry) -> bool:
 
 def _json(value: Any, indent: int | None = None) -> str:
     return json.dumps(finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def write_reward_plot(history: History, path: Path) -> None:
+    """Draw the rewards over the epochs as a PNG.
+
+    A picture of the same history that is there already stays: to draw one takes a second of CPU time.
+    Raises StoreError when it cannot be written, MissingExtraError without matplotlib.
+
+    The x axis counts the epochs that the weights had trained for, so that the episodes of an epoch and
+    the validation before it stand above each other.
+    """
+    if path.is_file() and _origin(history).encode() in path.read_bytes():
+        return
+    picture = render_reward_plot(history)
+    with draft_of(path) as draft:
+        draft.write_bytes(picture)
+
+
+def _origin(history: History) -> str:
+    """The words in a picture that say what it shows."""
+    return f"history {sha256(history.model_dump_json().encode()).hexdigest()}"
+
+
+def render_reward_plot(history: History) -> bytes:
+    """The plot as the bytes of a PNG, 1500 by 840 pixels."""
+    if find_spec("matplotlib") is None:
+        raise MissingExtraError("drawing the plot of the rewards", "plots")
+    # Imported here, because drawing is the only thing that needs it; no pyplot, so no global state.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(10, 5.6), dpi=150, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    title = axes.set_title("", loc="left", color=_INK, fontsize=13, fontweight="bold", pad=14)
+    title.set(text=_title(history), parse_math=False)  # A `$` in a name is no formula.
+    axes.set_xlabel("epochs trained", color=_MUTED)
+    axes.set_ylabel("reward", color=_MUTED)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(axis="y", color=_GRID, linewidth=0.9)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=_MUTED, length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(_GRID)
+    axes.margins(x=0.02, y=0.12)
+    _draw_training(axes, history)
+    _draw_validation(axes, history)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="best", frameon=False, labelcolor=_INK, fontsize=9.5)
+    else:
+        axes.text(0.5, 0.5, "no rewards yet", transform=axes.transAxes, ha="center", color=_MUTED)
+    buffer = BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Of letters that its font lacks: they are boxes.
+        figure.savefig(buffer, format="png", metadata={"Comment": _origin(history)})
+    return buffer.getvalue()
+
+
+def _title(history: History) -> str:
+    name = " ".join(history.run_id.split())
+    known = with_rewards(history.validations or history.epochs)
+    if len(known) < 2:
+        return f"Reward · {name}"
+    kind = "Validation reward" if history.validations else "Reward of the training episodes"
+    first, last = (entry.metrics["avg_reward"] for entry in (known[0], known[-1]))
+    return f"{kind} {first:.2f} → {last:.2f} · {name}"
+
+
+def _draw_training(axes: Any, history: History) -> None:
+    train = _points(history.epochs, "avg_reward")
+    if train:
+        style = {"linewidth": 1.6, "marker": "o", "markersize": 3.2, "label": "training"}
+        axes.plot(*zip(*train, strict=True), color=_TRAIN, **style)
+    filtered = _points(history.epochs, "filtered_avg_reward")
+    if filtered and any(share != 1.0 for _, share in _points(history.epochs, "curriculum_percentile")):
+        style = {"linewidth": 1.4, "linestyle": (0, (1, 1.6)), "label": "trained on"}
+        axes.plot(*zip(*filtered, strict=True), color=_FILTERED, **style)
+
+
+def _draw_validation(axes: Any, history: History) -> None:
+    known = with_rewards(history.validations)
+    points = _points(known, "avg_reward")
+    if not points:
+        return
+    ends = [_points(known, key) for key in ("reward_low", "reward_high")]
+    lengths, label = None, "validation"
+    if all(len(bounds) == len(points) for bounds in ends):
+        label = "validation, 95 % interval"
+        lengths = [[abs(a[1] - b[1]) for a, b in zip(bounds, points, strict=True)] for bounds in ends]
+    # A line from one validation to the next is no measurement, so it is a faint one.
+    axes.plot(*zip(*points, strict=True), color=_VALIDATION, linewidth=1.2, linestyle=":", alpha=0.6)
+    style = {"fmt": "o", "markersize": 6, "elinewidth": 2.2, "capsize": 4, "zorder": 5, "label": label}
+    axes.errorbar(*zip(*points, strict=True), yerr=lengths, color=_VALIDATION, **style)
+    for point in {points[0], points[-1]}:
+        offset = {"xytext": (9, -15), "textcoords": "offset points"}
+        axes.annotate(f"{point[1]:.2f}", point, color=_VALIDATION, fontsize=10, fontweight="bold", **offset)
+
+
+def _points(entries: Sequence[Entry], key: str) -> Points:
+    """By the epochs that the weights had trained for that an entry is a figure of."""
+    return [
+        (float(entry.epoch - isinstance(entry, EpochEntry)), float(value))
+        for entry in entries
+        if (value := entry.metrics.get(key)) is not None
+    ]

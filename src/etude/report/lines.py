@@ -8,13 +8,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
-from etude.budget.limits import shown_usd
+from etude.budget.ledger import shown_usd
 from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalOutputItem
 from etude.core.interfaces import Progress
-from etude.store.figure_words import shown_best, shown_reward
-from etude.store.figures import failed_counts
+from etude.store.figures import failed_counts, shown_best, shown_reward
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 

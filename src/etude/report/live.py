@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, TextIO
 
 from rich.console import Console, RenderableType
@@ -24,7 +21,7 @@ from etude.report.lines import (
     shown_validation,
     sparkline,
 )
-from etude.store.figure_words import shown_reward
+from etude.store.figures import shown_reward
 
 _LEAST, _MOST = 20, 100
 """Columns of the panel."""
@@ -48,8 +45,7 @@ class LiveProgress(RunState):
         return self
 
     def __exit__(self, *exc: object) -> None:
-        with _uninterrupted():
-            self._live.stop()
+        self._live.stop()
 
     def skipped(self, epoch: int, reason: str) -> None:
         super().skipped(epoch, reason)
@@ -128,16 +124,3 @@ def progress_for(
     if not stream.isatty():
         return LineProgress(stream, stamped=True)
     return LiveProgress(Console(file=stream))
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """No Ctrl-C comes between the panel and its removal. Only the main thread gets any."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)

@@ -167,15 +167,6 @@ def agreements(output: EvaluationRunOutput, pairs: Iterable[tuple[str, str]]) ->
     return dict(figures)
 
 
-def judges_and_checks(
-    asks_model: Mapping[str, bool], named: Iterable[tuple[str, str]]
-) -> list[tuple[str, str]]:
-    """The pairs to compare: each evaluator that asks a model with each that does not, and those `named`."""
-    judges = [name for name, does in asks_model.items() if does]
-    checks = [name for name, does in asks_model.items() if not does]
-    return list(dict.fromkeys([*((judge, check) for judge in judges for check in checks), *named]))
-
-
 def _agreement(judged: Sequence[EvalOutputItem], checked: Sequence[EvalOutputItem]) -> dict[str, Any] | None:
     groups: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     scores = set()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from etude.core.call import Sampling
 from etude.core.episode import EpisodeRecord
@@ -19,7 +17,6 @@ from etude.core.interfaces import Engine
 from etude.core.logged import LoggedExample
 from etude.core.tools import ToolSet
 from etude.rollout.episode import Episode
-from etude.rollout.paces import Paces
 from etude.rollout.recorder import Models, Recorder
 from etude.rollout.run_workflow import run_workflow
 from etude.rollout.tools import EpisodeTools
@@ -71,10 +68,6 @@ class EpisodeJob:
         change_sampling(Sampling(), self.sampling)
 
 
-Admission: TypeAlias = Callable[[], AbstractAsyncContextManager[None]]
-"""Entered around each episode that is played; it may wait, also for good."""
-
-
 class Runner(Protocol):
     """Plays episodes elsewhere, and has their scores made there too."""
 
@@ -99,12 +92,10 @@ class Collector:
         tools: Mapping[str, ToolSet] | None = None,
         endpoint_port: int = 0,
         runner: Runner | None = None,
-        admission: Admission | None = None,
     ) -> None:
         """`sampling` and `template_options` are for calls that do not say, by model, `default_model` is for
         those that name none. `tools` are those of `episode.tools`, by name. `endpoint_port` is that of
         `episode.endpoint`; 0 takes a free one. Episodes are collected from `runner` where there is one.
-        Those that are played, and not read back, pass `admission` before.
 
         Raises RequestError when the workflow or the models do not fit.
         """
@@ -113,7 +104,6 @@ class Collector:
         self.limits = limits or Limits()
         self.timeout = self.limits.timeout if workflow.timeout is None else workflow.timeout
         self._runner = runner
-        self._admission = admission
         self._tools = dict(tools or {})
         self._models = Models(models, sampling or {}, default_model, template_options or {})
         self._journal = journal
@@ -122,9 +112,6 @@ class Collector:
         self._collections = 0
         self.playing: dict[str, float] = {}
         """The episodes that are played here, and since when by the monotonic clock."""
-        self._node = socket.gethostname()
-        self.paces = Paces()
-        """How long those took that were played here."""
 
     def calls_under_way(self) -> dict[str, tuple[int, float]]:
         """Calls of these episodes that wait for an answer, by model: how many, and the age of the oldest."""
@@ -231,7 +218,6 @@ class Collector:
             failure=failure,
             seconds=time.perf_counter() - started,
         )
-        self.paces.note(self._node, record.seconds)
         await self._journal.put(job.id, encode_episode(record, recorder.names))
         return record
 
@@ -247,11 +233,7 @@ class Collector:
                 if job.logged is not None and self._journal.get(job.id) is None:
                     model = self._models.choose(None)
                     await write_episode(self._journal, job.logged.played(job.id, job.generation, model))
-                admission = self._admission
-                is_known = admission is None or self._journal.get(job.id) is not None
-                async with nullcontext() if admission is None or is_known else admission():
-                    record = await play(job)
-                await finished.put(record)
+                await finished.put(await play(job))
         except Exception as error:  # noqa: BLE001  the jobs are the caller's code; it is raised there
             await finished.put(error)
         else:

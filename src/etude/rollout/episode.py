@@ -18,6 +18,7 @@ from etude.core.episode import Event
 from etude.core.errors import EpisodeError, RequestError
 from etude.core.evaluation import LARGEST_SCORE, is_score
 from etude.core.example import Example
+from etude.core.interfaces import bare
 from etude.core.keys import generator
 from etude.core.message import Tool
 from etude.core.tools import ToolSet
@@ -257,7 +258,7 @@ class Episode:
             body.model if body.model in self._recorder.models.engines else default_model
         )
 
-        speech = getattr(self._recorder.models.engines[model], "speech", None)
+        speech = getattr(bare(self._recorder.models.engines[model]), "speech", None)
 
         def heading(name: str) -> Heading:
             # The id is a function of the request, for code that puts it into a later request.

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from etude.budget.purpose import Role, asking_for
+from etude.budget.meter import Role, asking_for
 from etude.core.call import Call, ChatRequest, Completion, Delta, Sampling
 from etude.core.episode import SIMULATED_USER
 from etude.core.errors import EpisodeError, EtudeError, ModelOut, RequestError, StoreError, words_of
-from etude.core.interfaces import Engine, KeepsConversations
+from etude.core.interfaces import Engine, KeepsConversations, bare
 from etude.core.keys import fold
 from etude.core.message import Message, Tool
 from etude.store.encode import encode_call, shared_messages
@@ -54,7 +54,9 @@ class Models:
     def __post_init__(self) -> None:
         """Raises RequestError when there are no models, or the default is none of them."""
         # Here, and not after each episode: asking whether an object has a protocol takes a while.
-        keeping = tuple(each for each in self.engines.values() if isinstance(each, KeepsConversations))
+        keeping = tuple(
+            each for each in map(bare, self.engines.values()) if isinstance(each, KeepsConversations)
+        )
         object.__setattr__(self, "keeping", keeping)
         if not self.engines:
             raise RequestError("there are no models for the agent to call; add an entry to `llms`")

@@ -12,7 +12,7 @@ from etude.core.call import Sampling
 from etude.core.errors import RequestError
 from etude.core.interfaces import Engine, Evaluator
 from etude.inference.opponents_config import OpponentsConfig
-from etude.rollout.collector import Admission, Collector, Limits, Runner
+from etude.rollout.collector import Collector, Limits, Runner
 from etude.rollout.workflow import Workflow
 from etude.store.journal import Steps
 
@@ -22,7 +22,6 @@ async def build_collector(
     models: Mapping[str, Engine],
     journal: Steps,
     runner: Runner | None = None,
-    admission: Admission | None = None,
 ) -> Collector:
     """The collector of the config's workflow, which plays episodes in `runner` or else in this process.
 
@@ -45,7 +44,6 @@ async def build_collector(
         default_model=None if config.finetuning.targets else target_model(config, models),
         tools={name: await builder.get_tools(name) for name in config.tools},
         runner=runner,
-        admission=admission,
     )
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from etude.budget.ledger import Ledger
-from etude.budget.purpose import Purpose, restored
+from etude.budget.meter import Purpose, restored
 from etude.core.call import Call, Usage
 from etude.core.errors import EtudeError, RequestError
-from etude.core.interfaces import Engine, KeepsConversations, Portable
+from etude.core.interfaces import Engine, KeepsConversations, Portable, bare
 from etude.core.job import ModelVersion
 from etude.rollout.collector import EpisodeJob
 from etude.runners.calls import Known, decode_request, encode_answer, encode_delta
@@ -73,7 +73,7 @@ class Head:
         """Let go of an episode that is over."""
         self.answers.pop(episode_id, None)
         for name in self.sampled_here:
-            engine = self.engines[name]
+            engine = bare(self.engines[name])
             if isinstance(engine, KeepsConversations):
                 engine.end_conversation(episode_id)
 
@@ -230,7 +230,7 @@ class RemoteRunner:
         """Have the engines that it has built itself adopt what the head's have adopted."""
         news = {
             name: engine.adopted
-            for name, engine in self._head.engines.items()
+            for name, engine in ((name, bare(each)) for name, each in self._head.engines.items())
             if name not in self._head.sampled_here and isinstance(engine, Portable)
             if engine.adopted is not None and engine.adopted != self._adopted.get(name)
         }

@@ -21,7 +21,6 @@ from etude.core.errors import EtudeError, StoreError
 from etude.rewards.evaluation import item_of
 from etude.rewards.scorer import Scorer
 from etude.rollout.collector import EpisodeJob
-from etude.rollout.paces import Paces
 from etude.runners.frames import Disconnected, Stream, accept
 from etude.runners.head import Head, RemoteRunner, RunnerDied
 from etude.runners.places import Place, Places
@@ -69,7 +68,6 @@ class RunnerPool:
         self.places = Places(runners, episodes_each)
         self.playing: dict[str, float] = {}
         """The episodes that were given to runners, and since when by the monotonic clock."""
-        self.paces = Paces()
         self._beat_seconds = max(_BEAT_SECONDS, runners / _BEATS_PER_SECOND)
         self._exits = AsyncExitStack()
         self._address = ""
@@ -116,14 +114,12 @@ class RunnerPool:
 
     async def _play(self, job: EpisodeJob) -> EpisodeRecord:
         deaths, suspected = 0, False
-        node: str | None = None
+        has_played = False
         while True:
             record = read_episode(self._head.journal, job.id, job.example)
             if record is not None and (record.failure is not None or not self._scorer.missing(record)):
-                if node is not None:
-                    self.paces.note(node, record.seconds)
                 return record
-            if node is not None:
+            if has_played:
                 raise StoreError(f"{self._head.journal.path}: a runner finished {job.id}, which is not there")
             async with self.places.take(alone=suspected) as place:
                 try:
@@ -132,7 +128,7 @@ class RunnerPool:
                         continue  # Another place may have room before this one has a runner.
                     self.playing[job.id] = time.monotonic()
                     await runner.play(job, self._steps_of(job))
-                    node = runner.process.node
+                    has_played = True
                     continue
                 except RunnerDied as error:
                     death = error

@@ -23,7 +23,6 @@ from etude.learner.launch import Launcher as TeamLauncher
 from etude.runners.log_files import bound
 from etude.runners.program import Invitation
 from etude.store.files import private_folder
-from etude.store.status import ClusterStatus
 
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from etude.runners.program import main; main()"
@@ -85,8 +84,8 @@ class Cluster:
 
     runners: Launcher | None
     """None where episodes are played as without a cluster."""
-    status: Callable[[], ClusterStatus | None] | None = None
-    """Asks for the machines as they are now, which may take a while; None where they cannot be asked."""
+    dashboard: str | None = None
+    """The address of its own web page, where it has one."""
     learners: Callable[..., TeamLauncher] | None = None
     """Makes what starts teams that train: `learners(desk, on_gpus=…)`, with the import path of what makes
     the object that the processes call. None where jobs train in the run's own process."""

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from etude.budget.meter import metered
+from etude.budget.meter import MeteredEngine
 from etude.config.builder import Builder
 from etude.core.errors import EtudeError
 from etude.core.example import Example
-from etude.core.interfaces import Engine, Portable
+from etude.core.interfaces import Engine, Portable, bare
 from etude.core.job import ModelVersion
 from etude.core.streams import mask_streams
 from etude.rewards.evaluation import item_of
@@ -152,12 +152,12 @@ async def _open_agent(parameters: Mapping[str, Any], link: Link) -> AsyncIterato
     run = RemoteRun(Path(parameters["run"]), journal)
     ledger = RemoteLedger(link, bounds_calls=parameters["bounds_calls"])
     async with RunnerBuilder(config, run, remote) as builder:
-        builder.around_llm = lambda name, engine: metered(name, engine, ledger, config.llms)
+        builder.wrap_llm = lambda name, engine: MeteredEngine(name, engine, ledger, config.llms)
         built = {name: await builder.get_llm(name) for name in config.llms if name not in remote}
         # In the order of the head: the first is meant where none is named.
         engines = {name: remote.get(name) or built[name] for name in parameters["models"]}
         for name, engine in built.items():
-            assert isinstance(engine, Portable), f"llms.{name} is not built in runners"
+            assert isinstance(bare(engine), Portable), f"llms.{name} is not built in runners"
         collector = await build_collector(builder, engines, journal)
         general = config.eval.general
         scorer = Scorer(

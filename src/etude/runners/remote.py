@@ -12,7 +12,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from etude.budget.purpose import Purpose, current_purpose
+from etude.budget.meter import Purpose, current_purpose
 from etude.config.builder import Builder
 from etude.config.component import ComponentConfig
 from etude.config.registry import Kind

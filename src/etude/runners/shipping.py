@@ -48,7 +48,6 @@ def shipped(config: Config, *, over_network: bool = False, at_head: Collection[s
             if _holds_object(value):
                 _leave_out(data, path, components[path], value)
         del slot
-    data["prices"] = None  # A file of this machine, which nobody there reads.
     _double_dollars(data)
     if over_network:
         _withhold(config, data, at_head)

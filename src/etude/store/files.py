@@ -54,17 +54,6 @@ def write_atomically(path: Path, text: str, *, exact: bool = False) -> None:
         file.write(text if exact else masked(text))
 
 
-def append_text(path: Path, text: str) -> None:
-    """Add `text` to the end of a file, as it is; it is on the disk when this returns. Raises StoreError."""
-    try:
-        with open_private(path, "a") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-
-
 def private_folder(path: Path) -> Path:
     """Make a folder, and those on the way that are missing, for this user alone; the path itself.
 

@@ -40,20 +40,6 @@ class RunnerStatus(_Value):
     """Episodes that are there now."""
 
 
-class NodeStatus(_Value):
-    """The episodes that a machine has played since the head began."""
-
-    node: str
-    episodes: int
-    seconds: float
-    """Of all of them together."""
-    median: float
-    """Seconds of one, over the last hundred."""
-    others: float | None
-    """The same over all other nodes."""
-    is_slow: bool
-
-
 class ModelStatus(_Value):
     """One model that agents call."""
 
@@ -74,29 +60,6 @@ class JournalStatus(_Value):
     """Entries that are not on the disk yet."""
     waiting_seconds: float = 0.0
     """For how long entries have waited and none has come to the disk."""
-
-
-class ClusterNode(_Value):
-    """A machine of the cluster."""
-
-    address: str
-    name: str
-    is_alive: bool
-    is_head: bool
-    """Whether the run's own process is there."""
-    resources: dict[str, float]
-    """By the cluster's names: `CPU`, `GPU` and others."""
-
-
-class ClusterStatus(_Value):
-    """The cluster that a run is on."""
-
-    address: str
-    dashboard: str | None
-    """The address of its own web page, where it has one."""
-    nodes: list[ClusterNode]
-    free: dict[str, float]
-    """Resources of all nodes together that nothing is placed on."""
 
 
 class Wait(_Value):
@@ -151,10 +114,10 @@ class RunStatus(_Value):
     runners: list[RunnerStatus]
     learners: list[Team] = Field(default_factory=list)
     """The processes that train now, of each job."""
-    nodes: list[NodeStatus]
     models: list[ModelStatus]
     journal: JournalStatus
-    cluster: ClusterStatus | None = None
+    dashboard: str | None = None
+    """The address of the web page of the cluster that it is on."""
     metrics: str | None = None
     """Where the run's metrics for Prometheus are."""
     waits: list[Wait] = Field(default_factory=list)

@@ -2,68 +2,128 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from etude.config.schema import MetricsConfig
 from etude.core.errors import MissingExtraError, RequestError
 from etude.store.status import RunStatus
-from etude.wire.http_server import ThreadServer, is_loopback, listen
-
-if TYPE_CHECKING:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-    from starlette.datastructures import Headers
-    from starlette.types import Scope
-
-_LARGEST_BODY = 1024
 
 Sample: TypeAlias = tuple[tuple[str, ...], float]
 """The values of a metric's own labels, and its value."""
+Kind: TypeAlias = Literal["counter", "gauge"]
+Metric: TypeAlias = tuple[Kind, str, str, tuple[str, ...], Callable[[RunStatus], Iterable[Sample]]]
+"""Its kind, its name, what it says, its labels but for the run, and its values."""
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric: its name, its kind, what it says, its own labels, and its values."""
+def _one(kind: Kind, name: str, text: str, value: Callable[[RunStatus], float]) -> Metric:
+    return kind, name, text, (), lambda status: [((), value(status))]
 
-    name: str
-    kind: Literal["counter", "gauge"]
-    help: str
-    labels: tuple[str, ...] = ()
-    samples: list[Sample] = field(default_factory=list)
 
-    def family(self, run: str) -> CounterMetricFamily | GaugeMetricFamily:
-        """As Prometheus's client has it, with the run as the first label."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        make = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
-        family = make(self.name, self.help, labels=["run", *self.labels])
-        for labels, value in self.samples:
-            family.add_metric([run, *labels], value)
-        return family
+METRICS: tuple[Metric, ...] = (
+    (
+        "counter",
+        "etude_episodes",
+        "Episodes that ended since the process began; those that the journal had already are among them.",
+        ("outcome",),
+        lambda s: [
+            (("completed",), s.totals.finished - s.totals.failed),
+            (("failed",), s.totals.failed),
+        ],
+    ),
+    _one("counter", "etude_calls", "Model calls of these episodes.", lambda s: s.totals.calls),
+    _one("counter", "etude_prompt_tokens", "Tokens of their prompts.", lambda s: s.totals.prompt_tokens),
+    _one("counter", "etude_sampled_tokens", "Tokens sampled by them.", lambda s: s.totals.completion_tokens),
+    _one("counter", "etude_scores", "Rewards of these episodes: how many.", lambda s: s.totals.scores),
+    # Rewards may be negative, and a counter never falls.
+    _one("gauge", "etude_scores_sum", "Rewards of these episodes, added up.", lambda s: s.totals.score_sum),
+    _one("gauge", "etude_episodes_playing", "Episodes under way.", lambda s: s.playing),
+    _one("gauge", "etude_episodes_waiting", "Episodes that have not begun.", lambda s: s.waiting or 0),
+    _one("gauge", "etude_epoch", "The epoch, from 1; 0 before the first.", lambda s: s.epoch or 0),
+    _one("gauge", "etude_epochs", "Epochs that the run was asked for.", lambda s: s.num_epochs),
+    _one("counter", "etude_epochs_trained", "Epochs trained on, each target's.", lambda s: s.totals.trained),
+    _one("counter", "etude_epochs_skipped", "Epochs without data.", lambda s: s.totals.skipped),
+    (
+        "gauge",
+        "etude_reward",
+        "Mean reward of the last epoch's episodes.",
+        ("target",),
+        lambda s: [((target,), value) for target, value in s.rewards.items()],
+    ),
+    (
+        "gauge",
+        "etude_validation_reward",
+        "Mean reward of the last validation.",
+        ("target",),
+        lambda s: [((target,), value) for target, value in s.validation.items()],
+    ),
+    (
+        "gauge",
+        "etude_phase_seconds",
+        "For how long the run has been in this phase.",
+        ("phase",),
+        lambda s: [((s.phase,), s.phase_seconds)],
+    ),
+    (
+        "gauge",
+        "etude_model_version",
+        "The version that is sampled from.",
+        ("model",),
+        lambda s: [((model.name,), model.version) for model in s.models],
+    ),
+    (
+        "gauge",
+        "etude_calls_in_flight",
+        "Calls that wait for an answer.",
+        ("model",),
+        lambda s: [((model.name,), model.waiting) for model in s.models],
+    ),
+    (
+        "gauge",
+        "etude_oldest_call_seconds",
+        "Age of the oldest of these calls.",
+        ("model",),
+        lambda s: [((model.name,), model.oldest or 0.0) for model in s.models],
+    ),
+    (
+        "gauge",
+        "etude_runners",
+        "Processes that play episodes.",
+        ("node", "state"),
+        lambda s: Counter((each.node, each.state) for each in s.runners).items(),
+    ),
+    _one("counter", "etude_journal_entries", "Entries of the journal.", lambda s: s.journal.committed),
+    _one("gauge", "etude_journal_waiting", "Entries not on the disk yet.", lambda s: s.journal.waiting),
+    _one("gauge", "etude_status_seconds", "When these figures were so; Unix seconds.", lambda s: s.at),
+)
 
 
 class MetricsServer:
-    """Answers with the latest status of a run."""
+    """The latest status of a run, for a registry of Prometheus's client."""
 
     def __init__(self) -> None:
         self.status: RunStatus | None = None
         self.address = ""
 
     def collect(self) -> Iterator[Any]:
-        """The metrics, for a registry of Prometheus's client; none before the first status."""
+        """The metrics; none before the first status."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
         status = self.status
-        if status is not None:
-            yield from (metric.family(status.run) for metric in metrics_of(status, time.time()))
+        for kind, name, text, labels, samples in METRICS if status is not None else ():
+            assert status is not None
+            make = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+            family = make(name, text, labels=["run", *labels])
+            for own, value in samples(status):
+                family.add_metric([status.run, *own], value)
+            yield family
 
 
-@asynccontextmanager
-async def served(config: MetricsConfig | None) -> AsyncIterator[MetricsServer | None]:
+@contextmanager
+def served(config: MetricsConfig | None) -> Iterator[MetricsServer | None]:
     """A server of metrics for the duration, where the config asks for one.
 
     Raises MissingExtraError, and RequestError where the address cannot be had.
@@ -73,122 +133,21 @@ async def served(config: MetricsConfig | None) -> AsyncIterator[MetricsServer | 
         return
     if find_spec("prometheus_client") is None:
         raise MissingExtraError("metrics for Prometheus", "metrics")
-    from prometheus_client import CollectorRegistry, make_asgi_app
-
-    from etude.wire.http_server import RequestChecks, require_own_name
-
-    def check(scope: Scope, headers: Headers) -> None:
-        if is_loopback(config.host):
-            require_own_name(headers)
+    from prometheus_client import CollectorRegistry, start_http_server
 
     server, registry = MetricsServer(), CollectorRegistry()
     registry.register(server)
     try:
-        listening = listen(config.host, config.port)
-    except RequestError as error:
+        http, thread = start_http_server(config.port, config.host, registry)
+    except OSError as error:
         raise RequestError(
             f"metrics cannot be served at {config.host}:{config.port}: {error}: --metrics-port"
         ) from error
-    app = RequestChecks(make_asgi_app(registry), check, max_body=lambda path: _LARGEST_BODY)
-    http = ThreadServer(app, listening)
     host = f"[{config.host}]" if ":" in config.host else config.host
-    server.address = f"http://{host}:{listening.getsockname()[1]}/metrics"
+    server.address = f"http://{host}:{http.server_port}/metrics"
     try:
         yield server
     finally:
-        await asyncio.to_thread(http.close)
-
-
-def metrics_of(status: RunStatus, now: float) -> Iterable[Metric]:
-    """All metrics of a status that is looked at `now`, in Unix seconds."""
-    yield from _of_episodes(status)
-    yield from _of_training(status)
-    yield from _of_models(status)
-    yield from _of_places(status)
-    yield _gauge("etude_status_age_seconds", "Age of these figures.", max(0.0, now - status.at))
-
-
-def _of_episodes(status: RunStatus) -> Iterator[Metric]:
-    totals = status.totals
-    ended = Metric(
-        "etude_episodes",
-        "counter",
-        "Episodes that ended since the process began; those that the journal had already are among them.",
-        ("outcome",),
-    )
-    ended.samples.extend([(("completed",), totals.finished - totals.failed), (("failed",), totals.failed)])
-    yield ended
-    for name, text, value in (
-        ("etude_calls", "Model calls of these episodes.", totals.calls),
-        ("etude_prompt_tokens", "Tokens of the prompts of these calls.", totals.prompt_tokens),
-        ("etude_sampled_tokens", "Tokens sampled by these calls.", totals.completion_tokens),
-        ("etude_scores", "Rewards of these episodes: how many.", totals.scores),
-    ):
-        yield Metric(name, "counter", text, samples=[((), value)])
-    # Rewards may be negative, and a counter never falls.
-    yield _gauge("etude_scores_sum", "Rewards of these episodes, added up.", totals.score_sum)
-    yield _gauge("etude_episodes_playing", "Episodes under way.", status.playing)
-    if status.waiting is not None:
-        yield _gauge("etude_episodes_waiting", "Episodes of the phase that have not begun.", status.waiting)
-
-
-def _of_training(status: RunStatus) -> Iterator[Metric]:
-    yield _gauge("etude_epoch", "The epoch, from 1; 0 before the first.", status.epoch or 0)
-    yield _gauge("etude_epochs", "Epochs that the run was asked for.", status.num_epochs)
-    for name, text, value in (
-        ("etude_epochs_trained", "Epochs that were trained on, each target's.", status.totals.trained),
-        ("etude_epochs_skipped", "Epochs that had nothing to train on.", status.totals.skipped),
-    ):
-        yield Metric(name, "counter", text, samples=[((), value)])
-    for name, text, rewards in (
-        ("etude_reward", "Mean reward of the last epoch's episodes.", status.rewards),
-        ("etude_validation_reward", "Mean reward of the last validation.", status.validation),
-    ):
-        yield Metric(
-            name, "gauge", text, ("target",), [((target,), value) for target, value in rewards.items()]
-        )
-    yield Metric(
-        "etude_phase_seconds",
-        "gauge",
-        "For how long the run has been in this phase.",
-        ("phase",),
-        [((status.phase,), status.phase_seconds)],
-    )
-
-
-def _of_models(status: RunStatus) -> Iterator[Metric]:
-    version = Metric("etude_model_version", "gauge", "The version that is sampled from.", ("model",))
-    waiting = Metric("etude_calls_in_flight", "gauge", "Calls that wait for an answer.", ("model",))
-    oldest = Metric("etude_oldest_call_seconds", "gauge", "Age of the oldest of these calls.", ("model",))
-    for model in status.models:
-        version.samples.append(((model.name,), model.version))
-        waiting.samples.append(((model.name,), model.waiting))
-        oldest.samples.append(((model.name,), model.oldest or 0.0))
-    yield from (version, waiting, oldest)
-
-
-def _of_places(status: RunStatus) -> Iterator[Metric]:
-    runners = Metric("etude_runners", "gauge", "Processes that play episodes.", ("node", "state"))
-    placed = Counter((each.node, each.state) for each in status.runners)
-    runners.samples.extend(placed.items())
-    learners = Metric("etude_learners", "gauge", "Processes that train a job on a cluster.", ("node",))
-    learners.samples.extend(
-        ((node,), count) for node, count in Counter(n for t in status.learners for n in t.nodes).items()
-    )
-    episodes = Metric("etude_node_episodes", "counter", "Episodes that a node has played.", ("node",))
-    seconds = Metric("etude_node_episode_seconds", "counter", "Seconds that these took.", ("node",))
-    slow = Metric("etude_node_slow", "gauge", "1 for a node whose episodes take much longer.", ("node",))
-    for node in status.nodes:
-        episodes.samples.append(((node.node,), node.episodes))
-        seconds.samples.append(((node.node,), node.seconds))
-        slow.samples.append(((node.node,), float(node.is_slow)))
-    yield from (runners, learners, episodes, seconds, slow)
-    committed = status.journal.committed
-    yield Metric(
-        "etude_journal_entries", "counter", "Entries written to the journal.", samples=[((), committed)]
-    )
-    yield _gauge("etude_journal_waiting", "Entries not on the disk yet.", status.journal.waiting)
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return Metric(name, "gauge", text, samples=[((), value)])
+        http.shutdown()
+        http.server_close()
+        thread.join()

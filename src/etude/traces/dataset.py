@@ -19,7 +19,7 @@ from etude.core.logged import LoggedExample
 from etude.store.episodes import read_episode, stored_episodes
 from etude.store.facts import find_run
 from etude.store.run_folder import RunFolder
-from etude.traces.conversations import CHATS, HELD_OUT
+from etude.traces.importing import CHATS, HELD_OUT
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder

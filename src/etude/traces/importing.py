@@ -1,26 +1,218 @@
-"""Writing the chats of a log into a run folder, where they can be looked at, scored and learned from."""
+"""From the calls of a log to the chats of a run folder, where they can be looked at, scored and learned from.
+
+Which calls are one chat, which chats began alike, and what of the log was left out.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterable, Sequence
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from etude.core.episode import EpisodeRecord
+from etude.core.call import Call, ChatRequest, Completion
+from etude.core.episode import EpisodeRecord, Event, Failure
 from etude.core.errors import RequestError
+from etude.core.example import Example
+from etude.core.keys import content_hash, fold
+from etude.core.message import Message, is_text, message_key, text_of
+from etude.core.secrets import masked_data
 from etude.store.episodes import write_episode
 from etude.store.facts import IMPORT
 from etude.store.journal import Journal
 from etude.store.run_folder import RunFolder
-from etude.traces.conversations import HELD_OUT, Log, episodes_of
 from etude.traces.files import read_records
+from etude.traces.record import LeftOut, LoggedCall, LoggedScore, Record
 
+CHATS, HELD_OUT = "chats", "held_out"
+"""The phases of a run of chats: those to learn from, and those whose prompts are held out."""
 _AT_ONCE = 256
 """Episodes that are written in one go."""
+
+
+@dataclass(slots=True)
+class Reasons:
+    """The parts of a log that were left out, by the reason: how many, and where the first one is."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    first: dict[str, str] = field(default_factory=dict)
+
+    def add(self, where: str, reason: str) -> None:
+        """Count one."""
+        self.counts[reason] += 1
+        self.first.setdefault(reason, where)
+
+
+@dataclass(slots=True)
+class Chat:
+    """Calls that belong together, in order, and what somebody thought of them."""
+
+    calls: list[LoggedCall] = field(default_factory=list)
+    scores: list[LoggedScore] = field(default_factory=list)
+
+
+class Log:
+    """The entries of a log, of all its files."""
+
+    def __init__(self) -> None:
+        self.left_out = Reasons()
+        self._calls: dict[str, LoggedCall] = {}
+        self._scores: list[LoggedScore] = []
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Take entries. Of two calls with one id the first is kept."""
+        for record in records:
+            match record:
+                case LeftOut():
+                    self.left_out.add(record.where, record.reason)
+                case LoggedScore():
+                    self._scores.append(record)
+                case LoggedCall():
+                    self._add_call(record)
+
+    def _add_call(self, call: LoggedCall) -> None:
+        name = call.id or f"{call.where}#{len(self._calls)}"
+        spoken = [*call.messages, *([call.answer] if call.answer is not None else [])]
+        if name in self._calls:
+            self.left_out.add(call.where, "call that is there twice, by its id")
+        elif not call.messages:
+            self.left_out.add(call.where, "call without a prompt")
+        elif not all(map(is_text, spoken)):
+            self.left_out.add(call.where, "call with a part that is no text, such as an image")
+        elif call.answer is not None and not (text_of(call.answer) or call.answer.get("tool_calls")):
+            self.left_out.add(call.where, "call with an empty answer")
+        else:
+            self._calls[name] = call
+
+    def chats(self) -> list[Chat]:
+        """The chats: a trace each, or several that go on with one another, or a call."""
+        calls = [*self._calls.items()]
+        if all(call.began for _, call in calls):
+            calls.sort(key=lambda named: named[1].began)
+        threads = _Threads()
+        by_call = {name: threads.chat_of(call) for name, call in calls}
+        for score in self._scores:
+            chat = by_call.get(score.call) or threads.by_trace.get(score.trace)
+            if chat is None:
+                self.left_out.add(score.where, f"feedback '{score.name}' on a call that is not in the log")
+            else:
+                chat.scores.append(score)
+        return list({id(chat): chat for chat in by_call.values()}.values())
+
+
+class _Threads:
+    """The chats so far, by their traces, and by all that was said in them."""
+
+    def __init__(self) -> None:
+        self.by_trace: dict[str, Chat] = {}
+        self._open: dict[bytes, Chat] = {}
+
+    def chat_of(self, call: LoggedCall) -> Chat:
+        """The chat that a call belongs to."""
+        chat = self.by_trace.get(call.trace) if call.trace else None
+        digests = [] if call.is_whole else _digests(call.session, _spoken(call))
+        if chat is None:
+            # The last one is that of the call itself.
+            earlier = digests[:-1] if call.answer is not None else digests
+            chats = (self._open.pop(digest, None) for digest in reversed(earlier))
+            chat = next((each for each in chats if each is not None), None) or Chat()
+        if call.trace:
+            self.by_trace[call.trace] = chat
+        if call.answer is not None and digests:
+            self._open[digests[-1]] = chat
+        chat.calls.append(call)
+        return chat
+
+
+def _spoken(call: LoggedCall) -> Sequence[Message]:
+    return call.messages if call.answer is None else (*call.messages, call.answer)
+
+
+def _digests(session: str, messages: Sequence[Message]) -> list[bytes]:
+    """A digest of the conversation up to each answer of the assistant."""
+    digest, digests = hashlib.blake2b(session.encode("utf-8", "replace"), digest_size=16), []
+    for message in messages:
+        digest.update(message_key(message).encode("utf-8", "replace") + b"\0")
+        if message["role"] == "assistant":
+            digests.append(digest.copy().digest())
+    return digests
+
+
+def held_out_of(examples: Iterable[str], share: float) -> set[str]:
+    """The examples whose prompts are held out: of two or more at least one, unless the share is 0."""
+    order = sorted(set(examples), key=lambda name: fold(0, "hold out", name))
+    count = round(share * len(order))
+    return set(order[: max(count, 1) if share and len(order) > 1 else count])
+
+
+def episodes_of(chats: Sequence[Chat], hold_out: float) -> Iterator[EpisodeRecord]:
+    """Each chat as an episode. Those that began with the same prompt are of one example."""
+    examples = [_example_of(chat) for chat in chats]
+    held_out = held_out_of((example.id for example in examples), hold_out)
+    generations: defaultdict[str, int] = defaultdict(int)
+    for chat, example in zip(chats, examples, strict=True):
+        generation = generations[example.id]
+        generations[example.id] += 1
+        phase = HELD_OUT if example.id in held_out else CHATS
+        yield _episode_of(chat, example, generation, f"{phase}/{example.id}/{generation}")
+
+
+def _example_of(chat: Chat) -> Example:
+    first = chat.calls[0]
+    expected = next((call.expected for call in reversed(chat.calls) if call.expected is not None), None)
+    messages, tools = masked_data(list(first.messages)), list(first.tools)
+    inputs = {"messages": messages, "tools": tools} if tools else {"messages": messages}
+    return Example(content_hash([[*map(message_key, messages)], tools, expected]), inputs, expected)
+
+
+def _episode_of(chat: Chat, example: Example, generation: int, name: str) -> EpisodeRecord:
+    calls = tuple(_call_of(call, index, name) for index, call in enumerate(chat.calls))
+    events = tuple(
+        Event("score", len(calls) - 1, score.value, masked_data(score.reason), score.name)
+        for score in chat.scores
+    )
+    last = calls[-1]
+    failure = None if last.completion is not None else Failure("call_failed", last.error or "", "model")
+    return EpisodeRecord(
+        id=name,
+        example=example,
+        generation=generation,
+        calls=calls,
+        events=events,
+        output=None if last.completion is None else _output_of(last.completion.message),
+        failure=failure,
+        seconds=sum(call.seconds for call in calls),
+    )
+
+
+def _output_of(answer: Message) -> str:
+    """The text of an answer; its tool calls as JSON where there is no text."""
+    calls = [call["function"] for call in answer.get("tool_calls") or ()]
+    return text_of(answer) or json.dumps(calls, ensure_ascii=False)
+
+
+def _call_of(call: LoggedCall, index: int, episode: str) -> Call:
+    messages = tuple(masked_data(list(call.messages)))
+    request = ChatRequest(messages, call.tools, call.sampling, conversation=episode)
+    completion = None
+    if call.answer is not None:
+        completion = Completion(masked_data(call.answer), call.finish_reason, usage=call.usage)
+    return Call(
+        index,
+        call.function,
+        call.model,
+        request,
+        completion,
+        error=call.error,
+        began=call.began,
+        seconds=call.seconds,
+        logged=True,
+    )
 
 
 @dataclass(frozen=True, slots=True)

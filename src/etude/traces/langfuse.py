@@ -1,4 +1,4 @@
-"""Langfuse's exports: observations and scores of its API, its tables, its traces and its blob storage.
+"""Langfuse's exports: observations and scores of its API, its traces and its blob storage.
 
 Names are in camel case (`traceId`) or, in blob storage, in snake case (`trace_id`). A row is an observation,
 a score, a trace with `observations` and `scores`, or a page of the API with its rows under `data`.
@@ -16,7 +16,6 @@ from etude.traces.record import (
     NO_MESSAGE,
     LeftOut,
     LoggedCall,
-    LoggedSession,
     Record,
     finish_reason_of,
     list_of,
@@ -47,12 +46,7 @@ def fits(row: Mapping[str, Any]) -> bool:
     is_trace = isinstance(row.get("observations"), list)
     is_observation = "trace_id" in names and row.get("type") in _TYPES
     is_score = {"trace_id", "name", "value", "data_type"} <= names
-    return is_page or is_trace or is_observation or is_score or _is_bare_trace(names)
-
-
-def _is_bare_trace(names: set[str]) -> bool:
-    """A row of the old export's table of traces, which are what others refer to."""
-    return {"id", "timestamp", "session_id", "release", "tags"} <= names
+    return is_page or is_trace or is_observation or is_score
 
 
 def read(row: Mapping[str, Any], where: str) -> Iterator[Record]:
@@ -93,12 +87,6 @@ def _row(row: Mapping[str, Any], where: str) -> Iterator[Record]:
         yield _score(row, where)
     elif kind == "GENERATION":
         yield _call(row, where)
-    elif kind is None and text_in(row, "id"):
-        session = text_in(row, "session_id")
-        if session:
-            yield LoggedSession(where, text_in(row, "id"), session)
-        else:
-            yield LeftOut(where, "trace without a session: its chats are in its observations")
     else:
         yield LeftOut(where, f"observation of the type {kind}")
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -103,7 +103,8 @@ def _exchange(row: Mapping[str, Any], where: str, trace: str, name: str) -> Iter
         yield LeftOut(where, "request without messages: no chat completion")
         return
     if isinstance(response, list):
-        response = _joined(response, where)
+        yield LeftOut(where, "response in the chunks of a stream: log the whole of it")
+        return
     answered = mapping_of(response, where, "response")
     usage = mapping_of(answered.get("usage"), where, "response.usage")
     call = LoggedCall(
@@ -114,9 +115,7 @@ def _exchange(row: Mapping[str, Any], where: str, trace: str, name: str) -> Iter
         model=text_in(answered, "model") or text_in(request, "model"),
         sampling=sampling_of(request, where, "request"),
         usage=usage_of(usage.get("prompt_tokens"), usage.get("completion_tokens")),
-        began=time_of(
-            _first(row, "timestamp", "created_at", "time") or answered.get("created"), where, "timestamp"
-        ),
+        began=time_of(row.get("timestamp") or answered.get("created"), where, "timestamp"),
         id=name,
         trace=trace,
         session=text_in(row, "session_id", "conversation_id", "thread_id"),
@@ -134,53 +133,11 @@ def _exchange(row: Mapping[str, Any], where: str, trace: str, name: str) -> Iter
     yield from choices_of(call, [_choice(choice, where, index) for index, choice in enumerate(choices)])
 
 
-def _first(row: Mapping[str, Any], *names: str) -> Any:
-    return next((row[name] for name in names if row.get(name) is not None), None)
-
-
 def _choice(value: Any, where: str, index: int) -> tuple[Message, str]:
     what = f"response.choices[{index}]"
     choice = mapping_of(value, where, what)
-    # Some loggers keep what was streamed as one `delta`.
-    message = mapping_of(choice.get("message", choice.get("delta")), where, f"{what}.message")
+    message = mapping_of(choice.get("message"), where, f"{what}.message")
     if not message:
         raise RowError(where, f"{what} must have a message, found {shown(choice)}")
     answer = message_of({"role": "assistant", **message}, where, f"{what}.message")
     return answer, text_in(choice, "finish_reason")
-
-
-def _joined(chunks: Sequence[Any], where: str) -> dict[str, Any]:
-    """The completion that chunks of a stream make. Raises RowError."""
-    whole: dict[str, Any] = {}
-    choices: dict[int, dict[str, Any]] = {}
-    for number, value in enumerate(chunks):
-        chunk = mapping_of(value, where, f"response[{number}]")
-        whole |= {
-            key: chunk[key] for key in ("model", "created", "usage", "error") if chunk.get(key) is not None
-        }
-        for piece in list_of(chunk.get("choices"), where, f"response[{number}].choices"):
-            part = mapping_of(piece, where, f"response[{number}].choices")
-            place = part.get("index")
-            index: int = place if isinstance(place, int) else 0
-            choice = choices.setdefault(index, {"message": {"role": "assistant", "content": None}})
-            choice["finish_reason"] = part.get("finish_reason") or choice.get("finish_reason")
-            _add(choice["message"], mapping_of(part.get("delta"), where, f"response[{number}].delta"), where)
-    return whole | {"choices": [choices[index] for index in sorted(choices)]}
-
-
-def _add(message: dict[str, Any], delta: Mapping[str, Any], where: str) -> None:
-    for key in ("content", "reasoning_content", "refusal"):
-        if isinstance(delta.get(key), str):
-            message[key] = (message.get(key) or "") + delta[key]
-    for piece in list_of(delta.get("tool_calls"), where, "response: tool_calls"):
-        part = mapping_of(piece, where, "response: tool_calls")
-        calls = message.setdefault("tool_calls", [])
-        index = part.get("index")
-        index = index if isinstance(index, int) and 0 <= index <= len(calls) else len(calls)
-        if index == len(calls):
-            calls.append({"id": "", "function": {"name": "", "arguments": ""}})
-        calls[index]["id"] = part.get("id") or calls[index]["id"]
-        function = mapping_of(part.get("function"), where, "response: tool_calls.function")
-        for key in ("name", "arguments"):
-            if isinstance(function.get(key), str):
-                calls[index]["function"][key] += function[key]

@@ -84,15 +84,6 @@ class LoggedScore:
 
 
 @dataclass(frozen=True, slots=True)
-class LoggedSession:
-    """The session that a trace belongs to."""
-
-    where: str
-    trace: str
-    session: str
-
-
-@dataclass(frozen=True, slots=True)
 class LeftOut:
     """A part of a log that makes no chat."""
 
@@ -100,7 +91,7 @@ class LeftOut:
     reason: str
 
 
-Record: TypeAlias = LoggedCall | LoggedScore | LoggedSession | LeftOut
+Record: TypeAlias = LoggedCall | LoggedScore | LeftOut
 
 
 def parsed(value: Any, where: str, what: str) -> Any:

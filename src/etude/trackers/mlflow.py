@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,18 +12,13 @@ from pydantic import field_validator
 
 from etude.config.component import TrackerConfig
 from etude.config.registry import register_tracker
-from etude.trackers.packages import require_package, require_server
-from etude.trackers.record import COLUMNS, RunRecord, State, TrackedRun, code_version, flattened
+from etude.trackers.record import COLUMNS, RunRecord, State, TrackedRun, require_package, require_server
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
 
-_TOKEN = "etude.token"
-_LONGEST, _AT_ONCE = 500, 100
-"""Characters of a parameter's value, and rows of a request, that all servers take."""
 _STATUS: dict[State, str] = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
-_UNNAMED = re.compile(r"[^\w\-. :/]")
-"""Characters that the name of a metric cannot have."""
+_UNNAMED = re.compile(r"[^\w\-. :/]")  # What the name of a metric cannot have.
 
 
 class MlflowConfig(TrackerConfig, name="mlflow"):
@@ -37,12 +32,11 @@ class MlflowConfig(TrackerConfig, name="mlflow"):
     @field_validator("tracking_uri")
     @classmethod
     def _wherever_it_is_resumed(cls, uri: str | None) -> str | None:
-        is_folder = uri is not None and "://" not in uri and uri != "databricks"
-        return str(Path(uri).expanduser().absolute()) if uri is not None and is_folder else uri
+        is_address = uri is None or "://" in uri or uri == "databricks"
+        return uri if is_address else str(Path(str(uri)).expanduser().absolute())
 
     def destination(self) -> str:
-        at = "" if self.tracking_uri is None else f" at {self.tracking_uri}"
-        return f"experiment {self.experiment}{at}"
+        return f"experiment {self.experiment}" + (f" at {self.tracking_uri}" if self.tracking_uri else "")
 
 
 class MlflowTracker:
@@ -54,70 +48,49 @@ class MlflowTracker:
         self._id = ""
 
     def open(self, run: TrackedRun) -> str:
-        """Find the run by its tag, or create it; its parameters are logged once.
-
-        Raises EtudeError where there is no server.
-        """
+        """Find the run by its tag, or create it. Raises EtudeError where there is no server."""
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        # Else it prints the address, also into the JSON of a command.
+        # It prints the address, also into the JSON of a command.
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         client = MlflowClient(tracking_uri=self._config.tracking_uri)
-        uri = str(client.tracking_uri)
-        if uri.startswith("http"):
+        if (uri := str(client.tracking_uri)).startswith("http"):
             require_server(uri)
         experiment = client.get_experiment_by_name(self._config.experiment)
         number = experiment.experiment_id if experiment else client.create_experiment(self._config.experiment)
-        known = client.search_runs([number], f"tags.`{_TOKEN}` = '{run.token}'", max_results=1)
-        tags = {_TOKEN: run.token, **{f"code.{k}": v for k, v in code_version(run.environment).items()}}
+        known = client.search_runs([number], f"tags.`etude.token` = '{run.token}'", max_results=1)
+        tags = {"etude.token": run.token, **{f"code.{k}": v for k, v in run.code.items()}}
         shown = known[0] if known else client.create_run(number, tags=tags, run_name=run.name)
         self._id = shown.info.run_id
         client.update_run(self._id, status="RUNNING")
         if not shown.data.params:
-            params = [Param(_name(name), text[:_LONGEST]) for name, text in flattened(run.config).items()]
-            for batch in _batches(params):
-                client.log_batch(self._id, params=batch)
+            # All servers take values of 500 characters, and 100 parameters at a time.
+            rows = [Param(_UNNAMED.sub("_", name), text[:500]) for name, text in run.flat_config.items()]
+            for begin in range(0, len(rows), 100):
+                client.log_batch(self._id, params=rows[begin : begin + 100])
         self._client = client
         return f"{uri}/#/experiments/{number}/runs/{self._id}" if uri.startswith("http") else ""
 
     def send(self, record: RunRecord) -> None:
-        """Log its metrics with its own time, the table as JSON, pictures and weights as artefacts."""
+        """Log its metrics with its own time, and the table as JSON."""
         from mlflow.entities import Metric
 
         at, step, client = int(record.at * 1000), record.step, self._client
-        metrics = [Metric(_name(name), value, at, step) for name, value in sorted(record.metrics.items())]
+        metrics = [Metric(_UNNAMED.sub("_", name), value, at, step) for name, value in record.metrics.items()]
         place = f"{record.kind}-{step:06d}" + ("" if record.target is None else f"-{record.target}")
         if record.episodes:
             table = {"columns": list(COLUMNS), "data": [list(row.cells()) for row in record.episodes]}
             client.log_dict(self._id, table, f"episodes/{place}.json")
         if record.alarms:
             client.log_text(self._id, "\n".join(record.alarms), f"alarms/{place}.txt")
-        for path in record.images.values():
-            client.log_artifact(self._id, str(path), "plots")
-        for each in record.checkpoints:
-            # What is there is never mixed with another version's files: only the tags move.
-            name = f"v{each.version}" if each.target is None else f"{each.target}-v{each.version}"
-            client.log_artifacts(self._id, str(each.folder), f"checkpoints/{name}")
-            for alias in each.aliases:
-                tag = f"checkpoint.{alias}" if each.target is None else f"checkpoint.{each.target}.{alias}"
-                client.set_tag(self._id, tag, f"checkpoints/{name}")
-        for batch in _batches(metrics):
-            client.log_batch(self._id, metrics=batch)
+        client.log_batch(self._id, metrics=metrics)
 
     def close(self, state: State) -> None:
         """Say how this process's part of the run has ended."""
         if self._client is not None:
-            client, self._client = self._client, None
-            client.set_terminated(self._id, _STATUS[state])
-
-
-def _batches(rows: list[Any]) -> Iterator[list[Any]]:
-    return (rows[begin : begin + _AT_ONCE] for begin in range(0, len(rows), _AT_ONCE))
-
-
-def _name(name: str) -> str:
-    return _UNNAMED.sub("_", name)
+            self._client.set_terminated(self._id, _STATUS[state])
+            self._client = None
 
 
 @register_tracker(config_type=MlflowConfig)

@@ -15,8 +15,7 @@ from etude.config.component import TrackerConfig
 from etude.config.registry import register_tracker
 from etude.core.errors import EtudeError
 from etude.store.run_folder import RunFolder
-from etude.trackers.packages import require_package
-from etude.trackers.record import RunRecord, State, TrackedRun
+from etude.trackers.record import RunRecord, State, TrackedRun, require_package
 from etude.trackers.spans import Spans
 
 if TYPE_CHECKING:

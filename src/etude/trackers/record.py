@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
+from etude.core.errors import EtudeError, MissingExtraError, first_line
+
 State: TypeAlias = Literal["finished", "failed", "stopped"]
 """How a process ended its part of a run. `stopped`: it may be resumed."""
+
+SECONDS_TO_ANSWER = 10.0
 
 COLUMNS = ("episode", "example", "input", "output", "reward", "scores", "failure", "tokens", "version")
 """Of a table of episodes."""
@@ -50,19 +55,6 @@ class EpisodeRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """Weights that a run has made, which a tracker may keep."""
-
-    folder: Path
-    version: int
-    """Its number: `etude evaluate … RUN:v3`."""
-    aliases: tuple[str, ...]
-    """`best`, `latest`, or both."""
-    target: str | None = None
-    """Of several models the one that they are of."""
-
-
-@dataclass(frozen=True, slots=True)
 class RunRecord:
     """One thing that has happened in a run, once and for all."""
 
@@ -80,12 +72,18 @@ class RunRecord:
     alarms: tuple[str, ...] = ()
     """The alarms that ring in it, a sentence each."""
     episodes: tuple[EpisodeRow, ...] = ()
-    images: Mapping[str, Path] = field(default_factory=dict)
-    """PNG files of the run folder, by name."""
-    checkpoints: tuple[Checkpoint, ...] = ()
-    """The best weights and the last ones; of the last record alone, where the config asks for them."""
     number: int = 0
     """How many other records the tracker was sent before."""
+
+    def logged(self, api: Any) -> dict[str, Any]:
+        """The record as W&B's API, or one like it, logs it: its metrics, and tables of that API."""
+        data: dict[str, Any] = {**self.metrics}
+        if self.episodes:
+            rows = [list(row.cells()) for row in self.episodes]
+            data[f"episodes/{self.kind}"] = api.Table(columns=list(COLUMNS), data=rows)
+        if self.alarms:
+            data["alarms"] = api.Table(columns=["alarm"], data=[[text] for text in self.alarms])
+        return data
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +104,20 @@ class TrackedRun:
     def unique_name(self) -> str:
         """A name of letters, digits, `.`, `_` and `-` that no other run has, as `one-4f2c1a`."""
         return re.sub(r"[^\w.-]", "-", f"{self.name}-{self.token[:6]}", flags=re.ASCII)
+
+    @property
+    def flat_config(self) -> dict[str, str]:
+        """The config as texts by dotted names: `{"llms.policy.model": "Qwen/Qwen3-0.6B"}`."""
+        return _flattened(self.config)
+
+    @property
+    def code(self) -> dict[str, str]:
+        """The code that it was made with: `etude`, `python`, and the `git` commit of the user's folder."""
+        known = self.environment
+        versions = {name: str(known[name]) for name in ("etude", "python") if known.get(name)}
+        if git := known.get("git"):
+            versions["git"] = str(git["commit"]) + (", with changes" if git["dirty"] else "")
+        return versions
 
 
 class Tracker(Protocol):
@@ -129,24 +141,34 @@ class Tracker(Protocol):
         """The process that shows the run ends; it may be opened again by another one."""
 
 
-def flattened(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """A config as texts by dotted names: `{"llms.policy.model": "Qwen/Qwen3-0.6B"}`."""
+def require_package(module: str, extra: str) -> None:
+    """Raise MissingExtraError where a module is not installed."""
+    try:
+        is_there = find_spec(module) is not None
+    except ModuleNotFoundError:
+        is_there = False
+    if not is_there:
+        raise MissingExtraError(f"the tracker '{extra}'", extra)
+
+
+def require_server(url: str) -> None:
+    """Raise EtudeError where nobody answers at an address of HTTP: packages would try for minutes."""
+    import httpx  # Only here: most runs have no such tracker.
+
+    try:
+        httpx.head(url, timeout=SECONDS_TO_ANSWER, verify=False)  # Nothing is sent, and nothing believed.
+    except httpx.TransportError as error:
+        raise EtudeError(f"nobody answers at {url}: {first_line(error)}") from error
+
+
+def _flattened(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     texts: dict[str, str] = {}
     for key, value in data.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            texts |= flattened(value, f"{name}.")
+            texts |= _flattened(value, f"{name}.")
         elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-            texts |= flattened({str(index): item for index, item in enumerate(value)}, f"{name}.")
+            texts |= _flattened({str(index): item for index, item in enumerate(value)}, f"{name}.")
         elif value is not None:
             texts[name] = str(value)
     return texts
-
-
-def code_version(environment: Mapping[str, Any]) -> dict[str, str]:
-    """The code that a run was made with: `etude`, `python`, and the `git` commit of the user's folder."""
-    versions = {name: str(environment[name]) for name in ("etude", "python") if environment.get(name)}
-    git = environment.get("git")
-    if git:
-        versions["git"] = str(git["commit"]) + (", with changes" if git["dirty"] else "")
-    return versions

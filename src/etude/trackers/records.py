@@ -7,24 +7,19 @@ from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 from typing import Any, Literal
 
 from etude.budget.bill import Bill, Line, bill_of, total
 from etude.core.episode import EpisodeRecord
 from etude.core.history import Entry, EpochEntry, History, ValidationEntry, WarmUpEntry
-from etude.core.job import ModelVersion
 from etude.core.secrets import masked
-from etude.report.files import PLOT
 from etude.store.episodes import EVALUATION, iter_episodes
 from etude.store.facts import SUMMARY
-from etude.store.figures import best_version, last_version
 from etude.store.journal import Journal
 from etude.store.log import histories
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import RESULT, reward_name, stored_data
-from etude.store.versions import stored_at
-from etude.trackers.record import Checkpoint, EpisodeRow, RunRecord
+from etude.trackers.record import EpisodeRow, RunRecord
 
 _LEFT_OUT = {"target", "training", "opponents", "addresses", "model_versions", "failure_causes"}
 """Metrics that are no figures of an epoch, or have names without end."""
@@ -37,11 +32,9 @@ def record_keys(run: RunFolder) -> list[str]:
     return [key for key, _, _ in _Reader(run).places()]
 
 
-def new_records(
-    run: RunFolder, sent: Collection[str], *, episodes: int, checkpoints: bool
-) -> Iterator[RunRecord]:
+def new_records(run: RunFolder, sent: Collection[str], *, episodes: int) -> Iterator[RunRecord]:
     """The records that were not sent, with as many episodes each. Raises StoreError."""
-    reader = _Reader(run, episodes, checkpoints)
+    reader = _Reader(run, episodes)
     for key, target, entry in reader.places():
         if key not in sent:
             yield reader.record(key, target, entry)
@@ -54,9 +47,9 @@ def _key(kind: str, epoch: int, target: str | None) -> str:
 class _Reader:
     """Reads what records are made of."""
 
-    def __init__(self, run: RunFolder, episodes: int = 0, checkpoints: bool = False) -> None:
+    def __init__(self, run: RunFolder, episodes: int = 0) -> None:
         self._run, self._journal = run, run.journal
-        self._episodes, self._checkpoints = episodes, checkpoints
+        self._episodes = episodes
         # Before the histories, which are whole where these are there.
         self._ends = [name for name in (RESULT, SUMMARY) if run.read_json(name) is not None]
         self.histories: Mapping[str | None, History] = histories(run.journal, run.name)
@@ -109,34 +102,10 @@ class _Reader:
         return RunRecord(key, "evaluation", 0, at, metrics, episodes=self._rows(EVALUATION))
 
     def _finished(self, key: str) -> RunRecord:
-        bill, images = self._bill, dict[str, Path]()
-        checkpoints: list[Checkpoint] = []
-        metrics = {f"total/{name}": value for name, value in _spent(bill.total).items()}
-        metrics |= {"total/hours": bill.seconds / 3600, "total/gpu_hours": bill.gpu_seconds / 3600}
-        for target, history in self.histories.items():
-            folder = self._run.path if target is None else self._run.path / "targets" / target
-            name = "rewards" if target is None else f"{target}/rewards"
-            if (folder / PLOT).is_file():
-                images[name] = folder / PLOT
-            if self._checkpoints:
-                checkpoints += self._weights(history, target)
+        metrics = {f"total/{name}": value for name, value in _spent(self._bill.total).items()}
+        metrics["total/hours"] = self._bill.seconds / 3600
         at = (self._run.path / SUMMARY).stat().st_mtime
-        return RunRecord(
-            key, "finished", self._epochs, at, metrics, images=images, checkpoints=tuple(checkpoints)
-        )
-
-    def _weights(self, history: History, target: str | None) -> Iterator[Checkpoint]:
-        """The best weights and the last ones, once where they are the same, where the run folder has them."""
-        aliases: dict[int, list[str]] = {}
-        versions: dict[int, ModelVersion] = {}
-        for alias, version in (("best", best_version(history)), ("latest", last_version(history))):
-            if version is not None and version.number:
-                aliases.setdefault(version.number, []).append(alias)
-                versions[version.number] = version
-        for number, version in versions.items():
-            place = stored_at(self._run.path, version)
-            if place is not None and place.is_dir():
-                yield Checkpoint(place, number, tuple(aliases[number]), target)
+        return RunRecord(key, "finished", self._epochs, at, metrics)
 
     @cached_property
     def _bill(self) -> Bill:

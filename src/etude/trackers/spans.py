@@ -11,8 +11,8 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 from etude.core.call import Call
 from etude.core.episode import EpisodeRecord
@@ -23,22 +23,10 @@ from etude.core.tools import ToolUse
 from etude.store.episodes import EVALUATION, iter_episodes
 from etude.store.log import histories
 from etude.store.run_folder import RunFolder
-from etude.trackers.record import RunRecord, TrackedRun, code_version
+from etude.trackers.record import RunRecord, TrackedRun
 
-_SAMPLING = {
-    "temperature": "gen_ai.request.temperature",
-    "top_p": "gen_ai.request.top_p",
-    "max_tokens": "gen_ai.request.max_tokens",
-    "seed": "gen_ai.request.seed",
-}
-"""Fields of a request that are sent where they are set, and their names."""
-_SAMPLING_CHANGED = {
-    "top_k": "gen_ai.request.top_k",
-    "stop": "gen_ai.request.stop_sequences",
-    "frequency_penalty": "gen_ai.request.frequency_penalty",
-    "presence_penalty": "gen_ai.request.presence_penalty",
-}
-"""Those that are sent where they do something."""
+_SAMPLING = ("temperature", "top_p", "max_tokens", "seed")
+"""Fields of a request that are sent where they are set."""
 _PARTS = {
     "warm_up": "warm-up",
     "epoch": "train/{epoch}",
@@ -57,7 +45,7 @@ class Spans:
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
         self._run, self._token, self._content = run, tracked.token, content
-        about = {f"etude.{name}": text for name, text in code_version(tracked.environment).items()}
+        about = {f"etude.{name}": text for name, text in tracked.code.items()}
         service = os.environ.get("OTEL_SERVICE_NAME", "etude")
         self._resource = Resource.create({"service.name": service, "etude.run": run.name, **about})
         self._scope = InstrumentationScope("etude", about.get("etude.etude"))
@@ -168,38 +156,25 @@ class Spans:
         return str(entry.get("model") or entry.get("model_name") or call.model)
 
     def _of_call(self, call: Call) -> dict[str, Any]:
-        entry, sampling, completion = (
-            self._models.get(call.model) or {},
-            call.request.sampling,
-            call.completion,
-        )
-        changed = sampling.changed()
+        sampling, completion = call.request.sampling, call.completion
+        asked = {name: getattr(sampling, name) for name in _SAMPLING}
         about: dict[str, Any] = {
             "gen_ai.operation.name": "chat",
-            "gen_ai.provider.name": str(entry.get("_type") or "etude"),
+            "gen_ai.provider.name": str((self._models.get(call.model) or {}).get("_type") or "etude"),
             "gen_ai.request.model": self._model(call),
-            **{
-                name: value
-                for field, name in _SAMPLING.items()
-                if (value := getattr(sampling, field)) is not None
-            },
-            **{name: changed[field] for field, name in _SAMPLING_CHANGED.items() if field in changed},
+            **{f"gen_ai.request.{name}": value for name, value in asked.items() if value is not None},
             "etude.model": call.model,
             "etude.function": call.function,
             "etude.retries": call.retries,
         }
-        address = completion.address if completion is not None else ""
-        about |= _of_address(address or entry.get("base_url"))
-        if completion is not None:
+        if completion is None:
+            about["error.type"] = "call_failed"
+        else:
             about["gen_ai.response.finish_reasons"] = [completion.finish_reason]
             about["gen_ai.usage.input_tokens"] = completion.usage.prompt_tokens
             about["gen_ai.usage.output_tokens"] = completion.usage.completion_tokens
-            if completion.usage.cached_tokens:
-                about["gen_ai.usage.cache_read.input_tokens"] = completion.usage.cached_tokens
             if not call.logged:
                 about["etude.model_version"] = completion.model_version
-        else:
-            about["error.type"] = "call_failed"
         if self._content:
             about["gen_ai.input.messages"] = _json(_messages_as_parts(call.request.messages))
             if completion is not None:
@@ -266,19 +241,10 @@ def _parts(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for call in message.get("tool_calls") or ():
         function = call.get("function") or {}
         arguments = function.get("arguments")
-        yield {
-            "type": "tool_call",
-            "id": call.get("id"),
-            "name": function.get("name"),
-            "arguments": _parsed(arguments) if isinstance(arguments, str) else arguments,
-        }
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return read_json(text, unique_keys=False)
-    except ValueError:
-        return text
+        with suppress(ValueError):
+            arguments = read_json(arguments, unique_keys=False) if isinstance(arguments, str) else arguments
+        named = {"id": call.get("id"), "name": function.get("name")}
+        yield {"type": "tool_call", **named, "arguments": arguments}
 
 
 def _of_tool(use: ToolUse, content: bool) -> dict[str, Any]:
@@ -304,15 +270,6 @@ def _of_score(evaluator: str, row: Mapping[str, Any], content: bool) -> dict[str
     if content and row.get("reasoning"):
         about["gen_ai.evaluation.explanation"] = masked(str(row["reasoning"]))
     return about
-
-
-def _of_address(url: Any) -> dict[str, Any]:
-    try:
-        parts = urlsplit(str(url or ""))
-        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-    except ValueError:
-        return {}
-    return {"server.address": parts.hostname, "server.port": port} if parts.hostname and port else {}
 
 
 def _json(value: Any) -> str:

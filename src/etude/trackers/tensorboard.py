@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import struct
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +12,7 @@ from pydantic import field_validator
 from etude.config.component import TrackerConfig
 from etude.config.registry import register_tracker
 from etude.store.files import private_folder
-from etude.trackers.packages import require_package
-from etude.trackers.record import COLUMNS, RunRecord, State, TrackedRun, code_version, flattened
+from etude.trackers.record import COLUMNS, RunRecord, State, TrackedRun, require_package
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -50,25 +48,20 @@ class TensorBoardTracker:
         place = run.folder / "tensorboard" if self._folder is None else self._folder / run.unique_name
         private_folder(place)
         self._writer = EventFileWriter(str(place))
-        rows = [*code_version(run.environment).items(), *flattened(run.config).items()]
-        self._write(0, time.time(), [_text("config", _markdown(("key", "value"), rows))])
+        rows = [*run.code.items(), *run.flat_config.items()]
+        self._write(0, time.time(), [], {"config": _markdown(("key", "value"), rows)})
         return f"tensorboard --logdir {place}"
 
     def send(self, record: RunRecord) -> None:
-        """Add its event, with the means, the table of episodes, alarms and pictures."""
+        """Add its event, with the means, the table of episodes and the alarms."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        values: list[Any] = [
-            Summary.Value(tag=name, simple_value=value) for name, value in sorted(record.metrics.items())
-        ]
+        texts = {"alarms": "\n\n".join(record.alarms)}
         if record.episodes:
-            table = _markdown(COLUMNS, [row.cells() for row in record.episodes])
-            values.append(_text(f"episodes/{record.kind}", table))
-        if record.alarms:
-            values.append(_text("alarms", "\n\n".join(record.alarms)))
-        for name, path in record.images.items():
-            values.append(Summary.Value(tag=f"plots/{name}", image=_image(path.read_bytes())))
-        self._write(record.step, record.at, values)
+            texts[f"episodes/{record.kind}"] = _markdown(COLUMNS, [row.cells() for row in record.episodes])
+        numbers = sorted(record.metrics.items())
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers]
+        self._write(record.step, record.at, values, texts)
 
     def close(self, state: State) -> None:
         """Close the file."""
@@ -76,31 +69,14 @@ class TensorBoardTracker:
             writer, self._writer = self._writer, None
             writer.close()
 
-    def _write(self, step: int, at: float, values: list[Any]) -> None:
+    def _write(self, step: int, at: float, values: list[Any], texts: Mapping[str, str]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.text.summary_v2 import text_pb
 
-        self._writer.add_event(Event(wall_time=at, step=step, summary=Summary(value=values)))
+        shown = [value for name, text in texts.items() if text for value in text_pb(name, text).value]
+        self._writer.add_event(Event(wall_time=at, step=step, summary=Summary(value=[*values, *shown])))
         self._writer.flush()
-
-
-def _text(tag: str, text: str) -> Any:
-    """A value that the board of texts shows, as Markdown."""
-    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-    from tensorboard.compat.proto.tensor_pb2 import TensorProto
-    from tensorboard.compat.proto.types_pb2 import DT_STRING
-
-    shown = SummaryMetadata.PluginData(plugin_name="text")
-    metadata = SummaryMetadata(plugin_data=shown)
-    tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()])
-    return Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
-
-
-def _image(png: bytes) -> Any:
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
-    width, height = struct.unpack(">II", png[16:24])  # Where the header of every PNG has them.
-    return Summary.Image(width=width, height=height, colorspace=4, encoded_image_string=png)
 
 
 def _markdown(columns: tuple[str, ...], rows: list[Any]) -> str:

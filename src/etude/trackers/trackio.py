@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
+import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from etude.config.component import TrackerConfig
 from etude.config.registry import register_tracker
 from etude.core.errors import EtudeError
-from etude.trackers.packages import require_package
-from etude.trackers.record import RunRecord, State, TrackedRun, code_version, flattened
-from etude.trackers.wandb import logged_data
+from etude.trackers.record import RunRecord, State, TrackedRun, require_package
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -21,7 +20,6 @@ _KEY = "record"
 """A value of each log, which names its record."""
 _SECONDS_TO_STORE = 60.0
 """Trackio stores logs from a thread of its own, about half a second later."""
-_PRINTING = ("trackio", "trackio.run", "trackio.utils")
 
 
 class TrackioConfig(TrackerConfig, name="trackio"):
@@ -48,29 +46,24 @@ class TrackioTracker:
         import trackio
 
         self.close("stopped")
-        for name in _PRINTING:
-            # It prints where it keeps things, also into the JSON of a command.
-            vars(importlib.import_module(name))["print"] = _silent
-        self._run = trackio.init(
-            project=self._config.project,
-            name=run.unique_name,
-            space_id=self._config.space_id,
-            config={**flattened(run.config), **code_version(run.environment)},
-            resume="allow",
-            embed=False,
-            auto_log_gpu=False,
-            auto_log_cpu=False,
-        )
+        with redirect_stdout(sys.stderr):  # It prints where it keeps things, also into a command's JSON.
+            self._run = trackio.init(
+                project=self._config.project,
+                name=run.unique_name,
+                space_id=self._config.space_id,
+                config={**run.flat_config, **run.code},
+                resume="allow",
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
         return f"trackio show --project {self._config.project}"
 
     def send(self, record: RunRecord) -> None:
         """Log it, and wait until it is in the local store."""
         import trackio
 
-        for each in record.checkpoints:
-            name = self._run.name if each.target is None else f"{self._run.name}-{each.target}"
-            self._run.log_artifact(str(each.folder), name=name, type="model", aliases=[*each.aliases])
-        self._run.log({**logged_data(record, trackio), _KEY: record.key}, step=record.step)
+        self._run.log({**record.logged(trackio), _KEY: record.key}, step=record.step)
         until = time.monotonic() + _SECONDS_TO_STORE
         while self._config.space_id is None and record.key not in self._stored():
             if time.monotonic() > until:
@@ -81,17 +74,14 @@ class TrackioTracker:
         """Finish the run as far as this process goes."""
         if self._run is not None:
             run, self._run = self._run, None
-            run.finish()
+            with redirect_stdout(sys.stderr):
+                run.finish()
 
     def _stored(self) -> set[str]:
         from trackio.sqlite_storage import SQLiteStorage
 
         logs = SQLiteStorage.get_logs(self._config.project, self._run.name)
         return {str(log.get(_KEY)) for log in logs}
-
-
-def _silent(*words: Any, **options: Any) -> None:
-    """In place of `print`."""
 
 
 @register_tracker(config_type=TrackioConfig)

@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from etude.config.component import TrackerConfig
 from etude.config.registry import register_tracker
-from etude.trackers.packages import SECONDS_TO_ANSWER, require_package, require_server
-from etude.trackers.record import COLUMNS, RunRecord, State, TrackedRun, code_version
+from etude.trackers.record import (
+    SECONDS_TO_ANSWER,
+    RunRecord,
+    State,
+    TrackedRun,
+    require_package,
+    require_server,
+)
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -35,8 +41,6 @@ class WandbTracker:
     def __init__(self, config: WandbConfig) -> None:
         self._config = config
         self._run: Any = None
-        self._name = ""
-        """Of the artefact of weights, whose versions are the run's."""
 
     def open(self, run: TrackedRun) -> str:
         """Begin the run, or go on with it. Raises EtudeError where there is no server."""
@@ -54,7 +58,7 @@ class WandbTracker:
             resume="allow",
             mode=config.mode,
             dir=str(run.folder),
-            config={**run.config, "code": code_version(run.environment)},
+            config={**run.config, "code": run.code},
             allow_val_change=True,
             # A run of the user's own, in the same process, is left as it is.
             reinit="create_new",
@@ -67,22 +71,15 @@ class WandbTracker:
         )
         self._run.define_metric("epoch")
         self._run.define_metric("*", step_metric="epoch")
-        self._name = run.unique_name
         if self._run.offline:
             return f"wandb sync {run.folder / 'wandb' / f'offline-run-*-{run.token}'}"
         return str(self._run.url or "")
 
     def send(self, record: RunRecord) -> None:
-        """Log its metrics, table and pictures as one step, and the weights as artefacts."""
+        """Log its metrics and tables as one step."""
         import wandb
 
-        data = {**logged_data(record, wandb), "epoch": record.step}
-        for each in record.checkpoints:
-            name = self._name if each.target is None else f"{self._name}-{each.target}"
-            about = {"epoch": record.step, "version": each.version}
-            artifact = wandb.Artifact(name=name, type="model", metadata=about)
-            artifact.add_dir(str(each.folder))
-            self._run.log_artifact(artifact, aliases=[*each.aliases])
+        data = {**record.logged(wandb), "epoch": record.step}
         self._run.log(data, step=record.number, commit=True)
 
     def close(self, state: State) -> None:
@@ -90,17 +87,6 @@ class WandbTracker:
         if self._run is not None:
             run, self._run = self._run, None
             run.finish(exit_code=int(state != "finished"))
-
-
-def logged_data(record: RunRecord, api: Any) -> dict[str, Any]:
-    """A record as W&B's API, or one like it, logs it: its metrics, and tables and pictures of that API."""
-    data: dict[str, Any] = {**record.metrics}
-    if record.episodes:
-        rows = [list(row.cells()) for row in record.episodes]
-        data[f"episodes/{record.kind}"] = api.Table(columns=list(COLUMNS), data=rows)
-    if record.alarms:
-        data["alarms"] = api.Table(columns=["alarm"], data=[[text] for text in record.alarms])
-    return data | {f"plots/{name}": api.Image(str(path)) for name, path in record.images.items()}
 
 
 @register_tracker(config_type=WandbConfig)

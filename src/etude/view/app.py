@@ -1,46 +1,133 @@
-"""The application: which address shows what."""
+"""The view's application: which address shows what, who may look, and running it until it is stopped.
+
+The link that `etude view` prints has a key. Whoever opens it is given a cookie with the key, and the address
+without it.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import secrets
+import socket
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from urllib.parse import urlencode
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from etude.core.errors import EtudeError, RequestError
-from etude.view import compare, episode, episodes, failures, runs, tokens
-from etude.view.gate import Gate
+from etude.view import episode, episodes, runs, tokens
 from etude.view.library import Library
-from etude.view.pages import STATIC, page
+from etude.view.pages import STATIC, page, url
+from etude.wire.http_server import (
+    ApiError,
+    RequestChecks,
+    is_key,
+    listen,
+    require_own_name,
+    server_config,
+)
+
+KEY = "open"
+"""The parameter of the link that has the key. Output masks those that are called `key`."""
+
+_OPEN = frozenset({"/health"})
+_METHODS = frozenset({"GET", "HEAD"})
+_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+HEADERS: Mapping[str, str] = {
+    "content-security-policy": _POLICY,
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+"""Of every answer: no script, style or picture but the view's own, and no page around it."""
+
+
+class Gate:
+    """ASGI middleware that lets in who has the key, and answers nothing but questions."""
+
+    def __init__(self, app: ASGIApp, key: str, port: int) -> None:
+        self._app = app
+        self._key = key
+        # Cookies are not told apart by port: two views on one machine would take each other's.
+        self._cookie = f"etude-view-{port}"
+        self._checked = RequestChecks(self._answer, self._check, max_body=lambda path: 0)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, with the headers of all answers."""
+
+        async def send_on(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        await self._checked(scope, receive, send_on)
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        if scope["method"] not in _METHODS:
+            raise ApiError(405, "the view shows runs, and changes nothing")
+        if scope["path"] not in _OPEN:
+            require_own_name(headers)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in _OPEN:
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        given = request.query_params.get(KEY)
+        if given is not None and is_key(given, self._key):
+            await self._welcome(request)(scope, receive, send)
+        elif is_key(request.cookies.get(self._cookie, ""), self._key):
+            await self._app(scope, receive, send)
+        else:
+            closed = "This view opens with the link that `etude view` has printed. Copy the whole of it."
+            await PlainTextResponse(f"{closed}\n", 401)(scope, receive, send)
+
+    def _welcome(self, request: Request) -> Response:
+        rest = [(name, value) for name, value in request.query_params.multi_items() if name != KEY]
+        path = request.url.path.lstrip("/")
+        answer = RedirectResponse(f"/{path}" + (f"?{urlencode(rest)}" if rest else ""), 303)
+        answer.set_cookie(self._cookie, self._key, httponly=True, samesite="strict", path="/")
+        return answer
+
 
 Page = Callable[[Request], Response]
 
 _PAGES: dict[str, Page] = {
     "/": runs.list_page,
-    "/compare": compare.compare_page,
+    "/compare": runs.compare_page,
     "/runs/{run}": runs.run_page,
-    "/runs/{run}/failures": failures.failures_page,
     "/runs/{run}/now": runs.now_page,
     "/runs/{run}/config": runs.config_page,
     "/runs/{run}/phases": episodes.phases_page,
     "/runs/{run}/phases/{phase:path}": episodes.phase_page,
     "/runs/{run}/groups/{id:path}": episode.group_page,
-    "/runs/{run}/examples/{example:path}": episode.example_page,
     "/runs/{run}/episodes/{id:path}": episode.episode_page,
     "/runs/{run}/tokens/{id:path}": tokens.tokens_page,
     "/runs/{run}/chunks/{id:path}": tokens.chunk_page,
 }
 
 
-def create_view(
-    root: Path, key: str, *, host: str = "127.0.0.1", port: int = 0, shared: bool = False
-) -> Gate:
+def create_view(root: Path, key: str, *, port: int = 0) -> Gate:
     """The view of the runs in a folder, behind its gate: who has the key may look."""
     app = Starlette(
         routes=[
@@ -51,8 +138,7 @@ def create_view(
         exception_handlers={HTTPException: _not_there},
     )
     app.state.library = Library(root)
-    app.state.opened = tokens.Opened()
-    return Gate(app, key, host, port, shared=shared)
+    return Gate(app, key, port)
 
 
 def _explained(answer: Page) -> Page:
@@ -74,3 +160,41 @@ def _not_there(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     text = f"nothing is shown at {request.url.path}"
     return page(request, "problem.html", status, title="There is no such page", text=text)
+
+
+PORT = 7331
+"""Taken where it is free, so that addresses stay the same from one day to the next."""
+
+
+def serve_view(
+    root: Path, on_ready: Callable[[str, str], None], *, run: str | None = None, port: int | None = None
+) -> None:
+    """Show the runs in a folder on this machine until SIGINT or SIGTERM; `on_ready` gets the address, that
+    of a `run` where one is named, and the key.
+
+    Raises RequestError for a port in use.
+    """
+    import uvicorn
+
+    with _listening(port) as listening:
+        port, key = listening.getsockname()[1], secrets.token_urlsafe(24)
+        app = create_view(root, key, port=port)
+        path = url("runs", run) if run else "/"
+
+        class Server(uvicorn.Server):
+            """Tells when it is ready."""
+
+            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+                await super().startup(sockets)
+                on_ready(f"http://127.0.0.1:{port}{path}", key)
+
+        Server(server_config(app, log_level="warning")).run(sockets=[listening])
+
+
+def _listening(port: int | None) -> socket.socket:
+    if port is not None:
+        return listen("127.0.0.1", port)
+    try:
+        return listen("127.0.0.1", PORT)
+    except RequestError:
+        return listen("127.0.0.1", 0)

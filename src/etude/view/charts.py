@@ -47,11 +47,6 @@ class Chart:
         ]
         return f"{self.title} over epochs. " + "; ".join(ends)
 
-    @property
-    def draws(self) -> list[list[Value]]:
-        """The numbers of its lines."""
-        return [line.values for line in self.lines]
-
     def as_json(self) -> dict[str, Any]:
         """For the script that draws it."""
         return asdict(self)
@@ -74,15 +69,11 @@ class Group:
     charts: list[Chart] = field(default_factory=list)
     zero: list[str] = field(default_factory=list)
     """Titles of charts that would be zero throughout, and are not drawn."""
-    same: list[tuple[str, str]] = field(default_factory=list)
-    """Titles of charts that would be as another one, with the title of that."""
 
     def add(self, chart: Chart) -> None:
         """Take in a chart, or its title where drawing it would show nothing more."""
         if not any(value for line in chart.lines for value in line.values):
             self.zero.append(chart.title)
-        elif twin := next((each for each in self.charts if each.draws == chart.draws), None):
-            self.same.append((chart.title, twin.title))
         else:
             self.charts.append(chart)
 

@@ -1,8 +1,8 @@
-"""One episode and its siblings: what was said and done, what it was worth, and its calls."""
+"""One episode and its siblings: what was said and done, in turns or as a tree, its scores and its calls."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,18 +10,217 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from etude.algorithms.episodes import is_play
-from etude.core.call import Call
-from etude.core.episode import EpisodeRecord
+from etude.core.call import Call, continues
+from etude.core.episode import WORKFLOW, EpisodeRecord, Event
 from etude.core.errors import RequestError
+from etude.core.message import Message, is_text, text_of
+from etude.protocols.decision import WORDS, code_of
+from etude.protocols.tree import EpisodeTree, Node
 from etude.store.episodes import read_episode
 from etude.store.journal import Journal
-from etude.store.outline import EpisodeOutline, outlines, phases_in
+from etude.store.outline import EpisodeOutline, outlines
+from etude.store.plain import jsonable
 from etude.store.run_folder import RunFolder
 from etude.view.episodes import split_id
 from etude.view.library import Library
 from etude.view.pages import page
-from etude.view.plays import Play, shown_play
-from etude.view.turns import differences, turns_of
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool that the model called."""
+
+    name: str
+    arguments: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One thing that was said or that happened."""
+
+    kind: str
+    """A role, `event` or `failure`."""
+    who: str
+    text: str = ""
+    thinking: str = ""
+    tools: tuple[ToolCall, ...] = ()
+    call: int | None = None
+    """Index of the call that it is the answer of."""
+    marks: tuple[str, ...] = ()
+    """Facts in a word or two."""
+    is_bad: bool = False
+
+
+def turns_of(record: EpisodeRecord) -> list[Turn]:
+    """The turns of an episode. Of a call that goes on from an earlier one, only what is new."""
+    turns = [_event(event) for event in record.events if event.after_call < 0]
+    events: dict[int, list[Event]] = {}
+    for event in record.events:
+        events.setdefault(event.after_call, []).append(event)
+    for position, call in enumerate(record.calls):
+        turns += _call(call, record.calls[:position])
+        turns += [_event(event) for event in events.get(call.index, ())]
+    if record.failure is not None:
+        turns.append(Turn("failure", record.failure.kind, record.failure.reason, is_bad=True))
+    return turns
+
+
+def _call(call: Call, before: Sequence[Call]) -> Iterator[Turn]:
+    messages = call.request.messages
+    earlier = next((other for other in reversed(before) if continues(messages, other)), None)
+    known = 0 if earlier is None else len(earlier.request.messages) + 1
+    for message in messages[known:]:
+        yield _said(message, str(message.get("role")))
+    marks = []
+    if earlier is not None and earlier is not before[-1]:
+        marks.append(f"goes on from call {earlier.index}")
+    who = call.model if call.function == WORKFLOW else call.function
+    if call.completion is None:
+        yield Turn(
+            "failure", who, call.error or "no answer", call=call.index, marks=tuple(marks), is_bad=True
+        )
+        return
+    answer = call.completion
+    if answer.finish_reason == "length":
+        marks.append("cut off")
+    if answer.drifted:
+        marks.append(f"drifted: {answer.fault or 'the template wrote the prompt anew'}")
+    if call.retries:
+        marks.append(f"asked {call.retries + 1} times")
+    version = "from a log" if call.logged else f"v{answer.model_version}"
+    yield _said(answer.message, who, call.index, (version, *marks))
+
+
+def _said(message: Message, who: str, call: int | None = None, marks: Sequence[str] = ()) -> Turn:
+    content = message.get("content")
+    text = text_of(message) if is_text(message) else str(jsonable(content))
+    tools = tuple(map(_tool_call, message.get("tool_calls") or ()))
+    role = str(message.get("role") or "other")
+    thinking = str(message.get("reasoning_content") or "")
+    return Turn(role, who, text, thinking, tools, call, tuple(marks))
+
+
+def _tool_call(wire: Any) -> ToolCall:
+    function = wire.get("function") if isinstance(wire, Mapping) else None
+    function = function if isinstance(function, Mapping) else {}
+    return ToolCall(str(function.get("name")), function.get("arguments"))
+
+
+def _event(event: Event) -> Turn:
+    whose = "" if event.agent is None else f" of {event.agent}"
+    if event.tool is not None:
+        use, is_bad = event.tool, event.tool.outcome != "ok"
+        marks = (use.outcome, f"{use.seconds:.2f} s") if is_bad else (f"{use.seconds:.2f} s",)
+        return Turn("event", f"tool {use.name}", use.result if is_bad else "", marks=marks, is_bad=is_bad)
+    if event.kind in ("step_reward", "score"):
+        name = event.name or "step reward"
+        return Turn(
+            "event",
+            f"{name}{whose}",
+            event.text,
+            marks=(f"{event.value:g}",) if event.value is not None else (),
+        )
+    return Turn("event", f"{event.kind}{whose}", event.text)
+
+
+_COLOURS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A message of an agent on a channel."""
+
+    channel: str
+    text: str
+    heard_by: tuple[str, ...]
+    """The other agents in whose later prompts it stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A node of the tree, with what followed it."""
+
+    node: Node
+    said: tuple[Said, ...]
+    values: Mapping[str, float]
+    """By agent: what it earned from here on, on average over the branches."""
+    gain: float | None
+    """By how much it was worth more to its agent than its siblings, on average; None without siblings."""
+    decision: str
+    thinking: str
+    following: tuple[Answer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """A play as a page shows it."""
+
+    protocol: str
+    truth: str
+    stance: str
+    values: Mapping[str, float]
+    """By agent: its earnings in the whole play."""
+    agents: Mapping[str, int]
+    """The number of each agent's colour, from 1."""
+    ways: int
+    """In how many ways the play went."""
+    size: int
+    """Answers in the tree."""
+    answers: tuple[Answer, ...]
+
+
+def shown_play(record: EpisodeRecord) -> Play:
+    """The play of an episode. Raises RequestError when its output is no tree."""
+    tree = EpisodeTree.from_json(record.output)
+    calls = {call.index: call for call in record.calls}
+    prompts = {
+        index: "\n".join(text_of(message) for message in call.request.messages)
+        for index, call in calls.items()
+    }
+
+    def heard(node: Node, text: str) -> tuple[str, ...]:
+        heard_by = {
+            after.agent for after in _below(tree, node) if text.strip() in prompts.get(after.call, "")
+        }
+        return tuple(agent for agent in tree.agents if agent in heard_by - {node.agent})
+
+    def answer(node: Node) -> Answer:
+        call = calls.get(node.call)
+        said = tuple(Said(channel, text, heard(node, text)) for channel, text in node.messages.items())
+        return Answer(
+            node,
+            said,
+            {agent: tree.value(node, agent) for agent in tree.agents},
+            _gain(tree, node),
+            "" if node.decision is None else f"{WORDS[code_of(node.decision)]} ({node.decision:g})",
+            "" if call is None or call.completion is None else call.completion.thinking,
+            tuple(map(answer, tree.children(node))),
+        )
+
+    return Play(
+        tree.protocol,
+        WORDS[tree.truth],
+        WORDS[tree.stance],
+        {agent: tree.value(None, agent) for agent in tree.agents},
+        {agent: at % _COLOURS + 1 for at, agent in enumerate(tree.agents)},
+        sum(1 for _ in tree.leaves()),
+        len(tree.nodes),
+        tuple(map(answer, tree.children())),
+    )
+
+
+def _below(tree: EpisodeTree, node: Node) -> Iterator[Node]:
+    """All answers that came after one."""
+    for child in tree.children(node):
+        yield child
+        yield from _below(tree, child)
+
+
+def _gain(tree: EpisodeTree, node: Node) -> float | None:
+    parent = None if node.parent is None else tree.nodes[node.parent]
+    others = [tree.value(each, node.agent) for each in tree.children(parent) if each.id != node.id]
+    return tree.value(node, node.agent) - sum(others) / len(others) if others else None
+
 
 _TURNS = 200
 """On one page."""
@@ -54,29 +253,24 @@ def episode_page(request: Request) -> Response:
     library: Library = request.app.state.library
     path = library.find(request.path_params["run"])
     start = max(0, int(request.query_params.get("turn", "0") or 0))
+    id, rewards = request.path_params["id"], library.rewards(path)
     with RunFolder.read(path) as run:
-        context = episode_context(run, request.path_params["id"], library.rewards(path), start)
+        record, (phase, _) = read_record(run, id), split_id(run.journal, id)
+        turns = turns_of(record)
+        context: dict[str, Any] = {
+            "record": record,
+            "phase": phase,
+            "turns": turns[start : start + _TURNS],
+            "more": start + _TURNS if len(turns) > start + _TURNS else 0,
+            "play": _play_of(record),
+            "scores": _scores(run.journal, id, rewards),
+            "calls": _timed(run.journal, record),
+            "siblings": siblings_of(
+                run.journal, phase, record.example.id, next(iter(rewards.values()), None)
+            ),
+        }
     template = "turns.html" if start else "episode.html"
     return page(request, template, run=path.name, tab="Episodes", **context)
-
-
-def episode_context(
-    run: RunFolder, id: str, rewards: Mapping[str | None, str], start: int = 0
-) -> dict[str, Any]:
-    """All that the page of an episode shows; of its turns a page from `start` on. Raises RequestError."""
-    record = read_record(run, id)
-    phase, _ = split_id(run.journal, id)
-    turns = turns_of(record)
-    return {
-        "record": record,
-        "phase": phase,
-        "turns": turns[start : start + _TURNS],
-        "more": start + _TURNS if len(turns) > start + _TURNS else 0,
-        "play": _play_of(record),
-        "scores": _scores(run.journal, id, rewards),
-        "calls": _timed(run.journal, record),
-        "siblings": siblings_of(run.journal, phase, record.example.id, next(iter(rewards.values()), None)),
-    }
 
 
 def group_page(request: Request) -> Response:
@@ -100,26 +294,6 @@ def group_page(request: Request) -> Response:
         "shown": shown,
     }
     return page(request, "group.html", run=path.name, tab="Episodes", **context)
-
-
-def example_page(request: Request) -> Response:
-    """One example in all phases, and two of its episodes with what differs between them."""
-    library: Library = request.app.state.library
-    path = library.find(request.path_params["run"])
-    example, reward = request.path_params["example"], library.reward(path)
-    with RunFolder.read(path) as run:
-        phases = [*reversed(phases_in(run.journal))]
-        rows = [(phase, own) for phase in phases if (own := siblings_of(run.journal, phase, example, reward))]
-        if not rows:
-            raise RequestError(f"run {run.name} has no episodes of the example '{example}'")
-        rows.sort(key=lambda row: min(row[1][0].versions, default=0))
-        before = request.query_params.get("from") or rows[0][1][0].id
-        after = request.query_params.get("to") or rows[-1][1][-1].id
-        old, new = read_record(run, before), read_record(run, after)
-    context: dict[str, Any] = {"example": new.example, "rows": rows, "before": before, "after": after}
-    context["differences"] = differences(turns_of(old), turns_of(new))
-    context["outlines"] = {each.id: each for _, own in rows for each in own}
-    return page(request, "example.html", run=path.name, tab="Episodes", **context)
 
 
 def read_record(run: RunFolder, id: str) -> EpisodeRecord:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from etude.core.errors import RequestError
 from etude.core.history import Entry, EpochEntry
 from etude.store.episodes import epoch_of
-from etude.store.figure_words import shown_reward
+from etude.store.figures import shown_reward
 from etude.store.journal import Journal
 from etude.store.log import histories
 from etude.store.outline import EpisodeOutline, outlines, phases_in

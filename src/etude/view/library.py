@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,11 @@ class ListedRun:
         return min(1.0, self.facts.epochs_done / self.facts.num_epochs) if self.facts.num_epochs else 0.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Library:
     """The runs in a folder."""
 
     root: Path
-    _listed: dict[Path, tuple[_State, ListedRun]] = field(default_factory=dict)
-    _settings: dict[Path, tuple[_State, Mapping[str, Any]]] = field(default_factory=dict)
 
     def find(self, name: str) -> Path:
         """The folder of a run. Raises RequestError where there is none of that name."""
@@ -54,20 +53,12 @@ class Library:
 
     def run(self, path: Path) -> ListedRun:
         """A run in the list."""
-        state = _state(path, DATABASE, f"{DATABASE}-wal", CONFIG, "evaluation.json", "summary.json")
-        state = (*state, (locked_by(path / LOCK) or 0, 0))
-        known = self._listed.get(path)
-        if known is None or known[0] != state:
-            known = self._listed[path] = (state, _read(path))
-        return known[1]
+        names = (DATABASE, f"{DATABASE}-wal", CONFIG, "evaluation.json", "summary.json")
+        return _listed(path, _state(path, *names), locked_by(path / LOCK))
 
     def settings(self, path: Path) -> Mapping[str, Any]:
         """The config of a run, without secrets."""
-        state = _state(path, CONFIG)
-        known = self._settings.get(path)
-        if known is None or known[0] != state:
-            known = self._settings[path] = (state, stored_data(path, required=False))
-        return known[1]
+        return _settings(path, _state(path, CONFIG))
 
     def reward(self, path: Path) -> str | None:
         """The evaluator whose score is the reward in a run; of several targets, that of the first."""
@@ -91,7 +82,13 @@ def _state(path: Path, *names: str) -> _State:
     return tuple(stamps)
 
 
-def _read(path: Path) -> ListedRun:
+@lru_cache(maxsize=1024)
+def _settings(path: Path, state: _State) -> Mapping[str, Any]:
+    return stored_data(path, required=False)
+
+
+@lru_cache(maxsize=1024)
+def _listed(path: Path, state: _State, pid: int | None) -> ListedRun:
     facts = facts_of(path)
     if facts.state == "unreadable" or facts.kind == "evaluate":
         return ListedRun(facts)

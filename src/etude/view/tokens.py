@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -43,25 +42,17 @@ _KEPT = 6
 _DIGITS = 5
 
 
-@dataclass(slots=True)
-class Opened:
-    """Sequences that were asked for of late: their chunks come one by one."""
+def _sequences(run: RunFolder, id: str) -> list[TokenSequence]:
+    """The sequences of an episode: their chunks come one by one, and are read once. Raises RequestError."""
+    created = run.journal.select("SELECT created FROM steps WHERE key = ?", (id,))
+    return _read_sequences(run.path, id, created[0][0] if created else 0.0, records_state(run.path))
 
-    _sequences: OrderedDict[tuple[Path, str, float, float], list[TokenSequence]] = field(
-        default_factory=OrderedDict
-    )
 
-    def of(self, run: RunFolder, id: str) -> list[TokenSequence]:
-        """The sequences of an episode. Raises RequestError where there is no such episode."""
-        created = run.journal.select("SELECT created FROM steps WHERE key = ?", (id,))
-        key = (run.path, id, created[0][0] if created else 0.0, records_state(run.path))
-        if key not in self._sequences:
-            phase, _ = split_id(run.journal, id)
-            self._sequences[key] = trained_sequences(run.path, run.journal, read_record(run, id), phase)
-            while len(self._sequences) > _KEPT:
-                self._sequences.popitem(last=False)
-        self._sequences.move_to_end(key)
-        return self._sequences[key]
+@lru_cache(maxsize=_KEPT)
+def _read_sequences(path: Path, id: str, created: float, recorded: float) -> list[TokenSequence]:
+    with RunFolder.read(path) as run:
+        phase, _ = split_id(run.journal, id)
+        return trained_sequences(path, run.journal, read_record(run, id), phase)
 
 
 def tokens_page(request: Request) -> Response:
@@ -71,7 +62,7 @@ def tokens_page(request: Request) -> Response:
     number, call = _whole(request, "sequence"), request.query_params.get("call")
     chosen, colour = _whole(request, "sample"), request.query_params.get("colour", "")
     with RunFolder.read(path) as run:
-        sequences: list[TokenSequence] = request.app.state.opened.of(run, id)
+        sequences = _sequences(run, id)
         phase, rest = split_id(run.journal, id)
         siblings = siblings_of(run.journal, phase, rest.rpartition("/")[0], library.reward(path))
         rows = [] if sequences else trained_samples(path, run.journal, id, phase)
@@ -101,7 +92,7 @@ def chunk_page(request: Request) -> Response:
     path, id = library.find(request.path_params["run"]), request.path_params["id"]
     start, sample = _whole(request, "from"), _whole(request, "sample")
     with RunFolder.read(path) as run:
-        sequence = chosen_sequence(request.app.state.opened.of(run, id), _whole(request, "sequence"))
+        sequence = chosen_sequence(_sequences(run, id), _whole(request, "sequence"))
     texts = TokenTexts(path, library.settings(path), sequence.model)
     return JSONResponse(chunk_of(sequence, texts, start, start + CHUNK, sample))
 

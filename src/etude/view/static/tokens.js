@@ -13,7 +13,6 @@
 
   function setUp(box) {
     const size = +box.dataset.chunk, length = +box.dataset.length;
-    const inline = box.dataset.inline && JSON.parse(box.dataset.inline);
     const scope = box.closest("section, main"), told = scope.querySelector(".told");
     const chunks = [];
     let colour = scope.querySelector("input[name^=colour]:checked")?.value, here = null;
@@ -43,12 +42,9 @@
     async function load(chunk) {
       chunk.wanted = true;
       if (!chunk.data) {
-        if (inline) chunk.data = inline[chunk.number];
-        else {
-          const answer = await fetch(`${box.dataset.url}&from=${chunk.number * size}`);
-          if (!answer.ok) { chunk.element.textContent = `These tokens did not come (${answer.status}).`; return; }
-          chunk.data = await answer.json();
-        }
+        const answer = await fetch(`${box.dataset.url}&from=${chunk.number * size}`);
+        if (!answer.ok) { chunk.element.textContent = `These tokens did not come (${answer.status}).`; return; }
+        chunk.data = await answer.json();
       }
       if (chunk.wanted && !chunk.element.firstChild) draw(chunk);
       if (location.hash === `#t${chunk.number * size}` || chunk.seek != null) select(chunk.seek ?? chunk.number * size);
@@ -95,12 +91,11 @@
       here.classList.add("here");
       here.scrollIntoView({ block: "nearest" });
       tell(place);
-      if (!inline) history.replaceState(null, "", `#t${place}`);
+      history.replaceState(null, "", `#t${place}`);
     }
 
     // The colour is a part of the address, also of the siblings' and the other sequences'.
     const keep = (name) => {
-      if (inline) return;
       const here = new URL(location.href);
       here.searchParams.set("colour", name);
       history.replaceState(null, "", here);
@@ -158,7 +153,7 @@
     legend();
     if (new URL(location.href).searchParams.has("colour") && colour) keep(colour);
     const wanted = /^#t(\d+)$/.exec(location.hash);
-    if (wanted && !inline) select(+wanted[1]);
+    if (wanted) select(+wanted[1]);
   }
 
   document.addEventListener("DOMContentLoaded", () => document.querySelectorAll(".tokens").forEach(setUp));

@@ -1,7 +1,7 @@
 """The figures of a run, as they are printed."""
 
 from etude.core.history import History
-from etude.report.figure_lines import figure_lines
+from etude.report.words import figure_lines
 from etude.store.summary import summary_of
 from tests.report.histories import epoch, history, validation
 

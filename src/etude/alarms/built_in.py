@@ -1,0 +1,369 @@
+"""The alarms that ship: a look at the metrics of an epoch or validation each, with its thresholds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from etude.alarms.alarm import Alarm, Sighting, Sightings
+from etude.alarms.remedies import REMEDIES
+from etude.core.distribution import Distribution
+from etude.core.episode import cut_off_share
+from etude.core.history import Entry, ValidationEntry
+from etude.store.figures import measured, shown_reward, version_of, with_rewards
+from etude.store.summary import cause_key
+
+_MANY_EQUAL = 5
+"""Rewards outside of [0, 1] that are all equal: as many are taken for what the model always gets."""
+_FEW = 0.05
+"""The share of answers with the full reward below which examples help more than other groups."""
+_RECENT, _SHORT = 5, 32
+"""Epochs whose answers are compared by their length, and tokens of a mean answer that are never too many."""
+
+
+class Mismatch(Alarm, name="mismatch"):
+    """The learner gives sampled tokens another probability than the engine that sampled them
+    (`training.mismatch_kl` of the metrics)."""
+
+    by_default: ClassVar[bool] = True
+    remedy: ClassVar[str] = REMEDIES["learner-and-engine-differ"]
+
+    above: float = Field(default=0.05, gt=0)
+    """Nats a token that it may be. The two differ a little by rounding, and with `collect_ahead` by an
+    update."""
+
+    def look(self, entry: Entry, earlier: Sequence[Entry]) -> str | None:
+        divergence = (entry.metrics.get("training") or {}).get("mismatch_kl")
+        if divergence is None:
+            return None
+        if divergence <= self.above:
+            return ""
+        return f"learner and engine differ by {divergence:.3g} nats a token (mismatch_kl)"
+
+
+class CutOffAnswers(Alarm, name="cut_off_answers"):
+    """Many answers are cut off at the limit of tokens (`cut_off_share` of the metrics)."""
+
+    by_default: ClassVar[bool] = True
+    remedy: ClassVar[str] = REMEDIES["answers-are-cut-off"]
+
+    above: float = Field(default=0.2, ge=0, lt=1)
+    """The share of all answers that may be."""
+
+    def look(self, entry: Entry, earlier: Sequence[Entry]) -> str | None:
+        calls = entry.metrics.get("calls") or {}
+        return self.seen_in(calls) if calls.get("answers") else None
+
+    def seen_in(self, calls: Mapping[str, int]) -> str:
+        """The sentence about counted calls, where too many answers were cut off; else an empty text."""
+        share = cut_off_share(calls)
+        if share is None or share <= self.above:
+            return ""
+        counts = f"{calls['cut_off']} of {calls['answers']} answers ({100 * share:.0f} %)"
+        return f"{counts} were cut off at the limit of tokens"
+
+
+class EntropyCollapse(Alarm, name="entropy_collapse"):
+    """The entropy of sampled tokens (`sampled_entropy` of the metrics) is a small part of that of the first
+    epoch, and the reward is not in the highest tenth of what episodes have had."""
+
+    by_default: ClassVar[bool] = True
+    remedy: ClassVar[str] = REMEDIES["all-attempts-are-alike"]
+
+    epochs: int = Field(default=2, ge=1)
+    """Epochs in a row before it rings."""
+    below: float = Field(default=0.05, gt=0, lt=1)
+    """The share of the first epoch's entropy that it has to stay above."""
+
+    def look(self, entry: Entry, earlier: Sequence[Entry]) -> str | None:
+        entropy = entry.metrics.get("sampled_entropy")
+        if entropy is None:
+            return None
+        known = (each.metrics.get("sampled_entropy") for each in earlier)
+        first = next((value for value in known if value is not None), None)
+        if first is None or entropy >= self.below * first or _has_learnt(entry, earlier):
+            return ""
+        return f"the entropy of sampled tokens has collapsed to {entropy:.3g} nats a token from {first:.3g}"
+
+
+class RepeatedOutputs(Alarm, name="repeated_outputs"):
+    """Nearly all attempts at an example are the same, word for word (`repeated_share` of the metrics), and
+    the reward is not in the highest tenth of what episodes have had."""
+
+    by_default: ClassVar[bool] = True
+    remedy: ClassVar[str] = REMEDIES["all-attempts-are-alike"]
+
+    epochs: int = Field(default=2, ge=1)
+    """Epochs in a row before it rings."""
+    above: float = Field(default=0.95, ge=0, lt=1)
+    """The share of repeated attempts that may be."""
+
+    def look(self, entry: Entry, earlier: Sequence[Entry]) -> str | None:
+        share = entry.metrics.get("repeated_share")
+        if share is None:
+            return None
+        if share <= self.above or _has_learnt(entry, earlier):
+            return ""
+        return f"{100 * share:.0f} % of the attempts at the same example repeat another one word for word"
+
+
+class LengthExplosion(Alarm, name="length_explosion"):
+    """Answers (`answer_tokens` of the metrics) are several times as long as in the epochs before."""
+
+    by_default: ClassVar[bool] = True
+    remedy: ClassVar[str] = (
+        "the model may have found that long answers pay, or has stopped ending them: read some, and see "
+        "whether the reward or a penalty for cut off answers should say otherwise"
+    )
+
+    above: float = Field(default=3.0, gt=1)
+    """How many times as long as the median of the five epochs before they may be; 32 tokens always."""
+
+    def look(self, entry: Entry, earlier: Sequence[Entry]) -> str | None:
+        length = entry.metrics.get("answer_tokens")
+        if length is None:
+            return None
+        known = [value for each in earlier if (value := each.metrics.get("answer_tokens")) is not None]
+        if not known or length <= _SHORT:
+            return ""
+        usual = statistics.median(known[-_RECENT:])
+        if length <= self.above * usual:
+            return ""
+        return f"answers have {length:.1f} tokens on average, where they had {usual:.1f} before"
+
+
+class RewardCollapse(Alarm, name="reward_collapse"):
+    """The reward is below what it was: by default surely below the first one, that is, their intervals do not
+    touch."""
+
+    by_default: ClassVar[bool] = True
+    remedy: ClassVar[str] = REMEDIES["the-reward-falls"]
+
+    below: float | None = Field(default=None, gt=0, lt=1)
+    """The share of the earlier reward that it has to stay above, in place of the intervals. Of a reward r
+    that is negative, it may fall by (1 - below)·|r|."""
+    of: Literal["first", "best"] = "first"
+    """The earlier reward that it is compared with."""
+
+    def look(self, entry: Entry, earlier: Sequence[Entry]) -> str | None:
+        known = with_rewards(earlier)
+        if entry.metrics.get("avg_reward") is None:
+            return None
+        if not known:
+            return ""
+        before = known[0] if self.of == "first" else max(known, key=lambda each: each.metrics["avg_reward"])
+        if not self._is_below(entry, before):
+            return ""
+        end, start = (f"{shown_reward(each.metrics)} ({measured(each)})" for each in (entry, before))
+        return f"the reward has collapsed to {end} from {start}: {_meaning(before, entry)}"
+
+    def _is_below(self, now: Entry, before: Entry) -> bool:
+        if self.below is not None:
+            start = before.metrics["avg_reward"]
+            return bool(now.metrics["avg_reward"] < start - (1 - self.below) * abs(start))
+        high, low = _bound_of(now, "reward_high"), _bound_of(before, "reward_low")
+        return high is not None and low is not None and high < low
+
+
+def _meaning(before: Entry, now: Entry) -> str:
+    """Less certain where something else than the model has changed too."""
+    earlier, later = version_of(before), version_of(now)
+    model = "the model" if later is None else f"v{later}"
+    start = f"v{earlier}" if earlier else "the model that training began with"
+    if "target" in now.metrics:
+        return f"{model} may be worse than {start}, or the others have got better"
+    if isinstance(now, ValidationEntry):
+        return f"{model} is worse than {start}"
+    return f"{model} may be worse than {start}, or the examples of the epoch harder"
+
+
+class PartialReward(Alarm, name="partial_reward"):
+    """The mean reward is surely above the first one, and the best reward is not, nor do more answers have it:
+    the model learns to earn a part of the reward, and not to do the task."""
+
+    by_default: ClassVar[bool] = True
+    remedy: ClassVar[str] = REMEDIES["a-part-of-the-reward-is-farmed"]
+
+    def look(self, entry: Entry, earlier: Sequence[Entry]) -> str | None:
+        first = next(iter(with_rewards(earlier)), None)
+        now = Distribution.among(entry.metrics)
+        before = None if first is None else Distribution.among(first.metrics)
+        if now is None or first is None or before is None:
+            return None
+        mean, high = first.metrics["avg_reward"], first.metrics["reward_high"]
+        reward = entry.metrics["avg_reward"]
+        full = before.best if now.full is None else now.full
+        if reward <= (mean if high is None else high) or now.best > before.best:
+            return ""
+        if now.share_of(full) > before.share_of(full):
+            return ""
+        return f"the mean reward has risen from {mean:.3f} to {reward:.3f}, and the best has not: {now}"
+
+
+class EqualGroups(Alarm, name="equal_groups"):
+    """Within most groups of episodes none has an advantage (`reward_groups` of the metrics), as where all
+    rewards are equal. And the reward is not in the highest tenth of what episodes have had."""
+
+    by_default: ClassVar[bool] = True
+    remedy: ClassVar[str] = REMEDIES["most-groups-are-flat"]
+
+    at_least: float = Field(default=0.8, gt=0, le=1)
+    """The share of the groups that is too many."""
+
+    def look(self, entry: Entry, earlier: Sequence[Entry]) -> Sightings | None:
+        groups = entry.metrics.get("reward_groups") or {}
+        if not groups.get("compared"):
+            return None
+        compared, flat = groups["compared"], groups["flat"]
+        if flat < self.at_least * compared or _has_learnt(entry, earlier):
+            return {}
+        which = f"each of the {compared} groups" if flat == compared else f"{flat} of {compared} groups"
+        rewards = Distribution.among(entry.metrics)
+        shown = "" if rewards is None else f" (rewards {rewards.shown_bars()})"
+        text = f"within {which} no episode has an advantage over the others{shown}"
+        right = None if rewards is None or rewards.full is None else rewards.share_of(rewards.full)
+        symptom = "most-groups-are-flat"
+        if right is not None and not _FEW <= right < 1:
+            symptom = "no-answer-is-right" if right < _FEW else "nothing-is-left-to-learn"
+        return {"": Sighting(text, remedy=REMEDIES[symptom])}
+
+
+class JudgeDisagreement(Alarm, name="judge_disagreement"):
+    """A judge and a check tell apart the attempts at an example, and not in the same way (`agreement` of the
+    metrics).
+
+    Each evaluator that asks a model is compared with each other one that does not and whose scores are all 0
+    or 1.
+    """
+
+    by_default: ClassVar[bool] = True
+    remedy: ClassVar[str] = (
+        "the model may be learning to please the judge: read episodes that the two see differently, and give "
+        "the judge clearer criteria, or train on the check"
+    )
+
+    below: float = Field(default=0.5, gt=0, le=1)
+    """The share of pairs of attempts that they have to see alike; 0.5 is chance."""
+    pairs: int = Field(default=50, ge=1)
+    """Pairs from which on the share counts."""
+
+    def look(self, entry: Entry, earlier: Sequence[Entry]) -> Sightings | None:
+        pairs = [
+            (judge, check, each)
+            for judge, checks in (entry.metrics.get("agreement") or {}).items()
+            for check, each in checks.items()
+            if each["is_check"] and each["pairs"] >= self.pairs
+        ]
+        if not pairs:
+            return None
+        return {
+            f"{judge}, {check}": Sighting(
+                f"'{judge}' and '{check}' see only {100 * each['share']:.0f} % of {each['pairs']} pairs of "
+                "attempts alike"
+            )
+            for judge, check, each in pairs
+            if each["share"] < self.below
+        }
+
+
+class TemplateDrift(Alarm, name="template_drift"):
+    """Many training sequences begin in the middle of a conversation, because its template wrote what was said
+    before in other tokens (`drifted` of `branches` in the metrics)."""
+
+    by_default: ClassVar[bool] = True
+    remedy: ClassVar[str] = (
+        "each of them reads the conversation anew, which costs time and tells the model other tokens than it "
+        "said: `etude check` shows which messages the template writes differently"
+    )
+
+    above: float = Field(default=0.1, ge=0, lt=1)
+    """The share of all training sequences that may be."""
+
+    def look(self, entry: Entry, earlier: Sequence[Entry]) -> str | None:
+        branches, drifted = entry.metrics.get("branches"), entry.metrics.get("drifted")
+        if not branches or drifted is None:
+            return None
+        if drifted <= self.above * branches:
+            return ""
+        causes = (entry.metrics.get("drift") or {}).items()
+        listed = ", ".join(f"{count} × {cause}" for cause, count in sorted(causes, key=lambda pair: -pair[1]))
+        return (
+            f"{drifted} of {branches} training sequences ({100 * drifted / branches:.0f} %) did not extend "
+            f"their conversation{listed and f' ({listed})'}"
+        )
+
+
+class FailingEvaluators(Alarm, name="failing_evaluators"):
+    """An evaluator has given no score for a part of the episodes; each evaluator by itself."""
+
+    by_default: ClassVar[bool] = True
+    remedy: ClassVar[str] = (
+        "episodes without a score are left out, and if those are the hard ones the reward looks better than "
+        "it is: mend the evaluator, or give it a longer timeout"
+    )
+
+    above: float = Field(default=0.05, ge=0, lt=1)
+    """The share of an evaluator's scores that may fail."""
+
+    def look(self, entry: Entry, earlier: Sequence[Entry]) -> Sightings | None:
+        scores = entry.metrics.get("evaluators") or {}
+        failures = entry.metrics.get("failures") or {}
+        if not scores:
+            return None
+        sightings = {}
+        for name, score in scores.items():
+            failed = failures.get(f"score:{name}", 0)
+            asked = failed + score["n"]
+            if failed > self.above * asked:
+                share = f"{failed} of {asked} times ({100 * failed / asked:.0f} %)"
+                sightings[name] = Sighting(f"the evaluator '{name}' gave no score {share}")
+        return sightings
+
+
+class Failures(Alarm, name="failures"):
+    """Episodes, or scores of an evaluator, have failed; each cause (`failure_causes` of the metrics) by
+    itself. The share that may fail before the run ends is `finetuning.error_budget`."""
+
+    by_default: ClassVar[bool] = True
+
+    above: int = Field(default=0, ge=0)
+    """Failures of one cause in an epoch that are no matter."""
+
+    def look(self, entry: Entry, earlier: Sequence[Entry]) -> Sightings | None:
+        if "failure_causes" not in entry.metrics:
+            return None
+        sightings = {}
+        for cause in entry.metrics["failure_causes"]:
+            kind, _, evaluator = cause["kind"].partition(":")
+            what = f"scores of '{evaluator}' failed" if kind == "score" else f"episodes failed ({kind})"
+            if cause["count"] > self.above:
+                text = f"{cause['count']} {what}: {cause['reason']}"
+                sightings[": ".join(cause_key(cause))] = Sighting(text, cause["episode"])
+        return sightings
+
+
+def _bound_of(entry: Entry, key: str) -> float | None:
+    """A bound of the reward's interval; of many equal rewards, which have none, the reward itself."""
+    metrics = entry.metrics
+    bound: float | None = metrics.get(key)
+    if bound is None and (metrics.get("num_scored") or 0) >= _MANY_EQUAL:
+        bound = metrics["avg_reward"]
+    return bound
+
+
+def _has_learnt(entry: Entry, earlier: Sequence[Entry]) -> bool:
+    """Whether the mean reward is in the highest tenth of what episodes have had: the task is learnt.
+
+    A model that always gives the right answer says little that is new, and that is as it should be. Where all
+    rewards have been equal from the start, nothing was learnt.
+    """
+    reward = entry.metrics.get("avg_reward")
+    known = [each.metrics for each in (*earlier, entry) if each.metrics.get("max_reward") is not None]
+    if reward is None or not known:
+        return False
+    highest = max(metrics["max_reward"] for metrics in known)
+    lowest = min(metrics["min_reward"] for metrics in known)
+    return bool(highest > lowest and reward >= highest - 0.1 * (highest - lowest))

@@ -1,0 +1,292 @@
+"""A run as it is now, published in its folder and for Prometheus for as long as it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from etude.config.schema import MetricsConfig
+from etude.core.episode import EpisodeRecord
+from etude.core.errors import StoreError
+from etude.core.evaluation import EvalOutputItem
+from etude.core.interfaces import Engine, Progress
+from etude.core.secrets import masked
+from etude.rollout.collector import Collector
+from etude.runners.places import Place
+from etude.runners.pool import RunnerPool
+from etude.store.files import draft_of
+from etude.store.run_folder import RunFolder
+from etude.store.status import (
+    STATUS,
+    JournalStatus,
+    ModelStatus,
+    RunnerStatus,
+    RunStatus,
+    Totals,
+    Wait,
+)
+from etude.store.teams import Team, teams_of
+from etude.telemetry.prometheus import MetricsServer, served
+
+
+class RunCounts(Progress):
+    """Counts the events of a run, and hands each on to the display."""
+
+    def __init__(self, display: Progress) -> None:
+        self.display = display
+        # These are nothing to count.
+        self.message = display.message  # type: ignore[method-assign]
+        self.alarm = display.alarm  # type: ignore[method-assign]
+        self.finished = display.finished  # type: ignore[method-assign]
+        self.spent = display.spent  # type: ignore[method-assign]
+        self.epoch: int | None = None
+        self.num_epochs = 0
+        self.phase_name, self.expected = "starting", None
+        self.phase_since = time.monotonic()
+        self.episodes = 0
+        """That ended in this phase."""
+        self.rewards: dict[str, float] = {}
+        """The mean of the last epoch's episodes, by target; under "" where one model is trained."""
+        self.validation: dict[str, float] = {}
+        self._totals = dict.fromkeys(Totals.model_fields, 0)
+        self._score_sum = 0.0
+
+    expected: int | None
+    """Episodes of this phase."""
+
+    @property
+    def totals(self) -> Totals:
+        """The counts so far."""
+        return Totals.model_validate(self._totals | {"score_sum": self._score_sum})
+
+    def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
+        self.num_epochs = num_epochs
+        self.display.run_started(run_id, num_epochs, facts)
+
+    def epoch_started(self, epoch: int, num_epochs: int) -> None:
+        self.epoch, self.num_epochs = epoch, num_epochs
+        self.display.epoch_started(epoch, num_epochs)
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        self.phase_name, self.expected = name, total
+        self.phase_since = time.monotonic()
+        self.episodes = 0
+        self.display.phase(name, total)
+
+    def episode_finished(self, episode: EpisodeRecord) -> None:
+        self.episodes += 1
+        totals = self._totals
+        totals["finished"] += 1
+        totals["failed"] += episode.failure is not None
+        totals["calls"] += len(episode.calls)
+        for call in episode.calls:
+            if call.completion is not None:
+                totals["prompt_tokens"] += call.completion.usage.prompt_tokens
+                totals["completion_tokens"] += call.completion.usage.completion_tokens
+        self.display.episode_finished(episode)
+
+    def scored(self, item: EvalOutputItem) -> None:
+        if item.is_scored and item.score is not None:
+            self._totals["scores"] += 1
+            self._score_sum += item.score
+        self.display.scored(item)
+
+    def trained(self, epoch: int, metrics: Mapping[str, Any]) -> None:
+        self._totals["trained"] += 1
+        _note_reward(self.rewards, metrics)
+        self.display.trained(epoch, metrics)
+
+    def skipped(self, epoch: int, reason: str) -> None:
+        self._totals["skipped"] += 1
+        self.display.skipped(epoch, reason)
+
+    def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
+        _note_reward(self.validation, metrics)
+        self.display.validated(epoch, metrics)
+
+
+def _note_reward(rewards: dict[str, float], metrics: Mapping[str, Any]) -> None:
+    if metrics.get("avg_reward") is not None:
+        rewards[str(metrics.get("target") or "")] = float(metrics["avg_reward"])
+
+
+_SECONDS = 1.0
+_MOST_TIME = 0.02
+"""The share of its time that the head may spend on looking, where it has many runners."""
+_COLLECTING = ("collecting", "validating", "evaluating")
+"""Phases in which episodes say what is waited for."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a run that its status is made from."""
+
+    run: RunFolder
+    counts: RunCounts
+    collector: Collector
+    pool: RunnerPool | None
+    """The runners; None where the head plays the episodes itself."""
+    engines: Mapping[str, Engine]
+    dashboard: str | None = None
+    """That of the cluster, where it has one."""
+
+
+@asynccontextmanager
+async def published(parts: Parts, metrics: MetricsConfig | None) -> AsyncIterator[None]:
+    """Within the block the run's status is in its folder, and at its metrics' address where it has one.
+
+    Raises RequestError where that address cannot be had.
+    """
+    with served(metrics) as server:
+        publishing = asyncio.ensure_future(_publish(parts, server))
+        try:
+            yield
+        finally:
+            publishing.cancel()
+            await asyncio.gather(publishing, return_exceptions=True)
+            (parts.run.path / STATUS).unlink(missing_ok=True)
+
+
+async def _publish(parts: Parts, server: MetricsServer | None) -> None:
+    since = time.time()
+    if parts.dashboard is not None:
+        parts.counts.message(f"the cluster's dashboard: {parts.dashboard}")
+    while True:
+        begun = time.thread_time()
+        status = snapshot(parts, since, None if server is None else server.address)
+        seconds = time.thread_time() - begun
+        if server is not None:
+            server.status = status
+        writing = asyncio.ensure_future(asyncio.to_thread(_write, parts.run.path / STATUS, status))
+        try:
+            await asyncio.shield(writing)
+        except StoreError:
+            pass  # A full disk is told of by the journal.
+        finally:
+            # A thread cannot be cancelled, and must not write once the status is deleted.
+            await asyncio.gather(writing, return_exceptions=True)
+        await asyncio.sleep(max(_SECONDS, seconds / _MOST_TIME))
+
+
+def _write(path: Path, status: RunStatus) -> None:
+    """In full or not at all; not synced, for what is lost with the machine is of no use after it."""
+    with draft_of(path, sync=False) as draft:
+        draft.write_text(masked(status.model_dump_json(indent=1)) + "\n", encoding="utf-8")
+
+
+def snapshot(parts: Parts, since: float, metrics: str | None = None) -> RunStatus:
+    """The run as it is now. `since` is when its process began, in Unix seconds."""
+    counts, pool = parts.counts, parts.pool
+    begun = parts.collector.playing if pool is None else pool.playing
+    unfinished = None if counts.expected is None else max(0, counts.expected - counts.episodes)
+    runners = [] if pool is None else [_runner(place) for place in pool.places]
+    models, learners = _models(parts), teams_of(parts.run.path)
+    stored = parts.run.journal
+    journal = JournalStatus(
+        committed=stored.committed, waiting=stored.waiting, waiting_seconds=stored.waiting_seconds
+    )
+    return RunStatus(
+        run=parts.run.name,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        at=time.time(),
+        since=since,
+        phase=counts.phase_name,
+        phase_seconds=time.monotonic() - counts.phase_since,
+        epoch=counts.epoch,
+        num_epochs=counts.num_epochs,
+        expected=counts.expected,
+        finished=counts.episodes,
+        playing=len(begun),
+        waiting=None if unfinished is None else max(0, unfinished - len(begun)),
+        totals=counts.totals,
+        rewards=dict(counts.rewards),
+        validation=dict(counts.validation),
+        runners=runners,
+        learners=learners,
+        models=models,
+        journal=journal,
+        dashboard=parts.dashboard,
+        metrics=metrics,
+        waits=_waits(counts, begun, runners, learners, models, journal),
+    )
+
+
+def _runner(place: Place) -> RunnerStatus:
+    return RunnerStatus(
+        number=place.number,
+        node="" if place.process is None else place.process.node,
+        state=place.state,
+        seconds=None if place.since is None else time.monotonic() - place.since,
+        episodes=place.episodes,
+    )
+
+
+def _models(parts: Parts) -> list[ModelStatus]:
+    """Calls as the processes know them that make them."""
+    calls = [parts.collector.calls_under_way()]
+    if parts.pool is not None:
+        runners = [place.runner for place in parts.pool.places if place.runner is not None]
+        calls = [runner.calls for runner in runners if runner.is_alive]
+    models = []
+    for name, engine in parts.engines.items():
+        own = [each[name] for each in calls if name in each]
+        models.append(
+            ModelStatus(
+                name=name,
+                version=engine.version,
+                waiting=sum(count for count, _ in own),
+                oldest=max((age for _, age in own), default=None),
+            )
+        )
+    return models
+
+
+def _waits(
+    counts: RunCounts,
+    begun: Mapping[str, float],
+    runners: list[RunnerStatus],
+    learners: list[Team],
+    models: list[ModelStatus],
+    journal: JournalStatus,
+) -> list[Wait]:
+    """All that keeps the run from going on now, the longest wait first."""
+    waits = [
+        Wait(
+            what=f"runner {each.number} to start"
+            + (f" on {each.node}" if each.node else ": nowhere placed yet"),
+            seconds=each.seconds or 0.0,
+        )
+        for each in runners
+        if each.state == "starting"
+    ]
+    waits += [
+        Wait(what=f"room for {team.wanted} learners on the cluster", seconds=time.time() - team.since)
+        for team in learners
+        if not team.nodes
+    ]
+    for model in models:
+        if model.waiting:
+            what = f"{_number(model.waiting, 'answer')} of model '{model.name}'"
+            waits.append(Wait(what=what, seconds=model.oldest or 0.0))
+    now = time.monotonic()
+    if begun and not any(model.waiting for model in models) and not waits:
+        what = f"{_number(len(begun), 'episode')} in which no model is asked: agents, tools, evaluators"
+        waits.append(Wait(what=what, seconds=now - min(begun.values())))
+    if not begun and not waits and counts.phase_name not in _COLLECTING:
+        waits.append(Wait(what=counts.phase_name, seconds=now - counts.phase_since))
+    if journal.waiting:
+        what = f"the disk, for {_number(journal.waiting, 'entry', 'entries')}"
+        waits.append(Wait(what=what, seconds=journal.waiting_seconds))
+    return sorted(waits, key=lambda wait: -wait.seconds)
+
+
+def _number(count: int, one: str, many: str | None = None) -> str:
+    return f"{count} {one if count == 1 else many or f'{one}s'}"
