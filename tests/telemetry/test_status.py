@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import threading
@@ -18,8 +17,7 @@ import pytest
 
 from etude.config.load import parse_config
 from etude.core.call import ChatRequest, Completion
-from etude.core.durations import shown_seconds
-from etude.rollout.paces import Paces
+from etude.core.stats import shown_seconds
 from etude.store.lock import RunLock
 from etude.store.status import STATUS, RunStatus, SeenStatus, status_of
 from etude.store.teams import teams_of, tell_team
@@ -163,30 +161,6 @@ def test_another_terminal_sees_a_run_and_its_death(tmp_path: Path):
     data = json.loads(etude("cluster", "status", run, "--json").stdout)
     assert (data["state"], data["pid"], data["status"]["pid"]) == ("lost", None, head.pid)
     assert "no run in" in etude("cluster", "status", "--output-dir", tmp_path).stderr
-
-
-def test_a_node_is_slow_against_the_others():
-    paces = Paces()
-    for seconds in (1.0, 1.2, 0.9, 1.1, 1.0):
-        paces.note("a", seconds)
-        paces.note("b", seconds + 0.1)
-        paces.note("c", 2 * seconds)
-    paces.note("d", 60.0)
-    slow = {pace.node: (pace.median, pace.others, pace.is_slow) for pace in paces.by_node()}
-    assert [node for node, (_, _, is_slow) in slow.items() if is_slow] == ["c"]
-    assert slow["c"] == (2.0, 1.1, True)
-
-
-@pytest.mark.parametrize("count", [2, 3, 4, 9])
-def test_each_node_is_compared_with_the_median_of_the_others(count: int):
-    paces = Paces()
-    medians = {f"n{number}": float(number * 7 % 5) for number in range(count)}
-    for node, seconds in medians.items():
-        for _ in range(5):
-            paces.note(node, seconds)
-    for pace in paces.by_node():
-        others = [seconds for node, seconds in medians.items() if node != pace.node]
-        assert pace.others == statistics.median(others)
 
 
 def test_durations_are_said_as_people_say_them():

@@ -14,8 +14,8 @@ from etude.config.alarms import alarms_by_default
 from etude.config.component import AlarmConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_alarm
-from etude.core.around import wrap_implementations
 from etude.core.history import Entry
+from etude.core.implementations import wrap_implementations
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder

@@ -15,8 +15,8 @@ from etude.budget.purpose import Purpose, current_purpose
 from etude.config.component import LlmConfig
 from etude.core.call import NO_USAGE, ChatRequest, Completion, Usage
 from etude.core.errors import RequestError
+from etude.core.implementations import checked
 from etude.core.interfaces import Engine
-from etude.core.returned import checked
 from etude.core.within import Within
 from etude.inference.opponents_config import OpponentsConfig
 from etude.wire.attempts import counting_charges

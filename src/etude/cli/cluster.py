@@ -11,7 +11,7 @@ import typer
 from etude.cli import hints
 from etude.cli.command import RUNS, AsJson, OutputDir, argument, reported
 from etude.cli.console import emit, next_step, path_shown, say, say_wrapped, table, warn
-from etude.core.durations import shown_seconds
+from etude.core.stats import shown_seconds
 
 if TYPE_CHECKING:
     from etude.store.log import JobFacts
@@ -145,15 +145,6 @@ def _show_places(status: RunStatus) -> None:
             for each in status.runners
         ]
         table(("runner", "node", "state", "since", "episodes"), rows)
-    if status.nodes:
-        columns = ("node", "episodes played", "seconds each", "elsewhere", "")
-        table(
-            columns,
-            [
-                (node.node, node.episodes, node.median, node.others, "slow" if node.is_slow else None)
-                for node in status.nodes
-            ],
-        )
 
 
 def _show_models(status: RunStatus) -> None:

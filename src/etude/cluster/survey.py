@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from etude.cluster.placement import Node
-from etude.core.errors import StoreError, first_line
-from etude.core.extras import install_command
+from etude.core.errors import StoreError, first_line, install_command
 
 Facts: TypeAlias = tuple[bool, list[str], str | None]
 """Whether a file is there with its content, packages that are not installed, and Etude's version."""

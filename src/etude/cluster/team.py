@@ -16,7 +16,7 @@ from etude.cluster.launch import CAUSE, TeamOrder
 from etude.cluster.part import Part, PartFailed
 from etude.cluster.seat import MARK, Desk
 from etude.core.errors import EtudeError, RequestError, StoreError, first_line
-from etude.core.streams import mask_streams
+from etude.core.process import set_up_process
 from etude.store.files import write_atomically
 from etude.store.lock import RunLock
 from etude.store.teams import tell_team
@@ -36,7 +36,7 @@ class TeamLost(EtudeError):
 
 def main() -> int:
     """Start the team of the order in a file; 0 once all have done their part, or others do it."""
-    mask_streams()
+    set_up_process()
     order = TeamOrder.taken(Path(sys.argv[1]))
     try:
         lock = RunLock(order.folder / "lock")

@@ -22,7 +22,7 @@ from etude.inference.http_addresses import HttpAddresses
 from etude.inference.openai_config import NOT_FOR_REASONING, OpenAiLlmConfig
 from etude.inference.routes import Address, beginning, conversation_of
 from etude.wire.asking import USUAL_FIELDS, request_fields
-from etude.wire.attempts import note_charged, note_failed_attempt, note_model_out
+from etude.wire.attempts import note_charged, note_model_out
 from etude.wire.client import Disturbed, Refused, charged_for, encode, parse_completion
 from etude.wire.logprobs import Impossible, require_asked, require_logprobs
 from etude.wire.retries import Again, retried
@@ -234,10 +234,9 @@ class OpenAiEngine(Engine):
         return EngineError(message) if out is None else note_model_out(out)
 
     def _another_may_answer(self, address: Address, error: Disturbed | Refused) -> bool:
-        """Note a failed attempt at one of several addresses; whether another may do what this one refused."""
+        """Whether another of several addresses may do what this one refused."""
         if not self._addresses.are_several or self._closed:
             return False
-        note_failed_attempt(address.url)
         if isinstance(error, Disturbed) or error.impossible:
             return False
         self._addresses.refused(address, str(error))

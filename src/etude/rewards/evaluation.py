@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from etude.core.episode import EpisodeRecord, added_up
+from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import (
     EvalInput,
     EvalInputItem,
@@ -121,7 +121,6 @@ def together(outputs: Sequence[EvaluationRunOutput]) -> EvaluationRunOutput:
         calls=dict(calls),
         retried=dict(retried),
         waited_seconds=sum(output.waited_seconds for output in outputs),
-        addresses=added_up(output.addresses for output in outputs),
         left_out=[item for output in outputs for item in output.left_out],
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
@@ -12,14 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
 from etude.core.call import Sampling
-from etude.core.episode import EpisodeRecord
+from etude.core.episode import EpisodeRecord, LoggedExample
 from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.core.interfaces import Engine
-from etude.core.logged import LoggedExample
 from etude.core.tools import ToolSet
 from etude.rollout.episode import Episode
-from etude.rollout.paces import Paces
 from etude.rollout.recorder import Models, Recorder
 from etude.rollout.run_workflow import run_workflow
 from etude.rollout.tools import EpisodeTools
@@ -122,9 +119,6 @@ class Collector:
         self._collections = 0
         self.playing: dict[str, float] = {}
         """The episodes that are played here, and since when by the monotonic clock."""
-        self._node = socket.gethostname()
-        self.paces = Paces()
-        """How long those took that were played here."""
 
     def calls_under_way(self) -> dict[str, tuple[int, float]]:
         """Calls of these episodes that wait for an answer, by model: how many, and the age of the oldest."""
@@ -231,7 +225,6 @@ class Collector:
             failure=failure,
             seconds=time.perf_counter() - started,
         )
-        self.paces.note(self._node, record.seconds)
         await self._journal.put(job.id, encode_episode(record, recorder.names))
         return record
 

@@ -40,20 +40,6 @@ class RunnerStatus(_Value):
     """Episodes that are there now."""
 
 
-class NodeStatus(_Value):
-    """The episodes that a machine has played since the head began."""
-
-    node: str
-    episodes: int
-    seconds: float
-    """Of all of them together."""
-    median: float
-    """Seconds of one, over the last hundred."""
-    others: float | None
-    """The same over all other nodes."""
-    is_slow: bool
-
-
 class ModelStatus(_Value):
     """One model that agents call."""
 
@@ -151,7 +137,6 @@ class RunStatus(_Value):
     runners: list[RunnerStatus]
     learners: list[Team] = Field(default_factory=list)
     """The processes that train now, of each job."""
-    nodes: list[NodeStatus]
     models: list[ModelStatus]
     journal: JournalStatus
     cluster: ClusterStatus | None = None

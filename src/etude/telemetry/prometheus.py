@@ -175,14 +175,7 @@ def _of_places(status: RunStatus) -> Iterator[Metric]:
     learners.samples.extend(
         ((node,), count) for node, count in Counter(n for t in status.learners for n in t.nodes).items()
     )
-    episodes = Metric("etude_node_episodes", "counter", "Episodes that a node has played.", ("node",))
-    seconds = Metric("etude_node_episode_seconds", "counter", "Seconds that these took.", ("node",))
-    slow = Metric("etude_node_slow", "gauge", "1 for a node whose episodes take much longer.", ("node",))
-    for node in status.nodes:
-        episodes.samples.append(((node.node,), node.episodes))
-        seconds.samples.append(((node.node,), node.seconds))
-        slow.samples.append(((node.node,), float(node.is_slow)))
-    yield from (runners, learners, episodes, seconds, slow)
+    yield from (runners, learners)
     committed = status.journal.committed
     yield Metric(
         "etude_journal_entries", "counter", "Entries written to the journal.", samples=[((), committed)]

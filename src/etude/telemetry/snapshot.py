@@ -17,7 +17,6 @@ from etude.store.status import (
     ClusterStatus,
     JournalStatus,
     ModelStatus,
-    NodeStatus,
     RunnerStatus,
     RunStatus,
     Wait,
@@ -75,7 +74,6 @@ def snapshot(
         validation=dict(counts.validation),
         runners=runners,
         learners=learners,
-        nodes=_nodes(parts),
         models=models,
         journal=journal,
         cluster=cluster,
@@ -92,21 +90,6 @@ def _runner(place: Place) -> RunnerStatus:
         seconds=None if place.since is None else time.monotonic() - place.since,
         episodes=place.episodes,
     )
-
-
-def _nodes(parts: Parts) -> list[NodeStatus]:
-    paces = (parts.collector if parts.pool is None else parts.pool).paces
-    return [
-        NodeStatus(
-            node=pace.node,
-            episodes=pace.episodes,
-            seconds=pace.seconds,
-            median=pace.median,
-            others=pace.others,
-            is_slow=pace.is_slow,
-        )
-        for pace in paces.by_node()
-    ]
 
 
 def _models(parts: Parts) -> list[ModelStatus]:

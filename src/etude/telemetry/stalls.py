@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from etude.config.schema import StallConfig
-from etude.core.durations import shown_seconds
 from etude.core.errors import EtudeError, StalledError, StoreError, first_line
+from etude.core.stats import shown_seconds
 from etude.store.files import write_atomically
 from etude.store.status import RunStatus
 from etude.telemetry.snapshot import Parts, snapshot

@@ -26,7 +26,7 @@ from etude.store.stored_config import RESULT, reward_name, stored_data
 from etude.store.versions import stored_at
 from etude.trackers.record import Checkpoint, EpisodeRow, RunRecord
 
-_LEFT_OUT = {"target", "training", "opponents", "addresses", "model_versions", "failure_causes"}
+_LEFT_OUT = {"target", "training", "opponents", "model_versions", "failure_causes"}
 """Metrics that are no figures of an epoch, or have names without end."""
 _LONGEST = 2000
 """Characters of a text in a table of episodes."""

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import httpx
 
-from etude.core.beside import beside_loop
 from etude.core.call import Delta
 from etude.core.errors import EngineError, EtudeError, ImpossibleCall, PromptTooLong, RequestError
 from etude.core.json_text import read_json
+from etude.core.threads import beside_loop
 from etude.wire.answers import Heading, RecordedCompletion
 from etude.wire.chat import ChatDialect
 from etude.wire.completions import CompletionsDialect
