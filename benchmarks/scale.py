@@ -35,9 +35,8 @@ from etude.core.keys import fold, generator
 from etude.rewards.scorer import Scorer
 from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.workflow import Workflow
-from etude.runners.frames import Disconnected, Stream, introduce
 from etude.runners.head import Head
-from etude.runners.link import Link, Note
+from etude.runners.link import Disconnected, Link, Note, Stream, introduce
 from etude.runners.pool import RunnerPool
 from etude.runners.process import Launcher, ProcessEnd
 from etude.runners.program import Invitation

@@ -227,7 +227,7 @@ def test_the_config_reference_is_up_to_date():
 
 
 def test_nothing_says_to_install_what_is_not_published():
-    """Where Etude came from, `etude.core.extras` knows; pages install from a checkout."""
+    """Where Etude came from, `etude.core.errors` knows; pages install from a checkout."""
     pages = [page for page in PAGES if page.name != "CHANGELOG.md"]
     files = [*pages, *(ROOT / "docs" / "manifests").iterdir(), *(ROOT / "src").rglob("*.py")]
     saying = [name_of(file) for file in files if re.search(r"pip install '?etude\b", file.read_text())]

@@ -12,8 +12,7 @@ from etude.backends.capabilities import check_opponents
 from etude.config.load import load_config, parse_config
 from etude.core.errors import CapabilityError, ConfigError
 from etude.core.example import Example
-from etude.core.ratings import bradley_terry
-from etude.groups.opponents import OpponentPool
+from etude.groups.opponents import OpponentPool, bradley_terry
 from etude.inference.opponents_config import OpponentsConfig
 from etude.rollout.collector import EpisodeJob
 from etude.run import Run as StoredRun

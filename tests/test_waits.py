@@ -46,7 +46,7 @@ ENDED_BY = {
     "backends.cluster_learners._work: guard.wait()": "SIGKILL",
     # By an event that is set right before it: a thread that looks at it ends.
     "jobs.part.asked_to_end: thread.join()": "`over`; each look has a time limit",
-    "rollout.loop_watch.stop: self._thread.join()": "`_stopped`",
+    "core.threads.work: queue.get()": "the end of the program, whose daemon it is",
     "store.database.close: self._thread.join()": "the end of what came in, which the disk takes or refuses",
     # By a task that has a limit.
     "rollout.collector.collect: finished.get()": "`eval.general.timeout` of each episode",

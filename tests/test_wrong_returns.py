@@ -21,8 +21,8 @@ from etude.config.component import LlmConfig
 from etude.config.load import parse_config
 from etude.config.registry import register_llm
 from etude.core.errors import EtudeError, RequestError
+from etude.core.implementations import WrongReturnError
 from etude.core.job import Skipped, TrainingStatusEnum
-from etude.core.returned import WrongReturnError
 from etude.core.sample import Sample
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
 from etude.store.facts import histories_of
@@ -33,8 +33,8 @@ TRAINERS = {
     "epochs": lambda: EpochTrainer(EpochTrainerConfig()),
     "guide": lambda: guide.GuideTrainer(guide.GuideTrainerConfig()),
 }
-JOB = "a TrainingJobRef or a Skipped"
-STATUS = "a TrainingJobStatus"
+JOB = "`TrainingJobRef | Skipped`"
+STATUS = "`TrainingJobStatus`"
 
 
 @pytest.fixture
@@ -73,9 +73,9 @@ def completed(name: str = "x") -> etude.TrainingJobStatus:
             "a TrainingStatusEnum",
             f"{STATUS} is expected",
         ),
-        ("is_healthy", None, "None", "True or False is expected (is a `return` missing?)"),
-        ("is_healthy", {"status": "ok"}, "a dict ({'status': 'ok'})", "True or False is expected"),
-        ("current_version", "v1", "a str ('v1')", "a ModelVersion or None is expected"),
+        ("is_healthy", None, "None", "`bool` is expected (is a `return` missing?)"),
+        ("is_healthy", {"status": "ok"}, "a dict ({'status': 'ok'})", "`bool` is expected"),
+        ("current_version", "v1", "a str ('v1')", "`ModelVersion | None` is expected"),
     ],
 )
 async def test_of_an_adapter(run, trainer, name, value, returned, expected):
@@ -160,7 +160,7 @@ async def test_of_an_initialize_that_leaves_out_the_base_class(run, trainer):
 async def test_of_a_status_that_a_trainer_asks_for(run):
     run.adapter = returning(guide.GuideAdapter, "status", {"status": "completed"})(guide.GuideAdapterConfig())
     run.make_trainer = lambda: guide.OneLoopTrainer(guide.GuideTrainerConfig())
-    with pytest.raises(WrongReturnError, match=r"Mine\.status returned a dict .*a TrainingJobStatus is exp"):
+    with pytest.raises(WrongReturnError, match=r"Mine\.status returned a dict .*`TrainingJobStatus` is exp"):
         await run.start()
 
 
@@ -168,11 +168,11 @@ async def test_of_a_status_that_a_trainer_asks_for(run):
 @pytest.mark.parametrize(
     ("name", "value", "returned", "expected"),
     [
-        ("finalize", None, "None", "a TrajectoryCollection is expected"),
-        ("finalize", [], "a list ([])", "a TrajectoryCollection is expected"),
-        ("run_eval", None, "None", "an EvaluationRunOutput is expected"),
-        ("compute_reward", "0.5", "a str ('0.5')", "a number is expected"),
-        ("compute_reward", None, "None", "a number is expected"),
+        ("finalize", None, "None", "`TrajectoryCollection` is expected"),
+        ("finalize", [], "a list ([])", "`TrajectoryCollection` is expected"),
+        ("run_eval", None, "None", "`EvaluationRunOutput` is expected"),
+        ("compute_reward", "0.5", "a str ('0.5')", "`float` is expected"),
+        ("compute_reward", None, "None", "`float` is expected"),
     ],
 )
 async def test_of_a_builder(run, trainer, name, value, returned, expected):
@@ -190,12 +190,12 @@ async def test_of_a_builder(run, trainer, name, value, returned, expected):
         (
             "run",
             None,
-            r"returned None, and a list of TrainingJobStatus is expected \(is a `return`",
+            r"returned None, and `list\[TrainingJobStatus\]` is expected \(is a `return`",
         ),
-        ("run", completed(), r"returned a TrainingJobStatus .*, and a list of TrainingJobStatus is expected"),
-        ("run", [completed(), None], r"returned a list with None at 1, and a list of TrainingJobStatus"),
-        ("run_epoch", "job-1", r"returned a str \('job-1'\), and a TrainingJobRef or a Skipped or None is"),
-        ("run_validation_evaluation", 0.5, r"returned a float \(0.5\), and a dict is expected"),
+        ("run", completed(), r"returned a TrainingJobStatus .*, and `list\[TrainingJobStatus\]` is expected"),
+        ("run", [completed(), None], r"returned a list \(\[.*, and `list\[TrainingJobStatus\]`"),
+        ("run_epoch", "job-1", r"returned a str \('job-1'\), and `TrainingJobRef \| Skipped \| None` is"),
+        ("run_validation_evaluation", 0.5, r"returned a float \(0.5\), and `dict\[str, Any\]` is expected"),
     ],
 )
 async def test_of_a_trainer(run, name, value, expected):
@@ -215,7 +215,7 @@ async def test_of_a_run_whose_jobs_are_completed_and_that_goes_on_when_it_is_men
             return value
 
     run.make_trainer = lambda: Forgetful(guide.GuideTrainerConfig())
-    expected = "returned None, and a list" if value is None else "returned no status, and 2 jobs were"
+    expected = r"returned None, and `list\[" if value is None else "returned no status, and 2 jobs were"
     with pytest.raises(WrongReturnError, match=rf"Forgetful\.run {expected}"):
         await run.start(num_epochs=2)
     again = run.restarted()
@@ -231,7 +231,7 @@ async def test_of_what_is_no_async_def(run):
             trajectory_collection.trajectories[:1]
 
     run.make_trainer = lambda: Curriculum(EpochTrainerConfig())
-    with pytest.raises(WrongReturnError, match=r"apply_curriculum_learning returned None, and a Trajectory"):
+    with pytest.raises(WrongReturnError, match=r"apply_curriculum_learning returned None, and `Trajectory"):
         await run.start()
 
 
@@ -304,7 +304,7 @@ async def test_a_coroutine_that_is_handed_on_by_a_plain_def_is_named(run):
             return later(epoch)
 
     run.make_trainer = lambda: Logging(guide.GuideTrainerConfig())
-    with pytest.raises(WrongReturnError, match=r"returned what is to be waited for, and None is expected"):
+    with pytest.raises(WrongReturnError, match=r"returned a coroutine .*, and `None` is expected"):
         await run.start()
 
 
@@ -400,9 +400,9 @@ async def test_a_constructor_that_leaves_out_the_base_class_is_named(monkeypatch
     [
         (
             [1.0],
-            r"Wrong.advantages returned a list with a float \(1.0\) at 0, and a list of lists of numbers",
+            r"Wrong.advantages returned a list \(\[1.0\]\), and `Sequence",
         ),
-        (["high"], r"Wrong.advantages returned a list with a str \('high'\) at 0"),
+        (["high"], r"Wrong.advantages returned a list \(\['high'\]\)"),
         ([[1.0]] * 3, r"`advantages` gives each sample a list .*, and it gave 3 lists for 2 samples"),
     ],
 )
@@ -422,7 +422,7 @@ def test_of_a_loss():
             """Forgets its return."""
 
     torch = pytest.importorskip("torch")
-    with pytest.raises(WrongReturnError, match=r"Wrong\.loss returned None, and a tuple of a Tensor and"):
+    with pytest.raises(WrongReturnError, match=r"Wrong\.loss returned None, and `tuple\[Tensor, "):
         Wrong().loss(torch.zeros(1), None)
 
 
@@ -433,9 +433,7 @@ def test_of_an_alarm(monkeypatch):
         def look(self, entry, earlier):
             return True
 
-    with pytest.raises(
-        WrongReturnError, match=r"Wrong\.look returned a bool \(True\), and a Mapping or text"
-    ):
+    with pytest.raises(WrongReturnError, match=r"Wrong\.look returned a bool \(True\), and `Mapping"):
         Wrong().look(None, [])
 
 
@@ -474,7 +472,7 @@ async def own_engine(config: OwnEngineConfig, builder: Builder) -> AsyncIterator
 def test_of_an_engine(tmp_path, monkeypatch, says, returned, plain):
     monkeypatch.chdir(tmp_path)
     model = {"_type": "test_wrong_engine", "says": says, "plain": plain}
-    said = rf"test_wrong_returns.py:\d+: OwnEngine.complete returned {returned}.* a Completion is expected"
+    said = rf"test_wrong_returns.py:\d+: OwnEngine.complete returned {returned}.* `Completion` is expected"
     with pytest.raises(EtudeError, match=said):
         etude.evaluate(play, reward=correct, examples=examples(2), model=model, progress=False)
 

@@ -98,11 +98,11 @@ if TYPE_CHECKING:
     from etude.loop.interface import Trainer as Trainer
     from etude.loop.trainer import EpochTrainer as EpochTrainer
     from etude.rewards.evaluator import evaluator as evaluator
+    from etude.rollout.conversation import SimulatedUser as SimulatedUser
     from etude.rollout.episode import Episode as Episode
     from etude.rollout.episode import SyncEpisode as SyncEpisode
     from etude.rollout.reply import Reply as Reply
     from etude.rollout.reply import ToolCall as ToolCall
-    from etude.rollout.simulated_user import SimulatedUser as SimulatedUser
     from etude.rollout.workflow import function as function
     from etude.rollout.workflow import workflow as workflow
     from etude.run import Run as Run

@@ -25,8 +25,7 @@ import etude.rewards.judge
 import etude.rollout.agent
 import etude.rollout.conversation
 import etude.rollout.datasets
-import etude.rollout.seeds
-import etude.rollout.tool_functions
+import etude.rollout.tools
 import etude.rollout.workflow
 import etude.scenarios.datasets
 import etude.scenarios.measures

@@ -21,10 +21,10 @@ from etude.backup.copies import fetch
 from etude.config.document import Override
 from etude.config.schema import Config
 from etude.core.errors import RequestError, TrainingError
-from etude.core.garbage import collected_rarely
 from etude.core.history import History
 from etude.core.interfaces import Engine, Progress
 from etude.core.job import TrainingJobStatus, TrainingStatusEnum
+from etude.core.process import collected_rarely
 from etude.loop.arguments import config_of, is_config, load, refuse, with_live
 from etude.loop.evaluation import Evaluation
 from etude.loop.evaluation import evaluate as run_evaluation

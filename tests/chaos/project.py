@@ -40,7 +40,7 @@ def varied(example: etude.Example, output: str) -> float:
     return len(set(output)) / 8
 '''
 
-_ATTEMPTS = frozenset({"address", "addresses", "retries", "retried", "waited", "remote", "failed_at"})
+_ATTEMPTS = frozenset({"address", "retries", "retried", "waited", "remote"})
 """Which of the endpoints answered, and after how many attempts."""
 
 

@@ -15,7 +15,7 @@ from etude.config.registry import register_workflow
 from etude.config.supplies import Supplies
 from etude.core.errors import ConfigError, RequestError
 from etude.rewards.evaluator import MeasuredConfig
-from etude.rollout.seeds import SeedsConfig
+from etude.rollout.datasets import SeedsConfig
 
 
 class GameConfig(WorkflowConfig, name="game"):

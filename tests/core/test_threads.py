@@ -45,12 +45,12 @@ def fail() -> None:
     [
         (leave, RuntimeError, "the function raised SystemExit: 3"),
         (stop_iteration, RuntimeError, "StopIteration"),
-        (cancel, asyncio.CancelledError, ""),
+        (cancel, asyncio.CancelledError, None),
         (fail, ValueError, "as told"),
     ],
 )
 async def test_what_it_raises_is_an_error_where_it_is_awaited(
-    deed: Callable[[], None], kind: type[BaseException], words: str
+    deed: Callable[[], None], kind: type[BaseException], words: str | None
 ):
     with pytest.raises(kind, match=words):
         await call_in_thread(deed)

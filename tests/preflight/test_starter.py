@@ -12,8 +12,7 @@ from etude.config.component import WorkflowConfig
 from etude.config.load import load_config, parse_config
 from etude.config.registry import register_workflow
 from etude.config.supplies import Need, Starter, Supplies, package_need
-from etude.core.errors import RequestError
-from etude.core.extras import install_command
+from etude.core.errors import RequestError, install_command
 from etude.preflight.check import check_config
 from etude.preflight.starter import write_environment
 

@@ -5,8 +5,7 @@ import warnings
 
 import pytest
 
-from etude.core.errors import StoreError
-from etude.core.extras import install_command
+from etude.core.errors import StoreError, install_command
 from etude.core.history import History
 from etude.report.files import RunReport, render_reward_plot, write_reward_plot
 from tests.report.histories import epoch, history, validation

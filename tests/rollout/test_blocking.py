@@ -159,7 +159,7 @@ async def test_a_blocking_call_on_the_event_loop_is_refused(journal: Journal) ->
         async def on_the_loop():
             episode.chat(ASK)
 
-        asyncio.run_coroutine_threadsafe(on_the_loop(), episode.home.loop).result()
+        asyncio.run_coroutine_threadsafe(on_the_loop(), episode.loop.loop).result()
 
     record = await collect_one(play, journal)
     assert record.failure is not None and "would wait for ever" in record.failure.reason

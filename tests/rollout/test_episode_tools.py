@@ -15,7 +15,7 @@ from etude.core.episode import call_counts
 from etude.core.errors import RequestError, ToolError
 from etude.core.tools import ToolLimits, ToolResult, ToolSet
 from etude.rollout.reply import ToolCall
-from etude.rollout.tool_functions import FunctionTools
+from etude.rollout.tools import FunctionTools
 from etude.store.episodes import read_episode
 from etude.store.journal import Journal
 from tests.rollout.running import collect_one

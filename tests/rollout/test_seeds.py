@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from etude.rollout.seeds import SeedsConfig
+from etude.rollout.datasets import SeedsConfig
 
 
 def ids(**fields) -> list[str]:

@@ -17,9 +17,19 @@ from etude.core.call import Call, ChatRequest, Completion, Usage
 from etude.core.errors import EngineError, EtudeError, PromptTooLong, RequestError, StoreError
 from etude.core.example import Example
 from etude.loop.arguments import config_of
-from etude.runners.calls import Known, decode_answer, decode_request, encode_answer, encode_request
-from etude.runners.frames import Disconnected, Stream, accept, introduce
-from etude.runners.link import Link, Note
+from etude.runners.link import (
+    Disconnected,
+    Known,
+    Link,
+    Note,
+    Stream,
+    accept,
+    decode_answer,
+    decode_request,
+    encode_answer,
+    encode_request,
+    introduce,
+)
 from etude.runners.shipping import received, shipped, shipped_example
 from tests.runners.playing import config_with
 

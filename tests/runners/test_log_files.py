@@ -6,20 +6,20 @@ import asyncio
 from pathlib import Path
 
 from etude.cluster.runners import Output
-from etude.runners.log_files import bound
+from etude.runners.process import bound_log
 
 
 def test_a_long_log_begins_anew_while_it_is_written_to(tmp_path: Path):
     path = tmp_path / "1.log"
     with path.open("ab", buffering=0) as log:
         log.write(b"old" * 100)
-        bound(path, 1000)
+        bound_log(path, 1000)
         assert path.read_bytes() == b"old" * 100
-        bound(path, 200)
+        bound_log(path, 200)
         log.write(b"new")
     assert (tmp_path / "1.log.before").read_bytes() == b"old" * 100
     assert path.read_bytes() == b"[etude: the log had more than 200 bytes; 1.log.before has them]\nnew"
-    bound(tmp_path / "missing.log")
+    bound_log(tmp_path / "missing.log")
 
 
 async def test_output_that_nobody_fetches_is_dropped_and_counted():

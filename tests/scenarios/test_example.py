@@ -59,7 +59,8 @@ async def test_the_shipped_programs_are_right_and_wrong_as_they_say():
     assert [row["apps_problem_id"] for row in rows] == list(range(180))
     assert {row["apps_split"] for row in rows} == {"train", "test"}
     for row in random.Random(0).sample(rows, 3):
-        tests = IoTests.from_json(json.loads(row["input_output"]))
+        given = json.loads(row["input_output"])
+        tests = IoTests(given["inputs"], given["outputs"], given["fn_name"])
         (right,), (wrong,) = row["solutions"], row["buggy_solutions"]
         assert (await check_program(right["solution"], tests)).status == "ok"
         result = await check_program(wrong["solution"], tests)

@@ -17,7 +17,7 @@ import pytest
 
 from etude.config.load import parse_config
 from etude.core.call import ChatRequest, Completion
-from etude.core.durations import shown_seconds
+from etude.core.stats import shown_seconds
 from etude.store.lock import RunLock
 from etude.store.status import STATUS, RunStatus, SeenStatus, status_of
 from etude.store.teams import teams_of, tell_team

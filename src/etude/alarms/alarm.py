@@ -16,8 +16,8 @@ from etude.config.component import AlarmConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.config.import_path import where_raised
 from etude.config.registry import register_alarm
-from etude.core.around import wrap_implementations
 from etude.core.history import AlarmEvent, Entry
+from etude.core.implementations import wrap_implementations
 from etude.store.figures import name_of
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from etude.config.import_path import import_object, is_import_path, make_importa
 from etude.config.nearest import alternatives
 from etude.config.registry import register_trajectory_builder
 from etude.config.slots import names_of
-from etude.core.around import wrap_implementations
 from etude.core.data_model import number
 from etude.core.edge import Encoder, units_of
 from etude.core.errors import EtudeError, RequestError, TrainingError
+from etude.core.implementations import wrap_implementations
 from etude.core.job import Skipped
 from etude.core.sample import Kind, Sample, SampleOrPair
 from etude.core.trajectory import Method, Trajectory, TrajectoryCollection

@@ -32,12 +32,11 @@ from etude.algorithms.samples import CUT_OFF_EPISODE, CutOff, branches_of, count
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.config.finetuning import FinetuneConfig, TrajectoryBuilderConfig
 from etude.core.edge import trajectory_of
-from etude.core.episode import EpisodeRecord
+from etude.core.episode import EpisodeRecord, LoggedExample
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
 from etude.core.example import Example
 from etude.core.keys import content_hash, generator
-from etude.core.logged import LoggedExample
 from etude.core.sample import Kind, SampleOrPair
 from etude.core.trajectory import Method, TrajectoryCollection
 from etude.protocols.growing import branching

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from etude.config.finetuning import FinetuneConfig, TrajectoryBuilderConfig
-from etude.core.around import wrap_implementations
 from etude.core.errors import EtudeError
 from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
+from etude.core.implementations import wrap_implementations
 from etude.core.trajectory import Method, TrajectoryCollection
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ from etude.cluster.launch import HeadLost, Seat, own_seat
 from etude.config.import_path import import_object, make_importable
 from etude.config.registry import load_entry_points
 from etude.core.errors import EtudeError, StoreError, words_of
-from etude.core.garbage import collect_rarely
 from etude.core.keys import fold
-from etude.core.streams import mask_streams
+from etude.core.process import set_up_process
 from etude.core.trajectory import TrajectoryCollection
 from etude.jobs.content import data_hash
 from etude.jobs.folders import StateFolders
@@ -132,8 +131,7 @@ def _policy(order: LearningOrder, team: Team) -> Policy:
 
 def main() -> int:
     """Do the part of the process whose place this one has; the exit code."""
-    collect_rarely()
-    mask_streams()
+    set_up_process()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     seat = own_seat()
     if seat is None:

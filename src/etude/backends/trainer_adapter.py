@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from etude.backends.capabilities import Capabilities, JobHyperparameters
 from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
-from etude.core.around import is_entered, wrap_implementations
 from etude.core.errors import TrainingError
+from etude.core.implementations import WrongReturnError, is_entered, wrap_implementations
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
-from etude.core.returned import WrongReturnError
 from etude.core.trajectory import TrajectoryCollection
 from etude.store.files import append_json_line
 

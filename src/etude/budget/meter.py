@@ -14,9 +14,9 @@ from pydantic_core import to_json
 
 from etude.config.component import LlmConfig
 from etude.core.call import NO_USAGE, ChatRequest, Completion, Usage
+from etude.core.implementations import checked
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
-from etude.core.returned import checked
 from etude.core.within import Within
 from etude.inference.opponents_config import OpponentsConfig
 from etude.wire.retries import counting_charges

@@ -14,13 +14,9 @@ def main() -> None:
         import signal
 
         before = signal.signal(signal.SIGINT, _end)
-        from etude.core.garbage import collect_rarely
-        from etude.core.spinning import spin_briefly
-        from etude.core.streams import mask_streams
+        from etude.core.process import set_up_process
 
-        collect_rarely()
-        spin_briefly()
-        mask_streams()
+        set_up_process()
         from etude.cli.app import app
 
         signal.signal(signal.SIGINT, before)

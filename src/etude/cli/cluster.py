@@ -11,7 +11,7 @@ import typer
 from etude.cli import hints
 from etude.cli.command import RUNS, AsJson, OutputDir, argument, reported
 from etude.cli.console import emit, next_step, path_shown, say, say_wrapped, table, warn
-from etude.core.durations import shown_seconds
+from etude.core.stats import shown_seconds
 
 if TYPE_CHECKING:
     from etude.store.log import JobFacts

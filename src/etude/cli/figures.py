@@ -103,9 +103,3 @@ def show_bill(bill: Bill) -> None:
             for line in bill.by(*names)
         ]
         table((*columns, *amounts), rows)
-
-
-def show_addresses(addresses: Mapping[str, Mapping[str, int]]) -> None:
-    """How many calls each of a model's several addresses answered, and how many attempts failed there."""
-    for url, counts in addresses.items():
-        say_wrapped(f"address         {url}: {counts['answers']} answers, {counts['failed']} failed attempts")

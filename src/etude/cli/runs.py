@@ -15,7 +15,6 @@ from etude.cli import hints
 from etude.cli.command import RUNS, AsJson, OutputDir, Run, argument, option, reported, then
 from etude.cli.console import emit, next_step, path_shown, said_once, say, say_wrapped, table
 from etude.cli.figures import (
-    show_addresses,
     show_bill,
     show_evaluators,
     show_outcome,
@@ -235,7 +234,6 @@ def _show_facts(facts: RunFacts) -> None:
     for name, scores in (result.get("scores") or {}).items():
         examples = "" if scores["n"] == scores["scored"] else f" examples, {scores['scored']} scores"
         say(f"{name:<15} {shown_score(scores)}{examples}")
-    show_addresses(result.get("addresses") or {})
     show_troubles(facts.path, result.get("model_calls") or {}, result.get("causes") or [])
 
 
@@ -249,7 +247,7 @@ def _storage(status: Mapping[str, Any]) -> str:
 
 
 def _show_history(target: str | None, history: History, run: Path) -> None:
-    from etude.store.figures import addresses_of, drift_of, failed_counts
+    from etude.store.figures import drift_of, failed_counts
     from etude.store.summary import causes_in
 
     validations = {entry.epoch: entry.metrics for entry in history.validations}
@@ -281,7 +279,6 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
     show_evaluators(history)
     for fault, count in drift_of(history).most_common():
         say_wrapped(f"drift           {count} branches, {fault} (see `etude doctor --drift MODEL`)")
-    show_addresses(addresses_of(history))
     entries: list[Entry] = [*history.validations, *history.epochs]
     calls = Counter[str]()
     for entry in entries:

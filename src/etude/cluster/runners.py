@@ -11,8 +11,7 @@ from typing import Any
 from etude.cluster.config import RayConfig
 from etude.core.errors import EtudeError, first_line
 from etude.inference.masked_log import MaskedLines
-from etude.runners.log_files import bound
-from etude.runners.process import LocalProcess, ProcessEnd, start_runner
+from etude.runners.process import LocalProcess, ProcessEnd, bound_log, start_runner
 from etude.runners.program import Invitation
 from etude.store.files import open_private, private_folder
 
@@ -203,8 +202,8 @@ class RayProcess:
         return ""
 
     def bound_log(self) -> None:
-        """As `log_files.bound`."""
-        bound(self._path)
+        """As the function `bound_log`."""
+        bound_log(self._path)
 
 
 async def _awaited(reference: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 from etude.cluster.connection import connect, no_cluster
 from etude.cluster.launch import CAUSE, MARK, Desk, Part, PartFailed, TeamOrder
 from etude.core.errors import EtudeError, RequestError, StoreError, first_line
-from etude.core.streams import mask_streams
+from etude.core.process import set_up_process
 from etude.store.files import write_atomically
 from etude.store.lock import RunLock
 from etude.store.teams import tell_team
@@ -34,7 +34,7 @@ class TeamLost(EtudeError):
 
 def main() -> int:
     """Start the team of the order in a file; 0 once all have done their part, or others do it."""
-    mask_streams()
+    set_up_process()
     order = TeamOrder.taken(Path(sys.argv[1]))
     try:
         lock = RunLock(order.folder / "lock")

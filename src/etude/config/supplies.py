@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from etude.core.extras import install_command
+from etude.core.errors import install_command
 
 Written: TypeAlias = Mapping[str, Any]
 """A component as a config file has it: `{"_type": "seeds", "size": 64}`."""

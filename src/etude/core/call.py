@@ -253,8 +253,6 @@ class Call:
     """Attempts after the first, by why the one before gave no usable answer: `http_429`, `timeout`, …"""
     waited: float = 0.0
     """Seconds between the attempts."""
-    failed_at: tuple[str, ...] = ()
-    """The address of each of the attempts that gave none, where the model has several."""
     began: float = field(default=0.0, compare=False)
     """When it was asked, in Unix seconds; 0 where that is not known."""
     seconds: float = field(default=0.0, compare=False)

@@ -5,9 +5,9 @@ This is the finished value. The live object that a workflow is handed is `etude.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from etude.core.call import Call
@@ -110,22 +110,23 @@ def retry_counts(record: EpisodeRecord) -> tuple[Counter[str], float]:
     return causes, sum(call.waited for call in record.calls)
 
 
-def address_counts(record: EpisodeRecord) -> dict[str, Counter[str]]:
-    """The attempts at model calls of an episode, where a model has several addresses: `answers` and `failed`
-    ones, by address."""
-    counts: defaultdict[str, Counter[str]] = defaultdict(lambda: Counter(answers=0, failed=0))
-    for call in record.calls:
-        for address in call.failed_at:
-            counts[address]["failed"] += 1
-        if call.completion is not None and call.completion.address:
-            counts[call.completion.address]["answers"] += 1
-    return dict(counts)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedExample(Example):
+    """An example whose episodes were played before the run, such as logged chats: these are read."""
 
+    episodes: int
+    """How many there are. A collection has all of them, whatever number it asks for."""
+    read: Callable[[int], EpisodeRecord]
+    """The episode of a number, from 0. Raises StoreError."""
+    origin: str
+    """Where they come from, for messages: `runs/chats`."""
 
-def added_up(counts: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
-    """Counts by address, of several episodes or collections, as one."""
-    sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for by_address in counts:
-        for address, count in by_address.items():
-            sums[address].update(count)
-    return {address: dict(sums[address]) for address in sorted(sums)}
+    def played(self, episode_id: str, generation: int, model: str) -> EpisodeRecord:
+        """An episode as one of the run's own, whose calls count as answered by `model` of `llms`."""
+        record = self.read(generation)
+        calls = tuple(
+            replace(call, model=model, logged=True, request=replace(call.request, conversation=episode_id))
+            for call in record.calls
+        )
+        example = Example(self.id, self.inputs, self.expected)
+        return replace(record, id=episode_id, example=example, generation=generation, calls=calls)

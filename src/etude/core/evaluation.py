@@ -118,8 +118,6 @@ class EvaluationRunOutput(DataModel):
     """Attempts at model calls, those of evaluators too, that were made again, by cause: `http_429`, …"""
     waited_seconds: float = 0.0
     """Between attempts at model calls."""
-    addresses: dict[str, dict[str, int]] = Field(default_factory=dict)
-    """Of models with several addresses: the attempts at calls, `answers` and `failed` ones, by address."""
     left_out: list[EvalOutputItem] = Field(default_factory=list)
     """Why there is no reward, of each episode that `scored_by` has taken out."""
 

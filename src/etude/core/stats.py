@@ -1,4 +1,6 @@
-"""Means with their 95 % intervals. All intervals that are printed or stored are made here.
+"""Means with their 95 % intervals, and figures as one says them.
+
+All intervals that are printed or stored are made here.
 
 Values that cannot leave certain bounds have Wilson's score interval within these bounds, for values in
 between too, and so have their differences. The bounds are those that an evaluator or a protocol declares.
@@ -168,3 +170,12 @@ def _mean(values: Sequence[float]) -> float:
 def _spread(values: Sequence[float], mean: float) -> float:
     """The standard deviation of the values themselves (divided by n), also of very great ones."""
     return math.hypot(*(value - mean for value in values)) / math.sqrt(len(values))
+
+
+def shown_seconds(seconds: float) -> str:
+    """A duration as one says it: `3.2 s`, `4 min 10 s`, `2 h 5 min`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

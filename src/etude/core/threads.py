@@ -1,20 +1,30 @@
-"""Functions that may block, run in threads."""
+"""Functions that may block, or take long, run in threads."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import contextvars
+import os
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from queue import SimpleQueue
+from typing import Any, ParamSpec, TypeVar
 
 from etude.core.errors import words_of
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 GRACE_SECONDS = 1.0
 """How long code that was told to stop may take to clean up, before it is left to itself."""
+LARGE = 32 * 1024
+"""Bytes or characters: work on so many takes a millisecond or more."""
+
+_idle: list[SimpleQueue[Callable[[], None]]] = []
+"""Of threads that have nothing to do: to begin one takes longer than most functions do."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_idle.clear)
 
 
 async def call_in_thread(fn: Callable[[], T], stop: Callable[[], None] | None = None) -> T:
@@ -39,7 +49,11 @@ async def call_in_thread(fn: Callable[[], T], stop: Callable[[], None] | None = 
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(done.set_result, (result, error))
 
-    threading.Thread(target=run, name="etude-user-code", daemon=True).start()
+    try:
+        queue = _idle.pop()
+    except IndexError:
+        queue = _new_thread()
+    queue.put(run)
     try:
         result, error = await asyncio.shield(done)
     except asyncio.CancelledError:
@@ -53,3 +67,23 @@ async def call_in_thread(fn: Callable[[], T], stop: Callable[[], None] | None = 
     if error is not None:
         raise error
     return result  # type: ignore[no-any-return]
+
+
+def _new_thread() -> SimpleQueue[Callable[[], None]]:
+    queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
+
+    def work() -> None:
+        while True:
+            queue.get()()
+            _idle.append(queue)
+
+    threading.Thread(target=work, name="etude-user-code", daemon=True).start()
+    return queue
+
+
+async def beside_loop(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The result of `work`, which is done in a thread where `size`, that of what it works on, is large.
+
+    Raises what it raises. When the caller is cancelled, the work goes on, and its result is dropped.
+    """
+    return work(*args, **kwargs) if size < LARGE else await asyncio.to_thread(work, *args, **kwargs)

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from etude.core.beside import beside_loop
 from etude.core.call import ChatRequest, Completion, Delta, Sampling, Usage
 from etude.core.errors import EngineError, ImpossibleCall, PromptTooLong
 from etude.core.message import Message, text_of
+from etude.core.threads import beside_loop
 from etude.inference.engine import SampledToken, TokenEngine, TokenRequest
 from etude.models.grammar import FORM
 from etude.models.template import Prompt

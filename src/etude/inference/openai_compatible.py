@@ -22,13 +22,18 @@ from etude.inference.http_addresses import HttpAddresses
 from etude.inference.openai_config import NOT_FOR_REASONING, OpenAiLlmConfig
 from etude.inference.routes import Address, beginning, conversation_of
 from etude.wire.answers import Impossible, require_asked, require_logprobs
-from etude.wire.client import USUAL_FIELDS, charged_for, encode, parse_completion, request_fields
+from etude.wire.client import (
+    USUAL_FIELDS,
+    charged_for,
+    encode,
+    parse_completion,
+    request_fields,
+)
 from etude.wire.retries import (
     Again,
     Disturbed,
     Refused,
     note_charged,
-    note_failed_attempt,
     note_model_out,
     retried,
 )
@@ -240,10 +245,9 @@ class OpenAiEngine(Engine):
         return EngineError(message) if out is None else note_model_out(out)
 
     def _another_may_answer(self, address: Address, error: Disturbed | Refused) -> bool:
-        """Note a failed attempt at one of several addresses; whether another may do what this one refused."""
+        """Whether another of several addresses may do what this one refused."""
         if not self._addresses.are_several or self._closed:
             return False
-        note_failed_attempt(address.url)
         if isinstance(error, Disturbed) or error.impossible:
             return False
         self._addresses.refused(address, str(error))

@@ -33,7 +33,7 @@ from etude.protocols.protocol import Protocol
 from etude.protocols.workflow import ProtocolWorkflow
 from etude.rewards.evaluator import FunctionEvaluator, as_evaluator
 from etude.rollout.datasets import RowsConfig
-from etude.rollout.tool_functions import FunctionTools
+from etude.rollout.tools import FunctionTools
 from etude.rollout.workflow import Workflow, as_workflow
 
 if TYPE_CHECKING:

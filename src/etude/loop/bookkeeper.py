@@ -12,12 +12,12 @@ from typing import Any
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import FinetuneConfig
-from etude.core.around import entered
 from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord, cut_off_share
 from etude.core.errors import TrainingError
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.history import Entry, WarmUpEntry
+from etude.core.implementations import entered
 from etude.core.interfaces import bare
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import TrajectoryCollection
@@ -242,7 +242,6 @@ class Bookkeeper:
             "failure_causes": [cause.model_dump() for cause in output.causes],
             "calls": output.calls,
             "remote": output.remote(),
-            **({"addresses": dict(output.addresses)} if output.addresses else {}),
             "cut_off_share": cut_off_share(output.calls),
             **seen.sampled.metrics(),
             **self._agreement(output),

@@ -78,7 +78,6 @@ class Evaluation:
             **self.output.model_dump(include={"failures", "causes"}),
             "model_calls": dict(self.output.calls),
             "remote": self.output.remote(),
-            **({"addresses": dict(self.output.addresses)} if self.output.addresses else {}),
             **self.usage,
         }
 

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from etude.core.errors import EtudeError, RunPaused, RunStopped, TrainingError
+from etude.core.implementations import WrongReturnError
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
-from etude.core.returned import WrongReturnError
 from etude.core.trajectory import TrajectoryCollection
 from etude.loop.bookkeeper import Bookkeeper
 from etude.loop.metrics import reason_for_skip

@@ -22,10 +22,10 @@ from etude.backends.capabilities import (
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.component import ComponentConfig
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneConfig, TrainerConfig
-from etude.core.around import through_base, wrap_implementations
 from etude.core.data_model import finite
 from etude.core.errors import EtudeError, RequestError
 from etude.core.evaluation import EvaluationRunOutput
+from etude.core.implementations import through_base, wrap_implementations
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import TrajectoryCollection
 from etude.loop.bookkeeper import Bookkeeper

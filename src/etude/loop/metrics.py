@@ -68,7 +68,6 @@ def validation_metrics(output: EvaluationRunOutput, evaluator: str) -> dict[str,
         "failure_causes": [cause.model_dump() for cause in output.causes],
         "calls": dict(output.calls),
         "remote": output.remote(),
-        **({"addresses": dict(output.addresses)} if output.addresses else {}),
         "cut_off_share": cut_off_share(output.calls),
     }
 

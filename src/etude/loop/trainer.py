@@ -15,9 +15,9 @@ from etude.config.finetuning import FinetuneConfig, TrainerConfig
 from etude.config.registry import register_trainer
 from etude.core.errors import EtudeError, JobStillRunning, TrainingError
 from etude.core.history import History
+from etude.core.implementations import WrongReturnError
 from etude.core.interfaces import Progress
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
-from etude.core.returned import WrongReturnError
 from etude.core.trajectory import TrajectoryCollection
 from etude.loop.curriculum import with_sets
 from etude.loop.interface import BASE, Trainer

@@ -13,11 +13,11 @@ from typing import Any
 
 from etude.backends.capabilities import JobHyperparameters
 from etude.config.warm_up import Transcript, WarmUpConfig, read_transcripts
-from etude.core.around import entered
 from etude.core.data_model import finite
 from etude.core.edge import transcript_of
 from etude.core.errors import EtudeError, JobStillRunning, TrainingError
 from etude.core.history import WarmUpEntry, WarmUpJob
+from etude.core.implementations import entered
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.keys import shuffled_forever
 from etude.core.trajectory import TrajectoryCollection

@@ -46,7 +46,7 @@ from etude.preflight.estimate import Estimate, blocks_of, estimate_run
 from etude.preflight.finding import Findings
 from etude.preflight.playing import play_some
 from etude.preflight.spending import check_spending
-from etude.runners.opening import number_of_runners
+from etude.runners.pool import number_of_runners
 from etude.runners.shipping import received, shipped
 from etude.store.run_folder import RunFolder
 from etude.wire.forms import FORM_FIELDS

@@ -14,8 +14,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from etude.core.errors import MissingExtraError
-from etude.core.extras import install_command
+from etude.core.errors import MissingExtraError, install_command
 from etude.inference.local import require_local_extra
 from etude.models.memory import available_memory, shown_bytes, total_memory
 from etude.preflight.finding import Findings

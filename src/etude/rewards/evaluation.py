@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, TypeAlias
 
-from etude.core.episode import EpisodeRecord, added_up
+from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import (
     EvalInput,
     EvalInputItem,
@@ -122,7 +122,6 @@ def together(outputs: Sequence[EvaluationRunOutput]) -> EvaluationRunOutput:
         calls=dict(calls),
         retried=dict(retried),
         waited_seconds=sum(output.waited_seconds for output in outputs),
-        addresses=added_up(output.addresses for output in outputs),
         left_out=[item for output in outputs for item in output.left_out],
     )
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from etude.core.episode import EpisodeRecord, added_up, address_counts, call_counts, retry_counts
+from etude.core.episode import EpisodeRecord, call_counts, retry_counts
 from etude.core.errors import ErrorBudgetExceeded
 from etude.core.evaluation import EvalInput, EvalInputItem, EvaluationRunOutput, FailureCause
 from etude.rewards.evaluation import OnEpisode, OnScore, item_of, merge_causes, summary_of
@@ -103,7 +103,6 @@ class Gathering:
         self._calls: Counter[str] = Counter()
         self._retried: Counter[str] = Counter()
         self._waited = 0.0
-        self._addresses: dict[str, dict[str, int]] = {}
 
     async def output_of(self, records: AsyncGenerator[EpisodeRecord]) -> EvaluationRunOutput:
         """Have all episodes scored. Not too many wait for their scores, so that memory stays flat.
@@ -147,8 +146,6 @@ class Gathering:
         for name, count in call_counts(record).items():
             self._calls[name] += count
         self._add_retries(*retry_counts(record))
-        if by_address := address_counts(record):
-            self._addresses = added_up([self._addresses, by_address])
         item = item_of(record)
         scores: Scores = {}
         if record.failure is None:
@@ -207,5 +204,4 @@ class Gathering:
             calls=dict(self._calls),
             retried=dict(self._retried),
             waited_seconds=self._waited,
-            addresses=self._addresses,
         )

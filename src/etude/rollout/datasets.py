@@ -308,3 +308,33 @@ def _why_missing(path: Path) -> str:
     close = nearest(path.name, (file.name for file in path.parent.iterdir() if file.is_file()))
     hint = f"; did you mean '{path.parent / close}'?" if close else ""
     return f"dataset file {path} does not exist{hint}"
+
+
+_BITS = 30
+
+
+class SeedsConfig(DatasetConfig, name="seeds"):
+    """Examples that are a seed each, for environments that make a task of one. More of them begin with the
+    same ones, and those of the two splits are never the same, whatever their `seed`."""
+
+    size: int = Field(default=256, ge=1, le=2**20)
+    """How many examples."""
+    seed: int = Field(default=0, ge=0)
+    """Draws other examples."""
+    split: Literal["train", "validation"] = "train"
+    """Training takes even numbers, validation odd ones."""
+    inputs: dict[str, Any] = Field(default_factory=dict)
+    """Further inputs, the same in each example."""
+
+    def examples(self) -> list[Example]:
+        """The examples: the id is `seed-` and the number, which is less than 2**31 and stands in `seed`."""
+        draw, numbers = generator(self.seed, "seeds", self.split), dict[int, None]()
+        while len(numbers) < self.size:
+            numbers[2 * draw.getrandbits(_BITS) + (self.split == "validation")] = None
+        return [Example(f"seed-{number}", {**self.inputs, "seed": number}) for number in numbers]
+
+
+@register_dataset(config_type=SeedsConfig)
+async def seeds(config: SeedsConfig, builder: Builder) -> AsyncIterator[SeedsConfig]:
+    """The registered component `seeds`."""
+    yield config

@@ -22,10 +22,9 @@ from etude.core.interfaces import bare
 from etude.core.keys import generator
 from etude.core.message import Tool
 from etude.core.tools import ToolSet
-from etude.rollout.home import Home
+from etude.rollout.episode_loop import EpisodeLoop
 from etude.rollout.program import ProgramResult, Workplace, last_line
-from etude.rollout.readers import EpisodeReaders
-from etude.rollout.recorder import Recorder
+from etude.rollout.recorder import EpisodeReaders, Recorder
 from etude.rollout.reply import Reply, describe_tools, reply_of, schema_of
 from etude.rollout.tools import EpisodeTools, SyncTools, Tools
 from etude.rollout.workflow import FunctionScope, current_function
@@ -60,7 +59,7 @@ class Episode:
         """The dataset row that this run is about."""
         self.generation = generation
         """Which of the example's parallel episodes this is, from 0."""
-        self.home = Home(recorder.episode_id)
+        self.loop = EpisodeLoop(recorder.episode_id)
         """The event loop that the episode lives on, whatever loop its workflow runs on."""
         self._seed = seed
         self._recorder = recorder
@@ -129,7 +128,7 @@ class Episode:
             tool_choice=choice,
             template_options=chat_template_kwargs,
         )
-        _, call = await self.home.call(asked)
+        _, call = await self.loop.call(asked)
         return reply_of(call)
 
     def openai(self, model: str | None = None) -> AsyncOpenAI:
@@ -150,8 +149,8 @@ class Episode:
         The server listens on this machine only, and refuses the key when the episode is over. Raises
         RequestError when its port is in use.
         """
-        if not self.home.is_here:
-            return self.home.wait(_endpoint_of(self))
+        if not self.loop.is_here:
+            return self.loop.wait(_endpoint_of(self))
         if self._endpoint is None:
             try:
                 self._endpoint = self._server.open(self.answer, self.said, self.readers)
@@ -185,7 +184,7 @@ class Episode:
         """
         environment = {**self.endpoint.environment, **(env or {})}
         where = self.folder if cwd is None else Path(cwd)
-        result = await self.home.call(self._workplace.run(command, where, environment, input, timeout))
+        result = await self.loop.call(self._workplace.run(command, where, environment, input, timeout))
         name = Path(command[0]).name
         self.note(result.note(name))
         if check and result.returncode != 0:
@@ -201,7 +200,7 @@ class Episode:
 
         Raises RequestError for a set that there is not, ToolError for one that cannot be opened.
         """
-        return self._tools.open(sets, self._record, self.home)
+        return self._tools.open(sets, self._record, self.loop)
 
     def _record(self, event: Event) -> None:
         self._events.append(replace(event, after_call=self._recorder.last_index))
@@ -282,15 +281,15 @@ class Episode:
             top_logprobs=body.top_logprobs,
             prompt_logprobs=body.prompt_logprobs,
             choice=body.choice,
-            on_delta=None if body.on_delta is None else self.home.heard_here(on_delta),
+            on_delta=None if body.on_delta is None else self.loop.heard_here(on_delta),
         )
-        name, call = await self.home.call(asked)
+        name, call = await self.loop.call(asked)
         assert call.completion is not None
         return heading(name).recorded(call.completion)
 
     def close(self) -> None:
         """End the episode: no more calls, its endpoint key is void, and its folder is removed."""
-        self.home.close()
+        self.loop.close()
         self._recorder.close()
         if self._endpoint is not None:
             self._server.revoke(self._endpoint)
@@ -305,7 +304,7 @@ def _waiting_for(
 
     @functools.wraps(method)
     def call(episode: SyncEpisode, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return episode.home.wait(method(episode._episode, *args, **kwargs))
+        return episode.loop.wait(method(episode._episode, *args, **kwargs))
 
     return call
 
@@ -321,7 +320,7 @@ class SyncEpisode:
         self.step_reward = episode.step_reward
         self.score = episode.score
         self.note = episode.note
-        self.home = episode.home
+        self.loop = episode.loop
         self._episode = episode
 
     chat = _waiting_for(Episode.chat)
@@ -347,14 +346,14 @@ class SyncEpisode:
         episode = self._episode
         episode.require_model(model)
         return blocking_recording_client(
-            lambda body: episode.answer(body, model), self.home.wait, episode.said
+            lambda body: episode.answer(body, model), self.loop.wait, episode.said
         )
 
     @contextlib.contextmanager
     def tools(self, *sets: str | ToolSet | Callable[..., Any]) -> Iterator[SyncTools]:
         """`with episode.tools("search") as tools:` opens tools, whose calls wait for their results."""
-        with self.home.entered_by_waiting(self._episode.tools(*sets)) as tools:
-            yield SyncTools(tools, self.home.wait)
+        with self.loop.entered_by_waiting(self._episode.tools(*sets)) as tools:
+            yield SyncTools(tools, self.loop.wait)
 
     @property
     def endpoint(self) -> Endpoint:

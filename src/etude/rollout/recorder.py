@@ -6,7 +6,8 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -23,6 +24,7 @@ from etude.store.episodes import CallReader, call_key
 from etude.store.journal import Json, Steps
 from etude.wire.retries import counting_retries
 from etude.wire.sampling import change_sampling
+from etude.wire.tokens import model_object
 
 _ADMIT_SECONDS = 0.05
 _PARENT_CANDIDATES = 8
@@ -233,7 +235,6 @@ class Recorder:
                 error,
                 retried=dict(count.causes),
                 waited=count.waited,
-                failed_at=tuple(count.failed_at),
                 began=began,
                 seconds=time.monotonic() - since,
             )
@@ -323,3 +324,28 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, asyncio.CancelledError):
         return "cancelled before there was an answer"
     return str(error) if isinstance(error, EtudeError) else words_of(error)
+
+
+class EpisodeReaders:
+    """The entries of `llms`."""
+
+    def __init__(self, models: Models, default: str | None = None) -> None:
+        """`default` is meant by names that are no entry's."""
+        self._models = models
+        self._default = default
+
+    def models(self) -> list[dict[str, Any]]:
+        """OpenAI's `model` object of each."""
+        return [model_object(name, 0) for name in self._models.engines]
+
+    @asynccontextmanager
+    async def reader(self, model: str) -> AsyncIterator[Any]:
+        """How a model reads. Raises RequestError for one that is sampled elsewhere."""
+        name = model if model in self._models.engines else self._models.choose(self._default)
+        speech = getattr(self._models.engines[name], "speech", None)
+        if speech is None:
+            raise RequestError(
+                f"the model '{name}' is sampled by another server, which alone knows its tokens",
+                param="model",
+            )
+        yield speech

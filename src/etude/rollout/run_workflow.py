@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import inspect
 import json
 import sysconfig
@@ -14,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from etude.core import threads
-from etude.core.call import Call, Completion
 from etude.core.data_model import kind_of
-from etude.core.episode import EpisodeRecord, Failure
+from etude.core.episode import Failure
 from etude.core.errors import EngineError, EnvironmentAway, ImpossibleCall, ToolError, words_of
-from etude.core.example import Example
 from etude.core.threads import call_in_thread
 from etude.rollout.episode import Episode, SyncEpisode
-from etude.rollout.reply import Reply, ToolCall
+from etude.rollout.reply import Reply
 from etude.rollout.workflow import Workflow
 from etude.store.plain import plain
 from etude.wire.dialect import ERROR_HEADER
@@ -34,11 +31,9 @@ _LIBRARIES = (
     *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
 )
 
-_CLIENTS = ("openai", "anthropic", "langchain_core", "litellm", "pydantic_ai")
+_CLIENTS = ("etude", "openai", "anthropic", "langchain_core", "litellm", "pydantic_ai")
 """Libraries whose objects are answers, or what stands around them: as JSON they would be scored as if
 they were what the agent says."""
-
-_OURS = (Call, Completion, EpisodeRecord, Example, ToolCall)
 
 
 async def run_workflow(
@@ -54,7 +49,7 @@ async def run_workflow(
     grace = threads.GRACE_SECONDS * (1 if workflow.is_async else 2)
     task = asyncio.ensure_future(_call(workflow, episode))
     try:
-        done = await _ended(task, seconds)
+        done, _ = await asyncio.wait({task}, timeout=seconds)
     except asyncio.CancelledError:
         await _stop(task, grace)
         raise
@@ -94,32 +89,12 @@ async def _call(workflow: Workflow, episode: Episode) -> Any:
             return await workflow.fn(episode.example, episode, **workflow.arguments)
     blocking = SyncEpisode(episode)
     output = await call_in_thread(
-        lambda: workflow.fn(episode.example, blocking, **workflow.arguments), episode.home.close
+        lambda: workflow.fn(episode.example, blocking, **workflow.arguments), episode.loop.close
     )
     if inspect.iscoroutine(output):
         output.close()
         raise TypeError(f"workflow '{workflow.name}' returned a coroutine; write it with `async def`")
     return output
-
-
-async def _ended(task: asyncio.Task[Any], seconds: float | None) -> bool:
-    """Whether the task ends within so many seconds. For one task `asyncio.wait` takes twice as long."""
-    loop = asyncio.get_running_loop()
-    waiter: asyncio.Future[None] = loop.create_future()
-
-    def wake(_: object = None) -> None:
-        if not waiter.done():
-            waiter.set_result(None)
-
-    task.add_done_callback(wake)
-    timer = None if seconds is None else loop.call_later(seconds, wake)
-    try:
-        await waiter
-    finally:
-        task.remove_done_callback(wake)
-        if timer is not None:
-            timer.cancel()
-    return task.done()
 
 
 async def _stop(task: asyncio.Task[Any], grace: float) -> None:
@@ -241,21 +216,14 @@ def _meant(value: Any) -> Any:
     if value is None or isinstance(value, str | bool | int | float):
         return value
     package = type(value).__module__.partition(".")[0]
-    is_data = hasattr(value, "model_dump") or dataclasses.is_dataclass(value)
     if inspect.isawaitable(value):
         if inspect.iscoroutine(value):
             value.close()  # Or Python would warn that nobody awaited it.
         problem = f"{kind_of(value)} that nobody awaited; write `return await …`"
     elif isinstance(value, Iterator | AsyncIterator):
         problem = f"{kind_of(value)} (does it `yield`?); return all of it, as a list or text"
-    elif isinstance(value, _OURS):
-        problem = f"{kind_of(value)} of etude; return the answer, such as `reply.text`"
     elif package in _CLIENTS:
         problem = f"{kind_of(value)} of {package}; return the text of the answer in it"
-    elif getattr(value, "ndim", 0) and hasattr(value, "tolist"):
-        problem = f"{kind_of(value)}; return it as a list: `.tolist()`"
-    elif isinstance(value, type) or (callable(value) and not is_data):
-        problem = f"{value!r:.80}, which can be called; return its result"
     else:
         return value
     raise NoOutput(f"the workflow returned {problem}")

@@ -4,24 +4,95 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
+import json
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pydantic import Field, ValidationError
+
+from etude.config.component import ToolsConfig
+from etude.config.import_path import import_object
 from etude.config.nearest import alternatives
+from etude.config.registry import register_tools
 from etude.core.episode import Event
-from etude.core.errors import RequestError, ToolError
+from etude.core.errors import RequestError, ToolError, words_of
 from etude.core.keys import content_hash
 from etude.core.message import Message, Tool
 from etude.core.secrets import masked
-from etude.core.tools import ToolResult, ToolSession, ToolSet, ToolUse
-from etude.rollout.home import Home
+from etude.core.threads import call_in_thread
+from etude.core.tools import ToolResult, ToolSession, ToolSet, ToolSource, ToolUse
+from etude.rollout.episode_loop import EpisodeLoop
+from etude.rollout.python_function import PythonFunction
 from etude.rollout.reply import ToolCall
-from etude.rollout.tool_functions import FunctionTools
 from etude.store.episodes import tool_key
 from etude.store.journal import Steps
+from etude.store.plain import plain
+
+if TYPE_CHECKING:
+    from etude.config.builder import Builder
+
+
+class FunctionTools:
+    """Tools that are Python functions, sync or async. Their schemas are of annotations and docstrings.
+
+    What a function raises is the tool's error, which the model is told. Sync functions run in threads, at the
+    same time as others. Raises RequestError for a function that cannot be described, and two of one name.
+    """
+
+    forgets = False
+    """A function's memory is a matter of the program."""
+
+    def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
+        made = [PythonFunction(fn) for fn in functions]
+        self.tools: tuple[Tool, ...] = tuple(function.tool for function in made)
+        self._functions = {function.name: function for function in made}
+        for name, count in Counter(function.name for function in made).items():
+            if count > 1:
+                raise RequestError(f"two of the functions are called '{name}'; a tool's name must be its own")
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[FunctionTools]:
+        """The same functions for every episode."""
+        yield self
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Call a function with arguments that fit its annotations."""
+        function = self._functions[name]
+        try:
+            made = function.call(arguments)
+            value = await (made() if function.is_async else call_in_thread(made))
+            if inspect.isawaitable(value):
+                value = await value
+            text = value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
+        except ValidationError as error:
+            problems = "; ".join(
+                f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
+            )
+            return ToolResult(f"error: {problems}", is_error=True)
+        except Exception as error:  # noqa: BLE001  the user's function: its error is the tool's answer
+            return ToolResult(f"error: {words_of(error)}", is_error=True)
+        return ToolResult(text)
+
+    async def log(self) -> str:
+        """Functions have no log of their own."""
+        return ""
+
+
+class FunctionToolsConfig(ToolsConfig, name="functions"):
+    """Python functions as tools, described by their annotations and docstrings."""
+
+    functions: list[str] = Field(min_length=1)
+    """`package.module:name` of each function."""
+
+
+@register_tools(config_type=FunctionToolsConfig)
+async def function_tools(config: FunctionToolsConfig, builder: Builder) -> AsyncIterator[ToolSource]:
+    """Raises RequestError when a function is not found or cannot be described."""
+    yield FunctionTools([import_object(path) for path in config.functions])
 
 
 class EpisodeTools:
@@ -56,7 +127,7 @@ class EpisodeTools:
         self,
         wanted: Sequence[str | ToolSet | Callable[..., Any]],
         record: Callable[[Event], None],
-        home: Home,
+        loop: EpisodeLoop,
     ) -> AsyncIterator[Tools]:
         """The tools of these sets together; closed at the end, or with the episode."""
         sets = [self.find(each) for each in wanted or self._sets]
@@ -65,7 +136,7 @@ class EpisodeTools:
         async with stack:
             opened = [_OpenSet(each, await stack.enter_async_context(each.source.open())) for each in sets]
             try:
-                yield Tools(self, opened, record, home)
+                yield Tools(self, opened, record, loop)
             finally:
                 for each in opened:
                     if log := await each.session.log():
@@ -161,9 +232,13 @@ class Tools:
     """Tools that are open in an episode: `async with episode.tools("search") as tools:`."""
 
     def __init__(
-        self, episode: EpisodeTools, opened: Sequence[_OpenSet], record: Callable[[Event], None], home: Home
+        self,
+        episode: EpisodeTools,
+        opened: Sequence[_OpenSet],
+        record: Callable[[Event], None],
+        loop: EpisodeLoop,
     ) -> None:
-        self._episode, self._record, self._home = episode, record, home
+        self._episode, self._record, self._loop = episode, record, loop
         self._owners: dict[str, _OpenSet] = {}
         self.schemas: list[Tool] = []
         """The tools in OpenAI's format: hand them to `episode.chat(tools=…)`, or to a client."""
@@ -184,7 +259,7 @@ class Tools:
         The model is told of its own mistakes, and of a tool's error. Raises ToolError when the tool has no
         answer: then the episode fails, unless the agent catches it.
         """
-        return call.result(await self._home.call(self._text(call)))
+        return call.result(await self._loop.call(self._text(call)))
 
     async def call_all(self, calls: Sequence[ToolCall]) -> list[Message]:
         """Call several tools at the same time; their messages in the order of the calls.

@@ -17,9 +17,16 @@ from etude.core.errors import EtudeError, RequestError
 from etude.core.interfaces import Engine, KeepsConversations, Portable, bare
 from etude.core.job import ModelVersion
 from etude.rollout.collector import EpisodeJob
-from etude.runners.calls import Known, decode_request, encode_answer, encode_delta
-from etude.runners.frames import Disconnected, Stream
-from etude.runners.link import Link, Note
+from etude.runners.link import (
+    Disconnected,
+    Known,
+    Link,
+    Note,
+    Stream,
+    decode_request,
+    encode_answer,
+    encode_delta,
+)
 from etude.runners.process import ProcessEnd, RunnerProcess, killed_after
 from etude.runners.shipping import shipped_example
 from etude.store.journal import Journal
@@ -54,7 +61,7 @@ class Head:
             # The key first: it differs unless the agent has set a seed.
             same_key = call.request.key == asked.request.key and call.model == asked.model
             if same_key and call.request == asked.request:
-                count.add(call.retried, call.waited, call.failed_at)
+                count.add(call.retried, call.waited)
                 return call
         completion = await self.engines[asked.model].complete(asked.request)
         request = replace(asked.request, earlier=(), on_delta=None)
@@ -64,7 +71,6 @@ class Head:
             completion=completion,
             retried=dict(count.causes),
             waited=count.waited,
-            failed_at=tuple(count.failed_at),
         )
         answers.append(call)
         return call
@@ -221,8 +227,8 @@ class RemoteRunner:
             try:
                 call = await self._head.answer(replace(asked, request=request), count)
             finally:
-                if count.retries or count.failed_at:
-                    note(["tried", [dict(count.causes), count.waited, count.failed_at]])
+                if count.retries:
+                    note(["tried", [dict(count.causes), count.waited]])
         known[parameters["number"]] = call
         return encode_answer(call, known, parameters["earlier"])
 

@@ -1,16 +1,119 @@
-"""A link: both ends of a stream ask each other, many questions at a time, and may take a question back."""
+"""The connection of head and runner: JSON in frames, between two ends that have proved who they are.
+
+Both ask each other, many questions at a time, and may take a question back. Of the calls that a request goes
+on from, only those are sent that the other end does not know.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import builtins
 import contextlib
+import hashlib
+import hmac
 import itertools
-from collections.abc import Awaitable, Callable, Iterator
+import json
+import secrets
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
+from etude.core.call import Call, ChatRequest, Completion, Delta
 from etude.core.errors import EtudeError
-from etude.runners.frames import Disconnected, Stream
+from etude.store.encode import decode_call, encode_call, parent_name
+
+_LENGTH_BYTES = 4
+_MOST_BYTES = 2**31
+_MOST_BYTES_BEFORE_PROOF = 4096
+_PROOF_SECONDS = 20.0
+_CLOSE_SECONDS = 5.0
+"""For the other end to take what was sent before."""
+
+
+class Disconnected(EtudeError):
+    """The other end of a stream is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Two ends of a connection as one value."""
+
+    reader: StreamReader
+    writer: StreamWriter
+
+    def send(self, frame: Any) -> None:
+        """Have a frame sent. Raises TypeError or ValueError for what is no JSON: nothing is sent then."""
+        data = json.dumps(frame, separators=(",", ":")).encode()
+        if len(data) >= _MOST_BYTES:
+            raise ValueError(f"a message of {len(data)} bytes is too long; the most is {_MOST_BYTES}")
+        self.writer.write(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
+
+    async def receive(self, most: int = _MOST_BYTES) -> Any:
+        """The next frame. Raises Disconnected when there is none, or what comes is no frame."""
+        try:
+            length = int.from_bytes(await self.reader.readexactly(_LENGTH_BYTES), "big")
+            if length >= most:
+                raise Disconnected(f"a message of {length} bytes is not one of ours")
+            return json.loads(await self.reader.readexactly(length))
+        except (OSError, asyncio.IncompleteReadError) as error:
+            raise Disconnected("the connection was closed") from error
+        except ValueError as error:
+            raise Disconnected("what came is not one of our messages") from error
+
+    async def close(self) -> None:
+        """Close the connection; what was sent before is still delivered, to a peer that takes it in time."""
+        self.writer.close()
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self.writer.wait_closed()
+        except TimeoutError:
+            self.writer.transport.abort()
+        except OSError:
+            return
+
+
+async def accept(stream: Stream, key_of: Callable[[int], bytes | None]) -> int:
+    """The number of the runner that calls, which has proved that it knows the key of that number.
+
+    Neither end shows the key: each answers a random challenge of the other. Raises Disconnected.
+    """
+    async with asyncio.timeout(_PROOF_SECONDS):
+        hello = await stream.receive(_MOST_BYTES_BEFORE_PROOF)
+        number: int = _field(hello, "runner", int)
+        theirs = _field(hello, "challenge", str)
+        key, ours = key_of(number), secrets.token_hex(32)
+        if key is None:
+            raise Disconnected("a runner called that nobody waits for")
+        stream.send({"challenge": ours, "proof": _proof(key, "head", theirs, ours)})
+        answer = await stream.receive(_MOST_BYTES_BEFORE_PROOF)
+        if not hmac.compare_digest(_field(answer, "proof", str), _proof(key, "runner", theirs, ours)):
+            raise Disconnected("a runner called that does not know its key")
+        return number
+
+
+async def introduce(stream: Stream, number: int, key: bytes) -> None:
+    """Prove to the head that this is the runner of that number. Raises Disconnected where it is no head."""
+    async with asyncio.timeout(_PROOF_SECONDS):
+        ours = secrets.token_hex(32)
+        stream.send({"runner": number, "challenge": ours})
+        answer = await stream.receive(_MOST_BYTES_BEFORE_PROOF)
+        theirs = _field(answer, "challenge", str)
+        if not hmac.compare_digest(_field(answer, "proof", str), _proof(key, "head", ours, theirs)):
+            raise Disconnected("the process at the head's address does not know the key")
+        stream.send({"proof": _proof(key, "runner", ours, theirs)})
+
+
+def _proof(key: bytes, who: str, runners: str, heads: str) -> str:
+    return hmac.new(key, f"{who} {runners} {heads}".encode(), hashlib.sha256).hexdigest()
+
+
+def _field(frame: Any, name: str, kind: type[Any]) -> Any:
+    value = frame.get(name) if isinstance(frame, dict) else None
+    if type(value) is not kind:
+        raise Disconnected("what came is not one of our messages")
+    return value
+
 
 Note: TypeAlias = Callable[[Any], None]
 """Tells whoever asked something while the answer is still being made."""
@@ -137,3 +240,84 @@ def _with_subclasses(kind: type[EtudeError]) -> Iterator[type[EtudeError]]:
     yield kind
     for derived in kind.__subclasses__():
         yield from _with_subclasses(derived)
+
+
+Known: TypeAlias = dict[int, Call]
+"""The calls of an episode that both ends know, by the runner's numbers."""
+
+
+def encode_request(request: ChatRequest, model: str, number: int, known: Known) -> dict[str, Any]:
+    """JSON of a request; the calls before it that the other end does not know go along, and are known then.
+
+    `known` changes, as it does at the other end.
+    """
+    numbers = {id(call.completion): each for each, call in known.items()}
+    earlier: list[int] = []
+    sent: list[Any] = []
+    for call in request.earlier:
+        if id(call.completion) not in numbers:
+            each = -1 - len(known) - len(sent)  # Of calls that were asked for here they are not negative.
+            sent.append([each, encode_call(call, _last(earlier, known))])
+            known[each] = call
+            numbers[id(call.completion)] = each
+        earlier.append(numbers[id(call.completion)])
+    asked = Call(0, "", model, replace(request, earlier=(), on_delta=None))
+    return {
+        "number": number,
+        "conversation": request.conversation,
+        "call": encode_call(asked, _last(earlier, known)),
+        "earlier": earlier,
+        "sent": sent,
+        "streams": request.on_delta is not None,
+    }
+
+
+def decode_request(data: Mapping[str, Any], known: Known) -> Call:
+    """The call that is asked for, with the request's earlier calls. `known` changes as at the other end."""
+    conversation = data["conversation"]
+    for each, encoded in data["sent"]:
+        known[each] = decode_call(encoded, conversation, _parent(encoded, known))
+    asked = decode_call(data["call"], conversation, _parent(data["call"], known))
+    earlier = tuple(known[each] for each in data["earlier"])
+    return replace(asked, request=replace(asked.request, earlier=earlier))
+
+
+def encode_answer(call: Call, known: Known, earlier: list[int]) -> Any:
+    """JSON of the completion of a call that was asked for."""
+    return encode_call(call, _last(earlier, known))["completion"]
+
+
+def decode_answer(asked: Mapping[str, Any], completion: Any, known: Known) -> Completion:
+    """The completion of the request that `encode_request` made `asked` of."""
+    data = {**asked["call"], "completion": completion}
+    call = decode_call(data, asked["conversation"], _parent(data, known))
+    assert call.completion is not None
+    known[asked["number"]] = call
+    return call.completion
+
+
+def encode_delta(delta: Delta) -> Any:
+    """JSON of a piece of an answer."""
+    return asdict(delta)
+
+
+def decode_delta(data: Mapping[str, Any]) -> Delta:
+    """The piece that `encode_delta` made `data` of."""
+    prompt = data["prompt_ids"]
+    return Delta(
+        content=data["content"],
+        reasoning=data["reasoning"],
+        ids=tuple(data["ids"]),
+        logprobs=tuple(data["logprobs"]),
+        top=tuple(tuple((token, logprob) for token, logprob in each) for each in data["top"]),
+        prompt_ids=None if prompt is None else tuple(prompt),
+    )
+
+
+def _last(earlier: list[int], known: Known) -> tuple[str, Call] | None:
+    return (str(earlier[-1]), known[earlier[-1]]) if earlier else None
+
+
+def _parent(encoded: Any, known: Known) -> Call | None:
+    name = parent_name(encoded)
+    return None if name is None else known[int(name)]

@@ -7,27 +7,35 @@ What they had committed they have again. An episode whose runner dies twice whil
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from etude.budget.ledger import Ledger
+from etude.config.builder import Builder
+from etude.config.schema import Config
 from etude.core.episode import EpisodeRecord, Failure
 from etude.core.errors import EtudeError, StoreError
+from etude.core.interfaces import Engine, Portable
 from etude.rewards.evaluation import item_of
 from etude.rewards.scorer import Scorer
 from etude.rollout.collector import EpisodeJob
-from etude.runners.frames import Disconnected, Stream, accept
+from etude.runners.assembly import build_evaluators
 from etude.runners.head import Head, RemoteRunner, RunnerDied
+from etude.runners.link import Disconnected, Stream, accept
 from etude.runners.places import Place, Places
-from etude.runners.process import Launcher, RunnerProcess, allow_open_files
+from etude.runners.process import Cluster, Launcher, LocalLauncher, RunnerProcess, allow_open_files
 from etude.runners.program import Invitation
+from etude.runners.shipping import shipped
 from etude.store.encode import encode_episode
 from etude.store.episodes import CallReader, call_key, read_episode
+from etude.store.run_folder import RunFolder
 
 _START_SECONDS = 300.0
 _STARTS = 3
@@ -113,13 +121,12 @@ class RunnerPool:
             self._head.forget(job.id)
 
     async def _play(self, job: EpisodeJob) -> EpisodeRecord:
-        deaths, suspected = 0, False
-        has_played = False
+        deaths, suspected, is_played = 0, False, False
         while True:
             record = read_episode(self._head.journal, job.id, job.example)
             if record is not None and (record.failure is not None or not self._scorer.missing(record)):
                 return record
-            if has_played:
+            if is_played:
                 raise StoreError(f"{self._head.journal.path}: a runner finished {job.id}, which is not there")
             async with self.places.take(alone=suspected) as place:
                 try:
@@ -128,7 +135,7 @@ class RunnerPool:
                         continue  # Another place may have room before this one has a runner.
                     self.playing[job.id] = time.monotonic()
                     await runner.play(job, self._steps_of(job))
-                    has_played = True
+                    is_played = True
                     continue
                 except RunnerDied as error:
                     death = error
@@ -270,3 +277,57 @@ async def _first_of(calling: asyncio.Future[Stream], process: RunnerProcess) -> 
         ending.cancel()
     how = f"{end.how}: {process.last_words()}\nits log: {process.log}"
     raise RunnerDied(replace(end, how=how))
+
+
+LOGS = "runners"
+"""The folder of their logs in a run folder."""
+
+_GRACE_SECONDS = 10.0
+"""Beyond the time of an episode, for which the event loop of a runner may stand still."""
+
+
+@asynccontextmanager
+async def open_runner(
+    builder: Builder,
+    run: RunFolder,
+    models: Mapping[str, Engine],
+    given: Mapping[str, Engine],
+    ledger: Ledger,
+) -> AsyncIterator[RunnerPool | None]:
+    """The runners that the config asks for, started when an episode needs them; None where it asks for none.
+
+    `given` are those of `models` that are not the config's; what is spent on all is counted in `ledger`.
+    Raises RequestError for a config that cannot be sent to other processes.
+    """
+    config, general = builder.config, builder.config.eval.general
+    cluster: Cluster | None = await builder.get_cluster()
+    launcher = None if cluster is None else cluster.runners
+    if launcher is None and general.isolation != "process":
+        yield None
+        return
+    workflow = await builder.get_workflow()
+    seconds = general.timeout if workflow.timeout is None else workflow.timeout
+    at_head = [name for name in models if name in given or not isinstance(models[name], Portable)]
+    patience = seconds + _GRACE_SECONDS
+    head = Head(run.journal, models, frozenset(at_head), patience, general.runner_memory, ledger)
+    scorer = Scorer(
+        await build_evaluators(builder),
+        run.journal,
+        timeout=general.timeout,
+        max_concurrency=general.max_concurrency,
+    )
+    runners = number_of_runners(config)
+    each = -(-general.max_concurrency // runners)
+    where: Launcher = launcher or LocalLauncher(run.path / LOGS)
+    sent = shipped(config, over_network=bool(where.address), at_head=at_head)
+    build: dict[str, Any] = {"config": sent, "run": str(run.path), "models": [*models], "at_head": at_head}
+    build["bounds_calls"] = ledger.bounds_calls
+    async with RunnerPool(head, where, scorer, build, runners=runners, episodes_each=each) as pool:
+        yield pool
+
+
+def number_of_runners(config: Config) -> int:
+    """As many as asked for; else one for each core, and none without an episode."""
+    general = config.eval.general
+    wanted = (config.cluster and config.cluster.runners) or general.runners
+    return min(wanted or os.cpu_count() or 1, general.max_concurrency)

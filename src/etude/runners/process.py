@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -20,9 +21,8 @@ from etude.core.errors import EtudeError
 from etude.inference.child_process import guard_of, last_exception, last_lines
 from etude.inference.masked_log import MaskedLog
 from etude.learner.launch import Launcher as TeamLauncher
-from etude.runners.log_files import bound
 from etude.runners.program import Invitation
-from etude.store.files import private_folder
+from etude.store.files import open_private, private_folder
 
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from etude.runners.program import main; main()"
@@ -137,8 +137,8 @@ class LocalProcess:
         return last_exception(self._path) or last_lines(self._path)
 
     def bound_log(self) -> None:
-        """As `log_files.bound`."""
-        bound(self._path)
+        """As the function `bound_log`."""
+        bound_log(self._path)
 
 
 class LocalLauncher:
@@ -209,3 +209,27 @@ def allow_open_files(more: int) -> None:
             f"for fewer runners, or raise the limit: ulimit -Hn {wanted} as root, or LimitNOFILE of a service"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+MOST_BYTES = 8_000_000
+"""Of a log; and of the part before it, which is kept beside it."""
+BEFORE = ".before"
+"""Ends the name of the file with that part."""
+
+
+def bound_log(path: Path, most: int = MOST_BYTES) -> None:
+    """Where a log has grown longer than `most` bytes, begin it anew, with a line that says so.
+
+    The file `NAME.before` has the old log then, in place of an older one. Whoever appends to the log may have
+    it open, and go on; what is printed in the instant between copy and cut is lost. A log that is not there,
+    or cannot be written, stays as it is.
+    """
+    with contextlib.suppress(OSError):
+        if path.stat().st_size <= most:
+            return
+        before = path.with_name(path.name + BEFORE)
+        with path.open("rb") as old, open_private(before, "wb") as copy:
+            shutil.copyfileobj(old, copy)
+        with path.open("ab") as log:
+            log.truncate(0)
+            log.write(f"[etude: the log had more than {most} bytes; {before.name} has them]\n".encode())

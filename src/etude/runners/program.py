@@ -22,13 +22,12 @@ from etude.core.errors import EtudeError
 from etude.core.example import Example
 from etude.core.interfaces import Engine, Portable, bare
 from etude.core.job import ModelVersion
-from etude.core.streams import mask_streams
+from etude.core.process import set_up_process
 from etude.rewards.evaluation import item_of
 from etude.rewards.scorer import Scorer
 from etude.rollout.collector import Collector, EpisodeJob
 from etude.runners.assembly import build_collector, build_evaluators
-from etude.runners.frames import Disconnected, Stream, introduce
-from etude.runners.link import Link, Note
+from etude.runners.link import Disconnected, Link, Note, Stream, introduce
 from etude.runners.remote import RemoteEngine, RemoteJournal, RemoteLedger, RemoteRun, RunnerBuilder
 from etude.runners.shipping import received
 
@@ -196,7 +195,7 @@ async def _connect(address: str) -> Stream:
 
 def main() -> None:
     """Read the invitation, and play."""
-    mask_streams()
+    set_up_process()
     invitation = Invitation(*json.loads(sys.stdin.readline()))
     # The agent's code must not wait for what nobody types.
     nothing = os.open(os.devnull, os.O_RDONLY)

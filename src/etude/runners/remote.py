@@ -21,11 +21,9 @@ from etude.core.call import ChatRequest, Completion, Usage
 from etude.core.errors import EngineError, ModelOut, StoreError
 from etude.core.interfaces import Engine, Run
 from etude.core.job import ModelVersion
-from etude.runners.calls import Known, decode_answer, decode_delta, encode_request
-from etude.runners.frames import Disconnected
-from etude.runners.link import Link
+from etude.runners.link import Disconnected, Known, Link, decode_answer, decode_delta, encode_request
 from etude.store.journal import Json
-from etude.wire.retries import note_failed_attempt, note_model_out, note_retries
+from etude.wire.retries import note_model_out, note_retries
 
 
 class RemoteJournal:
@@ -101,7 +99,7 @@ class RemoteEngine(Engine):
         known = self._known[request.conversation] if request.conversation else {}
         asked = encode_request(request, self._name, next(self._numbers), known)
         asked["purpose"] = astuple(current_purpose())
-        tried: list[Any] = [{}, 0.0, []]
+        tried: list[Any] = [{}, 0.0]
 
         def listen(note: Any) -> None:
             if note[0] == "tried":
@@ -115,10 +113,7 @@ class RemoteEngine(Engine):
             raise note_model_out(error) from None
         finally:
             # Here, in the task of the call whose attempts are counted.
-            causes, waited, failed_at = tried
-            note_retries(causes, waited)
-            for address in failed_at:
-                note_failed_attempt(address)
+            note_retries(*tried)
         return decode_answer(asked, answer, known)
 
     async def adopt(self, version: ModelVersion) -> None:

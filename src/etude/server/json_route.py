@@ -8,8 +8,8 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
-from etude.core.beside import beside_loop
 from etude.core.json_text import read_json
+from etude.core.threads import beside_loop
 from etude.wire.http_server import ApiError
 
 

@@ -18,8 +18,7 @@ from pathlib import Path
 from etude.algorithms.algorithm import load_algorithms
 from etude.cluster.launch import HeadLost, Seat, own_seat
 from etude.core.errors import EtudeError, StoreError
-from etude.core.garbage import collect_rarely
-from etude.core.streams import mask_streams
+from etude.core.process import set_up_process
 from etude.jobs.part import PEER_SECONDS, asked_to_end, loading_of, locked_seat
 from etude.jobs.training import Interrupted, TooLittleMemory
 from etude.learner.learner import TrainingCanceled
@@ -218,8 +217,7 @@ def _born(line: bytes) -> WorkerOrder:
 
 def main() -> int:
     """Work by the order on the command line or on standard input; the exit code."""
-    collect_rarely()
-    mask_streams()
+    set_up_process()
     show_logs(LogLevel.INFO)
     if len(sys.argv) > 1:
         order: WorkerOrder | None = WorkerOrder.model_validate_json(sys.argv[1])

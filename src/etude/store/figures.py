@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from etude.core.episode import added_up
 from etude.core.history import Entry, EpochEntry, History, ValidationEntry
 from etude.core.job import ModelVersion
 from etude.core.stats import Estimate, shown_mean
@@ -128,17 +127,6 @@ def failed_counts(metrics: Mapping[str, Any]) -> tuple[int, int]:
 def drift_of(history: History) -> Counter[str]:
     """Branches of all epochs that began because a template wrote something differently, by what that was."""
     return sum((Counter(entry.metrics.get("drift") or {}) for entry in history.epochs), Counter[str]())
-
-
-def addresses_of(history: History) -> dict[str, dict[str, int]]:
-    """The attempts at model calls of all epochs and validations, `answers` and `failed` ones, by address, of
-    models that have several."""
-    entries: list[Entry] = [*history.validations, *history.epochs]
-    rows = (entry.metrics.get("addresses") or {} for entry in entries)
-    return added_up(
-        {url: {name: row.get(name, 0) for name in ("answers", "failed")} for url, row in of_entry.items()}
-        for of_entry in rows
-    )
 
 
 def measured_versions(history: History) -> list[tuple[ModelVersion, float]]:

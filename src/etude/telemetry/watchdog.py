@@ -18,8 +18,8 @@ from types import FrameType
 from typing import Any, TextIO
 
 from etude.config.schema import StallConfig
-from etude.core.durations import shown_seconds
 from etude.core.errors import StalledError
+from etude.core.stats import shown_seconds
 from etude.store.status import RunStatus
 from etude.telemetry.status import Parts, snapshot
 

@@ -12,10 +12,9 @@ from pydantic import Field
 
 from etude.config.component import DatasetConfig
 from etude.config.registry import register_dataset
-from etude.core.episode import EpisodeRecord
+from etude.core.episode import EpisodeRecord, LoggedExample
 from etude.core.errors import DatasetError
 from etude.core.example import Example
-from etude.core.logged import LoggedExample
 from etude.store.episodes import read_episode, stored_episodes
 from etude.store.facts import find_run
 from etude.store.run_folder import RunFolder

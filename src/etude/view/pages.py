@@ -16,9 +16,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from etude.core.data_model import finite
-from etude.core.durations import shown_seconds
 from etude.core.episode import WORKFLOW
-from etude.core.stats import shown_mean
+from etude.core.stats import shown_mean, shown_seconds
 from etude.store.outline import question_of
 from etude.store.plain import jsonable
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import httpx
 
-from etude.core.beside import beside_loop
 from etude.core.call import Delta
 from etude.core.errors import EngineError, EtudeError, ImpossibleCall, PromptTooLong, RequestError
 from etude.core.json_text import read_json
+from etude.core.threads import beside_loop
 from etude.wire.answers import Heading, RecordedCompletion, require_asked
 from etude.wire.chat import ChatDialect, CompletionsDialect
 from etude.wire.dialect import ERROR_HEADER, AnswerMemory, ChatBody, Dialect, Reply, json_reply, server_sent

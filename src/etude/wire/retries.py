@@ -7,7 +7,7 @@ import math
 import random
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -33,8 +33,6 @@ class RetryCount:
     """Attempts after the first, by why the one before gave nothing usable: `http_429`, `timeout`, …"""
     waited: float = 0.0
     """Seconds between attempts."""
-    failed_at: list[str] = field(default_factory=list)
-    """The address of each attempt without a usable answer, where the model has several."""
     model_out: ModelOut | None = None
     """Why the run cannot go on, whatever the caller makes of the error."""
 
@@ -43,12 +41,11 @@ class RetryCount:
         """Attempts after the first."""
         return sum(self.causes.values())
 
-    def add(self, causes: Mapping[str, int], waited: float = 0.0, failed_at: Iterable[str] = ()) -> None:
+    def add(self, causes: Mapping[str, int], waited: float = 0.0) -> None:
         """Count attempts that were made again elsewhere."""
         for cause, number in causes.items():
             self.causes[cause] = self.causes.get(cause, 0) + number
         self.waited += waited
-        self.failed_at += failed_at
 
 
 _COUNT: ContextVar[RetryCount | None] = ContextVar("retry_count", default=None)
@@ -69,12 +66,6 @@ def note_retries(causes: Mapping[str, int], waited: float) -> None:
     """As `note_retry`, for attempts that another process made."""
     if count := _COUNT.get():
         count.add(causes, waited)
-
-
-def note_failed_attempt(address: str) -> None:
-    """To be called by an engine with several addresses, after each attempt that gave no usable answer."""
-    if count := _COUNT.get():
-        count.failed_at.append(address)
 
 
 class ending_where_a_model_is_out(Within[RetryCount]):

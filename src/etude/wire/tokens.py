@@ -7,10 +7,10 @@ from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from etude.core.beside import beside_loop
 from etude.core.call import ChatRequest
 from etude.core.errors import RequestError
 from etude.core.message import Message, Tool
+from etude.core.threads import beside_loop
 from etude.wire.bodies import TokenIds, check_conversation
 from etude.wire.dialect import AnswerMemory
 from etude.wire.messages import MessagesDialect

@@ -10,9 +10,8 @@ import pytest
 from pydantic import BaseModel
 
 from etude.config.registry import lookup
-from etude.core.errors import EngineAway, EnvironmentAway, EpisodeError
+from etude.core.errors import EngineAway, EnvironmentAway, EpisodeError, install_command
 from etude.core.example import Example
-from etude.core.extras import install_command
 from etude.integrations.verifiers.components import VerifiersWorkflowConfig
 from etude.integrations.verifiers.failures import Problem, failure_of, problems_of
 from etude.integrations.verifiers.scores import AgentScores, Score, scores_of

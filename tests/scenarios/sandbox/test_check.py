@@ -97,21 +97,10 @@ def test_values_are_compared_as_json_keeps_them(found: object, expected: object,
     assert same_value(found, expected) is same
 
 
-def test_tests_are_read_as_apps_has_them():
-    data = {"fn_name": "half", "inputs": [[4], [3], [0]], "outputs": [2, 1.5, 0]}
-    assert IoTests.from_json(data) == HALVES
-    assert not HALVES.wrapped
-    for broken in ({}, {"inputs": [1]}, {"inputs": [1], "outputs": []}, [1], {**data, "inputs": [4, 3, 0]}):
+def test_inputs_and_outputs_have_to_go_together():
+    for broken in (((1,), (), None), (([4], 3), (2, 1.5), "half")):
         with pytest.raises(RequestError):
-            IoTests.from_json(broken)  # type: ignore[arg-type]
-
-
-async def test_a_value_may_stand_alone_where_all_are_wrapped():
-    wrapped = IoTests.from_json({"fn_name": "half", "inputs": [[4], [6]], "outputs": [[2], [3]]})
-    for body in ("x // 2", "[x // 2]"):
-        assert (await check_program(f"def half(x): return {body}", wrapped)).status == "ok"
-    mixed = IoTests.from_json({"fn_name": "half", "inputs": [[4], [0]], "outputs": [[2], []]})
-    assert (await check_program("def half(x): return x // 2", mixed)).status == "wrong"
+            IoTests(*broken)
 
 
 async def test_no_tests_are_no_proof():

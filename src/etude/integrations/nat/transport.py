@@ -70,7 +70,7 @@ class EpisodeTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
             return _nobody(request, self._model)
         request.headers[FUNCTION_HEADER] = self._function_name()
         recording = BlockingRecordingTransport(
-            lambda body: episode.answer(body, self._model), episode.home.wait, episode.said
+            lambda body: episode.answer(body, self._model), episode.loop.wait, episode.said
         )
         return recording.handle_request(request)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +26,6 @@ class IoTests:
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
     function: str | None = None
-    wrapped: bool = False
-    """Whether a value may also stand alone where a list that holds just it is expected."""
 
     def __post_init__(self) -> None:
         """Raises RequestError when inputs and outputs do not go together."""
@@ -40,20 +38,6 @@ class IoTests:
 
     def __len__(self) -> int:
         return len(self.inputs)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> IoTests:
-        """Of APPS's `input_output`. Raises RequestError when it is something else.
-
-        Where each output of a function is a list of one value, as in much of APPS, the value may stand
-        alone: the data does not say which is meant.
-        """
-        try:
-            inputs, outputs, function = data["inputs"], data["outputs"], data.get("fn_name")
-            lists = all(isinstance(output, list) and len(output) == 1 for output in outputs)
-            return cls(tuple(inputs), tuple(outputs), function, function is not None and lists)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise RequestError(f"these are no tests with 'inputs' and 'outputs': {data!r:.200}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +78,7 @@ def _of_calls(result: SandboxResult, tests: IoTests) -> CheckResult:
         call = f"{tests.function}({', '.join(map(repr, arguments))})"
         if returned.error is not None:
             outcomes.append(("error", f"{call} raised {returned.error}"))
-        elif _is_expected(returned.value, expected, tests.wrapped):
+        elif same_value(returned.value, expected):
             outcomes.append(("ok", ""))
         else:
             outcomes.append(
@@ -103,10 +87,6 @@ def _of_calls(result: SandboxResult, tests: IoTests) -> CheckResult:
     if result.status != "ok":
         outcomes.append((result.status, result.reason))
     return _verdict(outcomes, len(tests))
-
-
-def _is_expected(value: Any, expected: Any, wrapped: bool) -> bool:
-    return same_value(value, expected) or (wrapped and same_value(value, expected[0]))
 
 
 def _of_output(result: SandboxResult, expected: str) -> tuple[Status, str]:

@@ -8,7 +8,7 @@ import functools
 import importlib.util
 import os
 import secrets
-import selectors
+import select
 import signal
 import stat
 import subprocess
@@ -41,7 +41,7 @@ class Limits:
     output_bytes: int = 1024**2
     """Of standard output, and as much again of values returned."""
     file_bytes: int = 1024**2
-    """Of one file in the run's own folder."""
+    """Of one file in the run's own folder, and of standard output too."""
     folder_bytes: int = 16 * 1024**2
     """Of all files together; looked at often enough, not at every write, and at the end."""
     folder_entries: int = 256
@@ -183,16 +183,22 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _run(job: bytes, stdin: bytes, limits: Limits, cancelled: threading.Event) -> Exit:
-    folder = Path(tempfile.mkdtemp(prefix="etude-sandbox-"))
+    root = Path(tempfile.mkdtemp(prefix="etude-sandbox-"))
+    folder, given, output = root / "work", root / "in", root / "out"
     try:
+        folder.mkdir()
+        given.write_bytes(b"%12d" % len(job) + job + stdin)
+        output.touch()
         started = time.monotonic()
-        with _process(folder) as process:
-            watch = _Watch(process, folder, limits, cancelled, b"%12d" % len(job) + job + stdin)
-            stopped = watch.until_done()
+        with given.open("rb") as read, output.open("ab") as write, _process(folder, read, write) as process:
+            reports = bytearray()
+            stopped = _stopped(process, folder, output, reports, limits, cancelled)
         seconds = time.monotonic() - started
+        with output.open("rb") as file:
+            written = file.read(limits.output_bytes)
     finally:
-        remove_tree(folder)
-    return Exit(bytes(watch.reports), bytes(watch.output), process.returncode, stopped, seconds)
+        remove_tree(root)
+    return Exit(bytes(reports), written, process.returncode, stopped, seconds)
 
 
 @functools.cache
@@ -209,14 +215,13 @@ def _modules() -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def _process(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    pipe = subprocess.PIPE
+def _process(folder: Path, given: IO[bytes], output: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
     try:
         process = subprocess.Popen(
             (sys.executable, *_OPTIONS, *_modules()),
-            stdin=pipe,
-            stdout=pipe,
-            stderr=pipe,
+            stdin=given,
+            stdout=output,
+            stderr=subprocess.PIPE,
             bufsize=0,
             cwd=folder,
             env=_ENVIRONMENT,
@@ -230,97 +235,47 @@ def _process(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
         # The group outlives its leader as long as anyone is in it, and is gone otherwise.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        for stream in (process.stdin, process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
+        assert process.stderr is not None
+        process.stderr.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE_SECONDS)
 
 
-class _Watch:
-    """Feeds a process and collects from it, until it ends or there is reason to kill it."""
-
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        folder: Path,
-        limits: Limits,
-        cancelled: threading.Event,
-        given: bytes,
-    ) -> None:
-        self.reports = bytearray()
-        self.output = bytearray()
-        self._is_cut = False
-        """Whether there was more than the limit to either."""
-        self._process = process
-        self._folder = folder
-        self._limits = limits
-        self._cancelled = cancelled
-        self._given = memoryview(given)
-        self._selector = selectors.DefaultSelector()
-
-    def until_done(self) -> str | None:
-        """The limit that the process did not keep, for which it has to be killed; None where it kept all."""
-        process, limits = self._process, self._limits
-        assert process.stdin and process.stdout and process.stderr
-        self._register(process.stdin, selectors.EVENT_WRITE, None)
-        self._register(process.stdout, selectors.EVENT_READ, self.output)
-        self._register(process.stderr, selectors.EVENT_READ, self.reports)
-        deadline = time.monotonic() + limits.wall_seconds
-        look = time.monotonic() + _LOOK_SECONDS
-        with self._selector:
-            while True:
-                now = time.monotonic()
-                if now >= deadline:
-                    return "time"
-                if self._cancelled.is_set():
-                    return "cancelled"
-                if now >= look:
-                    look = now + _LOOK_SECONDS
-                    if not fits(self._folder, limits, _removed(process.pid)):
-                        return "folder"
-                if self._is_cut:
-                    return "output"
-                if self._wait(min(_LOOK_SECONDS, deadline - now)):
-                    return None if fits(self._folder, limits) else "folder"
-
-    def _wait(self, seconds: float) -> bool:
-        """Wait for something to happen, and see to it. Whether the process has ended."""
-        if not self._selector.get_map():
-            # All pipes are closed: it is ending, or it has closed them to go on in silence.
+def _stopped(
+    process: subprocess.Popen[bytes],
+    folder: Path,
+    output: Path,
+    reports: bytearray,
+    limits: Limits,
+    cancelled: threading.Event,
+) -> str | None:
+    """Collect the reports of a process until it ends; the limit that it did not keep, for which it has to be
+    killed, and None where it kept all."""
+    assert process.stderr is not None
+    pipe, poll = process.stderr.fileno(), select.poll()
+    poll.register(pipe, select.POLLIN)
+    deadline, look, is_open = time.monotonic() + limits.wall_seconds, 0.0, True
+    while True:
+        now = time.monotonic()
+        if now >= deadline:
+            return "time"
+        if cancelled.is_set():
+            return "cancelled"
+        wait = min(_LOOK_SECONDS, deadline - now)
+        if is_open:
+            if poll.poll(wait * 1000):
+                part = os.read(pipe, _CHUNK)
+                reports += part
+                is_open = bool(part)
+        else:  # It is ending, or it has closed the pipe to go on in silence.
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(seconds)
-                return True
-            return False
-        for key, _ in self._selector.select(seconds):
-            stream: IO[bytes] = key.fileobj  # type: ignore[assignment]
-            done = self._feed(stream) if key.data is None else self._collect(stream, key.data)
-            if done:
-                self._selector.unregister(stream)
-                stream.close()
-        return False
-
-    def _register(self, stream: IO[bytes], event: int, into: bytearray | None) -> None:
-        os.set_blocking(stream.fileno(), False)
-        self._selector.register(stream, event, into)
-
-    def _feed(self, stream: IO[bytes]) -> bool:
-        """Whether all is written. A program need not read what it is given."""
-        try:
-            self._given = self._given[os.write(stream.fileno(), self._given[:_CHUNK]) :]
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-        return not self._given
-
-    def _collect(self, stream: IO[bytes], into: bytearray) -> bool:
-        """Whether there is no more."""
-        try:
-            part = os.read(stream.fileno(), _CHUNK)
-        except BlockingIOError:
-            return False
-        room = self._limits.output_bytes - len(into)
-        self._is_cut |= len(part) > room
-        into += part[:room]
-        return not part
+                process.wait(wait)
+        is_over = process.returncode is not None
+        if len(reports) > limits.output_bytes or output.stat().st_size > limits.output_bytes:
+            return "output"
+        if is_over or now >= look:
+            look = now + _LOOK_SECONDS
+            if not fits(folder, limits, () if is_over else _removed(process.pid)):
+                return "folder"
+        if is_over:
+            return None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude.core.ratings import bradley_terry, win_probability
+from etude.groups.opponents import bradley_terry, win_probability
 
 
 def naive(games):

@@ -17,7 +17,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Home:
+class EpisodeLoop:
     """Where the calls of an episode are made and recorded: its run's event loop.
 
     Whoever calls from another thread waits for that loop; when the episode is over, these calls raise

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from etude.core import extras
+from etude.core import errors
 from etude.core.errors import MissingExtraError
 
 
@@ -28,6 +28,6 @@ from etude.core.errors import MissingExtraError
 )
 def test_it_names_what_etude_was_installed_from(monkeypatch, origin, command):
     text = None if origin is None else json.dumps(origin)
-    monkeypatch.setattr(extras, "distribution", lambda name: SimpleNamespace(read_text=lambda file: text))
-    assert extras.install_command("plots") == command
+    monkeypatch.setattr(errors, "distribution", lambda name: SimpleNamespace(read_text=lambda file: text))
+    assert errors.install_command("plots") == command
     assert command in str(MissingExtraError("a picture", "plots"))

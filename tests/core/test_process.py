@@ -1,0 +1,73 @@
+"""Garbage is collected rarely, and threads that wait spin briefly."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import weakref
+
+import pytest
+
+from etude.core.process import collected_rarely, set_up_process
+
+
+@pytest.fixture(autouse=True)
+def thresholds(monkeypatch: pytest.MonkeyPatch):
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+    before = gc.get_threshold()
+    yield before
+    gc.set_threshold(*before)
+
+
+class Ring:
+    """Part of a cycle."""
+
+    def __init__(self):
+        self.itself = self
+
+
+def test_what_is_part_of_a_cycle_is_collected_more_rarely(thresholds):
+    set_up_process()
+    first, *older = gc.get_threshold()
+    assert first > 10 * thresholds[0]
+    assert older == list(thresholds[1:])
+    ring, kept = weakref.ref(Ring()), []
+    while ring() is not None and len(kept) < 2 * first:
+        kept.append([])
+    assert ring() is None
+
+
+def test_a_run_leaves_the_thresholds_as_they_were(thresholds):
+    with collected_rarely():
+        during = gc.get_threshold()
+        with collected_rarely():
+            assert gc.get_threshold() == during
+        assert gc.get_threshold() == during
+    assert during[0] > 10 * thresholds[0]
+    assert gc.get_threshold() == thresholds
+
+
+@pytest.mark.parametrize("own", [0, 1_000_000])
+def test_a_program_that_collects_more_rarely_still_is_left_alone(own):
+    gc.set_threshold(own)
+    with collected_rarely():
+        assert gc.get_threshold()[0] == own
+    assert gc.get_threshold()[0] == own
+
+
+def test_threads_spin_briefly():
+    set_up_process()
+    assert os.environ["GOMP_SPINCOUNT"] == "10000"
+
+
+@pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])
+def test_the_environment_decides(monkeypatch: pytest.MonkeyPatch, name: str):
+    monkeypatch.setenv(name, "7")
+    before = dict(os.environ)
+    set_up_process()
+    assert dict(os.environ) == before
