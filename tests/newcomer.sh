@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # A newcomer's way, in a fresh environment: from `git clone` to a pretrained model that answers better.
 # Usage: tests/newcomer.sh [TASK]     a task of `etude init --task`, `larger` by default
+# It fails where a step does, and where training makes nothing better. Where pip would take torch with CUDA, several
+# GB, name PyTorch's index of builds for CPUs: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 set -euo pipefail
 
 task=${1:-larger}
@@ -30,6 +32,12 @@ step "project" etude init my_agent --task "$task"
 cd my_agent
 step "check" etude check config.yml
 step "train, before and after" etude train config.yml --name first
+step "is it better" python -c '
+import sys, etude
+summary = etude.load_run("runs/first").summary
+before, after = (summary[when]["avg_reward"] for when in ("before", "after"))
+print(f"right before {before:.3f}, after {after:.3f}")
+sys.exit(after <= before)'
 step "export" etude export first --out trained
 step "ask it" etude evaluate config.yml --model trained --greedy --name asked
 step "an answer" etude episodes show eval/q0/0 --run asked

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -94,3 +97,17 @@ def test_the_free_memory_of_a_gpu_counts_what_torch_holds_and_does_not_use(monke
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 200)
     assert memory.available_memory("cuda:1") == 1100
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries return it by themselves")
+def test_what_was_freed_goes_back_to_the_system():
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    blocks = [torch.ones(25_000) for _ in range(2_000)]
+    last = blocks.pop()  # What lies above it would go by itself.
+    blocks.clear()
+    before = resident()
+    memory.give_back_freed()
+    assert resident() < before - 100_000_000
+    del last

@@ -10,7 +10,7 @@ from etude.config.finetuning import FinetuneConfig
 from etude.core.job import ModelVersion
 from etude.jobs.folders import StateFolders
 from etude.learner.learner import Learner, LearnerOptions
-from etude.models.memory import give_back_memory
+from etude.models.memory import give_back_freed
 from etude.models.policy import Policy
 
 
@@ -74,7 +74,7 @@ class LocalLearner:
             assert finished is not None
             policy.mark_changed(number, finished.version.digest)
             self._optimiser_of = number
-        give_back_memory()
+        give_back_freed()
         return finished
 
     def _take_optimiser_of(self, number: int) -> None:

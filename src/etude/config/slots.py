@@ -101,9 +101,11 @@ def keys_of(slot: Slot | None) -> list[str]:
 
 def names_of(model: type[BaseModel]) -> set[str]:
     """The names that a model's fields may be given by: `num_generations` is also called `group`."""
-    aliases = (field.validation_alias for field in model.model_fields.values())
-    others = (alias.choices if isinstance(alias, AliasChoices) else [alias] for alias in aliases)
-    return {*model.model_fields, *(name for each in others for name in each if isinstance(name, str))}
+    names = set(model.model_fields)
+    for alias in (field.validation_alias for field in model.model_fields.values()):
+        given = alias.choices if isinstance(alias, AliasChoices) else ()
+        names |= {choice for choice in (alias, *given) if isinstance(choice, str)}
+    return names
 
 
 def models_in(slot: Slot) -> list[type[BaseModel]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
+from contextlib import suppress
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -33,12 +33,9 @@ def total_memory() -> int | None:
     return min(pages, _cgroup_limit() or pages)
 
 
-def give_back_memory() -> None:
-    """Hand memory that was freed back to the system.
-
-    glibc keeps what lies between blocks that are still in use: after each training several gigabytes.
-    """
-    if platform.libc_ver()[0] == "glibc":
+def give_back_freed() -> None:
+    """Have the C library return what was freed to the system. glibc keeps it, for each thread apart."""
+    with suppress(AttributeError, OSError, TypeError):  # Other libraries have no such function.
         ctypes.CDLL(None).malloc_trim(0)
 
 
