@@ -18,7 +18,7 @@ import pytest
 
 from etude.backup.attach import backed_up
 from etude.backup.restore import fetch
-from etude.config.storage import StorageConfig
+from etude.config.schema import StorageConfig
 from etude.store.run_folder import RunFolder
 from tests.cli.killed import everything
 from tests.cli.projects import change, finished, local_project, process

@@ -11,8 +11,12 @@ import shutil
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from contextvars import ContextVar
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from etude.preflight.finding import Findings
 
 _GAP = "  "
 _INDENT = "    "
@@ -224,3 +228,16 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+MARKS = {"ok": "✓", "warning": "!", "error": "✗"}
+"""Before each finding."""
+
+
+def show_findings(findings: Findings, facts: dict[str, Any], as_json: bool) -> None:
+    """Findings as lines; or with other facts as a JSON object."""
+    if as_json:
+        emit({**facts, "findings": asdict(findings)["items"]})
+        return
+    for finding in findings.items:
+        say_wrapped(f"{MARKS[finding.status]} {finding.what}: {finding.detail}")

@@ -59,8 +59,7 @@ def episodes(
 def _list(name: str, words: str, phase: str | None, limit: int, output_dir: Path, as_json: bool) -> None:
     from etude.core.errors import RequestError
     from etude.store.facts import find_run
-    from etude.store.outline import phases_in
-    from etude.store.query import find_episodes, parse_query
+    from etude.store.outline import find_episodes, parse_query, phases_in
     from etude.store.run_folder import RunFolder
     from etude.store.stored_config import reward_names, stored_data
 

@@ -13,7 +13,7 @@ from typing import Any
 from etude.algorithms.algorithm import kind_of
 from etude.backends.capabilities import (
     Capabilities,
-    check_ages,
+    check_ahead,
     check_from_base,
     check_method,
     check_opponents,
@@ -30,22 +30,20 @@ from etude.cluster.component import require_used
 from etude.config.builder import Builder, TargetBuilder
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
-from etude.core.errors import CapabilityError
+from etude.core.call import ChatRequest, Completion
+from etude.core.errors import CapabilityError, EngineError
 from etude.core.example import Example
+from etude.core.interfaces import Engine
+from etude.core.job import ModelVersion
 from etude.core.stats import estimate
 from etude.core.tools import ToolSet
 from etude.core.trajectory import Method
 from etude.inference.local import LocalLlmConfig, require_local_extra
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
 from etude.inference.tiny import make_base
-from etude.preflight.addresses import check_addresses
-from etude.preflight.algorithm_trial import is_own, try_algorithm
-from etude.preflight.columns import check_inputs
-from etude.preflight.dry_builder import DryBuilder
-from etude.preflight.estimate import Estimate, blocks_of, estimate_run
+from etude.preflight.estimate import Estimate, blocks_of, check_spending, estimate_run, play_some
 from etude.preflight.finding import Findings
-from etude.preflight.playing import play_some
-from etude.preflight.spending import check_spending
+from etude.preflight.services import check_addresses
 from etude.protocols.workflow import ProtocolWorkflow
 from etude.runners.opening import number_of_runners
 from etude.runners.shipping import received, shipped
@@ -57,6 +55,30 @@ _SHAPING = {*FORM_FIELDS, *SAMPLING_NAMES, "tool_choice"} - {"max_tokens", "stop
 """Fields of a request that change the distribution that its answer is sampled from."""
 _FEW = 50
 """Fewer validation examples than this leave an interval wider than ±0.14."""
+
+
+class _NoEngine:
+    """Stands where a model of this process would be. It samples nothing."""
+
+    version = 0
+
+    async def complete(self, request: ChatRequest) -> Completion:
+        raise EngineError("a check samples nothing")
+
+    async def adopt(self, version: ModelVersion) -> None:
+        raise EngineError("a check adopts nothing")
+
+    async def close(self) -> None:
+        pass
+
+
+class _DryBuilder(Builder):
+    """Builds everything but the models of this process, which may be large."""
+
+    async def get_llm(self, name: str) -> Engine:
+        if isinstance(self.config.llms.get(name), LocalLlmConfig):
+            return _NoEngine()
+        return await super().get_llm(name)
 
 
 @dataclass
@@ -90,13 +112,13 @@ async def check_config(config: Config, runs: Path = Path("runs"), *, play: int =
         tempfile.TemporaryDirectory(prefix="etude-check-") as folder,
         RunFolder.create(Path(folder), "check") as run,
     ):
-        async with DryBuilder(config, run) as builder:
-            agent = await _check_workflow(builder, findings) if _check_needs(config, findings) else None
+        async with _DryBuilder(config, run) as builder:
+            if _check_needs(config, findings):
+                await _check_workflow(builder, findings)
             await _check_tools(builder, findings)
             examples = await _examples(builder, finetuning.run_configuration.dataset, "examples", findings)
             held_out = await _held_out(builder, examples, findings)
             await _check_evaluators(builder, findings)
-            await check_inputs(builder, agent, {"examples": examples, "validation": held_out}, findings)
             _check_cluster(config, runs, findings)
             if config.storage is not None:
                 with findings.of_errors("storage"):
@@ -105,7 +127,7 @@ async def check_config(config: Config, runs: Path = Path("runs"), *, play: int =
             for name, block in blocks_of(finetuning).items() if finetuning.enabled else ():
                 own = builder if name is None else TargetBuilder(builder, name)
                 what = f"training {name}" if name else "training"
-                await _check_training(own, what, block, () if play else examples, findings)
+                await _check_training(own, what, block, findings)
                 report.trains |= _check_hosted(own.config, what, block, len(examples), findings)
     if not finetuning.enabled:
         findings.warn(
@@ -162,8 +184,7 @@ def _check_needs(config: Config, findings: Findings) -> bool:
     return all(need.is_met for need in needs)
 
 
-async def _check_workflow(builder: Builder, findings: Findings) -> Any:
-    """The agent's function; None where it cannot be used."""
+async def _check_workflow(builder: Builder, findings: Findings) -> None:
     with findings.of_errors("workflow"):
         workflow = await builder.get_workflow()
         workflow.check(complete=True)
@@ -175,8 +196,6 @@ async def _check_workflow(builder: Builder, findings: Findings) -> Any:
         for tools in workflow.tool_sets:
             with findings.of_errors(f"tools {tools.name}"):
                 await _open_tools(tools, findings)
-        return workflow.fn
-    return None
 
 
 async def _check_tools(builder: Builder, findings: Findings) -> None:
@@ -296,13 +315,8 @@ def _adapter_of(config: Config, block: FinetuneConfig) -> Any:
     return config.trainer_adapters.get(block.trainer_adapter or "")
 
 
-async def _check_training(
-    builder: Builder, what: str, block: FinetuneConfig, examples: Sequence[Example], findings: Findings
-) -> None:
-    """Build what trains, and compare what is asked for with what the adapter can do.
-
-    An algorithm of the user's own is tried on made-up episodes on the examples, where there are any.
-    """
+async def _check_training(builder: Builder, what: str, block: FinetuneConfig, findings: Findings) -> None:
+    """Build what trains, and compare what is asked for with what the adapter can do."""
     with findings.of_errors(what):
         trajectories = await builder.get_trajectory_builder(str(block.trajectory_builder))
         await builder.get_trainer(str(block.trainer))
@@ -311,7 +325,8 @@ async def _check_training(
         backend, settings = f"'{kind}'", trajectories.trajectory_builder_config
         check_method(backend, capabilities, trajectories.method, f"'{settings.type_name}'")
         check_options(backend, capabilities, settings)
-        check_ages(backend, capabilities, block)
+        if block.collect_ahead:
+            check_ahead(backend, capabilities)
         check_warm_up(backend, capabilities, block)
         if block.fine_tune_from_scratch:
             check_from_base(backend, capabilities)
@@ -321,8 +336,6 @@ async def _check_training(
         # A copy: whatever it writes there, the config stays as it was loaded.
         await trajectories.initialize(block.model_copy(deep=True))
         await trajectories.cleanup()
-        if examples and is_own(settings):
-            await asyncio.to_thread(try_algorithm, settings, examples)
         findings.ok(what, f"{settings.type_name} data ({trajectories.method}), trained by {kind}")
 
 

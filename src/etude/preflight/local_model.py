@@ -24,8 +24,7 @@ from etude.models.policy import LoraOptions, Policy
 from etude.models.quantized import EIGHT_BITS, FOUR_BITS, Quantization, require_quantization
 from etude.models.source import is_gguf, not_loaded, pretrained
 from etude.models.speech import load_tokenizer
-from etude.preflight.call_values import unread_values
-from etude.preflight.drift import TOOL
+from etude.preflight.drift import TOOL, unread_values
 from etude.preflight.finding import Findings
 
 _SAMPLE = 64
