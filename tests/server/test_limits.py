@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from etude.server import job_size
+from etude.server import hyperparameters as job_size
 from etude.server.files import check_training_file
 from etude.server.hyperparameters import hyperparameters_for, resolved
 from etude.server.settings import server_settings

@@ -11,21 +11,17 @@ from starlette.concurrency import run_in_threadpool
 
 from etude.server.backend import Backend
 from etude.server.database import open_database
-from etude.server.direct_routes import DirectRoutes
-from etude.server.docs_page import docs_page
 from etude.server.engines import EnginePool
 from etude.server.errors import add_error_handlers
 from etude.server.extensions import ServerParts, load_extensions
 from etude.server.files import FileStore, file_routes
-from etude.server.guard import Guard, server_version
+from etude.server.guard import Guard, Metrics, server_version
 from etude.server.inference import Inference, inference_routes
 from etude.server.jobs import JobStore
 from etude.server.jobs_api import job_routes
-from etude.server.metrics import Metrics
-from etude.server.models import ModelStore
+from etude.server.models import ModelStore, weights_routes
 from etude.server.scheduler import Scheduler
 from etude.server.settings import ServerSettings
-from etude.server.weights_api import weights_routes
 from etude.store.files import SERVER_DATABASE
 from etude.wire.api_error import ApiError
 
@@ -70,15 +66,12 @@ def create_app(settings: ServerSettings, backend: Backend) -> Guard:
         version=server_version(),
         description=_ABOUT,
         lifespan=lifespan,
-        docs_url=None,
         redoc_url=None,
     )
-    app.add_api_route("/docs", lambda: docs_page(app.openapi()), include_in_schema=False)
     add_error_handlers(app)
-    inference = inference_routes(Inference(pool, metrics, settings.name), tells_tokens)
     for router in (
         _model_routes(models, jobs, pool),
-        inference,
+        inference_routes(Inference(pool, metrics, settings.name), tells_tokens),
         file_routes(files),
         job_routes(settings, jobs, files, models, scheduler.wake),
         weights_routes(settings, models),
@@ -87,7 +80,7 @@ def create_app(settings: ServerSettings, backend: Backend) -> Guard:
         *(router for extension in extensions for router in extension.routes(parts)),
     ):
         app.include_router(router)
-    return Guard(DirectRoutes(app, inference), settings, metrics, extensions)
+    return Guard(app, settings, metrics, extensions)
 
 
 def _model_routes(models: ModelStore, jobs: JobStore, pool: EnginePool) -> APIRouter:

@@ -26,8 +26,7 @@ from etude.learner.witness import Witness
 from etude.models.policy import LoraOptions, Policy
 from etude.server.database import Row
 from etude.server.files import read_rows
-from etude.server.hyperparameters import job_algorithm
-from etude.server.job_size import require_room
+from etude.server.hyperparameters import job_algorithm, require_room
 from etude.server.jobs import JobFolder, model_name
 from etude.server.models import ModelStore, load_policy
 from etude.server.settings import ServerSettings
