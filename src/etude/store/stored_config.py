@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from etude.config.document import read_document, strings
 from etude.config.load import parse_config
+from etude.config.registry import LIVE
 from etude.config.schema import Config
 from etude.core.errors import RequestError, StoreError
 from etude.core.secrets import MASK
@@ -82,7 +83,7 @@ def stored_data(run: Path, *, required: bool = True) -> dict[str, Any]:
 def needs_program(run: Path) -> bool:
     """Whether parts of the run were Python objects of a program, which its config only names."""
     values = strings(stored_data(run, required=False))
-    return any(path[-1] == "_type" and value == "live" for path, value in values)
+    return any(path[-1] == "_type" and value == LIVE for path, value in values)
 
 
 def evaluators_of(data: Mapping[str, Any]) -> list[str]:
