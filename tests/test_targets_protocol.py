@@ -141,7 +141,7 @@ async def test_expert_iteration_can_select_from_all_earlier_episodes_without_run
         "_type": "expert_iteration",
         "num_generations": 2,
         "credit": "agent",
-        "weighting": {"sample_size_factor": 1.0, "use_replacement": False},
+        "min_reward": -100.0,
         "rollouts": "all",
     }
     await run.start(play(builder, 3))

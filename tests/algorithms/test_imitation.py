@@ -2,28 +2,21 @@
 
 import json
 import math
-from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from etude.algorithms import expert_iteration
 from etude.algorithms.episodes import Collected, Tally
 from etude.algorithms.expert_iteration import (
     GuessReplacementConfig,
     SelectionConfig,
-    WeightingConfig,
-    draw,
     truth_of,
 )
 from etude.core.edge import Encoder, sample_of, trajectory_of
 from etude.core.errors import RequestError
-from etude.core.keys import generator
 from etude.protocols import SCALES, Act, adp, nip
 from etude.protocols.scenario import parse_answer
 from tests.algorithms.plays import part_of, played, scored
-from tests.algorithms.scripted_episodes import group
 from tests.protocols.games import Labelled, example
 from tests.support import END
 
@@ -31,55 +24,6 @@ from tests.support import END
 def imitations(groups, config, discount, epoch, seed, tally):
     made = expert_iteration.imitations(groups, config, discount, Collected(epoch, seed, tally))
     return [[*map(trajectory_of, group.units)] for group in made]
-
-
-rewards = st.lists(st.floats(-2, 2), max_size=12)
-
-
-def shares(values, **config):
-    """How often each place is drawn, as a share."""
-    settings = WeightingConfig(sample_size_factor=2000, **config)
-    counts = Counter(draw(values, settings, generator(0)))
-    found = [counts[place] / (2000 * len(values)) for place in range(len(values))]
-    return pytest.approx(found, abs=0.03)
-
-
-def test_episodes_are_drawn_by_their_reward_above_the_least():
-    assert shares([0.0, 1.0, 3.0], epsilon=0.0) == [0.0, 0.25, 0.75]
-
-
-def test_what_counts_as_the_least_can_be_set():
-    assert shares([1.0, 3.0], minimum=0.0, epsilon=0.0) == [0.25, 0.75]
-    assert shares([1.0, 3.0], minimum=2.0, epsilon=0.0) == [0.0, 1.0]
-
-
-def test_everybody_gets_a_little():
-    assert shares([0.0, 1.0], epsilon=1.0) == [0.25, 0.75]
-
-
-def test_equal_rewards_have_equal_weights():
-    assert shares([0.5, 0.5], epsilon=0.0) == [0.5, 0.5]
-
-
-def test_nothing_is_drawn_from_nothing():
-    assert draw([], WeightingConfig(), generator(0)) == []
-
-
-@given(rewards, st.booleans(), st.sampled_from([0.25, 0.5, 1.0]), st.integers(0, 99))
-def test_a_draw_is_of_the_size_that_was_asked_for_and_repeats_itself(values, replacement, factor, seed):
-    config = WeightingConfig(use_replacement=replacement, sample_size_factor=factor)
-    drawn = draw(values, config, generator(seed))
-    assert drawn == sorted(draw(values, config, generator(seed)))
-    assert len(drawn) == round(len(values) * factor)
-    assert all(0 <= place < len(values) for place in drawn)
-    if not replacement:
-        assert len(set(drawn)) == len(drawn)
-
-
-def test_without_replacement_the_better_are_drawn_more_often():
-    config = WeightingConfig(use_replacement=False, sample_size_factor=0.5)
-    counts = Counter(place for seed in range(300) for place in draw([0, 1, 2, 3], config, generator(seed)))
-    assert counts[3] > counts[2] > counts[1] > counts[0]
 
 
 @pytest.mark.parametrize(
@@ -243,18 +187,6 @@ async def test_each_agent_is_selected_by_what_it_earned_itself(tmp_path):
     prover, verifier = imitations(parts, config, 1.0, 0, 0, Tally())
     assert [row.episode[-1].content for row in prover] == ["lie"]
     assert verifier == []
-
-
-def test_a_draw_is_from_all_groups_together_and_counts_what_was_left():
-    tally = Tally()
-    groups = [group((0.0, "a"), (0.0, "b")), group((1.0, "c"), (1.0, "d"))]
-    config = SelectionConfig(weighting=WeightingConfig(sample_size_factor=0.5, epsilon=0.0))
-    first, second = imitations(groups, config, 1.0, 0, 0, tally)
-    assert first == []
-    assert len(second) == 2
-    assert tally.left_out[expert_iteration.NOT_DRAWN] == 4 - len(
-        {row.metadata["generation"] for row in second}
-    )
 
 
 def test_a_share_is_never_more_than_there_is():

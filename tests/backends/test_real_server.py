@@ -163,7 +163,7 @@ async def test_an_unknown_job_is_not_found(server):
 @pytest.mark.slow
 def test_a_server_that_is_killed_while_it_trains_goes_on_and_so_does_the_run(project, server):
     # The job may be over before the kill; then it is the samples that have to wait for the server.
-    change(project, trainer_adapters__server__outage_limit=120, llms__policy__max_retries=40)
+    change(project, llms__policy__max_retries=40)
     train = process("train", "config.yml", "--name", "killed", folder=project.parent)
     log = project.parent / "runs" / "killed" / "lm_server_jobs.jsonl"
     while train.poll() is None and not (log.exists() and "Created fine-tuning job" in log.read_text()):

@@ -17,7 +17,7 @@ from etude.backup.address import Address, probe
 from etude.backup.attach import backed_up
 from etude.backup.copies import Copies, TakenOver
 from etude.backup.restore import fetch
-from etude.config.storage import StorageConfig
+from etude.config.schema import StorageConfig
 from etude.core.errors import RequestError, StoreError
 from etude.store.run_folder import RunFolder
 from tests.backup.faulty import Faulty

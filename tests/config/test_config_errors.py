@@ -47,7 +47,7 @@ def test_the_config_that_the_mistakes_are_made_in_is_right(folder: Path):
             "config.yml:11:3: key 'finetuning.num_epoch' is not known; did you mean 'num_epochs'? Allowed: "
             "enabled, trainer, trajectory_builder, trainer_adapter, reward_function, target_functions, "
             "target_model, targets, curriculum_learning, warm_up, fine_tune_from_scratch, collect_ahead, "
-            "max_staleness, num_epochs, output_dir, "
+            "num_epochs, output_dir, "
             "seed, deterministic, error_budget, alarms, run_configuration",
             id="misspelt key",
         ),
@@ -110,13 +110,6 @@ def test_the_config_that_the_mistakes_are_made_in_is_right(folder: Path):
             "finetuning:\n  target_functions: [a, a]",
             "config.yml:11:3: finetuning.target_functions: names a function twice: ['a', 'a']",
             id="a rule of a list",
-        ),
-        pytest.param(
-            "finetuning:",
-            "finetuning:\n  collect_ahead: true\n  max_staleness: 0",
-            "config.yml:10:1: finetuning: collect_ahead makes episodes that are one update old, and "
-            "max_staleness: 0 leaves them out; set max_staleness: 1, or leave it out",
-            id="a rule of a block",
         ),
         pytest.param(
             "finetuning:",

@@ -6,12 +6,10 @@ guesses can be put right before they are imitated.
 
 from __future__ import annotations
 
-import math
-import random
 from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, Field
 
@@ -39,20 +37,6 @@ if TYPE_CHECKING:
 BELOW = "episode with a reward below min_reward"
 NOT_BEST = "episode that is not among its group's best"
 NO_BEST = "group with equal rewards: no episode is better than another"
-NOT_DRAWN = "episode that was not drawn"
-
-
-class WeightingConfig(BaseModel, extra="forbid"):
-    """Drawing episodes by weight. The weight is the reward above the least, and a little for everybody."""
-
-    sample_size_factor: float = Field(default=0.5, gt=0)
-    """How many are drawn, as a share of all episodes."""
-    minimum: float | None = None
-    """Reward that counts as the least; left out: the least that there is."""
-    use_replacement: bool = True
-    """Whether an episode can be drawn twice."""
-    epsilon: float = Field(default=0.01, ge=0)
-    """Added to the share of each episode, divided by their number."""
 
 
 class GuessReplacementConfig(BaseModel, extra="forbid"):
@@ -83,8 +67,6 @@ class SelectionConfig(BaseModel, extra="forbid"):
     """Keep episodes with at least this reward."""
     best_k: int | None = Field(default=None, ge=1)
     """Keep the best k episodes of each example; 1 when min_reward is not given either."""
-    weighting: WeightingConfig | None = None
-    """Draw from all episodes by weight, in place of the two above."""
     guess_replacement: GuessReplacementConfig = Field(default_factory=GuessReplacementConfig)
     """Decisions replaced by the truth."""
 
@@ -132,27 +114,11 @@ def imitations(
         for index, scored, sample in righted[:count]:
             made[index].append(sample)
             own.remove((index, scored))
-        for index, scored in _selected(own, config, fold(seed, str(agent), "draw"), collected.tally):
-            made[index] += scored.samples(discount)
+        for index, group in groupby(own, key=itemgetter(0)):
+            episodes = [scored for _, scored in group]
+            for scored in best_episodes(episodes, config.min_reward, config.best_k, collected.tally):
+                made[index] += scored.samples(discount)
     return [UnitGroup(samples, rewards_of(group)) for samples, group in zip(made, groups, strict=True)]
-
-
-Indexed: TypeAlias = tuple[int, ScoredEpisode]
-"""The index of a group, and an episode of it."""
-
-
-def _selected(own: Sequence[Indexed], config: SelectionConfig, seed: int, tally: Tally) -> list[Indexed]:
-    if config.weighting is None:
-        return [
-            (index, scored)
-            for index, group in groupby(own, key=itemgetter(0))
-            for scored in best_episodes(
-                [scored for _, scored in group], config.min_reward, config.best_k, tally
-            )
-        ]
-    drawn = draw([scored.reward for _, scored in own], config.weighting, generator(seed))
-    tally.leave_out(NOT_DRAWN, len(own) - len(set(drawn)))
-    return [own[index] for index in drawn]
 
 
 def best_episodes(
@@ -173,26 +139,6 @@ def best_episodes(
     tally.leave_out(BELOW, len(group) - len(good))
     tally.leave_out(NOT_BEST, len(good) - len(kept))
     return kept
-
-
-def draw(rewards: Sequence[float], config: WeightingConfig, rng: random.Random) -> list[int]:
-    """Indices of the rewards that are drawn, in order; with replacement one may be there twice.
-
-    Equal rewards have equal weights. None are drawn from none.
-    """
-    if not rewards:
-        return []
-    least = min(rewards) if config.minimum is None else config.minimum
-    above = [max(reward - least, 0.0) for reward in rewards]
-    total, count = math.fsum(above), len(rewards)
-    weights = [(gain / total if total > 0 else 1 / count) + config.epsilon / count for gain in above]
-    size = round(count * config.sample_size_factor)
-    if config.use_replacement:
-        return sorted(rng.choices(range(count), weights, k=size))
-    # Efraimidis and Spirakis (2006): the largest of u ** (1 / w) are a weighted draw without replacement.
-    keys = [math.log(1.0 - rng.random()) / weight if weight > 0 else -math.inf for weight in weights]
-    drawable = [index for index, weight in enumerate(weights) if weight > 0]
-    return sorted(sorted(drawable, key=lambda index: -keys[index])[: min(size, count)])
 
 
 def truth_of(scored: ScoredEpisode, discount: float = 1.0) -> Sample | None:

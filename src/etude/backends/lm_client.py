@@ -121,11 +121,10 @@ class LanguageModelClient:
         warn: Callable[[str], None] = _LOG.warning,
         transport: httpx.AsyncBaseTransport | None = None,
         policy: RetryPolicy = USUAL,
-        megabytes: float = USUAL_MEGABYTES,
     ) -> None:
         """`base_url` with or without `/v1`; `timeout` in seconds for one request; nothing is sent yet.
 
-        Requests are made again by the `policy`. An answer may have so many `megabytes`.
+        Requests are made again by the `policy`.
         """
         import httpx
 
@@ -145,7 +144,7 @@ class LanguageModelClient:
             base_url=self.base_url,
             headers=headers,
             transport=transport,
-            event_hooks={"response": [limiting_answers(megabytes, "`max_answer_mb`")]},
+            event_hooks={"response": [limiting_answers(USUAL_MEGABYTES, "a limit of etude")]},
         )
 
     async def get_server_version(self) -> str:

@@ -45,9 +45,10 @@ class LmServerAdapterConfig(JobsConfig, name="lm_server"):
         description="Have the server send back, for each trained token, the ratio of its probabilities in "
         "training and in sampling, and its entropy where the loss has one: `etude view` shows them.",
     )
-    ready_timeout: Annotated[float, CHANGEABLE] = Field(
-        default=300.0, ge=0, description="Seconds to wait for the server, and for its engine to come back."
-    )
+
+
+READY_SECONDS = 300.0
+"""To wait for the server, and for its engine to come back."""
 
 
 class LmServerAdapter(OpenAiJobs):
@@ -81,7 +82,7 @@ class LmServerAdapter(OpenAiJobs):
         Raises ClientTimeoutError, ServerVersionError or another BackendError.
         """
         await super().initialize(run_config)
-        await self.server.wait_for_ready(self.adapter_config.ready_timeout)
+        await self.server.wait_for_ready(READY_SECONDS)
         await self.check()
         self._algorithms = tuple(await self.server.algorithms())
         if isinstance(self.planned, Algorithm):
@@ -116,11 +117,11 @@ class LmServerAdapter(OpenAiJobs):
 
     async def put_engine_away(self) -> None:
         """Free the device until `bring_engine_back`; requests wait meanwhile, or are asked to come again."""
-        await self.server.stop_engine(timeout=self.adapter_config.ready_timeout)
+        await self.server.stop_engine(timeout=READY_SECONDS)
 
     async def bring_engine_back(self) -> None:
         """Have the engine sample again. Raises EngineClientError or ClientTimeoutError when it does not."""
-        await self.server.start_engine(timeout=self.adapter_config.ready_timeout)
+        await self.server.start_engine(timeout=READY_SECONDS)
 
     async def learned(self, ref: TrainingJobRef) -> str | None:
         """The file that the job's learner wrote of its samples, where it was asked for that."""
@@ -191,7 +192,6 @@ async def lm_server(config: LmServerAdapterConfig, builder: Builder) -> AsyncIte
         client.api_key,
         timeout=config.request_timeout,
         policy=config.retry_policy,
-        megabytes=config.max_answer_mb,
     )
     try:
         adapter = LmServerAdapter(config, client, server, llm.model_name, log, await run_key(builder))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -35,16 +34,6 @@ class Jobs(Protocol):
         self, ref: TrainingJobRef, ask: Callable[[], Awaitable[TrainingJobStatus]]
     ) -> TrainingJobStatus:
         """How a job stands; `ask` asks the backend."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobPrice:
-    """The tokens that a backend charges for."""
-
-    tokens: int
-    """All epochs of the job counted; before it is over, the most that they may be."""
-    usd_per_million: float | None = None
-    """The price of a million of them; None leaves it to what is known of the model."""
 
 
 class TrainerAdapter(ABC):
@@ -124,8 +113,9 @@ class TrainerAdapter(ABC):
         """The abilities of the backend, known before `initialize`, so that a wrong config costs nothing."""
         return Capabilities()
 
-    def price(self, trajectories: TrajectoryCollection) -> JobPrice | None:
-        """The tokens that a job on them would be charged for; None where training is not charged so.
+    def charged_tokens(self, trajectories: TrajectoryCollection) -> int | None:
+        """The tokens that a job on them would be charged for at most, all of its epochs counted; None where
+        training is not charged so.
 
         A run with a budget holds room for that much before it submits the job.
         """

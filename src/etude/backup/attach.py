@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 from etude.backup.address import Address, ask, probe
 from etude.backup.copies import Copies, TakenOver
-from etude.config.storage import StorageConfig
+from etude.config.schema import StorageConfig
 from etude.core.errors import RequestError, StoreError
 from etude.core.interfaces import Progress
 from etude.store.run_folder import RunFolder

@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, Field, ValidationError
 
 from etude.budget.gpus import require_counted
-from etude.config.budget import ModelPrices, TokenPrices
-from etude.config.component import LlmConfig
+from etude.config.component import LlmConfig, ModelPrices, TokenPrices
 from etude.config.document import read_document
 from etude.config.problems import Problems
 from etude.config.schema import Config

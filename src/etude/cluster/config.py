@@ -28,8 +28,6 @@ class RayConfig(ClusterConfig, name="ray"):
     fewest_learners: int | None = Field(default=None, ge=1)
     """Learners with which a job goes on, from its last checkpoint, when nodes are lost; left out: as many as
     `learners`, so that it waits for others to take their place."""
-    learner_cpus: float = Field(default=1.0, gt=0)
-    """CPUs for each learner."""
     learner_gpus: float | None = Field(default=None, ge=0)
     """GPUs for each learner; left out: one where the cluster has any, unless the model's device is `cpu`."""
     learner_grace: float = Field(default=30.0, gt=0)
@@ -65,7 +63,7 @@ class RayConfig(ClusterConfig, name="ray"):
         gpus = self.learner_gpus
         if gpus is None:
             gpus = 1.0 if on_gpus and cluster.get("GPU") else 0.0
-        return {"CPU": self.learner_cpus} | ({"GPU": gpus} if gpus else {})
+        return {"CPU": 1.0} | ({"GPU": gpus} if gpus else {})
 
     def check(
         self, folder: Path | None, *, on_gpus: bool = True, shared: Path | None = None

@@ -153,8 +153,6 @@ class FinetuneConfig(DataModel, revalidate_instances="always"):
     collect_ahead: bool = False
     """Collect the next epoch's episodes while a job trains, from the weights before it: they are one update
     old then, never more."""
-    max_staleness: int | None = Field(default=None, ge=0)
-    """Leave out GRPO trajectories that were sampled from weights of more than this many updates ago."""
     num_epochs: Annotated[int, CHANGEABLE] = Field(default=1, ge=1)
     """How many times to collect and train."""
     output_dir: Path = Path("runs")
@@ -182,15 +180,6 @@ class FinetuneConfig(DataModel, revalidate_instances="always"):
             if self.enabled and getattr(self, key) is None:
                 self.__dict__[key] = name
                 self.__pydantic_fields_set__.discard(key)
-        return self
-
-    @model_validator(mode="after")
-    def _may_be_as_old_as_it_is(self) -> FinetuneConfig:
-        if self.collect_ahead and self.max_staleness == 0:
-            raise ValueError(
-                "collect_ahead makes episodes that are one update old, and max_staleness: 0 leaves them out; "
-                "set max_staleness: 1, or leave it out"
-            )
         return self
 
     @property

@@ -118,14 +118,14 @@ class OpponentPool(Engine):
         made = [entry.version for entry in self._lineage.entries() if entry.version.number > base.number]
         if phase.startswith("warm-up"):
             return [made[-1] if made else base]
-        if phase.startswith("validation") and self.config.in_validation == "base":
+        if phase.startswith("validation"):
             return [base]
         if self.config.draw == "latest":
             return [made[-1] if made else base]
         kept = [version for index, version in enumerate(made, start=1) if index % self.config.every == 0]
         newest = [version for version in made[-1:] if version not in kept]
         kept = (kept + newest)[-self.config.size :]
-        return [base, *kept] if self.config.include_base or not kept else kept
+        return [base, *kept]
 
     def figures(self, games: Iterable[Game], reward: str | None, past: History) -> dict[str, Any]:
         """An epoch's games, and the ratings by all games so far, as JSON.

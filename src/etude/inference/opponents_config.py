@@ -13,7 +13,8 @@ from etude.config.references import LlmRef, Refers
 class OpponentsConfig(LlmConfig, name="opponents"):
     """Earlier versions of a model that is trained: one of a pool is drawn for each episode.
 
-    Its calls are recorded, and never trained on. It samples as the entry that it is a version of.
+    The version that training began with is always in the pool, and plays in validations, so that these can
+    be compared. Calls are recorded, and never trained on. It samples as the entry that it is a version of.
     """
 
     of: LlmRef
@@ -25,11 +26,6 @@ class OpponentsConfig(LlmConfig, name="opponents"):
     """Versions in the pool: the newest ones, the base not counted."""
     every: int = Field(default=1, ge=1)
     """Only every n-th version goes into the pool, and the newest."""
-    include_base: bool = True
-    """Keep the version that training began with in the pool."""
-    in_validation: Literal["base", "draw"] = "base"
-    """Who plays in validations: the version that training began with, so that they can be compared, or one of
-    the pool."""
     result: Annotated[str, Refers("evaluators")] | None = None
     """The evaluator whose score is the trained model's result in the game; left out: the reward."""
     win: float = 1.0

@@ -13,7 +13,7 @@ from etude.config.nearest import nearest
 from etude.core.episode import SIMULATED_USER, EpisodeRecord
 from etude.core.errors import RequestError, TrainingError
 from etude.core.job import ModelVersion
-from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
+from etude.core.trajectory import EpisodeItem, EpisodeItemRole, TrajectoryCollection
 
 _REMEMBERED = 100_000
 """Answers whose weights are remembered, the latest: 10 MB or so."""
@@ -110,27 +110,6 @@ def _fingerprint(logprobs: Any) -> int | None:
 def age_of(number: int, made: Sequence[int]) -> int:
     """How many updates old version `number` is: the versions in `made`, oldest first, that are younger."""
     return len(made) - bisect_right(made, number)
-
-
-def without_stale(
-    collection: TrajectoryCollection, made: Sequence[int], bound: int
-) -> tuple[TrajectoryCollection, int]:
-    """The trajectories that were sampled at most `bound` of the versions `made` ago, and how many were not.
-
-    A trajectory is as old as the oldest of its answers. One that does not tell the version of an answer is
-    too old, because nothing bounds its age.
-    """
-    groups = [[each for each in group if _age(each, made) <= bound] for group in collection.trajectories]
-    kept = collection.model_copy(update={"trajectories": [group for group in groups if group]})
-    return kept, len(collection) - len(kept)
-
-
-def _age(trajectory: Trajectory, made: Sequence[int]) -> float:
-    sampled = [
-        item.model_version for item in trajectory.episode if isinstance(item, EpisodeItem) and item.is_sampled
-    ]
-    ages = (float("inf") if version is None else age_of(version, made) for version in sampled)
-    return max(ages, default=0.0)
 
 
 _PATIENCE = 8
