@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import shutil
-import sqlite3
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -219,14 +218,12 @@ def after_a_new_project(local, printed):
     works(etude("init", "it's mine", "--model", model))
 
 
-def after_a_check_of_a_damaged_run(project, printed):
+def after_a_look_at_a_damaged_run(project, printed):
     assert etude("train", "config.yml", "--name", "r").exit_code == 0
-    with sqlite3.connect(project / "runs" / "r" / "run.db") as database:
-        database.execute("UPDATE steps SET created=created+1 WHERE key LIKE '%/call/%'")
-    shown = etude("runs", "check", "r")
-    assert shown.exit_code == 1
-    assert last_line(shown) == "etude runs check runs/r --repair"
-    assert "are whole and kept" in works(shown)
+    with (project / "runs" / "r" / "config.yml").open("a") as config:
+        config.write("seed: 1\n")
+    assert last_line(etude("runs", "show", "r")) == "etude runs check runs/r"
+    assert "config.yml is" in etude("runs", "check", "runs/r").stderr
 
 
 def after_a_list_of_damaged_runs(project, printed):
@@ -319,7 +316,7 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     "list_episodes": after_a_log_was_imported,
     "evaluate_exported": after_an_export,
     "without": after_a_look_at_what_would_go_to_the_hub,
-    "repair": after_a_check_of_a_damaged_run,
+    "check_run": after_a_look_at_a_damaged_run,
     "new_project": after_a_look_at_a_chat_template,
     "check_project": after_a_new_project,
     "check_installation": after_a_list_of_damaged_runs,

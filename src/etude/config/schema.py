@@ -37,7 +37,6 @@ from etude.config.finetuning import (
 )
 from etude.core.errors import ConfigError
 
-
 _SECRET = re.compile(r"key|secret|token|passw|credential|sas|account_name|connection_string", re.IGNORECASE)
 """Names of options whose values are not written into run folders."""
 _PASSWORD = re.compile(r"//[^/@]*:[^/@]*@")

@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import queue
-import shlex
 import shutil
 import sqlite3
 import struct
@@ -160,8 +159,10 @@ def row_of(key: str, text: str, created: float) -> tuple[str, str, float, int]:
 def how_to_mend(path: Path) -> str:
     """The remedy for a damaged journal."""
     if path.name == DATABASE:
-        command = f"etude runs check {shlex.quote(str(path.parent))} --repair"
-        return f"put a whole copy of the folder in its place, or mend what can be mended: {command}"
+        return (
+            "put a whole copy of the folder in its place; of a run with a `storage`, `etude resume ADDRESS` "
+            "makes one"
+        )
     files = f"{path.name} and the files whose names begin with {path.name}-"
     return f"put whole copies of {files} in their place, or delete all of these to begin anew"
 
