@@ -1,6 +1,6 @@
 """Printing: sentences, JSON, hints, and tables that fit a terminal.
 
-Nothing in a table is cut, and names can be copied whole.
+In a pipe each row of a table is a line.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ import contextlib
 import json
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from etude.preflight.finding import Findings
 
-_GAP = "  "
-_INDENT = "    "
+_NO_END = 100_000
+"""Columns of a line in a pipe or a file."""
 
 
 def say(text: str = "") -> None:
@@ -54,19 +55,12 @@ def next_step(command: str) -> None:
     say(f"\n{next_line(command)}")
 
 
-def table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[Any]],
-    *,
-    title: str | None = None,
-    sentences: Collection[str] = (),
-) -> None:
-    """A table, as `table_lines` lays it out, with an empty line around it."""
-    width = line_width()
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
+    """A table with an empty line around it: cells that are None stay empty, numbers stand at the right."""
     say()
     if title is not None:
-        say("\n".join(wrapped(title, width)))
-    say("\n".join(table_lines(columns, list(rows), width=width, sentences=sentences)))
+        say("\n".join(wrapped(title, line_width())))
+    say("\n".join(table_lines(columns, list(rows), line_width())))
 
 
 _HERE: ContextVar[Path | None] = ContextVar("etude_here", default=None)
@@ -108,34 +102,21 @@ def line_width() -> int | None:
     return shutil.get_terminal_size((0, 0)).columns or None
 
 
-def table_lines(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[Any]],
-    *,
-    width: int | None = None,
-    sentences: Collection[str] = (),
-) -> list[str]:
-    """The lines of a table: a row on a line where that fits into `width`, else its cells under its first one.
+def table_lines(columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int | None = None) -> list[str]:
+    """The lines of a table; cells are folded where it would be wider than `width`."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
 
-    Cells that are None stay empty, and numbers stand at the right. Where there is no room for those of the
-    columns `sentences`, they stand below their rows, wrapped between words. All others are kept whole.
-    """
-    texts = [[_text(cell) for cell in row] for row in rows]
-    below: list[list[str]] = [[] for _ in rows]
-    widths = _widths(columns, texts)
-    if width is not None and _total(widths) > width:
-        _move_sentences(columns, texts, below, width, sentences)
-        widths = _widths(columns, texts)
-        if _total(widths) > width:
-            stacked = [_stacked(columns, row, width) for row in texts]
-            return [line for row, more in zip(stacked, below, strict=True) for line in (*row, *more)]
-    numeric = [
-        all(isinstance(row[column], int | float | None) for row in rows) for column in range(len(columns))
-    ]
-    lines = [_row(columns, widths, numeric), "─" * _total(widths)]
-    for row, sentence in zip(texts, below, strict=True):
-        lines += [_row(row, widths, numeric), *sentence]
-    return lines
+    drawn = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for index, name in enumerate(columns):
+        is_number = all(isinstance(row[index], int | float | None) for row in rows)
+        drawn.add_column(name, justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        drawn.add_row(*map(_text, row))
+    text = StringIO()
+    Console(file=text, width=width or _NO_END, color_system=None, markup=False).print(drawn)
+    return [line.rstrip() for line in text.getvalue().splitlines()]
 
 
 def wrapped(text: str, width: int | None, indent: str = "") -> list[str]:
@@ -169,57 +150,6 @@ def said_once(reasons: Sequence[str | None]) -> list[str | None]:
         shown.append("as before" if reason is not None and reason == last else reason)
         last = last if reason is None else reason
     return shown
-
-
-def _widths(columns: Sequence[str], texts: Sequence[Sequence[str]]) -> list[int]:
-    return [max(map(cell_width, cells)) for cells in zip(columns, *texts, strict=True)]
-
-
-def _total(widths: Sequence[int]) -> int:
-    return sum(widths) + len(_GAP) * (len(widths) - 1)
-
-
-def _move_sentences(
-    columns: Sequence[str],
-    texts: Sequence[list[str]],
-    below: Sequence[list[str]],
-    width: int,
-    sentences: Collection[str],
-) -> None:
-    """Take the sentences that are too long for a column out of their rows, to stand below them."""
-    indices = [column for column, name in enumerate(columns) if name in sentences]
-    widths = _widths(columns, texts)
-    others = sum(size + len(_GAP) for column, size in enumerate(widths) if column not in indices)
-    room = (width - others) // max(1, len(indices)) - len(_GAP)
-    for row, lines in zip(texts, below, strict=True):
-        for column in indices:
-            if row[column] and cell_width(row[column]) > room:
-                lines += wrapped(f"{_INDENT}{columns[column]}: {row[column]}", width, _INDENT)
-                row[column] = ""
-
-
-def _row(texts: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) -> str:
-    cells = []
-    for text, width, right in zip(texts, widths, numeric, strict=True):
-        space = " " * (width - cell_width(text))
-        cells.append(space + text if right else text + space)
-    return _GAP.join(cells).rstrip()
-
-
-def _stacked(columns: Sequence[str], row: Sequence[str], width: int) -> list[str]:
-    """A row as its first cell, and the others with their names below it, as many to a line as fit."""
-    lines = [f"{columns[0]} {row[0]}" if row[0].isdecimal() else row[0], ""]
-    for name, text in zip(columns[1:], row[1:], strict=True):
-        pair = f"{_GAP}{name} {text}"
-        if not text:
-            continue
-        if cell_width(pair) > width:
-            lines += [_GAP + name, _INDENT + text, ""]
-        elif lines[-1] and cell_width(lines[-1] + pair) > width:
-            lines.append(pair)
-        else:
-            lines[-1] += pair
-    return [line for line in lines if line]
 
 
 def _text(value: Any) -> str:

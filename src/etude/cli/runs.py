@@ -197,7 +197,7 @@ def jobs(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
         for job in submitted
     ]
     columns = ("epoch", "job", "backend", "status", "trajectories", "seconds", "version", "message")
-    table(columns, rows, sentences=("message",))
+    table(columns, rows)
     stopped = submitted[-1].status == INTERRUPTED
     next_step(hints.after_run(path) if stopped else hints.show(path))
 
@@ -263,7 +263,6 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
             ("epoch", "reward", *counts, "version", "validation", "skipped"),
             rows,
             title=target,
-            sentences=("skipped",),
         )
     for recovery in history.recoveries:
         say_wrapped(f"recovered       {recovery.timestamp}: {recovery}")
