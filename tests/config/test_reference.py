@@ -41,7 +41,7 @@ def test_keys_and_blocks_that_several_have_are_there_once():
     load_entry_points()
     text = render_reference()
     rows = [line for line in text.splitlines() if line.startswith("| `")]
-    for key in ("`prices`", "`call_timeout` | a number > 0 | `30.0`", "`initial_percentile`"):
+    for key in ("`call_timeout` | a number > 0 | `30.0`", "`initial_percentile`"):
         assert sum(row.startswith(f"| {key}") for row in rows) == 1, key
     assert "| `curriculum_learning` | a block: `finetuning` › `curriculum_learning` |" in text
     assert "Further keys: *Keys of every model*." in text

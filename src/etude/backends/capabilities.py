@@ -150,8 +150,10 @@ def check_way_back(backend: str, capabilities: Capabilities, start: int, newest:
         )
 
 
-def check_ahead(backend: str, capabilities: Capabilities) -> None:
-    """Raise CapabilityError unless episodes can be collected while a job of the backend trains."""
+def check_ahead(backend: str, capabilities: Capabilities, block: FinetuneConfig) -> None:
+    """Raise CapabilityError unless episodes can be collected while a job trains, where `block` asks for it."""
+    if not block.collect_ahead:
+        return
     if not capabilities.versions:
         raise CapabilityError(
             f"'finetuning.collect_ahead' trains on episodes of the weights before, and the trainer adapter "

@@ -34,10 +34,6 @@ VERSION_HEADER = "x-etude-version"
 """In requests the version of the client, so that the server can refuse it too."""
 FREE_ENGINE = "etude_free_engine"
 """In the metadata of a job: "true" has the server put its engine away while the job trains."""
-RECORD_RATIOS = "etude_record_ratios"
-"""There too: "true" has the learner write down what it saw of each sample, for jobs on sampled tokens."""
-LEARNED_FILE = "learned.jsonl"
-"""The name of the result file that has it."""
 _LOG = logging.getLogger("etude.backends.lm_client")
 _POLL = 0.5
 _ONCE = RetryPolicy(retries=0)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
 from etude.algorithms.algorithm import Algorithm, algorithm_of, changed_options, groups_of, loss_of
 from etude.backends.capabilities import Capabilities, JobHyperparameters
-from etude.backends.lm_client import FREE_ENGINE, LEARNED_FILE, RECORD_RATIOS, LanguageModelClient
-from etude.backends.openai_api import JobsConfig, api_errors, connect, run_key, trained_model
+from etude.backends.lm_client import FREE_ENGINE, LanguageModelClient
+from etude.backends.openai_api import JobsConfig, connect, run_key, trained_model
 from etude.backends.openai_jobs import OpenAiJobs
-from etude.config.component import CHANGEABLE
 from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trainer_adapter
 from etude.core.edge import trajectory_of
@@ -40,11 +38,6 @@ class LmServerAdapterConfig(JobsConfig, name="lm_server"):
         description="Have the server put its engine away while a job trains, where both do not fit on the "
         "device; it is brought back afterwards.",
     )
-    record_ratios: Annotated[bool, CHANGEABLE] = Field(
-        default=False,
-        description="Have the server send back, for each trained token, the ratio of its probabilities in "
-        "training and in sampling, and its entropy where the loss has one: `etude view` shows them.",
-    )
 
 
 READY_SECONDS = 300.0
@@ -69,8 +62,7 @@ class LmServerAdapter(OpenAiJobs):
         """As OpenAiJobs; `client` and `server` are of the same server."""
         super().__init__(adapter_config, client, model, log, run_key)
         self.server = server
-        asked = {FREE_ENGINE: adapter_config.free_engine, RECORD_RATIOS: adapter_config.record_ratios}
-        self.metadata = {key: "true" for key, is_on in asked.items() if is_on}
+        self.metadata = {FREE_ENGINE: "true"} if adapter_config.free_engine else {}
         self.planned: object = None
         """The config of the run's trajectory builder, which is looked at before anything is sampled."""
         self._algorithms: tuple[Method, ...] = ("grpo", "dpo", "supervised")
@@ -122,18 +114,6 @@ class LmServerAdapter(OpenAiJobs):
     async def bring_engine_back(self) -> None:
         """Have the engine sample again. Raises EngineClientError or ClientTimeoutError when it does not."""
         await self.server.start_engine(timeout=READY_SECONDS)
-
-    async def learned(self, ref: TrainingJobRef) -> str | None:
-        """The file that the job's learner wrote of its samples, where it was asked for that."""
-        if not self.adapter_config.record_ratios:
-            return None
-        job = await self.job(ref)
-        with api_errors(self.client):
-            for id in job.result_files:
-                file = await self._asked(partial(self.client.files.retrieve, id))
-                if file.filename == LEARNED_FILE:
-                    return (await self._asked(partial(self.client.files.content, id))).text
-        return None
 
     def prepared(self, trajectories: TrajectoryCollection) -> TrajectoryCollection:
         """By name what the server knows; else the samples with their advantages, for a loss that it has.

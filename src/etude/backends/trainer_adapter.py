@@ -214,14 +214,6 @@ class TrainerAdapter(ABC):
         """
         return []
 
-    async def learned(self, ref: TrainingJobRef) -> str | None:
-        """The word of a completed job's learner on each of its samples, as `etude.store.learned` writes
-        it: advantages, shares in the loss, ratios to the sampler, entropies. None where it says nothing.
-
-        Called once when the job's version is adopted. The run keeps it for people to look at.
-        """
-        return None
-
     async def prune(self, keep: Collection[ModelVersion]) -> None:  # noqa: B027  # a hook with a sound default
         """Delete the stored weights of this run's versions that are not in `keep`, never the base model.
 

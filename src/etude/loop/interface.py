@@ -216,8 +216,7 @@ def _check_capabilities(
     for method in builder.methods:
         check_method(backend, capabilities, method, _type_of(builder, builder.trajectory_builder_config))
     check_options(backend, capabilities, builder.trajectory_builder_config)
-    if run_config.collect_ahead:
-        check_ahead(backend, capabilities)
+    check_ahead(backend, capabilities, run_config)
     check_warm_up(backend, capabilities, run_config)
     going_back = [name for name, alarm in run_config.alarms.items() if alarm.action == "rollback"]
     check_rollback(backend, capabilities, going_back)

@@ -13,11 +13,11 @@ from etude.algorithms.algorithm import algorithm_of, groups_of, kind_of
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.core.edge import message_of, units_of
 from etude.core.errors import EtudeError, StoreError
-from etude.core.job import ModelVersion, TrainingJobRef
+from etude.core.job import TrainingJobRef
 from etude.core.message import Message, OpenAIMessage
 from etude.core.sample import Sample
 from etude.core.trajectory import DPOItem, EpisodeItem, Trajectory, TrajectoryCollection
-from etude.store.learned import Source, learned_lines, with_source, write_submitted
+from etude.store.learned import Source, learned_lines, write_submitted
 
 _LOG = logging.getLogger("etude.submitted")
 
@@ -26,7 +26,7 @@ _LOG = logging.getLogger("etude.submitted")
 class JobRecord:
     """The record of the jobs of one model of a run, for people to look at: training goes on without.
 
-    Where something cannot be written or does not come back, the log says so.
+    Where something cannot be written, the log says so.
     """
 
     run: Path
@@ -42,18 +42,6 @@ class JobRecord:
             await asyncio.to_thread(write_submitted, self.run, epoch, job.run_id, lines)
         except StoreError as error:
             _LOG.warning("what job %s was given is not recorded: %s", job.run_id, error)
-
-    async def learned(self, epoch: int, job: TrainingJobRef, version: ModelVersion | None) -> None:
-        """Put what the backend's learner says of a job's samples in the place of what it was handed."""
-        try:
-            lines = await self.adapter.learned(job)
-            if lines is not None:
-                made = Source(job.run_id, self.target, None if version is None else version.number)
-                await asyncio.to_thread(
-                    write_submitted, self.run, epoch, job.run_id, with_source(lines, made)
-                )
-        except EtudeError as error:
-            _LOG.warning("what the learner of job %s saw did not come back: %s", job.run_id, error)
 
 
 def _lines(adapter: TrainerAdapter, collection: TrajectoryCollection, job: Source) -> str:

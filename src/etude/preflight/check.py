@@ -325,8 +325,7 @@ async def _check_training(builder: Builder, what: str, block: FinetuneConfig, fi
         backend, settings = f"'{kind}'", trajectories.trajectory_builder_config
         check_method(backend, capabilities, trajectories.method, f"'{settings.type_name}'")
         check_options(backend, capabilities, settings)
-        if block.collect_ahead:
-            check_ahead(backend, capabilities)
+        check_ahead(backend, capabilities, block)
         check_warm_up(backend, capabilities, block)
         if block.fine_tune_from_scratch:
             check_from_base(backend, capabilities)
