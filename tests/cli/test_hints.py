@@ -17,6 +17,7 @@ import pytest
 
 import etude as etude_library
 from etude.cli import hints
+from etude.core.errors import MissingExtraError
 from tests.cli.projects import ROOT, TWO_MODELS, change, etude, local_project, rows, scripted_project
 from tests.cli.test_demo import small_example  # noqa: F401
 from tests.endpoint_process import EndpointProcess
@@ -206,11 +207,16 @@ def after_a_look_at_what_would_go_to_the_hub(local, printed, monkeypatch):
         assert hub.repositories["me/sums"].branches["main"]
 
 
-def after_a_look_at_a_chat_template(local, printed):
-    model = json.loads((local / "base.json").read_text())
-    shown = etude("doctor", "--drift", model)
+def without_what_models_need(local, printed):
+    (local / "config.yml").unlink()
+    with pytest.MonkeyPatch.context() as patch:
+
+        def lacking() -> None:
+            raise MissingExtraError("models of this process", "local")
+
+        patch.setattr("etude.inference.local.require_local_extra", lacking)
+        shown = etude("runs", "list")
     works(shown)
-    assert model in (local / "my_agent" / "config.yml").read_text()
 
 
 def after_a_new_project(local, printed):
@@ -317,7 +323,7 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     "evaluate_exported": after_an_export,
     "without": after_a_look_at_what_would_go_to_the_hub,
     "check_run": after_a_look_at_a_damaged_run,
-    "new_project": after_a_look_at_a_chat_template,
+    "new_project": without_what_models_need,
     "check_project": after_a_new_project,
     "check_installation": after_a_list_of_damaged_runs,
     "try_demo": where_nothing_is,

@@ -14,7 +14,8 @@ from typing import Any
 
 from etude.core.errors import EngineError
 from etude.models.template import ChatTemplate
-from etude.preflight.drift import SHAPES, VALUES, played, ways
+from etude.preflight.call_values import VALUES
+from tests.models.audit import SHAPES, played, ways
 
 TRL_VERSION = "1.16.0"
 """Whose chat templates the table is made from."""
@@ -247,7 +248,7 @@ A request's `chat_template_kwargs` and `reasoning_effort` reach the template. On
 refused by name, with the names that it knows; but where it has no word for an effort, `none` turns thinking
 off if that is possible, and others change nothing.
 
-`etude doctor --drift MODEL` says all this of a model, and what new branches cost. A test makes this table
+`etude check` says of a model what of it is not understood. A test makes this table
 from the chat templates that TRL {TRL_VERSION} carries (the two of Mistral's are written after its
 documentation), each with a tokenizer built tiny, and compares it with this page. It says that tool calls are
 understood where calls came back from the template as they had been, alone, two at once and after a thought,

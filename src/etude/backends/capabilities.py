@@ -151,7 +151,7 @@ def check_way_back(backend: str, capabilities: Capabilities, start: int, newest:
 
 
 def check_ahead(backend: str, capabilities: Capabilities, block: FinetuneConfig) -> None:
-    """Raise CapabilityError unless episodes can be collected while a job trains, where `block` asks for it."""
+    """Raise CapabilityError unless episodes can be collected while a job trains, if `block` asks for it."""
     if not block.collect_ahead:
         return
     if not capabilities.versions:

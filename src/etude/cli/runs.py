@@ -268,7 +268,7 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
         say_wrapped(f"recovered       {recovery.timestamp}: {recovery}")
     show_evaluators(history)
     for fault, count in drift_of(history).most_common():
-        say_wrapped(f"drift           {count} branches, {fault} (see `etude doctor --drift MODEL`)")
+        say_wrapped(f"drift           {count} branches, {fault}")
     show_addresses(addresses_of(history))
     entries: list[Entry] = [*history.validations, *history.epochs]
     calls = Counter[str]()
