@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from etude.preflight.doctor import conflicts
-from tests.cli.projects import change, etude, finished, rows
+from tests.cli.projects import change, etude, rows
 
 
 def checked(*arguments):
@@ -43,19 +43,6 @@ def test_episodes_and_calls_are_counted(project):
     assert estimate["validation_episodes"] == 3 * 6
     assert estimate["calls"] == 7 * 8 * 4 + 3 * 6
     assert any("1 call per episode" in text for text in estimate["assumptions"])
-
-
-def test_an_earlier_run_is_better_than_assumptions(project):
-    agent = (project / "agent.py").read_text()
-    twice = agent.replace(
-        "    return reply.text",
-        "    await episode.chat([{'role': 'user', 'content': 'x'}])\n    return reply.text",
-    )
-    (project / "agent.py").write_text(twice)
-    assert finished("train", "config.yml", "--name", "r", folder=project).returncode == 0
-    estimate = checked("config.yml")[0]["estimate"]
-    assert estimate["calls"] == 2 * (estimate["training_episodes"] + estimate["validation_episodes"])
-    assert any("as in run r" in text for text in estimate["assumptions"])
 
 
 def test_a_storage_is_tried(project):

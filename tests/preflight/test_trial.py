@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from etude.preflight import trial
+from etude.preflight import doctor as trial
 from etude.preflight.finding import Findings
 
 

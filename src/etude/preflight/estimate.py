@@ -17,18 +17,19 @@ from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
 from etude.core.call import Usage
 from etude.core.episode import EpisodeRecord
-from etude.core.errors import EtudeError, RequestError
+from etude.core.errors import RequestError
 from etude.core.stats import t95
 from etude.loop.checks import TargetWatch
 from etude.preflight.finding import Findings
 from etude.runtime import open_runtime
 from etude.store.episodes import iter_episodes, read_episode, stored_episodes
-from etude.store.facts import list_runs
 from etude.store.run_folder import RunFolder
-from etude.store.stored_config import CONFIG, stored_data
 
 _DEFAULT_PROMPT, _DEFAULT_COMPLETION = 200.0, 128.0
-_MODEL_KEYS = ("model", "model_name", "max_tokens")
+
+
+_LOOKED_AT = 64
+"""Episodes of a run that are looked at, for how far they are apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +63,11 @@ def estimate_run(
 ) -> Estimate:
     """Of the training that a config describes, on so many examples with a text of `example_tokens` each.
 
-    `played` is what episodes took that were played to measure it; else those of an earlier run count.
+    `played` is what episodes took that were played to measure it.
     """
     training, validation = episode_counts(config, examples, held_out)
     episodes = training + validation
-    each = played or _earlier_run(config) or _assumed(config, example_tokens)
+    each = played or _assumed(config, example_tokens)
     usd, priced = _training_cost(config, training, each)
     tokens, costs = each.of(each.tokens, episodes), each.usd(config)
     money = each.of(math.fsum(costs.values()), episodes) if costs else None
@@ -120,7 +121,7 @@ def _assumed(config: Config, example_tokens: float) -> PerEpisode:
     assumption = (
         f"1 call per episode with {prompt:.0f} prompt tokens ({source}) and {completion:.0f} sampled tokens "
         f"({half}); an agent with several turns takes a multiple, and judges are not counted. `--play 8` "
-        "measures it on a few episodes; after a first run its own numbers are used"
+        "measures it on a few episodes"
     )
     line = Line(
         target, "agent", "", calls=1, prompt_tokens=round(prompt), completion_tokens=round(completion)
@@ -152,38 +153,6 @@ def _training_cost(config: Config, episodes: int, each: PerEpisode) -> tuple[flo
             f"${price.training:g} for a million tokens; sampling not counted"
         )
     return (total, tuple(assumptions)) if assumptions else (None, ())
-
-
-def _earlier_run(config: Config) -> PerEpisode | None:
-    """Averages of the latest run in the output folder with the same agent and model; None without one."""
-    for run in list_runs(config.finetuning.output_dir):
-        try:
-            if (run / CONFIG).is_file() and _is_alike(stored_data(run), config):
-                with RunFolder.read(run) as folder:
-                    averages = measured(folder)
-                    if averages is not None:
-                        counted = f"calls and tokens per episode as in run {folder.name}"
-                        return replace(averages, assumptions=(f"{counted} ({averages.calls:.1f} calls)",))
-        except EtudeError:
-            continue  # A run that cannot be read is no help; `etude runs list` says why.
-    return None
-
-
-def _is_alike(data: dict[str, Any], config: Config) -> bool:
-    """Whether a stored config has the same agent, and the same models under the same names."""
-    agent, models = config.workflow, data.get("llms") or {}
-    if agent is None or set(models) != set(config.llms):
-        return False
-    for name, llm in config.llms.items():
-        now = llm.model_dump(mode="json", fallback=str)
-        if any(models[name].get(key) != now.get(key) for key in _MODEL_KEYS):
-            return False
-    now = {"_type": agent.type_name, **agent.model_dump(mode="json", fallback=str)}
-    return bool(data.get("workflow") == now)
-
-
-_LOOKED_AT = 64
-"""Episodes of a run that are looked at, for how far they are apart."""
 
 
 @dataclass(frozen=True, slots=True)
