@@ -1,6 +1,6 @@
-"""The first look when something does not work: the installation, the machine, and the whole loop on a tiny model.
+"""The first look when something does not work: the installation, the machine, and the whole loop.
 
-Its run is killed half-way, goes on, and ends with other weights.
+A run on a tiny model is killed half-way, goes on, and ends with other weights.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The server's parts put together as an ASGI application, its smaller routes, and running it until it is stopped."""
+"""The server's parts put together as an ASGI application, its smaller routes, and running it."""
 
 from __future__ import annotations
 

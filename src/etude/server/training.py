@@ -24,7 +24,7 @@ from etude.learner.team import Team
 from etude.models.policy import LoraOptions, Policy
 from etude.server.database import Row
 from etude.server.files import read_rows
-from etude.server.hyperparameters import job_algorithm, require_room
+from etude.server.hyperparameters import job_algorithm
 from etude.server.jobs import JobFolder, model_name
 from etude.server.models import ModelStore, load_policy
 from etude.server.settings import ServerSettings
@@ -47,7 +47,6 @@ def train_job(
     TrainingCanceled when `canceled` is set, and Interrupted, after a checkpoint, when `stopping` is.
     """
     values: Mapping[str, Any] = job["hyperparameters"]
-    require_room(settings, values)
     algorithm = job_algorithm(job["method"], values)
     policy = _load_policy(settings, job, stores.models, keep_base="reference" in algorithm.needs())
     before = policy.digest()
