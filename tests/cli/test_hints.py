@@ -140,10 +140,10 @@ def after_a_run_that_trained_on_nothing(project, printed):
     assert shown.exit_code == 1
     again = etude("resume", "r")
     told = etude("runs", "show", "r")
-    line = "etude transcripts runs/r --phase train/2"
+    line = "etude episodes runs/r --phase train/2"
     assert last_line(shown) == last_line(again) == last_line(told) == line
     assert "state           finished, trained on nothing\n" in told.stdout
-    assert "transcripts of train/2" in works(shown)
+    assert "episodes of train/2" in works(shown)
 
 
 def after_things_to_look_at(project, printed):
@@ -155,7 +155,6 @@ def after_things_to_look_at(project, printed):
         listed,
         etude("runs", "compare", "a", "b"),
         etude("jobs", "a"),
-        etude("transcripts", "a"),
         etude("export", "a", "--trajectories", "rows.jsonl"),
         etude("evaluate", "--rescore", "a"),
     ):
@@ -453,7 +452,7 @@ def test_hard_names_and_folders_elsewhere(tmp_path, monkeypatch, base, kind):
     trained = stdout.rstrip().splitlines()[-1].removeprefix("next: ")
     pasted(trained, here)
     assert etude("train", config, "--name", HARD).exit_code == 0
-    for command in (["runs", "list"], ["runs", "show", HARD], ["jobs", HARD], ["transcripts", HARD]):
+    for command in (["runs", "list"], ["runs", "show", HARD], ["jobs", HARD], ["episodes", HARD]):
         pasted(last_line(etude(*command, "--output-dir", runs)), here)
     # Typed in the project itself, where the config begins like an option.
     monkeypatch.chdir(project)

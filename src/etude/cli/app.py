@@ -119,7 +119,6 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     episodes.episodes,
     runs.jobs,
     report.report,
-    episodes.transcripts,
     export.export,
     import_traces.import_traces,
     serve.serve,

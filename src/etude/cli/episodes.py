@@ -1,6 +1,4 @@
-"""`etude episodes RUN` and `etude episodes show ID`: lists of episodes, filtered, and one of them; and
-`etude transcripts RUN`: conversations as files.
-"""
+"""`etude episodes RUN` and `etude episodes show ID`: lists of episodes, filtered, and one of them."""
 
 from __future__ import annotations
 
@@ -8,13 +6,13 @@ import math
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from etude.cli import hints
-from etude.cli.command import RUNS, AsJson, OutputDir, Run, option, refuse
-from etude.cli.console import emit, next_step, path_shown, say, say_wrapped, table
+from etude.cli.command import RUNS, AsJson, OutputDir, option
+from etude.cli.console import emit, next_step, say, say_wrapped, table
 
 if TYPE_CHECKING:
     from etude.store.outline import EpisodeOutline
@@ -44,6 +42,7 @@ def episodes(
         str | None, option("Of `show`: the run; by default the one changed last.", show_default=False)
     ] = None,
     tokens: Annotated[bool, option("Of `show`: each token with its numbers.", "--tokens")] = False,
+    raw: Annotated[bool, option("Of `show`: answers as the models wrote them.", "--raw")] = False,
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
@@ -54,7 +53,7 @@ def episodes(
     before a word means the others; words with a dash come after `--`.
     """
     if words[0] == "show":
-        _show(words[1:], run, output_dir, tokens=tokens)
+        _show(words[1:], run, output_dir, tokens=tokens, raw=raw)
     else:
         _list(words[0], " ".join(map(shlex.quote, words[1:])), phase, limit, output_dir, as_json)
 
@@ -115,14 +114,13 @@ def _in_short(value: Any) -> str:
 
 
 def _as_json(episode: EpisodeOutline) -> dict[str, Any]:
-    from dataclasses import asdict
 
     facts = asdict(episode)
     del facts["text"]
     return {**facts, "agents": sorted(episode.agents), "versions": sorted(episode.versions)}
 
 
-def _show(ids: list[str], run: str | None, output_dir: Path, *, tokens: bool) -> None:
+def _show(ids: list[str], run: str | None, output_dir: Path, *, tokens: bool, raw: bool) -> None:
     from etude.core.errors import RequestError
     from etude.export.transcripts import episode_transcript
     from etude.store.facts import find_run, list_runs
@@ -138,7 +136,7 @@ def _show(ids: list[str], run: str | None, output_dir: Path, *, tokens: bool) ->
         if tokens:
             _show_tokens(folder, ids[0])
         else:
-            say(episode_transcript(folder, ids[0]).rstrip())
+            say(episode_transcript(folder, ids[0], raw=raw).rstrip())
     next_step(hints.show(path))
 
 
@@ -178,45 +176,3 @@ def _token(sequence: TokenSequence, at: int, text: str) -> tuple[Any, ...]:
     advantage = None if learned.advantages is None else learned.advantages[at]
     ratio = math.exp(learned.ratios[at]) if at in learned.ratios else None
     return (*shown, span.call, logprob, advantage, learned.weights[at], ratio)
-
-
-def transcripts(
-    run: Run,
-    phase: Annotated[
-        str | None, option("The episodes: eval, validation/5, train/1; by default the latest.")
-    ] = None,
-    out: Annotated[Path | None, option("The folder to write; by default in the run.")] = None,
-    format: Annotated[Literal["yaml", "json"], option("Of the files.")] = "yaml",
-    limit: Annotated[int | None, option("Write the first episodes only.", min=1)] = None,
-    episode: Annotated[
-        str | None, option("Print this episode, such as train/1/EXAMPLE/3, and write nothing.", metavar="ID")
-    ] = None,
-    raw: Annotated[bool, option("Show answers as the models wrote them.", "--raw")] = False,
-    output_dir: OutputDir = RUNS,
-    as_json: AsJson = False,
-) -> None:
-    """Write what was said in the episodes of a run, a file for each; or print one of them."""
-    from etude.export.transcripts import episode_transcript, write_transcripts
-    from etude.store.facts import find_run
-    from etude.store.run_folder import RunFolder
-
-    path = find_run(run, output_dir)
-    if episode is not None:
-        refuse("--episode, which prints one episode", phase=phase, out=out, limit=limit)
-        with RunFolder.read(path) as folder:
-            shown = episode_transcript(folder, episode, format="json" if as_json else format, raw=raw)
-        print(shown, end="")
-        return
-    with RunFolder.read(path) as folder:
-        written = write_transcripts(folder, phase, folder=out, format=format, limit=limit, raw=raw)
-    if as_json:
-        emit(asdict(written))
-        return
-    say(f"wrote           {len(written.files)} transcripts of {written.phase}")
-    if written.failed:
-        say(f"failed          {written.failed} of these episodes")
-    if written.cut_off:
-        say(f"cut off         {written.cut_off} answers, at the limit of tokens (`truncated`)")
-    say(f"to              {path_shown(written.folder)}")
-    say(f"the first       {path_shown(written.folder / written.files[0])}")
-    next_step(hints.show(path))

@@ -98,7 +98,7 @@ def jobs(run: Path) -> str:
 
 def read_episodes(run: Path, phase: str) -> str:
     """Nothing could be trained on: the episodes show why."""
-    return _etude("transcripts", run, "--phase", phase)
+    return _etude("episodes", run, "--phase", phase)
 
 
 def export(run: Path, target: str | None = None) -> str:
