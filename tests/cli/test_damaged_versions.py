@@ -296,9 +296,9 @@ def test_a_run_that_is_killed_at_any_operation_on_a_version_ends_as_if_it_had_no
 def test_whatever_byte_of_a_run_is_flipped_it_ends_as_if_it_had_not_been_or_is_refused(
     run: Path, trained: Path, tmp_path: Path
 ) -> None:
-    """The journal, its mark, the config, and all files of the newest version."""
+    """The journal, the config, and all files of the newest version."""
     chance, ends = random.Random(0), []
-    paths = [run / "run.db", run / "run.db-mark", run / "config.yml", *(run / "checkpoints" / "v3").iterdir()]
+    paths = [run / "run.db", run / "config.yml", *(run / "checkpoints" / "v3").iterdir()]
     names = [str(path.relative_to(run)) for path in paths]
     for number in range(60):
         other = Path(shutil.copytree(run, tmp_path / f"other-{number}" / "run"))

@@ -9,7 +9,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from etude.core.errors import StoreError
 from etude.loop.stored_files import check_journal
 from etude.store.database import open_database
 from etude.store.journal import Journal
-from etude.store.mark import mark_of, read_mark
 
 WRITER = """
 import asyncio, sys
@@ -59,10 +57,6 @@ def content(run: Path) -> dict[str, object]:
         return dict(journal.scan())
 
 
-def truncate(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
 def overwrite(path: Path) -> None:
     Journal(path).close()  # So that all is in it, and nothing in its log.
     data = path.read_bytes()
@@ -80,37 +74,12 @@ def test_a_run_that_was_killed_is_whole(run: Path) -> None:
     assert len(content(run)) == 300
 
 
-@pytest.mark.parametrize(
-    ("file", "harm"),
-    [
-        ("run.db-wal", Path.unlink),
-        ("run.db-wal", truncate),
-        ("run.db", lambda path: path.write_bytes(b"")),
-        ("run.db-wal", lambda path: path.write_bytes(b"")),
-    ],
-    ids=["no log", "half a log", "an empty database", "an empty log"],
-)
-def test_entries_that_are_gone_are_missed(run: Path, file: str, harm: Callable[[Path], object]) -> None:
-    harm(run / file)
-    with pytest.raises(StoreError, match=r"run\.db is damaged: .*put a whole copy of the folder in"):
-        Journal(run / "run.db")
-
-
-@pytest.mark.parametrize(
-    ("file", "harm"),
-    [
-        ("loop.db-wal", Path.unlink),
-        ("loop.db", overwrite),
-        ("loop.db-mark", lambda path: path.write_bytes(b"12")),
-    ],
-    ids=["no log", "overwritten pages", "another mark"],
-)
 def test_a_journal_of_ones_own_is_told_of_its_own_files_and_of_no_command_for_runs(
-    run: Path, tmp_path: Path, file: str, harm: Callable[[Path], object]
+    run: Path, tmp_path: Path
 ) -> None:
-    for part in ("", "-wal", "-mark"):
+    for part in ("", "-wal"):
         shutil.copy(run / f"run.db{part}", tmp_path / f"loop.db{part}")
-    harm(tmp_path / file)
+    overwrite(tmp_path / "loop.db")
     with pytest.raises(StoreError, match=r"loop\.db") as raised:
         Journal(tmp_path / "loop.db")
     told = str(raised.value)
@@ -126,14 +95,6 @@ def test_an_empty_journal_of_ones_own_is_not_taken_for_a_run(tmp_path: Path) -> 
     with pytest.raises(StoreError, match=r"loop\.db holds nothing: nothing was stored in it") as raised:
         Journal(tmp_path / "loop.db", read_only=True)
     assert "etude resume" not in str(raised.value)
-
-
-def test_how_many_are_gone_is_said(run: Path) -> None:
-    truncate(run / "run.db-wal")
-    (line,) = check_journal(run)
-    lost = int(line.split()[0])
-    assert 100 < lost < 300
-    assert "gone from its end" in line
 
 
 def test_no_flipped_byte_goes_unnoticed(run: Path, tmp_path: Path) -> None:
@@ -168,23 +129,3 @@ def test_pages_that_cannot_be_read_are_told(run: Path) -> None:
         file.write(b"\xff" * 4096)
     (line, *_) = check_journal(run)
     assert "pages of the database are damaged" in line
-
-
-def test_a_damaged_mark_is_told(run: Path) -> None:
-    content(run)
-    mark_of(run / "run.db").write_bytes(b"00000000000000000999 00000000\n")
-    (line,) = check_journal(run)
-    assert "run.db-mark is damaged" in line
-
-
-async def test_deleted_entries_do_not_count_as_lost(tmp_path: Path) -> None:
-    with Journal(tmp_path / "run.db") as journal:
-        for number in range(20):
-            await journal.put(f"{number % 2}/{number}", number)
-        assert read_mark(journal.path) == 20
-        await journal.delete("1/")
-        assert read_mark(journal.path) == 19
-        await journal.delete("0/")
-        assert read_mark(journal.path) == 0
-    with Journal(tmp_path / "run.db") as journal:
-        assert list(journal.scan()) == []

@@ -33,7 +33,7 @@ FACTS = ".copy.json"
 
 _STAGE = ".storage"
 _TRIES, _PAUSE_SECONDS = 20, 0.05
-_DATABASES = tuple(f"{DATABASE}{part}" for part in ("", "-wal", "-shm", "-mark"))
+_DATABASES = tuple(f"{DATABASE}{part}" for part in ("", "-wal", "-shm"))
 _LEFT_OUT = {*_DATABASES, LOCK, STORAGE, STATUS}
 
 Identity: TypeAlias = tuple[int, int, int]

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from etude.core.history import History
 from etude.core.job import ModelVersion
-from etude.store.database import DATABASE, open_database
+from etude.store.database import DATABASE, damage_of, open_database
 from etude.store.facts import histories_of
 from etude.store.figures import last_version
-from etude.store.integrity import damage_of
 from etude.store.lock import RunLock
 from etude.store.run_folder import LOCK
 from etude.store.stored_config import config_damage, stored_data, trained_parts
@@ -24,10 +23,8 @@ _VERSION = re.compile(r"v(\d+)")
 
 def check_journal(run: Path) -> list[str]:
     """How the journal of a run is damaged, in sentences. Raises StoreError when the run is in use."""
-    path = run / DATABASE
-    with _locked(run), closing(open_database(path)) as connection:
-        damage = damage_of(path, connection)
-    return [] if damage is None else damage.lines(path)
+    with _locked(run), closing(open_database(run / DATABASE)) as connection:
+        return damage_of(connection)
 
 
 def check_files(run: Path) -> list[str]:
