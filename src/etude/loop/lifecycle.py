@@ -28,6 +28,7 @@ from etude.store.stored_config import (
     REQUEST,
     RESULT,
     EvaluationRequest,
+    bring_back_config,
     config_text,
     request_text,
     stored_data,
@@ -70,6 +71,7 @@ def config_to_resume(run: Path, overrides: Sequence[str]) -> Config:
     Raises StoreError when it is not what was written, ConfigError when it does not load, RequestError when an
     override would make another run of it.
     """
+    bring_back_config(run)
     kept = stored_data(run)
     config = load_config(run / CONFIG, overrides)
     for override in overrides:

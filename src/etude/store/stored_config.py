@@ -19,6 +19,7 @@ from etude.config.schema import Config
 from etude.core.errors import RequestError, StoreError
 from etude.core.secrets import MASK
 from etude.store.database import DATABASE
+from etude.store.files import write_atomically
 from etude.store.run_folder import CONFIG_STEP, RunFolder
 
 CONFIG = "config.yml"
@@ -59,6 +60,15 @@ async def keep_config(run: RunFolder) -> None:
         text = (run.path / CONFIG).read_text(encoding="utf-8")
         if run.journal.get(CONFIG_STEP) != text:
             await run.journal.put(CONFIG_STEP, text)
+
+
+def bring_back_config(run: Path) -> None:
+    """Write the run's `config.yml` anew from its journal, where the file is gone. Raises StoreError."""
+    if not (run / CONFIG).exists() and (run / DATABASE).is_file():
+        with RunFolder.read(run) as folder:
+            text = folder.journal.get(CONFIG_STEP)
+        if text is not None:
+            write_atomically(run / CONFIG, text, exact=True)
 
 
 def stored_data(run: Path, *, required: bool = True) -> dict[str, Any]:
