@@ -71,6 +71,7 @@ def game(project):
 def test_an_episode_reads_from_top_to_bottom(project):
     evaluated("--greedy")
     assert printed() == (
+        "---\n"
         "episode: eval/v0/0\n"
         "example: v0\n"
         "inputs:\n"

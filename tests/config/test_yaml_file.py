@@ -174,7 +174,7 @@ def test_a_key_given_twice_is_an_error(text: str, message: str):
 
 
 def test_python_objects_are_refused():
-    with pytest.raises(ConfigError, match="is a tag; put it in quotes"):
+    with pytest.raises(ConfigError, match="could not determine a constructor for the tag"):
         parse_document("a: !!python/object/apply:os.system [ls]", Path("c.yml"))
 
 
