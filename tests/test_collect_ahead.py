@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-from pydantic import ValidationError
 
 from etude.backends.capabilities import Capabilities
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneConfig, FinetuneRunConfig
@@ -167,27 +166,6 @@ async def interrupted_at_the_second_submission(run):
     run.adapter.submit = submit
 
 
-async def test_one_update_is_not_too_old_for_a_bound_of_one(run):
-    run.finetuning = run.finetuning.model_copy(update={"max_staleness": 1})
-    trainer = await run.start(num_epochs=3)
-    assert [entry.metrics["stale_trajectories"] for entry in trainer.history.epochs] == [0, 0, 0]
-
-
-async def test_an_epoch_of_which_nothing_is_young_enough_is_skipped(run):
-    # Not a config that can be loaded; a builder that replays old episodes comes to the same.
-    run.finetuning = run.finetuning.model_copy(update={"max_staleness": 0})
-    trainer = await run.start(num_epochs=2)
-    first, second = trainer.history.epochs
-    assert (first.metrics["stale_trajectories"], first.skipped) == (0, None)
-    assert second.metrics["stale_trajectories"] > 0
-    assert "weights more than 0 updates ago (max_staleness)" in second.skipped
-
-
-def test_a_bound_that_leaves_nothing_is_refused():
-    with pytest.raises(ValidationError, match="max_staleness: 0 leaves them out; set max_staleness: 1"):
-        FinetuneConfig(collect_ahead=True, max_staleness=0)
-
-
 @pytest.mark.parametrize(
     ("capabilities", "settings", "told"),
     [
@@ -197,7 +175,6 @@ def test_a_bound_that_leaves_nothing_is_refused():
             "may be away then",
         ),
         (Capabilities(), {"collect_ahead": True}, "does not say which weights"),
-        (Capabilities(), {"max_staleness": 2}, "'finetuning.max_staleness' asks"),
     ],
 )
 async def test_a_backend_that_cannot_bound_the_age_is_refused(run, tmp_path, capabilities, settings, told):

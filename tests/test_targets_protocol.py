@@ -141,7 +141,7 @@ async def test_expert_iteration_can_select_from_all_earlier_episodes_without_run
         "_type": "expert_iteration",
         "num_generations": 2,
         "credit": "agent",
-        "min_reward": -10.0,
+        "min_reward": -100.0,
         "rollouts": "all",
     }
     await run.start(play(builder, 3))

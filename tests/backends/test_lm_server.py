@@ -4,6 +4,7 @@ import pytest
 
 from etude.algorithms.episodes import ScoredEpisode
 from etude.algorithms.samples import branches_of
+from etude.backends import lm_server
 from etude.backends.lm_client import ClientTimeoutError, EngineClientError
 from etude.config.finetuning import FinetuneConfig
 from etude.core.edge import sample_of, trajectory_of
@@ -114,10 +115,11 @@ async def test_an_engine_that_does_not_come_back_is_an_error():
         await adapter.wait_until_complete(ref, poll_interval=0)
 
 
-async def test_a_server_that_is_away_is_told_before_anything_is_sampled():
+async def test_a_server_that_is_away_is_told_before_anything_is_sampled(monkeypatch):
+    monkeypatch.setattr(lm_server, "READY_SECONDS", 0)
     server = LmStandIn()
     server.faults["GET /health"] = ["lost"] * 6
-    adapter = server.adapter(ready_timeout=0)
+    adapter = server.adapter()
     assert not await adapter.is_healthy() and "the connection broke" in (adapter.unhealthy_because or "")
     with pytest.raises(ClientTimeoutError):
         await adapter.initialize(FinetuneConfig())

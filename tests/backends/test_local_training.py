@@ -16,18 +16,17 @@ from etude.server.hyperparameters import hyperparameters_for, job_algorithm, res
 
 
 @pytest.mark.parametrize(
-    ("adapter", "run", "trainings"),
+    ("run", "trainings"),
     [
-        ({}, {"num_epochs": 7}, 7),
-        ({"lr_schedule_epochs": 3}, {"num_epochs": 7}, 3),
-        ({}, {"num_epochs": 7, "fine_tune_from_scratch": True}, 1),
+        ({"num_epochs": 7}, 7),
+        ({"num_epochs": 7, "fine_tune_from_scratch": True}, 1),
     ],
-    ids=["of the run", "as asked", "every job from the base"],
+    ids=["of the run", "every job from the base"],
 )
-def test_the_learning_rate_falls_over_the_epochs(adapter, run, trainings):
-    config = LocalAdapterConfig(lr_schedule="cosine", warmup_steps=2, lr_floor=0.1, **adapter)
+def test_the_learning_rate_falls_over_the_epochs(run, trainings):
+    config = LocalAdapterConfig(lr_schedule="cosine", warmup_steps=2)
     found = learner_options(config, FinetuneConfig(**run)).schedule
-    assert found == Schedule("cosine", 2, 0.1, trainings)
+    assert found == Schedule("cosine", 2, trainings)
 
 
 def test_ipo_has_no_labels_to_smooth():

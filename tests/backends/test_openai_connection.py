@@ -61,13 +61,13 @@ async def test_answers_over_real_sockets_are_read_up_to_a_limit():
     """And the SDK goes on with the client that limits them."""
     stand_in = StandIn()
     with stand_in.serve() as url:
-        config = OpenAiAdapterConfig(api_key=KEY, max_answer_mb=0.001, max_retries=1, retry_wait=0.001)
+        config = OpenAiAdapterConfig(api_key=KEY, max_retries=1, retry_wait=0.001)
         client = connect(config, OpenAiLlmConfig(model_name=BASE, base_url=url), needs_key=True)
         adapter = OpenAiAdapter(config, client, BASE)
         await adapter.check()
-        stand_in.say = lambda model, number: "x" * 2000
+        stand_in.say = lambda model, number: "x" * (33 * 2**20)
         with (
-            pytest.raises(BackendError, match=r"larger than 0\.001 MB; `max_answer_mb` sets"),
+            pytest.raises(BackendError, match=r"larger than 32 MB"),
             api_errors(client),
         ):
             await adapter.client.chat.completions.create(model=BASE, messages=[])
@@ -82,7 +82,6 @@ async def test_each_fault_of_an_api_is_a_backend_error_that_says_what_it_was():
             api_key=KEY,
             max_retries=0,
             request_timeout=0.5 if FAULTS[fault].kind == "slow" else 60,
-            max_answer_mb=2,
         )
         model = OpenAiLlmConfig(model_name=BASE, base_url=endpoint.url(fault))
         client = connect(config, model, needs_key=True)

@@ -9,13 +9,14 @@ import pytest
 from openai import AsyncOpenAI
 
 from etude.algorithms.samples import branches_of, sample_of
+from etude.backends import openai_jobs
 from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig, price_of
 from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.backends.openai_rows import dpo_row, supervised_row
 from etude.backends.trainer_adapter import pauses
 from etude.config.finetuning import FinetuneConfig
 from etude.core.edge import trajectory_of
-from etude.core.errors import BackendError, CapabilityError, RequestError, TrainingError
+from etude.core.errors import BackendError, CapabilityError, TrainingError
 from etude.core.example import Example
 from etude.core.job import Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.message import OpenAIMessage
@@ -214,16 +215,19 @@ async def test_a_job_that_the_api_does_not_know_is_not_found():
             await adapter.job(ref)
 
 
-async def test_when_the_days_jobs_are_used_up_it_waits_and_does_not_upload_again():
+async def test_when_the_days_jobs_are_used_up_it_waits_and_does_not_upload_again(monkeypatch):
+    monkeypatch.setattr(openai_jobs, "_DAILY_SECONDS", 0.001)
     server = StandIn(daily_limits=3)
-    await backend(server, daily_limit_wait=0.001).submit(supervised())
+    await backend(server).submit(supervised())
     assert (len(server.jobs), len(server.files)) == (1, 1)
 
 
-async def test_the_wait_for_another_day_has_an_end():
+async def test_the_wait_for_another_day_has_an_end(monkeypatch):
+    monkeypatch.setattr(openai_jobs, "_DAILY_SECONDS", 0.001)
+    monkeypatch.setattr(openai_jobs, "_DAILY_TRIES", 2)
     server = StandIn(daily_limits=9)
     with pytest.raises(TrainingError, match=r"used up at all 2 tries.*`etude resume`"):
-        await backend(server, daily_limit_wait=0.001, daily_limit_tries=2).submit(supervised())
+        await backend(server).submit(supervised())
 
 
 async def test_a_wrong_key_is_not_healthy_and_an_error_of_the_run():
@@ -336,9 +340,10 @@ def test_pauses_between_two_looks_grow_up_to_a_limit():
 
 
 @pytest.mark.parametrize(("fault", "limit"), [(503, 0), (403, 1000)])
-async def test_one_that_stays_away_does_not_end_the_job(fault, limit):
+async def test_one_that_stays_away_does_not_end_the_job(fault, limit, monkeypatch):
+    monkeypatch.setattr(openai_jobs, "_OUTAGE_SECONDS", limit)
     server = StandIn()
-    adapter = backend(server, outage_limit=limit)
+    adapter = backend(server)
     ref = await adapter.submit(supervised())
     server.faults["GET /fine_tuning/jobs/ID"] = [fault] * 9
     with pytest.raises(BackendError, match=r"It goes on; resume .`etude resume`"):
@@ -360,13 +365,9 @@ async def test_a_key_is_never_in_an_error():
         await adapter.check()
 
 
-async def test_a_price_over_the_limit_is_refused_before_anything_is_uploaded(tmp_path):
-    server = StandIn()
-    with pytest.raises(RequestError, match=r"about \$0\.00, and max_usd is \$0\.00.*Nothing was uploaded"):
-        await backend(server, max_usd=1e-9).submit(supervised())
-    assert server.files == {}
+async def test_the_price_of_a_job_is_estimated_in_its_log(tmp_path):
     log = tmp_path / "log.jsonl"
-    await backend(server, log, max_usd=1.0).submit(supervised())
+    await backend(StandIn(), log).submit(supervised())
     told = json.loads(log.read_text())
     assert told["rows"] == 10
     assert told["estimated_usd"] == pytest.approx(3.0 * told["estimated_tokens"] / 1e6)
@@ -388,7 +389,9 @@ async def test_with_a_grader_grpo_becomes_reinforcement_fine_tuning_on_the_promp
         return {"e": Example("e", {"question": "q"}, expected="a")}
 
     adapter = OpenAiAdapter(
-        OpenAiAdapterConfig(reinforcement={"grader": GRADER}, n_epochs=1),
+        OpenAiAdapterConfig(
+            reinforcement={"grader": GRADER, "hyperparameters": {"reasoning_effort": "low"}}, n_epochs=1
+        ),
         server.client(),
         "o4-mini-2025-04-16",
         None,
@@ -406,8 +409,7 @@ async def test_with_a_grader_grpo_becomes_reinforcement_fine_tuning_on_the_promp
                 "n_epochs": 1,
                 "batch_size": "auto",
                 "learning_rate_multiplier": "auto",
-                "reasoning_effort": "default",
-                "compute_multiplier": "auto",
+                "reasoning_effort": "low",
             },
         },
     }

@@ -108,8 +108,9 @@ BUILDERS = {
     [method if method == "grpo" else pytest.param(method, marks=pytest.mark.slow) for method in BUILDERS],
 )
 def test_a_run_of_each_method(project, method):
-    asked = {"trainer_adapters__server__free_engine": True, "trainer_adapters__server__record_ratios": True}
-    change(project, trajectory_builders={"made": BUILDERS[method]}, **asked)
+    change(
+        project, trajectory_builders={"made": BUILDERS[method]}, trainer_adapters__server__free_engine=True
+    )
     # The server is shared, and a job's name is taken there once and for all.
     shown = etude("train", "config.yml", "--name", method)
     assert shown.exit_code == 0, shown.stderr
@@ -124,13 +125,7 @@ def test_a_run_of_each_method(project, method):
             sample for id in episodes for sample in trained_samples(run.path, run.journal, id, "train/1")
         ]
     assert samples
-    if method == "grpo":
-        # The server's learner has sent back what it saw; before the first step that is what was sampled.
-        assert {sample.source.version for sample in samples} == {1}
-        ratios = [ratio for sample in samples for ratio in sample.ratios.values()]
-        assert ratios and max(map(abs, ratios)) < 1e-3
-    else:
-        assert {sample.source.backend for sample in samples} == {"lm_server"}
+    assert {sample.source.backend for sample in samples} == {"lm_server"}
 
 
 async def test_the_client_and_the_server_agree(server):
@@ -163,7 +158,7 @@ async def test_an_unknown_job_is_not_found(server):
 @pytest.mark.slow
 def test_a_server_that_is_killed_while_it_trains_goes_on_and_so_does_the_run(project, server):
     # The job may be over before the kill; then it is the samples that have to wait for the server.
-    change(project, trainer_adapters__server__outage_limit=120, llms__policy__max_retries=40)
+    change(project, llms__policy__max_retries=40)
     train = process("train", "config.yml", "--name", "killed", folder=project.parent)
     log = project.parent / "runs" / "killed" / "lm_server_jobs.jsonl"
     while train.poll() is None and not (log.exists() and "Created fine-tuning job" in log.read_text()):

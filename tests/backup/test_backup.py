@@ -15,7 +15,7 @@ import pytest
 
 from etude.backup.address import Address, probe
 from etude.backup.copies import Copies, TakenOver, backed_up, fetch
-from etude.config.storage import StorageConfig
+from etude.config.schema import StorageConfig
 from etude.core.errors import RequestError, StoreError
 from etude.store.run_folder import RunFolder
 from tests.backup.faulty import Faulty

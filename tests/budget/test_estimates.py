@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from etude.budget.bill import Line
-from etude.preflight.spending import PerEpisode
+from etude.preflight.estimate import PerEpisode
 from tests.budget.endpoint import ChargingEndpoint
 from tests.budget.project import bill_in, charged_project
 from tests.cli.projects import etude

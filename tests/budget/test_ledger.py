@@ -46,7 +46,7 @@ async def test_the_bill_is_that_of_a_table_by_hand(journal: Journal):
     await ledger.settle(None, "policy", TRAIN, Usage(2000, 200))
     await ledger.settle(None, "policy", JUDGE, Usage(500, 50))
     await ledger.settle(None, "free", Purpose("agent", "train/2"), Usage(300, 30))
-    await ledger.begin_job("policy", "run-epoch-1", 40_000, None)
+    await ledger.begin_job("policy", "run-epoch-1", 40_000)
     ledger.end_job("policy", "run-epoch-1", 30_000)
     lines = {(line.model, line.role, line.phase): line for line in ledger.bill.lines}
     agent = lines["policy", "agent", "train/1"]
@@ -114,10 +114,10 @@ async def test_a_models_own_limit_counts_what_it_takes_and_no_other(journal: Jou
 
 async def test_a_job_for_which_there_is_no_room_is_not_begun(journal: Journal):
     ledger = Ledger(journal, config(budget={"usd": 1.0}))
-    await ledger.begin_job("policy", "one", 30_000, None)
-    await ledger.begin_job("policy", "one", 30_000, None)
+    await ledger.begin_job("policy", "one", 30_000)
+    await ledger.begin_job("policy", "one", 30_000)
     assert ledger.bill.total.usd == pytest.approx(0.75), "once for each name"
-    second = asyncio.ensure_future(ledger.begin_job("policy", "two", 20_000, None))
+    second = asyncio.ensure_future(ledger.begin_job("policy", "two", 20_000))
     assert await is_stuck(second)
     assert "the job two may take up to $0.50" in str(ledger.reached)
     second.cancel()
@@ -125,10 +125,10 @@ async def test_a_job_for_which_there_is_no_room_is_not_begun(journal: Journal):
 
 async def test_a_job_that_came_to_nothing_costs_nothing(journal: Journal):
     ledger = Ledger(journal, config(budget={"usd": 1.0}))
-    await ledger.begin_job("policy", "one", 30_000, 10.0)
-    assert ledger.bill.total.usd == pytest.approx(0.3), "at the adapter's own price"
+    await ledger.begin_job("policy", "one", 30_000)
+    assert ledger.bill.total.usd == pytest.approx(0.75)
     ledger.end_job("policy", "one", 15_000)
-    assert ledger.bill.total.usd == pytest.approx(0.15)
+    assert ledger.bill.total.usd == pytest.approx(0.375)
     ledger.end_job("policy", "one", 0)
     ledger.end_job("policy", "unknown", 0)
     assert ledger.bill.total.usd == 0 and len(ledger.bill.lines) == 1

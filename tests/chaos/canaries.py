@@ -18,7 +18,7 @@ _COMMANDS = (
     ("resume r -o finetuning.num_epochs=2", 0),
     ("runs show r", 0),
     ("runs check r", 0),
-    ("transcripts r", 0),
+    ("episodes show train/2/t3/0 --run r", 0),
     ("export r", None),
     ("evaluate config.yml --name e --json", 0),
     ("check config.yml", 0),

@@ -53,10 +53,10 @@ def agreeable(example: etude.Example, output: str) -> float:
     return output.split().count("yes") / 3
 """
 
-_QUICK = {"request_timeout": 4, "retry_wait": 0.001, "max_answer_mb": 2}
+_QUICK = {"request_timeout": 4, "retry_wait": 0.001}
 _POLICY = {
     **{"_type": "openai", "model_name": BASE, "base_url": "${API}", "api_key": "${API_KEY}"},
-    **{"max_tokens": 8, "max_retry_wait": 0.01, "vocabulary": VOCABULARY, **_QUICK},
+    **{"max_tokens": 8, "max_retry_wait": 0.01, "vocabulary": VOCABULARY, "max_answer_mb": 2, **_QUICK},
 }
 _EVALUATION: Mapping[str, Any] = {
     "llms": {"policy": _POLICY},

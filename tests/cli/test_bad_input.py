@@ -361,7 +361,6 @@ def test_an_override_is_named_once(project, override, told):
     "command",
     [
         ["serve", "modles/tiny"],
-        ["doctor", "--drift", "modles/tiny"],
         ["evaluate", "config.yml", "--model", "modles/tiny"],
         ["train", "config.yml", "-o", "llms.policy.model=modles/tiny"],
     ],

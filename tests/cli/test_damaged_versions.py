@@ -169,7 +169,7 @@ def test_the_digests_are_those_of_sha256sum(run: Path) -> None:
     assert check.returncode == 0, check.stderr
 
 
-def test_check_names_each_file_and_repair_has_the_next_resume_mend_it(
+def test_check_names_each_file_and_the_next_resume_mends_it(
     run: Path, trained: Path, calls: list[str]
 ) -> None:
     whole = etude("runs", "check", "run")
@@ -181,21 +181,16 @@ def test_check_names_each_file_and_repair_has_the_next_resume_mend_it(
     assert found.exit_code == 1
     shown = " ".join(found.output.split())
     assert "v1/trained.safetensors is empty; v3/learner.json is not what was written" in shown
-    assert found.output.splitlines()[-1] == "next: etude runs check runs/run --repair"
+    assert found.output.splitlines()[-1] == "next: etude resume runs/run"
     facts = json.loads(etude("runs", "check", "run", "--json").output)
     assert facts["damage"] == []
     assert [clause.split()[0] for clause in facts["files"]] == [
         "v1/trained.safetensors",
         "v3/learner.json",
     ]
-    repaired = etude("runs", "check", "run", "--repair")
-    assert repaired.exit_code == 0, repaired.output
-    assert "The run goes back to version 2: epoch 3 will be" in " ".join(repaired.output.split())
-    assert "v1 is damaged, and set aside as v1.set-aside-1" in repaired.output
-    assert repaired.output.splitlines()[-1] == "next: etude resume runs/run"
-    assert etude("runs", "check", "run").exit_code == 0
     assert etude("resume", "run").exit_code == 0
     assert not calls
+    shutil.rmtree(run / "checkpoints" / "v1")
     shutil.copytree(trained / "runs" / "run" / "checkpoints" / "v1", run / "checkpoints" / "v1")
     require_undisturbed(run, trained)
 
@@ -301,9 +296,9 @@ def test_a_run_that_is_killed_at_any_operation_on_a_version_ends_as_if_it_had_no
 def test_whatever_byte_of_a_run_is_flipped_it_ends_as_if_it_had_not_been_or_is_refused(
     run: Path, trained: Path, tmp_path: Path
 ) -> None:
-    """The journal, its mark, the config, and all files of the newest version."""
+    """The journal, the config, and all files of the newest version."""
     chance, ends = random.Random(0), []
-    paths = [run / "run.db", run / "run.db-mark", run / "config.yml", *(run / "checkpoints" / "v3").iterdir()]
+    paths = [run / "run.db", run / "config.yml", *(run / "checkpoints" / "v3").iterdir()]
     names = [str(path.relative_to(run)) for path in paths]
     for number in range(60):
         other = Path(shutil.copytree(run, tmp_path / f"other-{number}" / "run"))
@@ -316,7 +311,7 @@ def test_whatever_byte_of_a_run_is_flipped_it_ends_as_if_it_had_not_been_or_is_r
         if result.exit_code == 0:
             require_undisturbed(other, trained)
         else:
-            assert "etude runs check" in result.output or "run database" in result.output, result.output
+            assert "is damaged" in result.output or "run database" in result.output, result.output
         shutil.rmtree(other)
     assert ends.count(0) > 30
     assert ends.count(1) > 5

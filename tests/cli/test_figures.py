@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 
 import pytest
 
@@ -157,11 +156,11 @@ def test_when_every_episode_fails_the_cause_is_said(project):
     assert "16 × call_failed" in failed.stderr and "the endpoint answered 500 five times" in failed.stderr
     (warning,) = [line for line in failed.stdout.splitlines() if "warning: epoch 1" in line]
     assert "16 episodes failed (call_failed): " in warning
-    command = f"etude transcripts {project / 'runs' / 'r'} --episode train/1/broken0/0"
+    command = f"etude episodes show train/1/broken0/0 --run {project / 'runs' / 'r'}"
     assert warning.endswith(command)
     shown = etude("runs", "show", "r").stdout
     assert "16 × call_failed" in shown and "the endpoint answered 500 five times" in shown
-    assert "etude transcripts runs/r --episode train/1/broken0/0" in shown
+    assert "etude episodes show train/1/broken0/0 --run runs/r" in shown
     one = etude(*command.split()[1:])
     assert one.exit_code == 0
     assert "failure: 'call_failed" in one.stdout
@@ -176,7 +175,7 @@ def test_failed_scores_are_counted_with_their_cause(project):
     assert "scores of 'fussy' failed" in shown and "KeyError: 'no'" in shown
     assert "score:fussy" in etude("runs", "show", "r").stdout
     evaluated = etude("evaluate", "config.yml", "--name", "e", "--repeat", "4").stdout
-    assert "score:fussy" in evaluated and "etude transcripts runs/e --episode eval/" in evaluated
+    assert "score:fussy" in evaluated and "etude episodes show eval/" in evaluated
     assert "score:fussy" in etude("runs", "show", "e").stdout
 
 
@@ -187,8 +186,6 @@ def test_cut_off_answers_are_warned_about(local):
     assert "answers (100 %) were cut off at the limit of tokens" in shown
     listed = etude("runs", "show", "r").stdout
     assert "were cut off at the limit of tokens" in listed and "100 %" in listed
-    written = etude("transcripts", "r").stdout
-    assert re.search(r"^cut off +\d+ answers, at the limit of tokens", written, flags=re.MULTILINE)
     dropped = etude(
         "train", "config.yml", "--name", "d", *settings, "-o", "trajectory_builders.grpo.cut_off=drop"
     )
@@ -197,9 +194,7 @@ def test_cut_off_answers_are_warned_about(local):
 
 def test_one_episode_is_printed_by_its_id(project):
     assert etude("evaluate", "config.yml", "--name", "e").exit_code == 0
-    shown = etude("transcripts", "e", "--episode", "eval/v0/0", "--json")
-    assert json.loads(shown.stdout)["episode"] == "eval/v0/0"
-    missing = etude("transcripts", "e", "--episode", "eval/nobody/0")
+    assert "episode: eval/v0/0" in etude("episodes", "show", "eval/v0/0", "--run", "e").stdout
+    missing = etude("episodes", "show", "eval/nobody/0", "--run", "e")
     assert missing.exit_code == 2
     assert "no episode 'eval/nobody/0'" in missing.stderr
-    assert etude("transcripts", "e", "--episode", "eval/v0/0", "--limit", "2").exit_code == 2

@@ -12,7 +12,7 @@ from tests.cli.projects import etude
 
 COMMANDS = [
     *("init", "demo", "check", "doctor", "train", "resume", "evaluate"),
-    *("runs", "jobs", "episodes", "transcripts", "export"),
+    *("runs", "jobs", "episodes", "export"),
 ]
 
 HEAVY = {"torch", "transformers", "numpy", "openai", "pydantic", "matplotlib", "sqlalchemy", "rich", "yaml"}

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import shutil
-import sqlite3
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 
 import etude as etude_library
 from etude.cli import hints
+from etude.core.errors import MissingExtraError
 from tests.cli.projects import ROOT, TWO_MODELS, change, etude, local_project, rows, scripted_project
 from tests.cli.test_demo import small_example  # noqa: F401
 from tests.endpoint_process import EndpointProcess
@@ -140,10 +140,10 @@ def after_a_run_that_trained_on_nothing(project, printed):
     assert shown.exit_code == 1
     again = etude("resume", "r")
     told = etude("runs", "show", "r")
-    line = "etude transcripts runs/r --phase train/2"
+    line = "etude episodes runs/r --phase train/2"
     assert last_line(shown) == last_line(again) == last_line(told) == line
     assert "state           finished, trained on nothing\n" in told.stdout
-    assert "transcripts of train/2" in works(shown)
+    assert "episodes of train/2" in works(shown)
 
 
 def after_things_to_look_at(project, printed):
@@ -155,7 +155,6 @@ def after_things_to_look_at(project, printed):
         listed,
         etude("runs", "compare", "a", "b"),
         etude("jobs", "a"),
-        etude("transcripts", "a"),
         etude("export", "a", "--trajectories", "rows.jsonl"),
         etude("evaluate", "--rescore", "a"),
     ):
@@ -207,11 +206,16 @@ def after_a_look_at_what_would_go_to_the_hub(local, printed, monkeypatch):
         assert hub.repositories["me/sums"].branches["main"]
 
 
-def after_a_look_at_a_chat_template(local, printed):
-    model = json.loads((local / "base.json").read_text())
-    shown = etude("doctor", "--drift", model)
+def without_what_models_need(local, printed):
+    (local / "config.yml").unlink()
+    with pytest.MonkeyPatch.context() as patch:
+
+        def lacking() -> None:
+            raise MissingExtraError("models of this process", "local")
+
+        patch.setattr("etude.inference.local.require_local_extra", lacking)
+        shown = etude("runs", "list")
     works(shown)
-    assert model in (local / "my_agent" / "config.yml").read_text()
 
 
 def after_a_new_project(local, printed):
@@ -219,14 +223,12 @@ def after_a_new_project(local, printed):
     works(etude("init", "it's mine", "--model", model))
 
 
-def after_a_check_of_a_damaged_run(project, printed):
+def after_a_look_at_a_damaged_run(project, printed):
     assert etude("train", "config.yml", "--name", "r").exit_code == 0
-    with sqlite3.connect(project / "runs" / "r" / "run.db") as database:
-        database.execute("UPDATE steps SET created=created+1 WHERE key LIKE '%/call/%'")
-    shown = etude("runs", "check", "r")
-    assert shown.exit_code == 1
-    assert last_line(shown) == "etude runs check runs/r --repair"
-    assert "are whole and kept" in works(shown)
+    with (project / "runs" / "r" / "config.yml").open("a") as config:
+        config.write("seed: 1\n")
+    assert last_line(etude("runs", "show", "r")) == "etude runs check runs/r"
+    assert "config.yml is" in etude("runs", "check", "runs/r").stderr
 
 
 def after_a_list_of_damaged_runs(project, printed):
@@ -319,8 +321,8 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     "list_episodes": after_a_log_was_imported,
     "evaluate_exported": after_an_export,
     "without": after_a_look_at_what_would_go_to_the_hub,
-    "repair": after_a_check_of_a_damaged_run,
-    "new_project": after_a_look_at_a_chat_template,
+    "check_run": after_a_look_at_a_damaged_run,
+    "new_project": without_what_models_need,
     "check_project": after_a_new_project,
     "check_installation": after_a_list_of_damaged_runs,
     "try_demo": where_nothing_is,
@@ -450,7 +452,7 @@ def test_hard_names_and_folders_elsewhere(tmp_path, monkeypatch, base, kind):
     trained = stdout.rstrip().splitlines()[-1].removeprefix("next: ")
     pasted(trained, here)
     assert etude("train", config, "--name", HARD).exit_code == 0
-    for command in (["runs", "list"], ["runs", "show", HARD], ["jobs", HARD], ["transcripts", HARD]):
+    for command in (["runs", "list"], ["runs", "show", HARD], ["jobs", HARD], ["episodes", HARD]):
         pasted(last_line(etude(*command, "--output-dir", runs)), here)
     # Typed in the project itself, where the config begins like an option.
     monkeypatch.chdir(project)

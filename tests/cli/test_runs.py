@@ -133,8 +133,7 @@ def test_a_job_that_nobody_follows_is_interrupted(project, monkeypatch):
     assert "next: etude resume runs/r" in etude("jobs", "r").stdout
 
 
-def test_a_damaged_run_is_repaired_and_goes_on(local):
-    """The record of its last epoch is lost: that one is done again, as another job."""
+def test_a_damaged_run_is_refused(local):
     change(local / "config.yml", finetuning__num_epochs=2)
     assert etude("train", "config.yml", "--name", "r").exit_code == 0
     whole = etude("runs", "check", "r")
@@ -142,14 +141,7 @@ def test_a_damaged_run_is_repaired_and_goes_on(local):
     assert "its journal is whole" in whole.stdout
     with sqlite3.connect(local / "runs" / "r" / "run.db") as database:
         database.execute("UPDATE steps SET value='{}' WHERE key='trainer/epoch/00000002'")
-    (local / "runs" / "r" / "summary.json").unlink()
-    refused = etude("resume", "r")
-    assert refused.exit_code == 1
-    assert "1 entry is not as written: trainer/epoch/00000002" in refused.stderr
-    assert etude("runs", "check", "r", "--repair").exit_code == 0
-    resumed = etude("resume", "r")
-    assert resumed.exit_code == 0, resumed.stderr
-    history = json.loads(etude("runs", "show", "r", "--json").stdout)["history"]
-    assert [entry["epoch"] for entry in history["epochs"]] == [1, 2]
-    first, second = json.loads(etude("jobs", "r", "--json").stdout)
-    assert (first["version"], second["version"]) == (1, 3)
+    for command in (("resume", "r"), ("runs", "check", "r")):
+        refused = etude(*command)
+        assert refused.exit_code == 1
+        assert "1 entry is not as written: trainer/epoch/00000002" in refused.stderr

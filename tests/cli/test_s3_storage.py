@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from etude.backup.copies import backed_up, fetch
-from etude.config.storage import StorageConfig
+from etude.config.schema import StorageConfig
 from etude.store.run_folder import RunFolder
 from tests.cli.killed import everything
 from tests.cli.projects import change, finished, local_project, process

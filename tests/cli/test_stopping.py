@@ -46,8 +46,7 @@ def test_an_evaluation_can_be_stopped_too(project):
     assert errors.endswith("next: etude resume runs/e\n")
 
 
-@pytest.mark.parametrize("pause", [0.0, 0.05, 0.4])
-def test_ctrl_c_twice_leaves_nothing_of_the_live_display(project, pause):
+def test_ctrl_c_leaves_nothing_of_the_live_display(project):
     """The terminal writes ^C at the end of the panel, and an agent takes its time to stop."""
     agent = (project / "agent.py").read_text()
     waits = "try:\n        await asyncio.sleep(60)\n    finally:\n        await asyncio.sleep(0.3)"
@@ -58,8 +57,6 @@ def test_ctrl_c_twice_leaves_nothing_of_the_live_display(project, pause):
         terminal.read_until("· live")
         terminal.read(0.6)  # Some refreshes.
         terminal.type("\x03")
-        terminal.read(pause)
-        terminal.type("\x03")
         terminal.read(60)
         screen = terminal.screen()
         assert not [line for line in screen if set(line) & set("╭╰│─")], "\n".join(screen)
@@ -68,23 +65,6 @@ def test_ctrl_c_twice_leaves_nothing_of_the_live_display(project, pause):
         assert terminal.process.wait(60) in (130, -signal.SIGINT)
     finally:
         terminal.close()
-
-
-def test_ctrl_c_pressed_many_times_is_answered_once(project):
-    """Whatever the process does by then: its agents take their time to stop, in several steps."""
-    agent = (project / "agent.py").read_text()
-    waits = "open('there', 'w').close()\n    try:\n        await asyncio.sleep(60)\n    finally:\n"
-    waits += "        for _ in range(30):\n            await asyncio.sleep(0.01)"
-    slow = agent.replace("reply = await", f"{waits}\n    reply = await")
-    (project / "agent.py").write_text(f"import asyncio\n{slow}")
-    running = process("train", "config.yml", "--name", "r", folder=project)
-    wait_for(project / "there", running)
-    for _ in range(40):
-        running.send_signal(signal.SIGINT)
-        time.sleep(0.02)
-    _, errors = running.communicate(timeout=60)
-    assert running.returncode in (130, -signal.SIGINT)
-    assert errors == "stopped; everything up to here is kept\nnext: etude resume runs/r\n"
 
 
 def test_ctrl_c_after_the_last_word_shows_nothing_of_the_end(project):
@@ -102,43 +82,6 @@ def wait_for(path: Path, running) -> None:
     while not path.exists():
         assert running.poll() is None
         time.sleep(0.05)
-
-
-def pending_signals(pid: int) -> set[int]:
-    """Those that a process has not taken yet: of two that are alike, it would see one."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return set()
-    mask = int(next(line.split()[1] for line in lines if line.startswith("ShdPnd:")), 16)
-    return {number for number in range(1, 65) if mask >> (number - 1) & 1}
-
-
-BLOCKS = {
-    "in Python": "while True:\n        pass",
-    "in a call": "import hashlib\n    hashlib.pbkdf2_hmac('sha256', b'a', b'b', 2**31 - 1)",
-}
-
-
-@pytest.mark.parametrize("where", BLOCKS)
-@pytest.mark.parametrize(
-    ("numbers", "code"), [([signal.SIGTERM], 143), ([signal.SIGINT, signal.SIGINT], 130)]
-)
-def test_a_process_that_does_not_turn_is_ended_all_the_same(project, where, numbers, code):
-    """An agent keeps the main thread, so that nothing can be cancelled."""
-    agent = (project / "agent.py").read_text()
-    blocks = f"open('there', 'w').close()\n    {BLOCKS[where]}\n    "
-    (project / "agent.py").write_text(agent.replace("reply = await", f"{blocks}reply = await"))
-    running = process("train", "config.yml", "--name", "r", folder=project)
-    wait_for(project / "there", running)
-    for number in numbers:
-        running.send_signal(number)
-        while number in pending_signals(running.pid):
-            time.sleep(0.05)
-        time.sleep(0.3)
-    _, errors = running.communicate(timeout=60)
-    assert running.returncode == code
-    assert errors.endswith("stopped; everything up to here is kept\nnext: etude resume runs/r\n")
 
 
 @pytest.mark.parametrize(

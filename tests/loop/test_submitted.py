@@ -7,8 +7,7 @@ import logging
 import pytest
 
 from etude.backends.capabilities import Capabilities
-from etude.core.job import ModelVersion, TrainingJobRef
-from etude.core.sample import Sample, Turn
+from etude.core.job import TrainingJobRef
 from etude.core.trajectory import (
     DPOItem,
     EpisodeItem,
@@ -17,27 +16,10 @@ from etude.core.trajectory import (
     TrajectoryCollection,
 )
 from etude.loop.training_data import JobRecord
-from etude.store.learned import Seen, Source, learned_lines, read_learned
+from etude.store.learned import Source, read_learned
 from tests.training import FakeAdapter
 
 JOB = TrainingJobRef(run_id="r-epoch-1", backend="fake")
-
-
-class Telling(FakeAdapter):
-    """A user's backend that knows what its learner saw."""
-
-    async def learned(self, ref):
-        sample = Sample((7, 8), (False, True), (0.0, -1.0), turns=(Turn(1, 2),), episode="train/1/a/0")
-        return learned_lines(Source(), [(sample,)], {id(sample): Seen([-0.5])})
-
-
-class Failing(FakeAdapter):
-    """Its backend was asked for nothing like that before."""
-
-    async def learned(self, ref):
-        from etude.core.errors import BackendError
-
-        raise BackendError("away")
 
 
 def said(text, ids):
@@ -86,21 +68,12 @@ async def test_without_token_ids_the_messages_are_kept(tmp_path):
     assert [message["role"] for message in row.messages] == ["user", "assistant"]
 
 
-async def test_what_a_learner_says_takes_the_place_of_what_was_handed_over(tmp_path):
-    record = JobRecord(tmp_path, None, Telling(tmp_path / "jobs"))
-    await record.submitted(1, collection("supervised", episode(0, 1.0)), JOB)
-    await record.learned(1, JOB, ModelVersion(number=3, location="w", digest="d"))
-    (sample,) = read_learned(tmp_path, "train/1/a/0")
-    assert sample.source == Source("r-epoch-1", version=3) and sample.ratios == {1: 0.5}
-
-
 async def test_training_goes_on_without_a_record(tmp_path, caplog: pytest.LogCaptureFixture):
     (tmp_path / "submitted").write_text("in the way")
-    record = JobRecord(tmp_path, None, Failing(tmp_path / "jobs"))
+    record = JobRecord(tmp_path, None, FakeAdapter(tmp_path / "jobs"))
     with caplog.at_level(logging.WARNING):
         await record.submitted(1, collection("grpo", episode(0, 1.0)), JOB)
-        await record.learned(1, JOB, None)
-    assert "is not recorded" in caplog.text and "did not come back: away" in caplog.text
+    assert "is not recorded" in caplog.text
 
 
 async def test_a_backend_that_keeps_a_record_itself_gets_no_second_one(tmp_path):

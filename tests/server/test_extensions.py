@@ -13,9 +13,9 @@ from starlette.testclient import TestClient
 
 from etude.core.errors import RequestError
 from etude.server import extensions
-from etude.server.app import create_app
 from etude.server.extensions import ServerParts, register_server_extension
 from etude.server.models import Alias
+from etude.server.serve import create_app
 from etude.server.settings import server_settings
 
 KEY = {"authorization": "Bearer secret"}

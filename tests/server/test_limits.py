@@ -5,16 +5,12 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from etude.server import job_size
 from etude.server.files import check_training_file
-from etude.server.hyperparameters import hyperparameters_for, resolved
-from etude.server.settings import server_settings
 from etude.wire.http_server import ApiError
 from tests.models.tiny_models import policy
 from tests.server.data import upload
@@ -85,25 +81,3 @@ def test_a_job_that_cannot_be_meant_is_refused(
     assert str(caught.value.param).startswith(f"method.supervised.hyperparameters.{param}") or (
         caught.value.param == f"method.{param}"
     )
-
-
-def test_a_job_that_does_not_fit_into_memory_is_refused_by_both_numbers(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = server_settings(model=str(model), name="tiny", data_dir=tmp_path, device="cpu")
-    full = resolved("supervised", hyperparameters_for("supervised", lora_rank=0), 8, None, fine_tuned=False)
-    lora = full | {"lora_rank": 4}
-    needed = job_size.memory_of_job(settings, full)
-    less = job_size.memory_of_job(settings, lora)
-    # float32: the gradient and AdamW's two moments are three times the weights.
-    assert needed.gradients + needed.moments == 3 * needed.weights and not needed.copies
-    assert less.weights == needed.weights and less.moments < needed.moments
-    monkeypatch.setattr(job_size, "total_memory", lambda: less.total)
-    job_size.require_doable(settings, lora, rows=8, place="here")
-    monkeypatch.setattr(job_size, "total_memory", lambda: needed.total // 2)
-    with pytest.raises(ApiError, match=r"takes about .* of memory .* and this machine's cpu has ") as caught:
-        job_size.require_doable(settings, full, rows=8, place="here")
-    assert caught.value.code == "insufficient_memory" and caught.value.status_code == 400
-    monkeypatch.setattr(job_size, "available_memory", lambda device: 1000)
-    with pytest.raises(ApiError, match=r"and 1\.0 kB are free on cpu"):
-        job_size.require_room(settings, lora)

@@ -29,7 +29,7 @@ async def test_a_run_folder_and_its_journal_with_all_that_sqlite_writes_beside_i
         await run.journal.put("key", "value")
         assert run.checkpoints.is_dir()
         names = {path.name for path in run.path.iterdir()}
-        assert {"run.db", "run.db-wal", "run.db-shm", "run.db-mark", "lock", "config.yml"} <= names
+        assert {"run.db", "run.db-wal", "run.db-shm", "lock", "config.yml"} <= names
         for path in (tmp_path / "runs", run.path, *run.path.rglob("*")):
             assert mode(path) == (0o700 if path.is_dir() else 0o600), path
 

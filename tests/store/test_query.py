@@ -11,8 +11,7 @@ from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.store.encode import encode_episode
 from etude.store.journal import Journal
-from etude.store.outline import EpisodeOutline, outlines, phases_in
-from etude.store.query import find_episodes, parse_query
+from etude.store.outline import EpisodeOutline, find_episodes, outlines, parse_query, phases_in
 from tests.store.test_phases import LATEST_FIRST
 from tests.store.test_phases import journal as phases  # noqa: F401
 

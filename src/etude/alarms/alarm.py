@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from etude.config.alarms import alarms_by_default
+from etude.config.assemble import alarms_by_default
 from etude.config.component import AlarmConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.config.import_path import where_raised

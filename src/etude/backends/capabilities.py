@@ -150,17 +150,16 @@ def check_way_back(backend: str, capabilities: Capabilities, start: int, newest:
         )
 
 
-def check_ages(backend: str, capabilities: Capabilities, block: FinetuneConfig) -> None:
-    """Raise CapabilityError unless the backend can bound the age of what it trains on as `block` asks."""
-    asked = "max_staleness" if block.max_staleness is not None else "collect_ahead"
-    if block.max_staleness is None and not block.collect_ahead:
+def check_ahead(backend: str, capabilities: Capabilities, block: FinetuneConfig) -> None:
+    """Raise CapabilityError unless episodes can be collected while a job trains, if `block` asks for it."""
+    if not block.collect_ahead:
         return
     if not capabilities.versions:
         raise CapabilityError(
-            f"'finetuning.{asked}' asks how old the weights are that episodes come from, and the trainer "
-            f"adapter {backend} does not say which weights its jobs make. Remove the key, or choose another."
+            f"'finetuning.collect_ahead' trains on episodes of the weights before, and the trainer adapter "
+            f"{backend} does not say which weights its jobs make. Remove the key, or choose another."
         )
-    if block.collect_ahead and not capabilities.samples_while_training:
+    if not capabilities.samples_while_training:
         raise CapabilityError(
             f"'finetuning.collect_ahead' asks to sample while a job trains, and with the trainer adapter "
             f"{backend}, as it is set, the engine may be away then. Remove one of the two."

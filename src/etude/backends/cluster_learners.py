@@ -12,7 +12,7 @@ from asyncio.subprocess import DEVNULL, Process
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from etude.backends.learning_order import JobNews, LearningOrder
+from etude.backends.learning import JobNews, LearningOrder
 from etude.backends.local_config import LoraConfig
 from etude.backends.local_job import FinishedJob, Job, learner_options
 from etude.config.finetuning import FinetuneConfig

@@ -1,31 +1,41 @@
-"""One of the processes that train a job of the adapter `local` together, on the nodes of a cluster."""
+"""One of the processes that train a job of the adapter `local` together, on the nodes of a cluster.
+
+The run writes an order into the job's folder, and the process tells the run how the job goes.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
 
 from etude.algorithms.algorithm import Algorithm
-from etude.backends.learning_order import LearningOrder
-from etude.backends.local_job import Work, failure
+from etude.backends.local_config import LocalAdapterConfig, LoraConfig
+from etude.backends.local_job import Job, Work, failure
 from etude.cluster.launch import HeadLost, Seat, own_seat
 from etude.config.import_path import import_object, make_importable
 from etude.config.registry import load_entry_points
 from etude.core.errors import EtudeError, StoreError, words_of
+from etude.core.job import ModelVersion
 from etude.core.keys import fold
 from etude.core.process import set_up_process
 from etude.core.trajectory import TrajectoryCollection
-from etude.jobs.content import data_hash
+from etude.jobs.content import JobContent, data_hash
 from etude.jobs.folders import StateFolders
 from etude.jobs.part import PEER_SECONDS, asked_to_end, loading_of, locked_seat
 from etude.jobs.training import Interrupted, JobListener, units_of_collection
-from etude.learner.learner import Learner, TrainingCanceled
+from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.plan import Step
 from etude.learner.team import PeerLost, Team, joined
 from etude.models.policy import LoraOptions, Policy
+from etude.store.files import write_atomically
 
 _LOG = logging.getLogger("etude.learners")
 
@@ -143,3 +153,108 @@ def main() -> int:
         # The job goes on from its last checkpoint, with new processes.
         _LOG.error("job in %s: %s", sys.argv[1], error)
         return 1
+
+
+_ORDER, _DATA = "order.json", "collection.json"
+_PROGRESS, _NOTE, _FAILURE = "progress.json", "note.json", "failure.json"
+
+
+class LearningOrder(BaseModel):
+    """All that a job is made of but its data, which lies beside it. It has no secrets."""
+
+    model_config = ConfigDict(frozen=True)
+
+    job: str
+    number: int
+    """Of the version that it makes."""
+    versions: Path
+    """The folder of all versions."""
+    model: str
+    device: str
+    dtype: str
+    """Of the weights that the agents sample from."""
+    lora: LoraConfig | None
+    seed: int
+    start: ModelVersion
+    begins_from: ModelVersion | None
+    """The version that a warm-up made, which training begins with in place of the base model."""
+    config: LocalAdapterConfig
+    options: LearnerOptions
+    algorithm: str
+    """The import path of its class."""
+    gradient: dict[str, Any]
+    """The options of its gradient."""
+    content: JobContent
+
+    def write(self, folder: Path, data: TrajectoryCollection) -> None:
+        """Write order and data. Raises StoreError."""
+        write_atomically(folder / _DATA, data.model_dump_json(), exact=True)
+        write_atomically(folder / _ORDER, self.model_dump_json(), exact=True)
+
+    @classmethod
+    def read(cls, folder: Path) -> tuple[LearningOrder, TrajectoryCollection]:
+        """The order and the data in a job's folder."""
+        order = cls.model_validate_json((folder / _ORDER).read_text(encoding="utf-8"))
+        data = TrajectoryCollection.model_validate_json((folder / _DATA).read_text(encoding="utf-8"))
+        return order, data
+
+
+class JobDesk:
+    """The head's end of the line on which processes say how their job goes: files in its folder."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+
+    def stepped(self, step: int, of: int, metrics: Mapping[str, float]) -> None:
+        """A step was taken."""
+        progress = {"step": step, "of": of, "metrics": dict(metrics)}
+        write_atomically(self._folder / _PROGRESS, json.dumps(progress))
+
+    def noted(self, note: str) -> None:
+        """Something that a person should know once the job is done."""
+        write_atomically(self._folder / _NOTE, json.dumps(note))
+
+    def failed(self, reason: str) -> None:
+        """It would fail again; the reason that comes first counts."""
+        if not (self._folder / _FAILURE).exists():
+            write_atomically(self._folder / _FAILURE, json.dumps(reason))
+
+
+class JobNews:
+    """The news from the desk of a job."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def clear(self) -> None:
+        """Forget what was said of an earlier attempt."""
+        for name in (_PROGRESS, _NOTE, _FAILURE):
+            (self._folder / name).unlink(missing_ok=True)
+
+    @property
+    def failure(self) -> str | None:
+        """Why the job has failed, if it has."""
+        reason: str | None = self._read(_FAILURE)
+        return reason
+
+    @property
+    def note(self) -> str | None:
+        """Something that a person should know once the job is done."""
+        note: str | None = self._read(_NOTE)
+        return note
+
+    @property
+    def step(self) -> int:
+        """The last step that was taken."""
+        return int((self._read(_PROGRESS) or {"step": 0})["step"])
+
+    def tell(self, job: Job) -> None:
+        """Hand the progress on."""
+        progress = self._read(_PROGRESS)
+        if progress is not None:
+            job.metrics, job.progress = progress["metrics"], 100.0 * progress["step"] / progress["of"]
+
+    def _read(self, name: str) -> Any:
+        with suppress(FileNotFoundError):
+            return json.loads((self._folder / name).read_text(encoding="utf-8"))
+        return None

@@ -34,10 +34,6 @@ VERSION_HEADER = "x-etude-version"
 """In requests the version of the client, so that the server can refuse it too."""
 FREE_ENGINE = "etude_free_engine"
 """In the metadata of a job: "true" has the server put its engine away while the job trains."""
-RECORD_RATIOS = "etude_record_ratios"
-"""There too: "true" has the learner write down what it saw of each sample, for jobs on sampled tokens."""
-LEARNED_FILE = "learned.jsonl"
-"""The name of the result file that has it."""
 _LOG = logging.getLogger("etude.backends.lm_client")
 _POLL = 0.5
 _ONCE = RetryPolicy(retries=0)
@@ -121,11 +117,10 @@ class LanguageModelClient:
         warn: Callable[[str], None] = _LOG.warning,
         transport: httpx.AsyncBaseTransport | None = None,
         policy: RetryPolicy = USUAL,
-        megabytes: float = USUAL_MEGABYTES,
     ) -> None:
         """`base_url` with or without `/v1`; `timeout` in seconds for one request; nothing is sent yet.
 
-        Requests are made again by the `policy`. An answer may have so many `megabytes`.
+        Requests are made again by the `policy`.
         """
         import httpx
 
@@ -145,7 +140,7 @@ class LanguageModelClient:
             base_url=self.base_url,
             headers=headers,
             transport=transport,
-            event_hooks={"response": [limiting_answers(megabytes, "`max_answer_mb`")]},
+            event_hooks={"response": [limiting_answers(USUAL_MEGABYTES, "a limit of etude")]},
         )
 
     async def get_server_version(self) -> str:

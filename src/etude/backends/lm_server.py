@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
 from etude.algorithms.algorithm import Algorithm, algorithm_of, changed_options, groups_of, loss_of
 from etude.backends.capabilities import Capabilities, JobHyperparameters
-from etude.backends.lm_client import FREE_ENGINE, LEARNED_FILE, RECORD_RATIOS, LanguageModelClient
-from etude.backends.openai_api import JobsConfig, api_errors, connect, run_key, trained_model
+from etude.backends.lm_client import FREE_ENGINE, LanguageModelClient
+from etude.backends.openai_api import JobsConfig, connect, run_key, trained_model
 from etude.backends.openai_jobs import OpenAiJobs
-from etude.config.component import CHANGEABLE
 from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trainer_adapter
 from etude.core.edge import trajectory_of
@@ -40,14 +38,10 @@ class LmServerAdapterConfig(JobsConfig, name="lm_server"):
         description="Have the server put its engine away while a job trains, where both do not fit on the "
         "device; it is brought back afterwards.",
     )
-    record_ratios: Annotated[bool, CHANGEABLE] = Field(
-        default=False,
-        description="Have the server send back, for each trained token, the ratio of its probabilities in "
-        "training and in sampling, and its entropy where the loss has one: `etude view` shows them.",
-    )
-    ready_timeout: Annotated[float, CHANGEABLE] = Field(
-        default=300.0, ge=0, description="Seconds to wait for the server, and for its engine to come back."
-    )
+
+
+READY_SECONDS = 300.0
+"""To wait for the server, and for its engine to come back."""
 
 
 class LmServerAdapter(OpenAiJobs):
@@ -68,8 +62,7 @@ class LmServerAdapter(OpenAiJobs):
         """As OpenAiJobs; `client` and `server` are of the same server."""
         super().__init__(adapter_config, client, model, log, run_key)
         self.server = server
-        asked = {FREE_ENGINE: adapter_config.free_engine, RECORD_RATIOS: adapter_config.record_ratios}
-        self.metadata = {key: "true" for key, is_on in asked.items() if is_on}
+        self.metadata = {FREE_ENGINE: "true"} if adapter_config.free_engine else {}
         self.planned: object = None
         """The config of the run's trajectory builder, which is looked at before anything is sampled."""
         self._algorithms: tuple[Method, ...] = ("grpo", "dpo", "supervised")
@@ -81,7 +74,7 @@ class LmServerAdapter(OpenAiJobs):
         Raises ClientTimeoutError, ServerVersionError or another BackendError.
         """
         await super().initialize(run_config)
-        await self.server.wait_for_ready(self.adapter_config.ready_timeout)
+        await self.server.wait_for_ready(READY_SECONDS)
         await self.check()
         self._algorithms = tuple(await self.server.algorithms())
         if isinstance(self.planned, Algorithm):
@@ -116,23 +109,11 @@ class LmServerAdapter(OpenAiJobs):
 
     async def put_engine_away(self) -> None:
         """Free the device until `bring_engine_back`; requests wait meanwhile, or are asked to come again."""
-        await self.server.stop_engine(timeout=self.adapter_config.ready_timeout)
+        await self.server.stop_engine(timeout=READY_SECONDS)
 
     async def bring_engine_back(self) -> None:
         """Have the engine sample again. Raises EngineClientError or ClientTimeoutError when it does not."""
-        await self.server.start_engine(timeout=self.adapter_config.ready_timeout)
-
-    async def learned(self, ref: TrainingJobRef) -> str | None:
-        """The file that the job's learner wrote of its samples, where it was asked for that."""
-        if not self.adapter_config.record_ratios:
-            return None
-        job = await self.job(ref)
-        with api_errors(self.client):
-            for id in job.result_files:
-                file = await self._asked(partial(self.client.files.retrieve, id))
-                if file.filename == LEARNED_FILE:
-                    return (await self._asked(partial(self.client.files.content, id))).text
-        return None
+        await self.server.start_engine(timeout=READY_SECONDS)
 
     def prepared(self, trajectories: TrajectoryCollection) -> TrajectoryCollection:
         """By name what the server knows; else the samples with their advantages, for a loss that it has.
@@ -191,7 +172,6 @@ async def lm_server(config: LmServerAdapterConfig, builder: Builder) -> AsyncIte
         client.api_key,
         timeout=config.request_timeout,
         policy=config.retry_policy,
-        megabytes=config.max_answer_mb,
     )
     try:
         adapter = LmServerAdapter(config, client, server, llm.model_name, log, await run_key(builder))

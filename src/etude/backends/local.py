@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from etude.config.component import ClusterConfig
     from etude.runners.process import Cluster
 
-_DESK = "etude.backends.learning_order:JobDesk"
+_DESK = "etude.backends.learning:JobDesk"
 
 
 def check_learners(config: LocalAdapterConfig, llm: LocalLlmConfig, cluster: ClusterConfig | None) -> None:

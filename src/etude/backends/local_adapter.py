@@ -13,8 +13,7 @@ from etude.algorithms.algorithm import Algorithm, algorithm_of
 from etude.backends.capabilities import Capabilities, JobHyperparameters
 from etude.backends.cluster_learners import ClusterLearners, Learners
 from etude.backends.local_config import LOCAL_CAPABILITIES, LocalAdapterConfig, LoraConfig
-from etude.backends.local_job import FinishedJob, Job, Workplace, learner_options
-from etude.backends.local_learner import LocalLearner
+from etude.backends.local_job import FinishedJob, Job, LocalLearner, Workplace, learner_options
 from etude.backends.trainer_adapter import TrainerAdapter, job_status
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError, TrainingError

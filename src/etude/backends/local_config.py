@@ -34,12 +34,8 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
     learning_rate: float | None = Field(default=None, gt=0)
     """Of AdamW: the highest of the run. Left out: 3e-4 for LoRA weights, 1e-5 for all weights."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate falls from there to the end of the run."""
-    lr_schedule_epochs: int | None = Field(default=None, ge=1)
-    """Epochs of training over which it falls; left out: `finetuning.num_epochs`, or a job's own steps where
-    every job starts from the base model."""
-    lr_floor: float = Field(default=0.0, ge=0, le=1)
-    """Share of the learning rate that is left at the end."""
+    """How the learning rate falls from there to 0 at the end of the run, or of the job where every job starts
+    from the base model."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Of AdamW."""
     warmup_steps: int = Field(default=0, ge=0)

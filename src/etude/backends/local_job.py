@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -23,6 +23,8 @@ from etude.jobs.training import JobData, JobListener, JobTraining
 from etude.learner.learner import Learner, LearnerOptions, is_trained
 from etude.learner.plan import Schedule, Step
 from etude.learner.witness import Witness
+from etude.models.memory import give_back_freed
+from etude.models.policy import Policy
 from etude.store.learned import Source, learned_lines, write_learned
 
 _LOG = logging.getLogger("etude.versions")
@@ -82,12 +84,12 @@ class Workplace(Protocol):
 
 def learner_options(config: LocalAdapterConfig, run: FinetuneConfig) -> LearnerOptions:
     """How the config takes optimiser steps in a run, of whose epochs each is one training."""
-    epochs = config.lr_schedule_epochs or (1 if run.fine_tune_from_scratch else run.num_epochs)
+    epochs = 1 if run.fine_tune_from_scratch else run.num_epochs
     return LearnerOptions(
         learning_rate=config.rate,
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
-        schedule=Schedule(config.lr_schedule, config.warmup_steps, config.lr_floor, epochs),
+        schedule=Schedule(config.lr_schedule, config.warmup_steps, epochs),
         token_budget=config.token_budget,
         packing=config.packing,
         gradient_checkpointing=config.gradient_checkpointing,
@@ -171,3 +173,74 @@ def failure(error: RuntimeError) -> TrainingError:
     lacks = isinstance(error, NotImplementedError)
     hint = "" if lacks else "; if memory ran out, lower token_budget of the adapter"
     return TrainingError(f"training failed: {error}{hint}")
+
+
+class LocalLearner:
+    """A workplace in a thread. A killed job leaves nothing behind, and is trained again from its start."""
+
+    def __init__(
+        self, policy: Policy, versions: StateFolders, seed: int, run: FinetuneConfig, options: LearnerOptions
+    ) -> None:
+        """Raises RequestError for options that do not go with the policy's model."""
+        self._policy = policy
+        self._versions = versions
+        self._seed = seed
+        self._run = run
+        self.learner = Learner(policy, options)
+        self._optimiser_of = 0
+        """The version that the optimiser's state belongs to; engines adopt versions on their own."""
+        self._begins_from = 0
+        """The version whose optimiser has taken no step: the base, or what a warm-up made."""
+
+    @property
+    def note(self) -> str | None:
+        """Why tokens that sequences share are computed for each of them."""
+        return self.learner.note
+
+    async def train(self, job: Job, start: ModelVersion, number: int) -> FinishedJob:
+        """Train in a thread, with the policy's lock held."""
+        return await asyncio.to_thread(self._train, job, start, number)
+
+    def go_to(self, number: int) -> None:
+        """Put the optimiser to where it was when a version was made."""
+        if self._optimiser_of != number:
+            self._take_optimiser_of(number)
+
+    def begin_from(self, version: ModelVersion) -> None:
+        """Forget the optimiser's steps up to that version."""
+        self._begins_from = version.number
+        if self._optimiser_of == version.number:
+            self._take_optimiser_of(version.number)
+
+    def _train(self, job: Job, start: ModelVersion, number: int) -> FinishedJob:
+        learner, policy = self.learner, self._policy
+        content = replace(job.content, start=str(start.number))
+        work = Work(job.name, number, job.algorithm, job.config, job.groups, content, self._seed)
+        for sampler in [*policy.samplers]:
+            sampler.rest()
+        job.groups = []  # They are no longer needed once the job is over.
+        with policy.lock:
+            self.go_to(start.number)
+            learner.options = learner_options(job.config, self._run)
+            try:
+                metrics = work.train(learner, job, job.canceled)
+                finished = work.write(learner, self._versions, metrics)
+            except BaseException as error:
+                policy.mark_changed(start.number)  # Whatever they are: `adopt` compares them.
+                policy.adopt(start)
+                self._take_optimiser_of(start.number)
+                if isinstance(error, RuntimeError):
+                    raise failure(error) from error
+                raise
+            assert finished is not None
+            policy.mark_changed(number, finished.version.digest)
+            self._optimiser_of = number
+        give_back_freed()
+        return finished
+
+    def _take_optimiser_of(self, number: int) -> None:
+        if number > self._begins_from:
+            self.learner.restore(self._versions.folder(number))
+        else:
+            self.learner.reset()
+        self._optimiser_of = number

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from etude.backends.capabilities import Capabilities
 from etude.backends.openai_api import JobsConfig, connect, run_key, trained_model
 from etude.backends.openai_jobs import OpenAiJobs
 from etude.backends.openai_rows import reinforcement_row, texts_of
-from etude.backends.trainer_adapter import JobPrice
 from etude.budget.prices import listed_at
 from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trainer_adapter
-from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.core.job import Skipped, TrainingJobRef
 from etude.core.trajectory import Method, TrajectoryCollection
@@ -28,29 +26,14 @@ if TYPE_CHECKING:
     from etude.config.builder import Builder
 
 
-class ReinforcementConfig(BaseModel, extra="forbid"):
-    """OpenAI's reinforcement fine-tuning: it samples and grades by itself, on the prompts of the run."""
-
-    grader: dict[str, Any]
-    """OpenAI's grader object. A row has `item.expected` and `item.inputs` of the example."""
-    reasoning_effort: Literal["default", "low", "medium", "high"] = "default"
-    """How long the model thinks."""
-    compute_multiplier: float | Literal["auto"] = "auto"
-    """Factor of the compute spent on exploring."""
-
-
 class OpenAiAdapterConfig(JobsConfig, name="openai"):
     """Train at OpenAI, through its fine-tuning API."""
 
     min_rows: int = Field(default=10, ge=1)
     """The API refuses training files with fewer rows."""
-    usd_per_million_tokens: float | None = Field(default=None, ge=0)
-    """Price of training. Left out: as known for the model, if it is."""
-    max_usd: float | None = Field(default=None, gt=0)
-    """Refuse a job that is estimated to cost more than this."""
-    reinforcement: ReinforcementConfig | None = None
-    """Lets the method `grpo` become OpenAI's reinforcement fine-tuning, with its grader in place of the run's
-    rewards."""
+    reinforcement: dict[str, Any] | None = None
+    """OpenAI's reinforcement fine-tuning for the method `grpo`, as its API takes it: a `grader`, and
+    `hyperparameters` if any. It samples and grades by itself; a row has `item.expected` and `item.inputs`."""
 
 
 AUTO_EPOCHS = 3
@@ -70,12 +53,6 @@ def price_of(model: str) -> float | None:
     """USD for a million trained tokens of a base model, or of one that was fine-tuned from it."""
     entry = listed_at(OPENAI_URL, model)
     return None if entry is None else entry.prices.training
-
-
-def usd_for(tokens: float, usd_per_million: float | None, model: str) -> float | None:
-    """The price of so many trained tokens; None where the model's price is not known."""
-    price = price_of(model) if usd_per_million is None else usd_per_million
-    return None if price is None else tokens * price / 1e6
 
 
 class OpenAiAdapter(OpenAiJobs):
@@ -110,7 +87,7 @@ class OpenAiAdapter(OpenAiJobs):
         return Capabilities(methods=methods, options=frozenset({"beta"}), versions=True, from_base=True)
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
-        """Upload the rows and make a job. Raises RequestError where that would cost more than `max_usd`."""
+        """Upload the rows and make a job."""
         if trajectories.method == "grpo" and not self._examples and self._read_examples is not None:
             self._examples = await self._read_examples()
         return await super().submit(trajectories)
@@ -126,27 +103,22 @@ class OpenAiAdapter(OpenAiJobs):
         ]
 
     def accept(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The estimated price: four characters are a token. Raises RequestError when it is over the limit."""
-        config = self.adapter_config
+        """The estimated price: four characters are a token."""
         texts = [text for row in rows for text in texts_of(row)]
         tokens = round(
             self._epochs * sum(len(text) / _CHARACTERS_PER_TOKEN + _FRAME_TOKENS for text in texts)
         )
-        usd = usd_for(tokens, config.usd_per_million_tokens, self._base_model)
-        if config.max_usd is not None and usd is not None and usd > config.max_usd:
-            raise RequestError(
-                f"the job would train about {tokens:,} tokens for about ${usd:.2f}, and max_usd is "
-                f"${config.max_usd:.2f}. Nothing was uploaded; raise max_usd, or collect less per epoch"
-            )
+        price = price_of(self._base_model)
+        usd = None if price is None else tokens * price / 1e6
         return {"estimated_tokens": tokens, "estimated_usd": usd}
 
-    def price(self, trajectories: TrajectoryCollection) -> JobPrice | None:
+    def charged_tokens(self, trajectories: TrajectoryCollection) -> int | None:
         """Three bytes of text are at most a token; of OpenAI's own reinforcement the price is by the hour."""
         if trajectories.method == "grpo":
             return None
         texts = [text.encode() for row in self.rows(trajectories) for text in texts_of(row)]
         tokens = sum(len(text) / _FEWEST_BYTES_PER_TOKEN + _FRAME_TOKENS for text in texts)
-        return JobPrice(round(self._epochs * tokens), self.adapter_config.usd_per_million_tokens)
+        return round(self._epochs * tokens)
 
     @property
     def _epochs(self) -> int:
@@ -159,14 +131,8 @@ class OpenAiAdapter(OpenAiJobs):
         settings = self.adapter_config.reinforcement
         if method != "grpo" or settings is None:
             return super().method_of(method, options)
-        parameters = self.hyperparameters(method, options) | {
-            "reasoning_effort": settings.reasoning_effort,
-            "compute_multiplier": settings.compute_multiplier,
-        }
-        return {
-            "type": "reinforcement",
-            "reinforcement": {"grader": settings.grader, "hyperparameters": parameters},
-        }
+        parameters = self.hyperparameters(method, options) | settings.get("hyperparameters", {})
+        return {"type": "reinforcement", "reinforcement": {**settings, "hyperparameters": parameters}}
 
 
 @register_trainer_adapter(config_type=OpenAiAdapterConfig)

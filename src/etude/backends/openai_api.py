@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,7 +14,9 @@ from pydantic import Field, SecretStr, field_validator
 from etude.config.component import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
 from etude.core.errors import BackendError, CapabilityError, RequestError, TrainingError
+from etude.core.job import ModelVersion, TrainingStatusEnum
 from etude.core.json_text import JsonError, read_json
+from etude.core.keys import content_hash
 from etude.core.secrets import keep_secret
 from etude.inference.openai_config import OpenAiLlmConfig, plain_address
 from etude.wire.retries import (
@@ -30,6 +32,7 @@ from etude.wire.retries import (
 if TYPE_CHECKING:
     import httpx
     from openai import APIError, AsyncOpenAI
+    from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 
     from etude.config.builder import Builder
 
@@ -61,23 +64,12 @@ class JobsConfig(TrainerAdapterConfig):
     """How hard preferences pull away from the reference, in DPO."""
     min_rows: int = Field(default=1, ge=1)
     """Fewer rows are not worth a job."""
-    daily_limit_wait: Annotated[float, CHANGEABLE] = Field(default=3600.0, gt=0)
-    """Seconds until the next try when the day's jobs are used up."""
-    daily_limit_tries: Annotated[int, CHANGEABLE] = Field(default=25, ge=1)
-    """Tries before that is an error."""
-    max_poll_interval: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
-    """Longest pause in seconds between two looks at a job; they grow from the trainer's `poll_interval`."""
-    outage_limit: Annotated[float, CHANGEABLE] = Field(default=1800.0, ge=0)
-    """Seconds without an answer after which a run gives up waiting for a job. The job goes on, and a resumed
-    run finds it."""
     request_timeout: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
     """Seconds for one request, and one more for each 32 KB that it sends."""
     max_retries: Annotated[int, CHANGEABLE] = Field(default=USUAL.retries, ge=0)
     """More attempts of a request that failed. Nothing is made twice: files and jobs are looked for first."""
     retry_wait: Annotated[float, CHANGEABLE] = Field(default=USUAL.first_wait, ge=0)
     """Longest wait in seconds before the first of them; doubles with each. `Retry-After` goes first."""
-    max_answer_mb: Annotated[float, CHANGEABLE] = Field(default=USUAL_MEGABYTES, gt=0)
-    """Megabytes that one answer may have, after its expansion where it is compressed."""
 
     @field_validator("base_url")
     @classmethod
@@ -212,7 +204,7 @@ def connect(config: JobsConfig, llm: OpenAiLlmConfig, *, needs_key: bool) -> Asy
         problem_of=problem_of,
         follow_redirects=True,
         headers=UNCOMPRESSED,
-        event_hooks={"response": [limiting_answers(config.max_answer_mb, "`max_answer_mb`")]},
+        event_hooks={"response": [limiting_answers(USUAL_MEGABYTES, "a limit of etude")]},
     )
     return AsyncOpenAI(
         api_key=key or _NO_KEY,
@@ -221,3 +213,38 @@ def connect(config: JobsConfig, llm: OpenAiLlmConfig, *, needs_key: bool) -> Asy
         max_retries=0,  # They follow the policy of all clients.
         http_client=http,
     )
+
+
+STATES = {
+    "validating_files": TrainingStatusEnum.PENDING,
+    "queued": TrainingStatusEnum.PENDING,
+    "paused": TrainingStatusEnum.PENDING,
+    "running": TrainingStatusEnum.RUNNING,
+    "succeeded": TrainingStatusEnum.COMPLETED,
+    "failed": TrainingStatusEnum.FAILED,
+    "cancelled": TrainingStatusEnum.CANCELED,
+}
+
+
+def hosted_version(number: int, job_id: str, model: str) -> ModelVersion:
+    """The version that is a model at an API, made by the job."""
+    # The API gives no hash of the weights; the job and the model's name stand for them.
+    return ModelVersion(number=number, location=model, digest=content_hash([job_id, model]))
+
+
+def error_of(job: FineTuningJob) -> str | None:
+    """`Code: c. Message: m. Parameter: p.` of a job that failed; None of others."""
+    error = job.error
+    if error is None or not (error.code or error.message):
+        return None
+    text = f"Code: {error.code}. Message: {error.message}."
+    return f"{text} Parameter: {error.param}." if error.param else text
+
+
+def metrics_of(events: Sequence[FineTuningJobEvent]) -> dict[str, float]:
+    """The numbers in the latest of the events; the events are oldest first."""
+    for event in reversed(events):
+        if isinstance(event.data, Mapping) and event.type == "metrics":
+            numbers = {str(key): value for key, value in event.data.items()}
+            return {key: value for key, value in numbers.items() if type(value) in (int, float)}
+    return {}

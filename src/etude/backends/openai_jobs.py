@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from etude.backends.capabilities import JobHyperparameters, check_method
 from etude.backends.openai_api import (
     DAILY_LIMIT,
+    STATES,
     JobsConfig,
     TrainingJobNotFoundClientError,
     again,
     api_errors,
+    error_of,
+    hosted_version,
+    metrics_of,
 )
 from etude.backends.openai_rows import jsonl, rows_of
-from etude.backends.openai_status import STATES, error_of, hosted_version, metrics_of
 from etude.backends.trainer_adapter import JobLog, TrainerAdapter, job_status, pauses
 from etude.core.errors import BackendError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
@@ -44,6 +47,12 @@ _DATA, _METHOD, _TRAINING, _START = "etude_data", "etude_method", "etude_trainin
 _SEED_SHIFT = 32
 """Keys have 63 bits, and the API's seeds 31."""
 _MAX_SUFFIX = 64
+_LONGEST_PAUSE = 60.0
+"""Seconds between two looks at a job."""
+_OUTAGE_SECONDS = 1800.0
+"""Without an answer, after which a run gives up waiting for a job."""
+_DAILY_TRIES, _DAILY_SECONDS = 25, 3600.0
+"""When the day's jobs are used up: how often a job is tried, and the seconds from one try to the next."""
 
 
 class OpenAiJobs(TrainerAdapter):
@@ -195,12 +204,12 @@ class OpenAiJobs(TrainerAdapter):
         Raises BackendError when it stays away, or does not take the key any more: the job goes on.
         """
         answered = time.monotonic()
-        for pause in pauses(poll_interval, self.adapter_config.max_poll_interval):
+        for pause in pauses(poll_interval, _LONGEST_PAUSE):
             try:
                 status = await self.status(ref)
             except BackendError as error:
                 silent = time.monotonic() - answered
-                if not error.temporary or silent >= self.adapter_config.outage_limit:
+                if not error.temporary or silent >= _OUTAGE_SECONDS:
                     raise BackendError(
                         f"job {ref.run_id} cannot be followed ({error}). It goes on; resume (`etude "
                         "resume`), or make it again under the same name, to go on with it."
@@ -326,7 +335,7 @@ class OpenAiJobs(TrainerAdapter):
         """
         from openai import RateLimitError
 
-        config, limited, is_first = self.adapter_config, 0, True
+        limited, is_first = 0, True
         headers = {"Idempotency-Key": name if self._run_key is None else f"{self._run_key}/{name}"}
 
         async def create() -> FineTuningJob:
@@ -344,13 +353,13 @@ class OpenAiJobs(TrainerAdapter):
                 if error.code != DAILY_LIMIT:
                     raise
                 limited += 1
-                if limited >= config.daily_limit_tries:
+                if limited >= _DAILY_TRIES:
                     raise TrainingError(
                         f"job {name}: the day's fine-tuning jobs were used up at all {limited} tries. "
                         "Nothing that was collected is lost; resume (`etude resume`), or make the job "
                         "again later."
                     ) from error
-                wait = config.daily_limit_wait
+                wait = _DAILY_SECONDS
                 self.job_log.add(name, {"event": "waiting", "reason": error.message, "seconds": wait})
             await asyncio.sleep(wait)
 

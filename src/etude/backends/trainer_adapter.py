@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,16 +33,6 @@ class Jobs(Protocol):
         self, ref: TrainingJobRef, ask: Callable[[], Awaitable[TrainingJobStatus]]
     ) -> TrainingJobStatus:
         """How a job stands; `ask` asks the backend."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobPrice:
-    """The tokens that a backend charges for."""
-
-    tokens: int
-    """All epochs of the job counted; before it is over, the most that they may be."""
-    usd_per_million: float | None = None
-    """The price of a million of them; None leaves it to what is known of the model."""
 
 
 class TrainerAdapter(ABC):
@@ -123,8 +112,9 @@ class TrainerAdapter(ABC):
         """The abilities of the backend, known before `initialize`, so that a wrong config costs nothing."""
         return Capabilities()
 
-    def price(self, trajectories: TrajectoryCollection) -> JobPrice | None:
-        """The tokens that a job on them would be charged for; None where training is not charged so.
+    def charged_tokens(self, trajectories: TrajectoryCollection) -> int | None:
+        """The tokens that a job on them would be charged for at most, all of its epochs counted; None where
+        training is not charged so.
 
         A run with a budget holds room for that much before it submits the job.
         """
@@ -222,14 +212,6 @@ class TrainerAdapter(ABC):
         Called before `initialize`; gives the names under which they are now.
         """
         return []
-
-    async def learned(self, ref: TrainingJobRef) -> str | None:
-        """The word of a completed job's learner on each of its samples, as `etude.store.learned` writes
-        it: advantages, shares in the loss, ratios to the sampler, entropies. None where it says nothing.
-
-        Called once when the job's version is adopted. The run keeps it for people to look at.
-        """
-        return None
 
     async def prune(self, keep: Collection[ModelVersion]) -> None:  # noqa: B027  # a hook with a sound default
         """Delete the stored weights of this run's versions that are not in `keep`, never the base model.

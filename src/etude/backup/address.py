@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from etude.config.storage import StorageConfig
+from etude.config.schema import StorageConfig
 from etude.core.errors import EtudeError, MissingExtraError, RequestError, words_of
 from etude.core.threads import call_in_thread
 from etude.store.files import open_private, private_folder

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from etude.backup.address import Address, address_of_run, ask, probe
-from etude.config.storage import StorageConfig
+from etude.config.schema import StorageConfig
 from etude.core.errors import EtudeError, RequestError, StoreError, words_of
 from etude.core.interfaces import Progress
 from etude.store.database import DATABASE, open_database, store_error
@@ -40,7 +40,7 @@ FACTS = ".copy.json"
 
 _STAGE = ".storage"
 _TRIES, _PAUSE_SECONDS = 20, 0.05
-_DATABASES = tuple(f"{DATABASE}{part}" for part in ("", "-wal", "-shm", "-mark"))
+_DATABASES = tuple(f"{DATABASE}{part}" for part in ("", "-wal", "-shm"))
 _LEFT_OUT = {*_DATABASES, LOCK, STORAGE, STATUS}
 
 Identity: TypeAlias = tuple[int, int, int]

@@ -182,12 +182,12 @@ class Ledger:
             limit.release(amount)
         self._wake()
 
-    async def begin_job(self, model: str, name: str, tokens: int, usd_per_million: float | None) -> None:
+    async def begin_job(self, model: str, name: str, tokens: int) -> None:
         """Count a training job as if it had taken so many tokens, before it is submitted; once per name.
 
         Waits as `hold` does where there is no room for it.
         """
-        line = self._job(model, name, tokens, usd_per_million)
+        line = self._job(model, name, tokens)
         if (known := self._lines.get(line.key)) is not None and known.trained_tokens:
             return
         amounts: dict[Unit, float] = {"tokens": tokens, "usd": line.usd}
@@ -197,7 +197,7 @@ class Ledger:
 
     def end_job(self, model: str, name: str, tokens: int) -> None:
         """Count what a job has taken, at the price that it had when it began."""
-        line = self._job(model, name, tokens, None)
+        line = self._job(model, name, tokens)
         before = self._lines.get(line.key)
         if before is not None and before.trained_tokens:
             share = tokens / before.trained_tokens
@@ -258,10 +258,9 @@ class Ledger:
             if not waiting.done():
                 waiting.set_result(None)
 
-    def _job(self, model: str, name: str, tokens: int, usd_per_million: float | None) -> Line:
-        if usd_per_million is None and (price := self.prices.get(model)) is not None:
-            usd_per_million = price.training
-        usd = None if usd_per_million is None else tokens * usd_per_million / 1e6
+    def _job(self, model: str, name: str, tokens: int) -> Line:
+        price = self.prices.get(model)
+        usd = None if price is None or price.training is None else tokens * price.training / 1e6
         unpriced = tokens if usd is None else 0
         return Line(model, "training", name, trained_tokens=tokens, usd=usd or 0.0, unpriced_tokens=unpriced)
 

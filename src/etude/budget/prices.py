@@ -10,8 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field
 
-from etude.config.budget import ModelPrices, TokenPrices
-from etude.config.component import LlmConfig
+from etude.config.component import LlmConfig, ModelPrices, TokenPrices
 from etude.config.document import read_document
 from etude.config.schema import Config
 from etude.core.call import Usage

@@ -23,7 +23,6 @@ from etude.cli import (
     runs,
     serve,
     train,
-    transcripts,
     view,
 )
 from etude.cli.command import DEBUG, LOG_LEVEL, option, reported
@@ -120,7 +119,6 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     episodes.episodes,
     runs.jobs,
     report.report,
-    transcripts.transcripts,
     export.export,
     import_traces.import_traces,
     serve.serve,

@@ -19,8 +19,7 @@ from etude.cli.command import (
     option,
     run_async,
 )
-from etude.cli.console import next_step, say, say_wrapped
-from etude.cli.findings import MARKS, show_findings
+from etude.cli.console import MARKS, next_step, say, say_wrapped, show_findings
 
 if TYPE_CHECKING:
     from etude.config.schema import Config

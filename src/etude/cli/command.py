@@ -17,7 +17,6 @@ from typing import Annotated, Any, ParamSpec, TypeAlias, TypeVar
 import typer
 
 from etude.cli.console import emit, next_line, warn
-from etude.cli.stopping import stoppable, uninterrupted
 from etude.config.import_path import where_raised
 from etude.core.errors import BudgetReached, ErrorBudgetExceeded, EtudeError, RequestError, RunPaused
 from etude.core.secrets import keep_secret
@@ -89,9 +88,6 @@ _ISOLATION = (
     "only end its own process"
 )
 
-_hints: list[Callable[[], str]] = []
-"""Those of `then`, the innermost last: for a process that has to be ended."""
-
 
 class Terminated(KeyboardInterrupt):
     """The process was asked to end (SIGTERM), and ends as after Ctrl-C."""
@@ -112,8 +108,7 @@ def reported(command: Callable[P, T]) -> Callable[P, T]:
             raise
         except KeyboardInterrupt as stop:
             code = TERMINATED if isinstance(stop, Terminated) else INTERRUPTED
-            with uninterrupted():
-                raise _report(stop, STOPPED, code, kwargs) from stop
+            raise _report(stop, STOPPED, code, kwargs) from stop
         except BudgetReached as limit:
             raise _report(limit, f"{STOPPED}\n{limit}", limit.exit_code, kwargs) from limit
         except RunPaused as pause:
@@ -133,7 +128,6 @@ def then(hint: Callable[[], str], *, kept: str = "") -> Iterator[None]:
 
     `kept` is a sentence before that about what was done.
     """
-    _hints.append(hint)
     try:
         yield
     except RequestError:
@@ -148,8 +142,6 @@ def then(hint: Callable[[], str], *, kept: str = "") -> Iterator[None]:
         changes = f" -o {shlex.quote(error.override)}" if isinstance(error, BudgetReached) else ""
         error.add_note(next_line(hint() + changes))
         raise
-    finally:
-        _hints.pop()
 
 
 def _report(error: BaseException, sentence: str, code: int, options: Mapping[str, Any]) -> typer.Exit:
@@ -179,35 +171,31 @@ def _unforeseen(error: Exception) -> str:
 def run_async(work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`.
 
-    Ctrl-C and SIGTERM cancel it, so that it can clean up; then KeyboardInterrupt or Terminated is
-    raised. A second Ctrl-C waits a second for that, and SIGTERM some seconds. Raises EtudeError when
-    something else cancelled it.
+    Ctrl-C and SIGTERM cancel it, so that it can clean up; then KeyboardInterrupt or Terminated is raised. A
+    second Ctrl-C waits for nothing. Raises EtudeError when something else cancelled it.
     """
     import asyncio  # Here and not above: `etude --help` need not wait for it.
 
-    asked: type[KeyboardInterrupt] | None = None
-    task: asyncio.Task[Any] | None = None
+    terminated = False
 
     async def main() -> T:
-        nonlocal task
         task = asyncio.current_task()
-        if asked and task is not None:
-            task.cancel()
+
+        def end() -> None:
+            nonlocal terminated
+            terminated = True
+            if task is not None:
+                task.cancel()
+
+        with suppress(NotImplementedError, RuntimeError):  # Windows, and threads, have no such signals.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end)
         return await work
 
-    def end(number: int) -> None:
-        nonlocal asked
-        asked = Terminated if number == signal.SIGTERM else KeyboardInterrupt
-        if task is not None:
-            with suppress(RuntimeError):  # The loop is closed: the end is near.
-                task.get_loop().call_soon_threadsafe(task.cancel)
-
     try:
-        with stoppable(end, _last_words):
-            return asyncio.run(main())
+        return asyncio.run(main())
     except asyncio.CancelledError:
-        if asked:
-            raise asked from None
+        if terminated:
+            raise Terminated from None
         raise EtudeError(f"something in this process has cancelled the work of the run{_ISOLATION}") from None
     except RuntimeError as error:
         if "Event loop stopped" in str(error):
@@ -215,12 +203,6 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
                 f"something in this process has stopped the run's event loop{_ISOLATION}"
             ) from None
         raise
-
-
-def _last_words() -> str:
-    """For a process that has to be ended."""
-    lines = [STOPPED, *(next_line(hint()) for hint in _hints[-1:])]
-    return "\n".join(lines) + "\n"
 
 
 def refuse(reason: str, **options: object) -> None:

@@ -1,6 +1,6 @@
 """Printing: sentences, JSON, hints, and tables that fit a terminal.
 
-Nothing in a table is cut.
+In a pipe each row of a table is a line.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
+from dataclasses import asdict
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_GAP = "  "
-_INDENT = "    "
-_ENDLESS = 10**6
+if TYPE_CHECKING:
+    from etude.preflight.finding import Findings
+
+_NO_END = 100_000
 """Columns of a line in a pipe or a file."""
 
 
@@ -53,19 +56,12 @@ def next_step(command: str) -> None:
     say(f"\n{next_line(command)}")
 
 
-def table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[Any]],
-    *,
-    title: str | None = None,
-    sentences: Collection[str] = (),
-) -> None:
-    """A table, as `table_lines` lays it out, with an empty line around it."""
-    width = line_width()
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
+    """A table with an empty line around it: cells that are None stay empty, numbers stand at the right."""
     say()
     if title is not None:
-        say("\n".join(wrapped(title, width)))
-    say("\n".join(table_lines(columns, list(rows), width=width, sentences=sentences)))
+        say("\n".join(wrapped(title, line_width())))
+    say("\n".join(table_lines(columns, list(rows), line_width())))
 
 
 _HERE: ContextVar[Path | None] = ContextVar("etude_here", default=None)
@@ -107,48 +103,27 @@ def line_width() -> int | None:
     return shutil.get_terminal_size((0, 0)).columns or None
 
 
-def table_lines(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[Any]],
-    *,
-    width: int | None = None,
-    sentences: Collection[str] = (),
-) -> list[str]:
-    """The lines of a table. Cells that are None stay empty, and numbers stand at the right.
+def table_lines(columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int | None = None) -> list[str]:
+    """The lines of a table; cells are folded where it would be wider than `width`."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
 
-    Where the lines would be wider than `width`, the columns `sentences` stand below their rows, wrapped
-    between words. All others are kept whole, also where a line is wider then.
-    """
-    texts = [[_text(cell) for cell in row] for row in rows]
-    below: list[list[str]] = [[] for _ in rows]
-    widths = _widths(columns, texts)
-    if width is not None and sum(widths) + len(_GAP) * (len(widths) - 1) > width:
-        for column in (column for column, name in enumerate(columns) if name in sentences):
-            for row, lines in zip(texts, below, strict=True):
-                said, row[column] = row[column], ""
-                lines += wrapped(f"{_INDENT}{columns[column]}: {said}", width, _INDENT) if said else []
-        widths = _widths(columns, texts)
-    at_right = [all(isinstance(row[n], int | float | None) for row in rows) for n in range(len(columns))]
-
-    def line(cells: Sequence[str]) -> str:
-        spaces = (" " * (width - cell_width(cell)) for cell, width in zip(cells, widths, strict=True))
-        padded = zip(cells, spaces, at_right, strict=True)
-        return _GAP.join(space + cell if right else cell + space for cell, space, right in padded).rstrip()
-
-    shown = [line(columns), "─" * (sum(widths) + len(_GAP) * (len(widths) - 1))]
-    for row, lines in zip(texts, below, strict=True):
-        shown += [line(row), *lines]
-    return shown
-
-
-def _widths(columns: Sequence[str], texts: Sequence[Sequence[str]]) -> list[int]:
-    return [max(map(cell_width, cells)) for cells in zip(columns, *texts, strict=True)]
+    drawn = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for index, name in enumerate(columns):
+        is_number = all(isinstance(row[index], int | float | None) for row in rows)
+        drawn.add_column(name, justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        drawn.add_row(*map(_text, row))
+    text = StringIO()
+    Console(file=text, width=width or _NO_END, color_system=None, markup=False).print(drawn)
+    return [line.rstrip() for line in text.getvalue().splitlines()]
 
 
 def wrapped(text: str, width: int | None, indent: str = "") -> list[str]:
     """Text in lines of at most `width` characters, `indent` before all but the first; no word is ever cut."""
     wrap = textwrap.TextWrapper(
-        width or _ENDLESS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        width or _NO_END, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
     return [line for part in text.splitlines() or [""] for line in wrap.wrap(part) or [""]]
 
@@ -176,3 +151,16 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+MARKS = {"ok": "✓", "warning": "!", "error": "✗"}
+"""Before each finding."""
+
+
+def show_findings(findings: Findings, facts: dict[str, Any], as_json: bool) -> None:
+    """Findings as lines; or with other facts as a JSON object."""
+    if as_json:
+        emit({**facts, "findings": asdict(findings)["items"]})
+        return
+    for finding in findings.items:
+        say_wrapped(f"{MARKS[finding.status]} {finding.what}: {finding.detail}")

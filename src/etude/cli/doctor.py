@@ -9,8 +9,7 @@ import typer
 
 from etude.cli import hints
 from etude.cli.command import RUNS, AsJson, Overrides, argument, option, run_async
-from etude.cli.console import next_step, path_shown, say
-from etude.cli.findings import MARKS, show_findings
+from etude.cli.console import MARKS, next_step, path_shown, say, show_findings
 
 
 def doctor(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,6 +42,7 @@ def episodes(
         str | None, option("Of `show`: the run; by default the one changed last.", show_default=False)
     ] = None,
     tokens: Annotated[bool, option("Of `show`: each token with its numbers.", "--tokens")] = False,
+    raw: Annotated[bool, option("Of `show`: answers as the models wrote them.", "--raw")] = False,
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
@@ -51,7 +53,7 @@ def episodes(
     before a word means the others; words with a dash come after `--`.
     """
     if words[0] == "show":
-        _show(words[1:], run, output_dir, tokens=tokens)
+        _show(words[1:], run, output_dir, tokens=tokens, raw=raw)
     else:
         _list(words[0], " ".join(map(shlex.quote, words[1:])), phase, limit, output_dir, as_json)
 
@@ -59,8 +61,7 @@ def episodes(
 def _list(name: str, words: str, phase: str | None, limit: int, output_dir: Path, as_json: bool) -> None:
     from etude.core.errors import RequestError
     from etude.store.facts import find_run
-    from etude.store.outline import phases_in
-    from etude.store.query import find_episodes, parse_query
+    from etude.store.outline import find_episodes, parse_query, phases_in
     from etude.store.run_folder import RunFolder
     from etude.store.stored_config import reward_names, stored_data
 
@@ -113,14 +114,13 @@ def _in_short(value: Any) -> str:
 
 
 def _as_json(episode: EpisodeOutline) -> dict[str, Any]:
-    from dataclasses import asdict
 
     facts = asdict(episode)
     del facts["text"]
     return {**facts, "agents": sorted(episode.agents), "versions": sorted(episode.versions)}
 
 
-def _show(ids: list[str], run: str | None, output_dir: Path, *, tokens: bool) -> None:
+def _show(ids: list[str], run: str | None, output_dir: Path, *, tokens: bool, raw: bool) -> None:
     from etude.core.errors import RequestError
     from etude.export.transcripts import episode_transcript
     from etude.store.facts import find_run, list_runs
@@ -136,7 +136,7 @@ def _show(ids: list[str], run: str | None, output_dir: Path, *, tokens: bool) ->
         if tokens:
             _show_tokens(folder, ids[0])
         else:
-            say(episode_transcript(folder, ids[0]).rstrip())
+            say(episode_transcript(folder, ids[0], raw=raw).rstrip())
     next_step(hints.show(path))
 
 

@@ -163,7 +163,7 @@ def _show_examples(evaluation: Evaluation) -> None:
         texts = map(_short, (row["output"], row["expected"], failure))
         rows.append((label, *(row["scores"][name] for name in names), *texts))
     columns = ("example", *names, "output", "expected", "failure")
-    table(columns, rows, sentences=("output", "expected", "failure"))
+    table(columns, rows)
 
 
 def _short(value: Any) -> str | None:

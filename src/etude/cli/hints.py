@@ -86,9 +86,9 @@ def show_episode(run: Path, episode: str) -> str:
     return _etude("episodes", "show", episode, "--run", run)
 
 
-def repair(run: Path) -> str:
-    """The journal of a run is damaged."""
-    return _etude("runs", "check", run, "--repair")
+def check_run(run: Path) -> str:
+    """The journal or the config of a run cannot be read."""
+    return _etude("runs", "check", run)
 
 
 def jobs(run: Path) -> str:
@@ -98,7 +98,7 @@ def jobs(run: Path) -> str:
 
 def read_episodes(run: Path, phase: str) -> str:
     """Nothing could be trained on: the episodes show why."""
-    return _etude("transcripts", run, "--phase", phase)
+    return _etude("episodes", run, "--phase", phase)
 
 
 def export(run: Path, target: str | None = None) -> str:
@@ -156,7 +156,7 @@ def after_run(run: Path, facts: RunFacts | None = None, histories: Histories | N
     if facts.in_use_by is not None:
         return show(run)
     if facts.state == "unreadable":
-        return repair(run)
+        return check_run(run)
     if facts.state == "unfinished":
         return resume(run)
     if facts.kind == "import":

@@ -62,6 +62,6 @@ def import_traces(
 def _show(imported: Imported) -> None:
     if imported.left_out:
         rows = [(reason, count, first) for reason, (count, first) in imported.left_out.items()]
-        table(("left out", "count", "first at"), rows, sentences=("left out",))
+        table(("left out", "count", "first at"), rows)
     for label, text in imported_lines(imported.as_json()):
         say(f"{label:<15} {text}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from etude.cli import hints
-from etude.cli.command import RUNS, AsJson, OutputDir, Run, argument, option, reported, then
+from etude.cli.command import RUNS, AsJson, OutputDir, Run, argument, reported, then
 from etude.cli.console import emit, next_step, path_shown, said_once, say, say_wrapped, table
 from etude.cli.figures import (
     show_bill,
@@ -90,39 +90,28 @@ def show(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
 def check(
     run: Run,
     output_dir: OutputDir = RUNS,
-    repair: Annotated[bool, option("Mend what can be mended.", "--repair")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Verify what a run has stored; exits with 1 when it is damaged and was not repaired.
-
-    With --repair the entries of the journal that are whole are kept, versions that are damaged are set aside,
-    and what is lost is done again when the run is resumed; a damaged config is put back from the journal.
-    """
-    import asyncio
-
+    """Verify what a run has stored; exits with 1 when it is damaged."""
     from etude.core.errors import StoreError
-    from etude.loop.recovery import check_files, repair_files
+    from etude.loop.recovery import check_files, check_journal
+    from etude.store.database import DATABASE, how_to_mend
     from etude.store.facts import find_run
-    from etude.store.repair import check_run, repair_run
 
     path = find_run(run, output_dir)
-    damage = check_run(path)
-    mended = asyncio.run(repair_run(path)) if damage and repair else None
+    damage = check_journal(path)
     # The journal says which versions there should be.
-    files = [] if damage and mended is None else check_files(path)
-    files_mended = asyncio.run(repair_files(path)) if files and repair else []
+    files = [] if damage else check_files(path)
     if as_json:
-        facts = {"damage": damage, "repair": mended and mended.as_json()}
-        emit({"run": str(path), **facts, "files": files, "files_repaired": files_mended})
-        raise typer.Exit(1 if (damage or files) and not repair else 0)
-    if (damage or files) and not repair:
-        with then(lambda: hints.repair(path)):
-            raise StoreError(f"{path} is damaged: {'; '.join([*damage, *files])}")
-    lines = damage or ["its journal is whole: every entry is as it was written, and none is missing"]
-    lines += [] if mended is None else [mended.line()]
-    lines += files or ["its config and its versions are whole: every file is as it was written"]
-    for line in [*lines, *files_mended]:
-        say_wrapped(line)
+        emit({"run": str(path), "damage": damage, "files": files})
+        raise typer.Exit(1 if damage or files else 0)
+    if damage:
+        raise StoreError(f"{path} is damaged: {'; '.join(damage)}; {how_to_mend(path / DATABASE)}")
+    if files:
+        with then(lambda: hints.resume(path)):
+            raise StoreError(f"{path} is damaged: {'; '.join(files)}. A damaged version is made again")
+    say("its journal is whole: every entry is as it was written, and none is missing")
+    say("its config and its versions are whole: every file is as it was written")
     next_step(hints.after_run(path))
 
 
@@ -207,7 +196,7 @@ def jobs(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
         for job in submitted
     ]
     columns = ("epoch", "job", "backend", "status", "trajectories", "seconds", "version", "message")
-    table(columns, rows, sentences=("message",))
+    table(columns, rows)
     stopped = submitted[-1].status == INTERRUPTED
     next_step(hints.after_run(path) if stopped else hints.show(path))
 
@@ -272,13 +261,12 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
             ("epoch", "reward", *counts, "version", "validation", "skipped"),
             rows,
             title=target,
-            sentences=("skipped",),
         )
     for recovery in history.recoveries:
         say_wrapped(f"recovered       {recovery.timestamp}: {recovery}")
     show_evaluators(history)
     for fault, count in drift_of(history).most_common():
-        say_wrapped(f"drift           {count} branches, {fault} (see `etude doctor --drift MODEL`)")
+        say_wrapped(f"drift           {count} branches, {fault}")
     entries: list[Entry] = [*history.validations, *history.epochs]
     calls = Counter[str]()
     for entry in entries:

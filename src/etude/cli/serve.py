@@ -16,7 +16,6 @@ Algorithms = Annotated[
     option("An algorithm of your own that jobs may name, as module:Name; it is imported. Repeatable."),
 ]
 
-PerMinute = Annotated[int | None, option("Requests of one client address; left out: no limit.", min=1)]
 Devices = Annotated[
     list[str] | None,
     option("A vLLM of its own on this GPU (on a CPU: on these cores, as 0-7). Repeatable."),
@@ -58,7 +57,6 @@ def serve(
     dtype: Annotated[str, option("auto, float32, bfloat16 or float16.")] = "auto",
     max_batch: Annotated[int, option("Sequences sampled at once.", min=1)] = 256,
     max_queue: Annotated[int, option("Sequences under way and waiting.", min=1)] = 1024,
-    requests_per_minute: PerMinute = None,
     max_models: Annotated[int, option("Models in memory at once.", min=1)] = 3,
     max_file_mb: Annotated[int, option("Largest upload, in MiB.", min=1)] = 512,
     running_jobs: Annotated[int, option("Training jobs at once.", min=1)] = 1,

@@ -14,9 +14,9 @@ from etude.cluster.connection import connected, require_ray
 from etude.cluster.launch import TeamLauncher
 from etude.cluster.runners import LOGS, RunnerLauncher
 from etude.config.document import dotted
+from etude.config.load import secrets_of
 from etude.config.registry import register_cluster
 from etude.config.schema import Config
-from etude.config.secrets import secrets_of
 from etude.core.errors import RequestError
 from etude.runners.process import Cluster
 

@@ -2,20 +2,20 @@
 
 There are short ways to write one: `workflow: my_agent:play` is `{_type: function, function: my_agent:play}`,
 and `dataset: data/train.jsonl` is `{_type: jsonl, file_path: data/train.jsonl}`. Both may also stand as the
-`_type` of a mapping with more keys. Those of alarms are in `etude.config.alarms`.
+`_type` of a mapping with more keys. `reward_collapse: stop` is `{_type: reward_collapse, action: stop}`,
+`{epochs: 3}` under the name of an alarm is one of that type, and `alarms: off` turns all of them off.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path, PurePath
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast, get_args
 
 from pydantic import ValidationError
 
 from etude.config import registry
-from etude.config.alarms import spell_out_alarms
-from etude.config.component import ComponentConfig, DatasetConfig, TrackerConfig, WorkflowConfig
+from etude.config.component import AlarmConfig, ComponentConfig, DatasetConfig, TrackerConfig, WorkflowConfig
 from etude.config.document import Document, KeyPath, dig, holds, replace_at, set_at
 from etude.config.import_path import import_object, is_import_path
 from etude.config.nearest import alternatives, nearest
@@ -34,6 +34,7 @@ from etude.config.schema import Config
 from etude.config.slots import Slot, shown, unknown_keys
 from etude.config.supplies import Supplies, Written
 from etude.core.errors import EtudeError, RequestError
+from etude.core.history import Action
 
 Spelled: TypeAlias = dict[str, Any] | ComponentConfig | None
 
@@ -268,3 +269,36 @@ def _file_type(file: str) -> str:
         allowed = ", ".join(FILE_TYPES)
         raise RequestError(f"the suffix of '{file}' does not tell what format it has. Allowed: {allowed}")
     return FILE_TYPES[suffix]
+
+
+ACTIONS: tuple[str, ...] = get_args(Action)
+
+
+def alarms_by_default() -> dict[str, type[AlarmConfig]]:
+    """The types of alarms that are on in a run whose config does not name them, by name."""
+    types = {name: registry.lookup("alarms", name).config_type for name in registry.names("alarms")}
+    return {name: kind for name, kind in types.items() if issubclass(kind, AlarmConfig) and kind.by_default}
+
+
+def spell_out_alarms(data: dict[str, Any], problems: Problems) -> None:
+    """Write the alarms of `data` as components with a `_type`; what is no alarm is noted as a problem."""
+    section = NAMED["alarms"]
+    entries = dig(data, section)
+    if entries in (False, "off"):
+        entries = dict.fromkeys(alarms_by_default(), False)
+        replace_at(data, section, entries)
+    for name, value in entries.items() if isinstance(entries, dict) else ():
+        if value in (None, "on") or isinstance(value, bool):
+            value = "off" if value is False else {}
+        if isinstance(value, str) and not is_import_path(value):
+            if value not in ACTIONS:
+                hint = "; or a mapping with its thresholds"
+                text = f"'{value}' is no action of an alarm{alternatives(value, ACTIONS)}{hint}"
+                problems.add((*section, name), text)
+            value = {"_type": name, **({"action": value} if value in ACTIONS else {})}
+        elif isinstance(value, dict):
+            kind = value.get("_type")
+            # An override of a threshold has made `_type` of what was written as an action alone.
+            action = {"action": kind} if kind in ACTIONS else {}
+            value = {**action, **value, "_type": name if kind is None or action else kind}
+        entries[name] = value

@@ -28,34 +28,6 @@ _HINTS = {
     "found unexpected end of stream": "a text in quotes ends with one",
     "found unhashable key": "a key is a text or a number; put a value that holds '{{' in quotes",
 }
-_WORDS = (
-    (
-        r"expected ('<document start>'|<block end>), but found '(<block (mapping|sequence) start>|\?|-)'",
-        "the indentation is that of no line above; lines of one block begin in the same column",
-    ),
-    (
-        r"expected <block end>, but found .*",
-        "a value ends before this; put all of it in quotes",
-    ),
-    (r"'<stream end>'", "the end of the file"),
-    (
-        r"(found character '[@`%]') that cannot start any token",
-        r"\1 at the start; put the value in quotes",
-    ),
-    (
-        r"could not determine a constructor for the tag (.*)",
-        r"\1 is a tag; put it in quotes",
-    ),
-    (
-        r"expected alphabetic or numeric character, but found .*",
-        "'*' or '&' at the start is that of an alias or anchor; put the value in quotes",
-    ),
-    (r"sequence entries are not allowed here", "a list begins in a line of its own"),
-    (r"(expected ',' or '[]}]', but got [^{]+)$", r"\1; close the bracket, or put the value in quotes"),
-    (r"(found undefined alias .*)", r"\1; put a value that begins with '*' in quotes"),
-    (r"expected chomping .* but found (.*)", r"found \1; text after '|' or '>' begins in the next line"),
-)
-"""Patterns of what PyYAML says, and what it means to whoever wrote the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,8 +302,6 @@ def _not_yaml(error: yaml.MarkedYAMLError, path: Path | None) -> ConfigError:
     problem = error.problem or "it cannot be read"
     hint = next((f"; {hint}" for text, hint in _HINTS.items() if text in (problem, error.context)), "")
     line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
-    for pattern, words in _WORDS:
-        problem = re.sub(pattern, words, problem)
     return ConfigError(
         f"not valid YAML: {problem.removeprefix('but ')}{hint}", path=path, line=line, column=column
     )

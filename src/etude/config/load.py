@@ -1,16 +1,16 @@
-"""From a file to a validated config, and back to text."""
+"""From a file to a validated config, and back to text without its secrets."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import SecretBytes, SecretStr, ValidationError
 
 from etude.config import registry
 from etude.config.assemble import build_components
@@ -35,10 +35,9 @@ from etude.config.problems import Problems
 from etude.config.references import SECTION_OF, complete_names
 from etude.config.registry import DATASET, OTHER_DATASETS, components_in
 from etude.config.schema import Config
-from etude.config.secrets import Declared, keep_text, remember_secrets, secrets_in, secrets_of
 from etude.config.slots import Slot, walk
 from etude.core.errors import ConfigError, RequestError
-from etude.core.secrets import MASK, masked
+from etude.core.secrets import MASK, holds_secret, keep_secret, masked, secrets_in_address
 
 _REFERENCE = re.compile(
     r"\$(?:(?P<dollar>\$)|\{(?P<name>[A-Za-z_]\w*)(?P<default>:-[^}]*)?\}|(?P<broken>\{))"
@@ -271,3 +270,50 @@ def _remove(data: dict[str, Any], path: KeyPath) -> bool:
             del parent[path[depth]]
             return True
     return False
+
+
+Declared = SecretStr | SecretBytes
+"""The classes of values that are declared as secret."""
+
+
+def secrets_in(data: Any, *, sure: bool = False) -> Iterator[tuple[KeyPath, str]]:
+    """The texts that are secret by their names and forms, each with its path, as in `holds_secret`."""
+    for path, text in strings(data):
+        name = next((key for key in reversed(path) if isinstance(key, str)), "")
+        if holds_secret(name, text, sure=sure):
+            yield path, text
+
+
+def secrets_of(config: Config, data: Any, *, sure: bool = False) -> dict[KeyPath, str]:
+    """All secrets of a config, by their paths; `data` is its JSON.
+
+    A default is none: anybody can read it. `sure` leaves out what may be something else.
+    """
+    slots = {path: (slot, value) for path, slot, value in walk(config, Slot(Config))}
+    declared = {
+        path: _plain(value)
+        for path, (slot, value) in slots.items()
+        if isinstance(value, Declared) and value != slot.default and value.get_secret_value()
+    }
+    looking = {
+        path: text
+        for path, text in secrets_in(data, sure=sure)
+        if path not in slots or (slots[path][0].default != text and not isinstance(slots[path][1], Declared))
+    }
+    return looking | declared
+
+
+def remember_secrets(config: Config, data: Any) -> None:
+    """Have the secrets of a config masked in all text from now on."""
+    for text in secrets_of(config, data).values():
+        keep_text(text)
+
+
+def keep_text(text: str) -> None:
+    """Have a secret masked from now on; of an address, what is secret in it."""
+    keep_secret(*secrets_in_address(text) if "://" in text else (text,))
+
+
+def _plain(value: Any) -> str:
+    plain = value.get_secret_value()
+    return plain.decode(errors="replace") if isinstance(plain, bytes) else str(plain)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from inspect import cleandoc
-from typing import Any
+import ast
+import inspect
+from collections.abc import Collection, Iterator, Sequence
+from functools import cache
+from inspect import cleandoc, get_annotations
+from itertools import pairwise
+from textwrap import dedent
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -12,8 +16,7 @@ from pydantic_core import PydanticUndefined
 
 from etude.config import registry
 from etude.config.component import CHANGEABLE, ComponentConfig
-from etude.config.descriptions import descriptions
-from etude.config.registry import BASES, LISTED, NAMED, NOUNS, SINGLE
+from etude.config.registry import BASES, LISTED, LIVE, NAMED, NOUNS, SINGLE, Kind
 from etude.config.schema import Config
 from etude.config.slots import Slot, describe, models_in
 
@@ -32,61 +35,118 @@ them; they are named below the tables. All others stay as they were when the run
 
 def render_reference(package: str = "etude") -> str:
     """The reference of all blocks, and of the components that `package` registers."""
-    return "\n".join([_INTRODUCTION, *_blocks(), *_components(package)])
+    return "\n".join([_INTRODUCTION, *_Reference(package).sections()])
 
 
-def _blocks() -> Iterator[str]:
-    yield "## The file\n"
-    yield from _table(Config)
-    for name in ("eval", "finetuning", "storage"):
-        for block in _parts(Config.model_fields[name]):
-            yield from _with_parts(f"`{name}`", block, 2)
+class _Reference:
+    """Shows each block once, and keys that several components inherit once, before the first of these."""
+
+    def __init__(self, package: str) -> None:
+        self._types = {
+            (kind, name): config_type
+            for kind in BASES
+            for name in registry.names(kind)
+            for config_type in [registry.lookup(kind, name).config_type]
+            if name != LIVE and config_type.__module__.partition(".")[0] == package
+        }
+        self._titles: dict[type[BaseModel], str] = {}
+
+    def sections(self) -> Iterator[str]:
+        """The page, a heading or a table at a time."""
+        yield "## The file\n"
+        yield from self._block("", Config, 1, tuple(Config.model_fields))
+        for kind in BASES:
+            keys = [".".join(map(str, NAMED[kind]))] if kind in NAMED else []
+            keys += [".".join(map(str, path)) for path, single in SINGLE.items() if single == kind]
+            keys += [".".join(map(str, LISTED[kind]))] if kind in LISTED else []
+            yield f"## {NOUNS[kind].capitalize()} types\n\nIn {', '.join(f'`{key}`' for key in keys)}.\n"
+            for (other, name), config_type in self._types.items():
+                if other == kind:
+                    yield from self._component(kind, name, config_type)
+
+    def _component(self, kind: Kind, name: str, config_type: type[ComponentConfig]) -> Iterator[str]:
+        keys: dict[type[BaseModel], list[str]] = {config_type: []}
+        for key in _written(config_type):
+            base = _home(config_type, key)
+            keys.setdefault(base if self._is_shared(base) else config_type, []).append(key)
+        own, inherited = keys.pop(config_type), []
+        for base in keys:
+            if base in self._types.values():
+                inherited.append(f"`_type: {base.type_name}`")  # type: ignore[attr-defined]
+                continue
+            if base not in self._titles:
+                title = self._shared_title(kind, base)
+                yield from self._block(
+                    title, base, 3, [key for key in _written(base) if _home(base, key) is base]
+                )
+            inherited.append(f"*{self._titles[base]}*")
+        links = f"Further keys: {', '.join(inherited)}.\n" if inherited else ""
+        yield from self._block(f"`_type: {name}`", config_type, 3, own, links)
+
+    def _is_shared(self, base: type[BaseModel]) -> bool:
+        users = [each for each in self._types.values() if issubclass(each, base)]
+        return len(users) > 1 or not issubclass(base, ComponentConfig)
+
+    def _shared_title(self, kind: Kind, base: type[BaseModel]) -> str:
+        users = {key: f"`{key[1]}`" for key, each in self._types.items() if issubclass(each, base)}
+        if users.keys() >= {key for key in self._types if key[0] == kind}:
+            return f"Keys of every {NOUNS[kind]}"
+        return f"Keys of {', '.join(dict.fromkeys(users.values()))}"
+
+    def _block(
+        self, title: str, model: type[BaseModel], level: int, keys: Sequence[str], links: str = ""
+    ) -> Iterator[str]:
+        """A table of some keys of a model, then those of the blocks inside of it."""
+        self._titles[model] = title
+        inside: dict[type[BaseModel], str] = {}
+        for key in keys:
+            for block in _blocks_in(model.model_fields[key]):
+                if block not in self._titles:
+                    inside[block] = self._titles[block] = f"{title} › `{key}`" if title else f"`{key}`"
+        if title:
+            yield f"{'#' * level} {title}\n"
+        yield from self._table(model, keys, [*inside])
+        if links:
+            yield links
+        for block, path in inside.items():
+            yield from self._block(path, block, level + 1, _written(block))
+
+    def _table(
+        self, model: type[BaseModel], keys: Sequence[str], below: Collection[type[BaseModel]]
+    ) -> Iterator[str]:
+        yield f"{cleandoc(model.__doc__ or '')}\n"
+        meanings, fields = descriptions(model), {key: model.model_fields[key] for key in keys}
+        if fields:
+            rows = [
+                self._row(field.alias or key, field, meanings.get(key, ""), below)
+                for key, field in fields.items()
+            ]
+            yield "\n".join(["| key | takes | default | meaning |", "|---|---|---|---|", *rows]) + "\n"
+        changeable = [
+            f"`{field.alias or key}`" for key, field in fields.items() if CHANGEABLE in field.metadata
+        ]
+        if changeable:
+            yield f"When a run goes on, these can be changed: {', '.join(changeable)}.\n"
+
+    def _row(self, key: str, field: FieldInfo, meaning: str, below: Collection[type[BaseModel]]) -> str:
+        slot, blocks = Slot.of(field), _blocks_in(field)
+        takes = describe(slot)
+        if blocks:
+            takes = "the block below" if blocks[0] in below else f"a block: {self._titles[blocks[0]]}"
+            takes += "" if models_in(slot) else ", by a name of your own"
+        cells = (f"`{key}`", takes, _default(field), " ".join(meaning.split()))
+        return f"| {' | '.join(map(_cell, cells))} |"
 
 
-def _components(package: str) -> Iterator[str]:
-    for kind in BASES:
-        keys = [".".join(map(str, NAMED[kind]))] if kind in NAMED else []
-        keys += [".".join(map(str, path)) for path, single in SINGLE.items() if single == kind]
-        keys += [".".join(map(str, LISTED[kind]))] if kind in LISTED else []
-        yield f"## {NOUNS[kind].capitalize()} types\n\nIn {', '.join(f'`{key}`' for key in keys)}.\n"
-        for name in registry.names(kind):
-            config_type = registry.lookup(kind, name).config_type
-            if config_type.__module__.partition(".")[0] == package:
-                yield from _with_parts(f"`_type: {name}`", config_type, 3)
+def _written(model: type[BaseModel]) -> list[str]:
+    """The keys of a model that may stand in a file."""
+    hidden = {"reward"} if issubclass(model, ComponentConfig) else set()
+    return [key for key, field in model.model_fields.items() if key not in hidden and not field.exclude]
 
 
-def _with_parts(title: str, model: Any, level: int) -> Iterator[str]:
-    """A model's table, then those of the blocks inside of it."""
-    yield f"{'#' * level} {title}\n"
-    yield from _table(model)
-    for name, field in model.model_fields.items():
-        for part in _parts(field):
-            yield from _with_parts(f"{title} › `{name}`", part, level + 1)
-
-
-def _table(model: type[BaseModel]) -> Iterator[str]:
-    yield f"{cleandoc(model.__doc__ or '')}\n"
-    meanings = descriptions(model)
-    fields = {
-        name: field for name, field in model.model_fields.items() if name != "reward" and not field.exclude
-    }
-    if fields:
-        rows = [_row(field.alias or name, field, meanings.get(name, "")) for name, field in fields.items()]
-        yield "\n".join(["| key | takes | default | meaning |", "|---|---|---|---|", *rows]) + "\n"
-    changeable = [
-        f"`{field.alias or name}`" for name, field in fields.items() if CHANGEABLE in field.metadata
-    ]
-    if changeable:
-        yield f"When a run goes on, these can be changed: {', '.join(changeable)}.\n"
-
-
-def _row(key: str, field: FieldInfo, meaning: str) -> str:
-    slot = Slot.of(field)
-    takes = "the block below" if _parts(field) else describe(slot)
-    if _parts(field) and not models_in(slot):
-        takes += ", by a name of your own"
-    cells = (f"`{key}`", takes, _default(field), " ".join(meaning.split()))
-    return f"| {' | '.join(map(_cell, cells))} |"
+def _home(model: type[BaseModel], key: str) -> type[BaseModel]:
+    """The class that says last what a key is."""
+    return next(base for base in model.__mro__ if key in get_annotations(base))
 
 
 def _cell(text: str) -> str:
@@ -94,7 +154,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", "\\n")
 
 
-def _parts(field: FieldInfo) -> list[type[BaseModel]]:
+def _blocks_in(field: FieldInfo) -> list[type[BaseModel]]:
     """The blocks with a table of their own that a key holds."""
     slot = Slot(field.annotation)
     models = models_in(slot) + [model for entry in slot.below("") for model in models_in(entry)]
@@ -110,3 +170,33 @@ def _default(field: FieldInfo) -> str:
     if default is None or default == "" or isinstance(default, BaseModel) or default in ({}, []):
         return ""
     return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+
+
+@cache
+def descriptions(model: type[BaseModel]) -> dict[str, str]:
+    """The description of each field that has one: that of its `Field(...)`, or else its docstring.
+
+    pydantic reads docstrings too (`use_attribute_docstrings`), for each class as it is made: a third of the
+    CPU time in which all configs are imported, in every command. Where there is no source there are none.
+    """
+    classes = [cls for cls in reversed(model.__mro__) if issubclass(cls, BaseModel) and cls is not BaseModel]
+    found = {name: text for cls in classes for name, text in _docstrings(cls).items()}
+    given = {name: field.description for name, field in model.model_fields.items() if field.description}
+    return {name: text for name, text in (found | given).items() if name in model.model_fields}
+
+
+@cache
+def _docstrings(cls: type[BaseModel]) -> dict[str, str]:
+    """The docstrings below the fields that a class itself declares."""
+    try:
+        [tree] = ast.parse(dedent(inspect.getsource(cls))).body
+    except (OSError, TypeError, SyntaxError):  # TypeError: of a class whose module is not loaded.
+        return {}
+    assert isinstance(tree, ast.ClassDef)
+    return {
+        field.target.id: inspect.cleandoc(below.value.value)
+        for field, below in pairwise(tree.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+        if isinstance(below.value.value, str)
+    }

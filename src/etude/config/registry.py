@@ -94,6 +94,9 @@ SINGLE: dict[KeyPath, Kind] = {
 LISTED: dict[Kind, KeyPath] = {"trackers": ("report",)}
 """Keys that hold a list of components."""
 
+LIVE = "live"
+"""The type of each kind that stands for an object of the program, which no file can name."""
+
 
 def components_in(data: dict[str, Any]) -> Iterator[tuple[KeyPath, Kind]]:
     """The path and kind of each component in a config, in the order of `SINGLE`, `NAMED` and `LISTED`."""

@@ -1,4 +1,4 @@
-"""Transcripts of a stored run: a file for each episode of a phase, as a person reads it.
+"""Transcripts of stored episodes, as a person reads them.
 
 A play is shown as a transcript of its protocol; any other episode by its calls, what happened between
 them, and what came of it.
@@ -6,89 +6,36 @@ them, and what came of it.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from etude.algorithms.episodes import is_play
 from etude.core.call import Call, continues
-from etude.core.episode import WORKFLOW, EpisodeRecord, Event, call_counts
+from etude.core.episode import WORKFLOW, EpisodeRecord, Event
 from etude.core.errors import RequestError
 from etude.core.json_text import read_json
-from etude.core.keys import content_hash
 from etude.core.message import Message, is_text, text_of
-from etude.protocols.tree import as_json, as_yaml, transcript
-from etude.store.episodes import choose_phase, iter_episodes, read_episode
-from etude.store.files import write_atomically
+from etude.protocols.tree import as_yaml, transcript
+from etude.store.episodes import read_episode
 from etude.store.journal import Journal
 from etude.store.plain import jsonable
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import reward_name, stored_data
 
-Format: TypeAlias = Literal["yaml", "json"]
 
-_FORMATS: Mapping[Format, Callable[[Mapping[str, Any]], str]] = {"yaml": as_yaml, "json": as_json}
-_UNSAFE = re.compile(r"[^\w.-]+")
-_LONGEST = 80
-"""Characters of an example's id in the name of a file."""
+def episode_transcript(run: RunFolder, episode: str, *, raw: bool = False) -> str:
+    """The transcript of an episode as YAML, by its id; `raw` shows answers as the models wrote them.
 
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """The files that were written."""
-
-    folder: Path
-    phase: str
-    files: tuple[str, ...]
-    """In the folder, in the order of the episodes' ids."""
-    failed: int
-    """Of the episodes those that have no output."""
-    cut_off: int = 0
-    """Answers in them that were cut off at the limit of tokens."""
-
-
-def write_transcripts(
-    run: RunFolder,
-    phase: str | None = None,
-    *,
-    folder: Path | None = None,
-    format: Format = "yaml",
-    limit: int | None = None,
-    raw: bool = False,
-) -> Written:
-    """Write the transcripts of a phase, by default the latest, in `folder`, by default in the run's own.
-
-    `limit` is for the first episodes only, in the order of their ids; `raw` shows answers as the models
-    wrote them. Files of the same name are replaced. Raises RequestError when there are no episodes of the
-    phase, StoreError when a file cannot be written.
+    Raises RequestError when the run has no such episode.
     """
-    chosen = choose_phase(run.journal, phase)
-    path = (folder or run.path / "transcripts" / chosen).absolute()
-    rewarded = reward_name(stored_data(run.path, required=False))
-    files: list[str] = []
-    failed = cut_off = 0
-    for record in islice(iter_episodes(run.journal, phase=chosen), limit):
-        files.append(f"{_name_of(record)}.{format}")
-        shown = _shown(record, raw) | _scores(run.journal, record.id, rewarded)
-        write_atomically(path / files[-1], _FORMATS[format](shown), exact=True)
-        failed += record.failure is not None
-        cut_off += call_counts(record)["cut_off"]
-    return Written(path, chosen, tuple(files), failed, cut_off)
-
-
-def episode_transcript(run: RunFolder, episode: str, *, format: Format = "yaml", raw: bool = False) -> str:
-    """The transcript of one episode, by its id. Raises RequestError when the run has no such episode."""
     record = read_episode(run.journal, episode)
     if record is None:
         raise RequestError(
             f"run {run.name} has no episode '{episode}'; an episode is named by its phase, example and "
-            f"generation. `etude transcripts {run.path}` writes those of a phase"
+            f"generation. `etude episodes {run.path}` lists them"
         )
     rewarded = reward_name(stored_data(run.path, required=False))
-    return _FORMATS[format](_shown(record, raw) | _scores(run.journal, record.id, rewarded))
+    return as_yaml(_shown(record, raw) | _scores(run.journal, record.id, rewarded))
 
 
 def _shown(record: EpisodeRecord, raw: bool) -> dict[str, Any]:
@@ -108,14 +55,6 @@ def _score(stored: Mapping[str, Any]) -> Any:
     """A number; with what the evaluator had to say about it, where it did."""
     kept = {key: stored[key] for key in ("score", "reasoning", "error") if stored.get(key) is not None}
     return kept["score"] if kept.keys() == {"score"} else kept
-
-
-def _name_of(record: EpisodeRecord) -> str:
-    """A file name that no other episode of the phase has, and that every file system takes."""
-    id = record.example.id
-    name = _UNSAFE.sub("_", id)[:_LONGEST].lstrip(".")
-    # No name that was left as it is has a ~ in it.
-    return f"{name if name == id else f'{name}~{content_hash(id)}'}-{record.generation}"
 
 
 def _conversation(record: EpisodeRecord, *, raw: bool = False) -> dict[str, Any]:

@@ -152,9 +152,9 @@ class ModelLine:
         await self._start_from(start)
         await self.adapter.count_from(number - 1)
         await self.log.add_job(name, data.model_copy(update={"number": number}))
-        price = self.adapter.price(collection)
-        if self._ledger is not None and price is not None:
-            await self._ledger.begin_job(self.model, name, price.tokens, price.usd_per_million)
+        tokens = self.adapter.charged_tokens(collection)
+        if self._ledger is not None and tokens is not None:
+            await self._ledger.begin_job(self.model, name, tokens)
         try:
             ref = await self.adapter.submit(collection)
         except RequestError as error:

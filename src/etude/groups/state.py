@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from etude.backends.openai_api import hosted_version
 from etude.backends.openai_jobs import OpenAiJobs
-from etude.backends.openai_status import hosted_version
 from etude.core.errors import RequestError
 from etude.core.job import ModelVersion, TrainingJobRef
 from etude.groups.line import ModelLine

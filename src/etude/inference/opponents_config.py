@@ -13,8 +13,8 @@ from etude.config.references import LlmRef, Refers
 class OpponentsConfig(LlmConfig, name="opponents"):
     """Earlier versions of a model that is trained: one of a pool is drawn for each episode.
 
-    Its calls are recorded, and never trained on. It samples as the entry that it is a version of. In
-    validations the version that training began with plays, so that they can be compared.
+    The version that training began with is always in the pool, and plays in validations, so that these can
+    be compared. Calls are recorded, and never trained on. It samples as the entry that it is a version of.
     """
 
     of: LlmRef

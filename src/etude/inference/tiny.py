@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, Field
 
-from etude.config.warm_up import Transcript, read_transcripts
+from etude.config.finetuning import Transcript, read_transcripts
 from etude.core.errors import RequestError
 from etude.store.files import draft_of
 from etude.store.sums import note_sums

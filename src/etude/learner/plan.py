@@ -68,8 +68,6 @@ class Schedule:
     shape: Shape = "constant"
     warmup_steps: int = 0
     """Steps over which the rate rises from 0, counted over the whole run."""
-    floor: float = 0.0
-    """The share that is left at the end of the run, and after it."""
     trainings: int = 1
     """Trainings of the run. The rate falls over all of them together."""
 
@@ -88,4 +86,4 @@ class Schedule:
                 fall = 1.0 - done
             case "cosine":
                 fall = 0.5 * (1.0 + math.cos(math.pi * done))
-        return warm * (self.floor + (1.0 - self.floor) * fall)
+        return warm * fall

@@ -272,7 +272,6 @@ class Bookkeeper:
         """
         submission = self.record.log.submission_of(ref.run_id)
         version = await self.line.adopt(ref, status)
-        await self._samples.learned(epoch + 1, ref, version)
         if version is not None and any(past.differs(version) for past in self.record.history.recoveries):
             self._progress.message(
                 f"version {version.number} was made again, and is not to the bit what it was: a validation "

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from etude.algorithms.algorithm import kind_of
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.capabilities import (
-    check_ages,
+    check_ahead,
     check_method,
     check_opponents,
     check_options,
@@ -216,7 +216,7 @@ def _check_capabilities(
     for method in builder.methods:
         check_method(backend, capabilities, method, _type_of(builder, builder.trajectory_builder_config))
     check_options(backend, capabilities, builder.trajectory_builder_config)
-    check_ages(backend, capabilities, run_config)
+    check_ahead(backend, capabilities, run_config)
     check_warm_up(backend, capabilities, run_config)
     going_back = [name for name, alarm in run_config.alarms.items() if alarm.action == "rollback"]
     check_rollback(backend, capabilities, going_back)

@@ -13,10 +13,9 @@ from typing import Any, get_args
 from etude.backup.address import address_of_run
 from etude.config.component import CHANGEABLE
 from etude.config.document import KeyPath, dig, dotted, parse_value
-from etude.config.load import load_config, parse_config, resolved_yaml
+from etude.config.load import Declared, load_config, parse_config, resolved_yaml
 from etude.config.nearest import nearest
 from etude.config.schema import Config
-from etude.config.secrets import Declared
 from etude.config.slots import changeable_keys, slot_in
 from etude.core.errors import RequestError
 from etude.core.secrets import MASK, holds_secret
@@ -29,6 +28,7 @@ from etude.store.stored_config import (
     REQUEST,
     RESULT,
     EvaluationRequest,
+    bring_back_config,
     config_text,
     request_text,
     stored_data,
@@ -71,6 +71,7 @@ def config_to_resume(run: Path, overrides: Sequence[str]) -> Config:
     Raises StoreError when it is not what was written, ConfigError when it does not load, RequestError when an
     override would make another run of it.
     """
+    bring_back_config(run)
     kept = stored_data(run)
     config = load_config(run / CONFIG, overrides)
     for override in overrides:

@@ -23,9 +23,8 @@ from etude.loop.curriculum import with_sets
 from etude.loop.interface import BASE, Trainer
 from etude.loop.metrics import reason_for_skip, reason_to_stop, selection_metrics
 from etude.loop.record import pause_for, require_trained
-from etude.loop.training_data import without_stale
 from etude.loop.warm_up import warm_up
-from etude.store.figures import versions_made, versions_to_keep
+from etude.store.figures import versions_to_keep
 from etude.store.summary import summary_of
 
 if TYPE_CHECKING:
@@ -223,13 +222,6 @@ class EpochTrainer(Trainer):
             return selected
         if not len(selected):
             return Skipped(reason=reason_for_skip(await self.bookkeeper.metrics(epoch)))
-        bound = self.run_config.max_staleness
-        if bound is not None and selected.method == "grpo":
-            selected, stale = without_stale(selected, versions_made(self.history), bound)
-            self._curriculum_facts |= {"stale_trajectories": stale}
-            if not len(selected):
-                reason = f"weights more than {bound} updates ago (max_staleness)"
-                return Skipped(reason=f"all {stale} trajectories are of {reason}")
         return await self.bookkeeper.submit(selected)
 
     async def prepare_epoch(self, epoch: int, run_id: str) -> None:

@@ -27,7 +27,7 @@ from etude.core.job import ModelVersion, TrainingJobRef
 from etude.core.message import Message, OpenAIMessage
 from etude.core.sample import Sample
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
-from etude.store.learned import Source, learned_lines, with_source, write_submitted
+from etude.store.learned import Source, learned_lines, write_submitted
 
 _REMEMBERED = 100_000
 """Answers whose weights are remembered, the latest: 10 MB or so."""
@@ -126,27 +126,6 @@ def age_of(number: int, made: Sequence[int]) -> int:
     return len(made) - bisect_right(made, number)
 
 
-def without_stale(
-    collection: TrajectoryCollection, made: Sequence[int], bound: int
-) -> tuple[TrajectoryCollection, int]:
-    """The trajectories that were sampled at most `bound` of the versions `made` ago, and how many were not.
-
-    A trajectory is as old as the oldest of its answers. One that does not tell the version of an answer is
-    too old, because nothing bounds its age.
-    """
-    groups = [[each for each in group if _age(each, made) <= bound] for group in collection.trajectories]
-    kept = collection.model_copy(update={"trajectories": [group for group in groups if group]})
-    return kept, len(collection) - len(kept)
-
-
-def _age(trajectory: Trajectory, made: Sequence[int]) -> float:
-    sampled = [
-        item.model_version for item in trajectory.episode if isinstance(item, EpisodeItem) and item.is_sampled
-    ]
-    ages = (float("inf") if version is None else age_of(version, made) for version in sampled)
-    return max(ages, default=0.0)
-
-
 _PATIENCE = 8
 """Episodes with calls, none of them targeted, after which it is said."""
 
@@ -227,7 +206,7 @@ _LOG = logging.getLogger("etude.submitted")
 class JobRecord:
     """The record of the jobs of one model of a run, for people to look at: training goes on without.
 
-    Where something cannot be written or does not come back, the log says so.
+    Where something cannot be written, the log says so.
     """
 
     run: Path
@@ -243,18 +222,6 @@ class JobRecord:
             await asyncio.to_thread(write_submitted, self.run, epoch, job.run_id, lines)
         except StoreError as error:
             _LOG.warning("what job %s was given is not recorded: %s", job.run_id, error)
-
-    async def learned(self, epoch: int, job: TrainingJobRef, version: ModelVersion | None) -> None:
-        """Put what the backend's learner says of a job's samples in the place of what it was handed."""
-        try:
-            lines = await self.adapter.learned(job)
-            if lines is not None:
-                made = Source(job.run_id, self.target, None if version is None else version.number)
-                await asyncio.to_thread(
-                    write_submitted, self.run, epoch, job.run_id, with_source(lines, made)
-                )
-        except EtudeError as error:
-            _LOG.warning("what the learner of job %s saw did not come back: %s", job.run_id, error)
 
 
 def _lines(adapter: TrainerAdapter, collection: TrajectoryCollection, job: Source) -> str:

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from etude.backends.capabilities import JobHyperparameters
-from etude.config.warm_up import Transcript, WarmUpConfig, read_transcripts
+from etude.config.finetuning import Transcript, WarmUpConfig, read_transcripts
 from etude.core.data_model import finite
 from etude.core.edge import transcript_of
 from etude.core.errors import EtudeError, JobStillRunning, TrainingError

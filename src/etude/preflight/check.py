@@ -13,7 +13,7 @@ from typing import Any
 from etude.algorithms.algorithm import kind_of
 from etude.backends.capabilities import (
     Capabilities,
-    check_ages,
+    check_ahead,
     check_from_base,
     check_method,
     check_opponents,
@@ -306,7 +306,7 @@ async def _check_training(
         backend, settings = f"'{kind}'", trajectories.trajectory_builder_config
         check_method(backend, capabilities, trajectories.method, f"'{settings.type_name}'")
         check_options(backend, capabilities, settings)
-        check_ages(backend, capabilities, block)
+        check_ahead(backend, capabilities, block)
         check_warm_up(backend, capabilities, block)
         if block.fine_tune_from_scratch:
             check_from_base(backend, capabilities)

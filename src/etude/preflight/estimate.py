@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from etude.backends.openai_adapter import AUTO_EPOCHS, OpenAiAdapterConfig, usd_for
+from etude.backends.openai_adapter import AUTO_EPOCHS, OpenAiAdapterConfig, price_of
 from etude.budget.bill import Line
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
@@ -132,15 +132,13 @@ def _training_cost(config: Config, episodes: int, each: PerEpisode) -> tuple[flo
         tokens = episodes * each.tokens_of(block.target_model)
         passes = AUTO_EPOCHS if adapter.n_epochs == "auto" else adapter.n_epochs
         model = str(getattr(config.llms.get(block.target_model or ""), "model_name", ""))
-        usd = None
-        if adapter.reinforcement is None:
-            usd = usd_for(tokens * passes, adapter.usd_per_million_tokens, model)
-        if usd is None:
+        price = price_of(model) if adapter.reinforcement is None else None
+        if price is None:
             return None, (f"what OpenAI charges for training {model} is not known here",)
-        total += usd
+        total += tokens * passes * price / 1e6
         assumptions.append(
             f"every episode is trained on {passes} times in {model}, at "
-            f"${usd / max(1e-12, tokens * passes) * 1e6:g} for a million tokens; sampling not counted"
+            f"${price:g} for a million tokens; sampling not counted"
         )
     return (total, tuple(assumptions)) if assumptions else (None, ())
 

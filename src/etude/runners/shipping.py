@@ -11,10 +11,9 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 
 from etude.config.document import KeyPath, copied, dig, dotted, replace_at, strings
-from etude.config.load import parse_config, reference_elsewhere, required_variables
+from etude.config.load import parse_config, reference_elsewhere, required_variables, secrets_of
 from etude.config.registry import NOUNS, SINGLE, components_in
 from etude.config.schema import Config
-from etude.config.secrets import secrets_of
 from etude.config.slots import Slot, walk
 from etude.core.errors import RequestError
 from etude.core.example import Example

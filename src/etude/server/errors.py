@@ -1,12 +1,15 @@
-"""Errors on the wire: always OpenAI's error object."""
+"""Errors on the wire, always OpenAI's error object, and routes whose bodies are JSON within limits."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 
@@ -18,6 +21,8 @@ from etude.core.errors import (
     RequestError,
     StoreError,
 )
+from etude.core.json_text import read_json
+from etude.core.threads import beside_loop
 from etude.wire.gateway import code_of, param_of
 from etude.wire.http_server import ApiError, in_one_line
 from etude.wire.sampling import problems_of
@@ -78,3 +83,28 @@ def api_error(request: Request, error: Exception) -> ApiError:
             return ApiError(500 if isinstance(error, EngineError) else 503, str(error))
     # It is raised on, and logged by `RequestChecks`.
     return ApiError(500, "the server failed at this request; its log has the reason")
+
+
+class JsonRequest(Request):
+    """A request whose JSON is read within limits, and beside the event loop where there is much of it."""
+
+    async def json(self) -> Any:
+        """The body's value. Raises ApiError."""
+        body = await self.body()
+        try:
+            return await beside_loop(len(body), read_json, body)
+        except ValueError as error:
+            raise ApiError(400, f"the request is not JSON: {error}", code="invalid_value") from error
+
+
+class JsonRoute(APIRoute):
+    """A route that takes such requests, to be named as the `route_class` of a router."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """FastAPI's handler, for a `JsonRequest`."""
+        handle = super().get_route_handler()
+
+        async def handle_json(request: Request) -> Response:
+            return await handle(JsonRequest(request.scope, request.receive))
+
+        return handle_json

@@ -1,20 +1,21 @@
-"""The guard in front of all routes: who may come in, how often, with how much, and from which version."""
+"""The guard in front of all routes: who may come in, with how much, and from which version."""
 
 from __future__ import annotations
 
-import math
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import metadata
 
 from packaging.version import InvalidVersion, Version
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from etude.server.extensions import ServerExtension
-from etude.server.metrics import Metrics
 from etude.server.settings import ServerSettings
 from etude.wire.http_server import ApiError, RequestChecks, require_key, require_own_name
 
@@ -23,7 +24,6 @@ VERSION_HEADER = "x-etude-version"
 
 WARNING_HEADER = "x-etude-warning"
 
-_MOST_CLIENTS = 10_000
 _OPEN = frozenset({"/health", "/version", "/docs", "/openapi.json"})
 """Paths that need no key, because they give nothing away."""
 _LARGE = frozenset({"/v1/files"})
@@ -50,28 +50,6 @@ def compare_versions(client: str) -> tuple[str | None, str | None]:
     return None, None if theirs.minor == ours.minor else f"{pair} newer features may be missing"
 
 
-class RateLimit:
-    """A bucket for each client address, which holds a minute's requests and fills evenly (a token bucket)."""
-
-    def __init__(self, per_minute: int) -> None:
-        self._most = float(per_minute)
-        self._per_second = per_minute / 60
-        self._buckets: dict[str, tuple[float, float]] = {}
-        """Requests that were left in each, and when; the client that was let in last is the last."""
-
-    def wait(self, client: str, now: float) -> float:
-        """Seconds until another request of a client is let in; 0 lets this one in. `now` is in seconds."""
-        before, then = self._buckets.get(client, (self._most, now))
-        left = min(self._most, before + (now - then) * self._per_second)
-        if left < 1:
-            return (1 - left) / self._per_second
-        self._buckets.pop(client, None)
-        self._buckets[client] = (left - 1, now)
-        if len(self._buckets) > _MOST_CLIENTS:  # Memory has a bound; the oldest bucket is the fullest.
-            del self._buckets[next(iter(self._buckets))]
-        return 0.0
-
-
 class Guard:
     """Checks key, name, version and size of each request, and counts it."""
 
@@ -81,8 +59,6 @@ class Guard:
         self._open = _OPEN.union(*(extension.open_paths for extension in extensions))
         self._settings = settings
         self._metrics = metrics
-        rate = settings.requests_per_minute
-        self._rate = None if rate is None else RateLimit(rate)
         self._large = _LARGE.union(*(extension.large_paths for extension in extensions))
         self._checked = RequestChecks(app, self._check, max_body=self._max_body)
 
@@ -120,9 +96,6 @@ class Guard:
         """Raise ApiError for a request that is not let in."""
         if scope["path"] in self._open:
             return
-        # Before the key is looked at, so that keys cannot be guessed quickly.
-        address, _ = scope.get("client") or ("", 0)
-        self._check_rate(address)
         if self._settings.api_key is None:
             require_own_name(headers, self._settings.host)
         else:
@@ -131,13 +104,56 @@ class Guard:
         if refusal is not None:
             raise ApiError(400, refusal, code="incompatible_version")
 
-    def _check_rate(self, address: str) -> None:
-        if self._rate is not None and (wait := self._rate.wait(address, time.monotonic())):
-            message = f"more than {self._settings.requests_per_minute} requests a minute came from {address}"
-            raise ApiError(429, message, code="rate_limit_exceeded", retry_after=math.ceil(wait))
-
 
 def _compared(headers: Headers) -> tuple[str | None, str | None]:
     """`compare_versions` of a request's client."""
     client = headers.get(VERSION_HEADER)
     return compare_versions(client) if client is not None else (None, None)
+
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+class Metrics:
+    """The counters of one server, and gauges that are read when they are asked for."""
+
+    def __init__(self, job_counts: Callable[[], Mapping[str, int]], sequences: Callable[[], float]) -> None:
+        """`job_counts` gives the number of jobs by status."""
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "etude_requests", "Requests answered.", ["method", "route", "status"], registry=self.registry
+        )
+        self._seconds = Histogram(
+            "etude_request_seconds",
+            "Time to answer a request.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._prompt = Counter("etude_prompt_tokens", "Tokens of prompts.", registry=self.registry)
+        self._sampled = Counter("etude_sampled_tokens", "Tokens sampled.", registry=self.registry)
+        gauge = Gauge("etude_sequences", "Sequences under way and waiting.", registry=self.registry)
+        gauge.set_function(sequences)
+
+        class Jobs(Collector):
+            def collect(self) -> list[GaugeMetricFamily]:
+                family = GaugeMetricFamily("etude_jobs", "Training jobs.", labels=["status"])
+                for status, count in job_counts().items():
+                    family.add_metric([status], count)
+                return [family]
+
+        self.registry.register(Jobs())
+
+    def count_request(self, method: str, route: str, status: int, seconds: float) -> None:
+        """A request was answered; `route` is the path's pattern, so that names do not make series."""
+        self._requests.labels(method, route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def count_tokens(self, prompt: int, sampled: int) -> None:
+        """A completion was made."""
+        self._prompt.inc(prompt)
+        self._sampled.inc(sampled)
+
+    def text(self) -> bytes:
+        """In Prometheus's text format."""
+        return generate_latest(self.registry)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from math import ceil
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from etude.algorithms.algorithm import GRADIENT, Algorithm, algorithm_of, algorithm_type, gradient_fields
 from etude.config import registry
-from etude.config.descriptions import descriptions
+from etude.config.reference import descriptions
 from etude.core.sample import Kind
 from etude.core.trajectory import Method
+from etude.learner.memory import ModelNumbers
+from etude.preflight.local_model import outline
+from etude.server.settings import ServerSettings
+from etude.wire.http_server import ApiError
 from etude.wire.sampling import Flag
 
 Auto: TypeAlias = Literal["auto"]
@@ -185,3 +190,28 @@ def _lora_of(given: dict[str, Any], lora: dict[str, Any] | None, *, fine_tuned: 
             "these; leave both out, or start from the base model"
         )
     return own_rank, own_alpha
+
+
+_MOST_STEPS = 1_000_000
+
+
+def require_doable(settings: ServerSettings, values: Mapping[str, Any], *, rows: int, place: str) -> None:
+    """Raise ApiError for a job whose rank or steps are beyond what the model has, or anybody would wait for.
+
+    `values` are all of its hyperparameters, `place` is where a request has them. The job itself sees to its
+    memory, before its first step.
+    """
+    width, rank = _width(settings.model), values["lora_rank"]
+    if rank > width:
+        message = f"lora_rank is {rank}, and the model's width {width}: a higher rank adds nothing"
+        raise ApiError(400, message, param=f"{place}.lora_rank", code="invalid_value")
+    steps = values["n_epochs"] * ceil(rows / max(1, values["batch_size"]))
+    if steps > _MOST_STEPS:
+        message = f"the job has {steps} steps, and at most {_MOST_STEPS} are taken; lower n_epochs"
+        raise ApiError(400, message, param=f"{place}.n_epochs", code="invalid_value")
+
+
+@lru_cache(maxsize=8)
+def _width(source: str) -> int:
+    """The width of a model, from its config alone."""
+    return ModelNumbers.of(outline(source)).width

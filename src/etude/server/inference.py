@@ -16,7 +16,7 @@ from etude.core.errors import RequestError
 from etude.core.keys import fold
 from etude.models.speech import Speech
 from etude.server.engines import EnginePool
-from etude.server.metrics import Metrics
+from etude.server.guard import Metrics
 from etude.wire.answers import Heading, RecordedCompletion
 from etude.wire.bodies import ChatCompletionBody, CompletionBody, as_message
 from etude.wire.dialect import AnswerMemory, ChatBody

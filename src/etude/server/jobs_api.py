@@ -24,11 +24,16 @@ from etude.core.keys import content_hash
 from etude.core.training_rows import ROW_OF
 from etude.core.trajectory import Method
 from etude.server.database import Row, list_object
+from etude.server.errors import JsonRoute
 from etude.server.files import FileStore
-from etude.server.hyperparameters import Hyperparameters, method_model, resolved, server_algorithms
-from etude.server.job_size import require_doable
+from etude.server.hyperparameters import (
+    Hyperparameters,
+    method_model,
+    require_doable,
+    resolved,
+    server_algorithms,
+)
 from etude.server.jobs import JobStore, require_same
-from etude.server.json_route import JsonRoute
 from etude.server.models import ModelStore
 from etude.server.settings import ServerSettings
 from etude.wire.http_server import ApiError

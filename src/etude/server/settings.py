@@ -49,8 +49,6 @@ class ServerSettings(BaseModel):
     """Most tokens of a chat completion that asks for no number."""
     max_queue: int = Field(default=1024, ge=1)
     """Sequences under way and waiting; more are refused with 429."""
-    requests_per_minute: int | None = Field(default=None, ge=1)
-    """Of each client address; more are refused with 429. None does not limit them."""
     max_models: int = Field(default=3, ge=1)
     """Models in memory at once."""
     max_body: int = Field(default=32 * _MEBIBYTE, ge=1024)

@@ -11,29 +11,25 @@ from typing import Any
 
 from torch import Tensor
 
-from etude.algorithms.algorithm import Algorithm, kind_of
-from etude.backends.lm_client import LEARNED_FILE, RECORD_RATIOS
+from etude.algorithms.algorithm import Algorithm
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion
 from etude.core.keys import fold
 from etude.core.training_rows import ROW_OF
-from etude.jobs.training import JobData, JobListener, JobTraining, flat, units_of_rows
+from etude.jobs.training import JobData, JobListener, JobTraining, units_of_rows
 from etude.jobs.training import Row as UnitRow
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.plan import Schedule, Step
 from etude.learner.team import Team
-from etude.learner.witness import Witness
 from etude.models.policy import LoraOptions, Policy
 from etude.server.database import Row
 from etude.server.files import read_rows
 from etude.server.hyperparameters import job_algorithm
-from etude.server.job_size import require_room
 from etude.server.jobs import JobFolder, model_name
 from etude.server.models import ModelStore, load_policy
 from etude.server.settings import ServerSettings
 from etude.server.stores import Stores
 from etude.store.files import draft_of
-from etude.store.learned import Source, learned_lines
 
 KEPT_CHECKPOINTS = 3
 """Checkpoints of a job that can be asked as models: those of its last epochs."""
@@ -51,7 +47,6 @@ def train_job(
     TrainingCanceled when `canceled` is set, and Interrupted, after a checkpoint, when `stopping` is.
     """
     values: Mapping[str, Any] = job["hyperparameters"]
-    require_room(settings, values)
     algorithm = job_algorithm(job["method"], values)
     policy = _load_policy(settings, job, stores.models, keep_base="reference" in algorithm.needs())
     before = policy.digest()
@@ -64,20 +59,11 @@ def train_job(
     checkpoints = JobFolder(settings.data_dir, job["id"]).checkpoints
     data = _data_of_rows(job, stores, algorithm, policy)
     learner = Learner(policy, options, team)
-    learner.witness = _witness(job)
     training = JobTraining(learner, data, reporter, checkpoints, settings.checkpoint_steps)
     training.run(canceled, stopping)
     weights = team.whole(policy.trainable())
     if team.leads:
-        if learner.witness is not None:
-            reporter.tell_learned(data, learner.witness)
         reporter.finish(policy, weights, before, training.history, data.trained(training))
-
-
-def _witness(job: Row) -> Witness | None:
-    """Keeps what the learner sees of the rows, where the client asks for that and they name episodes."""
-    asked = job["metadata"].get(RECORD_RATIOS) == "true" and ROW_OF.get(kind_of(job["method"])) == "grpo"
-    return Witness() if asked else None
 
 
 def _data_of_rows(job: Row, stores: Stores, algorithm: Algorithm, policy: Policy) -> JobData:
@@ -121,8 +107,6 @@ class _Reporter(JobListener):
         self._data_dir = data_dir
         self._clock = (time.time(), 0)
         """When this worker began, and after which step."""
-        self._results: list[str] = []
-        """Files that it wrote, beside the table of steps."""
 
     def went_back(self, step: int, damage: Sequence[str]) -> None:
         on = f"the job goes on from step {step}" if step else "the job begins anew"
@@ -163,12 +147,6 @@ class _Reporter(JobListener):
         rows, _ = self._jobs.checkpoints(self._id, None, KEPT_CHECKPOINTS)
         return {int(row["step"]) for row in rows}
 
-    def tell_learned(self, data: JobData, witness: Witness) -> None:
-        """Write what the learner saw of each sample into a file of results."""
-        name, units = f"file-{self._id.removeprefix('ftjob-')}-learned", [*flat(data.rows)]
-        self._files.write_results(name, LEARNED_FILE, learned_lines(Source(self._id), units, witness.seen))
-        self._results.append(name)
-
     def finish(
         self,
         policy: Policy,
@@ -188,8 +166,7 @@ class _Reporter(JobListener):
         table = [_HEADER, *lines, ""]
         self._files.write_results(results, "step_metrics.csv", "\n".join(table))
         model = self._model(folder, digest, None) | {"metrics": {}}
-        files = [results, *self._results]
-        self._jobs.succeed(self._id, model, trained_tokens=tokens, result_files=files)
+        self._jobs.succeed(self._id, model, trained_tokens=tokens, result_files=[results])
 
     def _model(self, folder: Path, digest: str, step: int | None) -> Row:
         """The row of a model, whose folder is relative: the data folder may be moved."""

@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import queue
-import shlex
 import shutil
 import sqlite3
 import struct
@@ -31,7 +30,6 @@ from typing import TypeAlias
 
 from etude.core.errors import StoreError, words_of
 from etude.store.files import open_private
-from etude.store.mark import Mark
 
 _LOG = logging.getLogger("etude.journal")
 
@@ -55,6 +53,7 @@ checksum of these."""
 PUT_ROW = "INSERT OR REPLACE INTO steps (key, value, created, checksum) VALUES (?,?,?,?)"
 
 _BUSY_SECONDS = 10
+_SHOWN_KEYS = 3
 _ROWS_PER_STATEMENT = 64
 
 _FULL = "the disk is full, over quota or failing; free some space and resume, all that was stored is kept"
@@ -129,7 +128,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> 
             raise StoreError(f"{path} holds nothing: nothing was stored in it, or it was emptied since")
         raise StoreError(
             f"{path} holds nothing: the run was stopped before it had stored anything, or its database was "
-            f"emptied since. `etude resume` begins it, or says what is gone"
+            f"emptied since. `etude resume` begins it anew"
         )
     if version not in (0, SCHEMA_VERSION):
         anew = "run (see environment.json beside it), or start a new run"
@@ -160,10 +159,42 @@ def row_of(key: str, text: str, created: float) -> tuple[str, str, float, int]:
 def how_to_mend(path: Path) -> str:
     """The remedy for a damaged journal."""
     if path.name == DATABASE:
-        command = f"etude runs check {shlex.quote(str(path.parent))} --repair"
-        return f"put a whole copy of the folder in its place, or mend what can be mended: {command}"
+        return (
+            "put a whole copy of the folder in its place; of a run with a `storage`, `etude resume ADDRESS` "
+            "makes one"
+        )
     files = f"{path.name} and the files whose names begin with {path.name}-"
     return f"put whole copies of {files} in their place, or delete all of these to begin anew"
+
+
+def damage_of(connection: sqlite3.Connection) -> list[str]:
+    """A clause for each way in which a journal differs from what was written to it.
+
+    SQLite itself has no checksums of its pages: a flipped byte in a value is another value to it.
+    """
+    altered: list[str] = []
+    try:
+        problem = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        columns = "CAST(key AS BLOB), CAST(value AS BLOB), created, checksum"
+        for key, value, created, expected in connection.execute(f"SELECT {columns} FROM steps"):
+            is_row = isinstance(key, bytes) and isinstance(value, bytes) and isinstance(created, float)
+            if not is_row or checksum(key, value, created) != expected:
+                altered.append(key.decode(errors="replace") if isinstance(key, bytes) else repr(key))
+    except sqlite3.DatabaseError as error:
+        problem = str(error)
+    damage = [] if problem == "ok" else [f"pages of the database are damaged ({problem})"]
+    if altered:
+        counted = "1 entry is" if len(altered) == 1 else f"{len(altered)} entries are"
+        keys = ", ".join(altered[:_SHOWN_KEYS]) + (" …" if len(altered) > _SHOWN_KEYS else "")
+        damage.append(f"{counted} not as written: {keys}")
+    return damage
+
+
+def require_whole(path: Path, connection: sqlite3.Connection) -> None:
+    """Raise StoreError, saying how and what to do, when the journal at `path` is damaged."""
+    damage = damage_of(connection)
+    if damage:
+        raise StoreError(f"{path} is damaged: {'; '.join(damage)}; {how_to_mend(path)}")
 
 
 def store_error(path: Path, error: BaseException) -> StoreError:
@@ -210,7 +241,6 @@ class Writer:
         """Open or make the database at `path`. Raises StoreError, as `open_database` does."""
         self._path = path
         self._connection = open_database(path)
-        self._mark = Mark(path)
         self._incoming: deque[_Item] = deque()
         self._queue: queue.SimpleQueue[None] = queue.SimpleQueue()
         """Each item has the thread look whether anything has come in."""
@@ -271,7 +301,6 @@ class Writer:
         self._queue.put(None)
         self._thread.join()
         self._connection.close()
-        self._mark.close()
 
     def _run(self) -> None:
         while batch := self._take():
@@ -326,18 +355,9 @@ class Writer:
         # One statement for all rows, and not executemany: SQLite's driver gives up the interpreter
         # lock at each step, and a busy main thread makes it wait for milliseconds to get it back.
         if rows:
-            cursor = self._connection.execute(_put_statement(len(rows)), [*chain.from_iterable(rows)])
-            self._mark.write(cursor.lastrowid or 0)
+            self._connection.execute(_put_statement(len(rows)), [*chain.from_iterable(rows)])
         if isinstance(last, Delete):
-            self._delete(last)
-
-    def _delete(self, keys: Delete) -> None:
-        span = (keys.first, keys.end)
-        query = "SELECT rowid FROM steps WHERE NOT (key >= ? AND key < ?) ORDER BY rowid DESC LIMIT 1"
-        last = self._connection.execute(query, span).fetchone()
-        # Before it is done: rows that were deleted must never count as lost.
-        self._mark.write(last[0] if last else 0, sync=True)
-        self._connection.execute("DELETE FROM steps WHERE key >= ? AND key < ?", span)
+            self._connection.execute("DELETE FROM steps WHERE key >= ? AND key < ?", (last.first, last.end))
 
 
 @functools.lru_cache(maxsize=2 * _ROWS_PER_STATEMENT)

@@ -17,8 +17,17 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from etude.core.errors import StoreError
-from etude.store.database import Bound, Delete, Operation, Put, Waiter, Writer, open_database, store_error
-from etude.store.integrity import require_whole
+from etude.store.database import (
+    Bound,
+    Delete,
+    Operation,
+    Put,
+    Waiter,
+    Writer,
+    open_database,
+    require_whole,
+    store_error,
+)
 
 Json: TypeAlias = Any
 """A value that survives `json.dumps` and `json.loads`."""

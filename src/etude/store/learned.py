@@ -117,11 +117,6 @@ def learned_lines(
     return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
 
 
-def with_source(lines: str, source: Source) -> str:
-    """A record that came from elsewhere, with what is known here of its job."""
-    return json.dumps(asdict(source), separators=(",", ":")) + "\n" + lines.partition("\n")[2]
-
-
 def write_learned(versions: Path, number: int, lines: str) -> None:
     """Write the record of the samples that a version was made of, in the folder of a model's versions.
 

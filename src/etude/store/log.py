@@ -172,20 +172,6 @@ class EpochLog:
         await self._journal.put(self._key("attempts", epoch), self.attempt(epoch) + 1)
         await self._journal.delete(self._job_key(epoch, job))
 
-    async def keep_unbroken(self) -> int:
-        """Forget the epochs after the first that has no record, and what followed them; how many they were.
-
-        The next epoch's job gets a new name: the one that there may be had episodes that are lost.
-        """
-        recorded = [number for number, _ in self._numbered("epoch")]
-        unbroken = next(epoch for epoch in range(len(recorded) + 1) if epoch + 1 not in recorded)
-        forgotten = await self.forget_after(unbroken)
-        for epoch, key in self._numbered("sampled_from"):
-            if epoch > unbroken:
-                await self._journal.forget(key)
-        await self._journal.put(self._key("attempts", unbroken), self.attempt(unbroken) + 1)
-        return forgotten
-
     async def forget_after(self, epoch: int) -> int:
         """Forget the epochs after one (from 1), with their jobs and validations; how many they were.
 
@@ -223,12 +209,6 @@ class EpochLog:
 async def note_targets(journal: Journal, names: Iterable[str]) -> None:
     """Keep which targets a run trains, so that others can read their logs."""
     await journal.put(_TARGETS, list(names))
-
-
-def logs_of(journal: Journal) -> list[EpochLog]:
-    """The logs of all targets, by what there is of them."""
-    names = dict.fromkeys(key.split("/")[1] for key, _ in journal.scan("targets/"))
-    return [EpochLog(journal, name) for name in names or (None,)]
 
 
 def histories(journal: Journal, run_id: str) -> dict[str | None, History]:

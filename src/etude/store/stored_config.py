@@ -6,18 +6,20 @@ An evaluation's request is kept in the folder beside its config, so that it can 
 from __future__ import annotations
 
 import hashlib
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from etude.config.document import read_document, strings
+from etude.config.document import parse_document, read_document, strings
 from etude.config.load import parse_config
+from etude.config.registry import LIVE
 from etude.config.schema import Config
 from etude.core.errors import RequestError, StoreError
 from etude.core.secrets import MASK
+from etude.store.database import DATABASE
+from etude.store.files import write_atomically
 from etude.store.run_folder import CONFIG_STEP, RunFolder
 
 CONFIG = "config.yml"
@@ -36,11 +38,12 @@ def config_text(yaml: str) -> str:
 
 
 def config_damage(run: Path) -> str | None:
-    """How the run's `config.yml` differs from what was written, as a clause; None where it does not."""
+    """How the run's `config.yml` differs from what was written, as a clause; None where it does not, or is
+    not there."""
     try:
         text = (run / CONFIG).read_text(encoding="utf-8")
     except FileNotFoundError:
-        return f"{CONFIG} is missing"
+        return None
     except (OSError, ValueError) as error:
         return f"{CONFIG} cannot be read ({error})"
     if not text:
@@ -59,30 +62,44 @@ async def keep_config(run: RunFolder) -> None:
             await run.journal.put(CONFIG_STEP, text)
 
 
-def stored_data(run: Path, *, required: bool = True) -> dict[str, Any]:
-    """The content of the run's `config.yml`. Without one, nothing, or RequestError where it is `required`.
+def bring_back_config(run: Path) -> None:
+    """Write the run's `config.yml` anew from its journal, where the file is gone. Raises StoreError."""
+    if not (run / CONFIG).exists() and (run / DATABASE).is_file():
+        with RunFolder.read(run) as folder:
+            text = folder.journal.get(CONFIG_STEP)
+        if text is not None:
+            write_atomically(run / CONFIG, text, exact=True)
 
-    Raises StoreError when it is not what was written.
+
+def stored_data(run: Path, *, required: bool = True) -> dict[str, Any]:
+    """The content of the run's `config.yml`, or else of the copy in its journal.
+
+    Without either, nothing, or RequestError where it is `required`. Raises StoreError when the file is not
+    what was written.
     """
+    if (damage := config_damage(run)) is not None:
+        raise StoreError(
+            f"{run / CONFIG} is damaged: {damage}. Delete it: the journal has a copy. Settings are changed "
+            "with `etude resume -o`"
+        )
     if (run / CONFIG).is_file():
-        if (damage := config_damage(run)) is not None:
-            raise StoreError(
-                f"{run / CONFIG} is damaged: {damage}. `etude runs check {shlex.quote(str(run))} --repair` "
-                "puts it back as the journal has it; settings are changed with `etude resume -o`"
-            )
         return read_document(run / CONFIG).data
+    if (run / DATABASE).is_file():
+        with RunFolder.read(run) as folder:
+            if (text := folder.journal.get(CONFIG_STEP)) is not None:
+                return parse_document(text, run / CONFIG).data
     if not required:
         return {}
     raise RequestError(
-        f"{run} has no {CONFIG}: it was not made by `etude train` or `etude evaluate`, or it was deleted; "
-        f"`etude runs check {shlex.quote(str(run))} --repair` puts it back where the journal has it"
+        f"{run} has no {CONFIG}, and its journal has no copy: it was not made by `etude train` or `etude "
+        "evaluate`"
     )
 
 
 def needs_program(run: Path) -> bool:
     """Whether parts of the run were Python objects of a program, which its config only names."""
     values = strings(stored_data(run, required=False))
-    return any(path[-1] == "_type" and value == "live" for path, value in values)
+    return any(path[-1] == "_type" and value == LIVE for path, value in values)
 
 
 def evaluators_of(data: Mapping[str, Any]) -> list[str]:

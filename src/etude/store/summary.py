@@ -182,7 +182,7 @@ def causes_in(entries: Iterable[Entry]) -> list[dict[str, Any]]:
 
 def show_command(run: Path | str, cause: Mapping[str, Any]) -> str:
     """The command that shows the first episode of a cause."""
-    return f"etude transcripts {run} --episode {cause['episode']}"
+    return f"etude episodes show {cause['episode']} --run {run}"
 
 
 def shown_cause(cause: Mapping[str, Any]) -> str:

@@ -16,8 +16,7 @@ from etude.store.episodes import epoch_of
 from etude.store.figures import shown_reward
 from etude.store.journal import Journal
 from etude.store.log import histories
-from etude.store.outline import EpisodeOutline, outlines, phases_in
-from etude.store.query import WORDS, find_episodes, parse_query
+from etude.store.outline import WORDS, EpisodeOutline, find_episodes, outlines, parse_query, phases_in
 from etude.store.run_folder import RunFolder
 from etude.view.library import Library
 from etude.view.pages import page

@@ -33,9 +33,9 @@ from etude.integrations.art.serving.models import ArtModels, ArtNames
 from etude.integrations.art.serving.options import DevConfig, ServerConfig, TrainConfig
 from etude.integrations.art.serving.trainings import ArtTrainings, line_of, steps_of_job
 from etude.server.database import Order, Row, list_object
+from etude.server.errors import JsonRoute
 from etude.server.extensions import ServerParts
 from etude.server.jobs import JobStore
-from etude.server.json_route import JsonRoute
 from etude.server.models import OWNER
 from etude.wire.http_server import ApiError
 from etude.wire.sampling import problems_of

@@ -34,9 +34,8 @@ from etude.integrations.art.serving.rows import ArtRows, rows_of
 from etude.models.speech import Speech
 from etude.server.database import Row
 from etude.server.extensions import ServerParts
-from etude.server.hyperparameters import Hyperparameters, resolved
+from etude.server.hyperparameters import Hyperparameters, require_doable, resolved
 from etude.server.inference import unless_gone
-from etude.server.job_size import require_doable
 from etude.server.jobs import JobStore
 from etude.wire.http_server import ApiError
 
