@@ -46,6 +46,7 @@ ENDED_BY = {
     "backends.cluster_learners._work: guard.wait()": "SIGKILL",
     # By an event that is set right before it: a thread that looks at it ends.
     "jobs.part.asked_to_end: thread.join()": "`over`; each look has a time limit",
+    "telemetry.prometheus.served: thread.join()": "`shutdown` before it",
     "core.threads.work: queue.get()": "the end of the program, whose daemon it is",
     "store.database.close: self._thread.join()": "the end of what came in, which the disk takes or refuses",
     # By a task that has a limit.

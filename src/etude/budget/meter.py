@@ -143,7 +143,7 @@ class MeteredEngine(Engine):
         await self.metered.close()
 
     def __getattr__(self, name: str) -> Any:
-        """What only engines of this one's kind have."""
+        """An attribute that only engines of this one's kind have."""
         return getattr(self.metered, name)
 
     async def _counted(self, most: Usage, call: Callable[[], Awaitable[tuple[Any, Usage, int]]]) -> Any:

@@ -342,7 +342,7 @@ class EpisodeReaders:
     async def reader(self, model: str) -> AsyncIterator[Any]:
         """How a model reads. Raises RequestError for one that is sampled elsewhere."""
         name = model if model in self._models.engines else self._models.choose(self._default)
-        speech = getattr(self._models.engines[name], "speech", None)
+        speech = getattr(bare(self._models.engines[name]), "speech", None)
         if speech is None:
             raise RequestError(
                 f"the model '{name}' is sampled by another server, which alone knows its tokens",

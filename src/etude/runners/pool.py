@@ -22,7 +22,7 @@ from etude.config.builder import Builder
 from etude.config.schema import Config
 from etude.core.episode import EpisodeRecord, Failure
 from etude.core.errors import EtudeError, StoreError
-from etude.core.interfaces import Engine, Portable
+from etude.core.interfaces import Engine, Portable, bare
 from etude.rewards.evaluation import item_of
 from etude.rewards.scorer import Scorer
 from etude.rollout.collector import EpisodeJob
@@ -307,7 +307,7 @@ async def open_runner(
         return
     workflow = await builder.get_workflow()
     seconds = general.timeout if workflow.timeout is None else workflow.timeout
-    at_head = [name for name in models if name in given or not isinstance(models[name], Portable)]
+    at_head = [name for name in models if name in given or not isinstance(bare(models[name]), Portable)]
     patience = seconds + _GRACE_SECONDS
     head = Head(run.journal, models, frozenset(at_head), patience, general.runner_memory, ledger)
     scorer = Scorer(
