@@ -1,8 +1,8 @@
 """Whether a real model learns tasks that nobody made for it, and how soon beside TRL: three seeds.
 
 Each task (learning_task.py) is trained by `etude.train` with GRPO and LoRA weights, and measured before and
-after on held-out examples at temperature 1. The questions of reasoning-gym's are trained by TRL too. Each
-training has a process of its own, one after the other.
+after on held-out examples at temperature 1. With `--trl` the questions of reasoning-gym's are trained by TRL
+too. Each training has a process of its own, one after the other.
 
 Equal on both sides, read from one config: base model and its dtype, LoRA weights (rank, alpha, layers), one
 thread, the prompts of every step in their order with the same token ids, episodes per step, temperature,
@@ -12,12 +12,13 @@ step, no KL, and the held-out examples: the model is measured at each fifth of t
 after the training.
 
 Not equal: the random numbers; TRL divides an advantage by the group's sample deviation (n - 1) plus 1e-4,
-and Etude by that of the group itself (n), which makes TRL's advantages 6 % smaller, AdamW takes nearly the
-same step from them; TRL's ratio is exactly 1, and Etude's is that of the learner's logprobs to the
-engine's. After a step on groups that are all without an advantage TRL's AdamW moves by its momentum, and
-Etude takes no such step. Etude records every call, score and version on the disk as in any run, and could
-go on after a kill; TRL logs nothing, and what it saves for this comparison is not timed. TRL samples by
-`generate` and trains without checkpointing, dropout or evaluation, on 16 rows at a time.
+and Etude by that of the group itself (n), which makes TRL's advantages 6 % smaller, AdamW takes nearly
+the same step from them; Etude weighs a token by the learner's probability over the engine's, at most 2,
+and TRL takes both for equal. After a step on groups that are all without an advantage TRL's AdamW moves
+by its momentum, and Etude takes no such step. Etude records every call, score and version on the disk as
+in any run, and could go on after a kill; TRL logs nothing, and what it saves for this comparison is not
+timed. TRL samples by `generate` and trains without checkpointing, dropout or evaluation, on 4 rows at a
+time.
 
 Differences over examples say which of two trained models is better. Two trainings of one method may differ by
 more than that, so the difference over seeds, each a training, stands beside it.
@@ -317,11 +318,11 @@ def _seconds(value: float | None) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, and print tables or JSON."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help=f"{REVERSAL} alone, one seed, without TRL")
+    parser.add_argument("--quick", action="store_true", help=f"{REVERSAL} alone, one seed")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, help="all by default")
     parser.add_argument("--seeds", type=int, nargs="+", help="0, 1 and 2 by default")
-    parser.add_argument("--without-trl", action="store_true", help="train by Etude alone")
+    parser.add_argument("--trl", action="store_true", help=f"train {REVERSAL} by TRL too")
     parser.add_argument("--model", default=PACKAGED, help=f"{PACKAGED} by default")
     parser.add_argument("--steps", type=int, help="optimiser steps; the task's by default")
     parser.add_argument("--out", type=Path, help="keep what is measured here, and go on with what is there")
@@ -348,7 +349,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
         note = silent if given.json else progress
         tasks = {name: [series_of(ETUDE, one, note) for one in own] for name, own in courses.items()}
-        theirs = [] if given.quick or given.without_trl else courses.get(REVERSAL, [])
+        theirs = courses.get(REVERSAL, []) if given.trl else []
         pairs = [
             Pair(own, series_of(TRL, one, note))
             for own, one in zip(tasks.get(REVERSAL, []), theirs, strict=False)
