@@ -133,6 +133,7 @@ class EmbeddedEngine(Engine, TokenEngine):
             self._wake.notify()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
+        self._decoder = None  # Whoever still holds the engine does not hold its keys and values.
 
     def _job(self, request: TokenRequest, shaper: Shaper | None, on_token: OnToken | None) -> _Job:
         length, context, sampling = len(request.prompt_ids), self.policy.max_context, request.sampling
