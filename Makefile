@@ -17,7 +17,7 @@ INSTALL = $(BIN)/python -m pip install --quiet $(addprefix --constraint ,$(CONST
 # A half-made environment or stamp must not pass for a whole one.
 .DELETE_ON_ERROR:
 
-.PHONY: help demo demo-real real-model test test-all test-newest tests tests-all lint types docs newcomer bench clean
+.PHONY: help demo demo-real real-model test test-all test-newest tests tests-all lint types docs size newcomer bench clean
 
 # Programs under test share compiled modules, whatever the environment says: compiling them anew takes each 1.3 s.
 # A worker that has ended ends the tests: it crashed, or hung until tests/hangs.py ended it, and pytest-xdist may wait for its work for ever.
@@ -73,6 +73,9 @@ docs: $(DEV) ## Write the generated pages of docs/ anew
 	$(BIN)/python -m tests.models.families
 	$(BIN)/python -m tests.models.architectures
 	$(BIN)/python -m tests.clients.page
+
+size: ## Lines and modules of source, lines of tests, benchmark files, config keys
+	$(PYTHON) -m tests.size
 
 newcomer: ## From git clone to a model that answers better, in an environment of its own (ARGS=tickets)
 	tests/newcomer.sh $(ARGS)

@@ -34,8 +34,8 @@ from transformers import GenerationConfig
 from transformers.utils import logging as hf_logging
 
 from etude.core.call import Constraint, Sampling
+from etude.inference.answer import Sampled, TokenRequest
 from etude.inference.embedded import EmbeddedEngine
-from etude.inference.engine import Sampled, TokenRequest
 from etude.models.policy import Policy
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 

@@ -38,8 +38,8 @@ from etude.core.call import Sampling
 from etude.core.example import Example
 from etude.core.keys import generator
 from etude.core.sample import Sample, Turn
+from etude.inference.answer import TokenRequest
 from etude.inference.embedded import EmbeddedEngine
-from etude.inference.engine import TokenRequest
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.plan import Schedule
 from etude.learner.warm_up import Stage, warm_up

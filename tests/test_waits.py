@@ -29,8 +29,8 @@ CONTEXT = {
 ENDED_BY = {
     # By the end of what is watched: these tasks live as long as it, and are cancelled with their owner.
     "inference.embedded._admit: self._wake.wait()": "a request, or `close`",
-    "integrations.mcp.connection._hold: self._closing.wait()": "`close`; each call has `call_timeout`",
-    "integrations.verifiers.serving._serve: self._over.wait()": "`close`, which waits `STOP_SECONDS`",
+    "integrations.mcp.source._hold: self._closing.wait()": "`close`; each call has `call_timeout`",
+    "integrations.verifiers.play._serve: self._over.wait()": "`close`, which waits `STOP_SECONDS`",
     "runners.program.keep: self._is_over.wait()": "the end of the runner, when its head is gone too",
     "runners.process.ended: self._process.wait()": "the end of a runner, which the pool watches and kills",
     "cluster.runners._wait: self._killed.wait()": "the end of an actor, or its kill",

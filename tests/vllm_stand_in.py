@@ -202,7 +202,7 @@ def scores_of(engine: Any, prompt: list[int], count: int) -> list[dict[str, Any]
 
 async def chunks(engine: Any, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     from etude.core.call import Sampling
-    from etude.inference.engine import TokenRequest
+    from etude.inference.answer import TokenRequest
 
     queue: asyncio.Queue[Any] = asyncio.Queue()
     sampling = Sampling(

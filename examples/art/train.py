@@ -31,16 +31,9 @@ async def rollout(model: art.TrainableModel, letters: str) -> art.Trajectory:
     return art.Trajectory(messages_and_choices=[*messages, choice], reward=reward)
 
 
-def connect() -> art.Backend:
-    """ART's client of a training server: that of release 0.4, or of those since."""
-    if hasattr(art, "ServerlessBackend"):
-        return art.ServerlessBackend(api_key="none", base_url=f"{SERVER}/v1")
-    return art.Backend(base_url=SERVER)
-
-
 async def main(steps: int) -> None:
     model = art.TrainableModel(name="sorter-1", project="sort", base_model="sorter")
-    await model.register(connect())
+    await model.register(art.ServerlessBackend(api_key="none", base_url=f"{SERVER}/v1"))
     for step in range(await model.get_step(), steps):
         rng = random.Random(step)
         questions = ["".join(rng.sample("abcdefghijkl", 6)) for _ in range(QUESTIONS)]

@@ -17,7 +17,7 @@ from etude.core.example import Example
 from etude.core.history import History
 from etude.core.interfaces import Engine, Evaluator, Progress
 from etude.inference.local import LocalLlmConfig
-from etude.models.base_files import keep_base
+from etude.models.source import keep_base
 from etude.rewards.evaluation import Evaluation
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.rollout.collector import Collector

@@ -125,7 +125,9 @@ async def test_a_server_that_was_trained_before_goes_on_from_its_step(server, ba
 
 
 async def test_learning_rate_kl_and_loss_options_reach_the_server(server, backend):
-    adapter = await backend(training={"learning_rate": 1e-4, "beta": 0.1, "epsilon": 0.3, "ppo": True})
+    adapter = await backend(
+        training={"learning_rate": 1e-4, "beta": 0.1, "dev_config": {"epsilon": 0.3, "ppo": True}}
+    )
     await trained(adapter)
     (job,) = server.jobs
     assert job["config"] == {"learning_rate": 1e-4, "beta": 0.1, "kl_penalty_coef": 0.1}

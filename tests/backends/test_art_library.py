@@ -140,7 +140,7 @@ async def test_the_stand_in_answers_the_real_client():
 async def test_the_real_server_takes_what_the_adapter_sends(art_run, inference, tmp_path):
     config = ARTTrainerAdapterConfig(
         backend={"base_url": art_run.url, "name": "agent", "delete_old_checkpoints": not OLD},
-        training={"learning_rate": 1e-4, "beta": 0.1, "epsilon": 0.3},
+        training={"learning_rate": 1e-4, "beta": 0.1, "dev_config": {"epsilon": 0.3}},
     )
     endpoint = f"{inference.url}/v1"
     engine = OpenAiEngine(OpenAiLlmConfig(model_name="agent", base_url=endpoint, return_token_ids=True))

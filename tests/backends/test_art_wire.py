@@ -175,11 +175,16 @@ def test_step_rewards_have_no_place_in_art():
 def test_options_reach_the_wire_under_the_names_of_both_releases():
     config = ARTTrainerAdapterConfig(
         backend={"ip": "gpu", "port": 80, "init_args": {"max_seq_length": 4096}},
-        training={"learning_rate": 1e-5, "beta": 0.1, "epsilon": 0.2, "trainer_args": {"weight_decay": 0.1}},
+        training={
+            "learning_rate": 1e-5,
+            "beta": 0.1,
+            "dev_config": {"epsilon": 0.2},
+            "trainer_args": {"weight_decay": 0.1},
+        },
     )
     assert config.backend.url == "http://gpu:80"
     assert config.training.config() == {"learning_rate": 1e-5, "beta": 0.1, "kl_penalty_coef": 0.1}
-    assert config.training.dev_config() == {"epsilon": 0.2, "kl_penalty_coef": 0.1}
+    assert config.training.all_dev_config() == {"epsilon": 0.2, "kl_penalty_coef": 0.1}
     assert model_of(config)["_internal_config"] == {
         "trainer_args": {"learning_rate": 1e-5, "beta": 0.1, "weight_decay": 0.1},
         "init_args": {"max_seq_length": 4096},

@@ -100,23 +100,6 @@ def test_trajectories_as_lines(project):
     assert len(row["episode"][1]["token_ids"]) == len(row["episode"][1]["logprobs"])
 
 
-@pytest.mark.parametrize("method", ["grpo", "dpo", "supervised"])
-def test_trajectories_as_parquet(project, method):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    assert etude("train", "config.yml", "--name", "r").exit_code == 0
-    shown = etude("export", "r", "--trajectories", "t.parquet", "--method", method, "--json")
-    table = parquet.read_table(project / "t.parquet")
-    assert table.num_rows == json.loads(shown.stdout)["rows"] > 0
-    row = table.slice(0, 1).to_pylist()[0]
-    assert row["method"] == method
-    if method == "dpo":
-        assert row["chosen_response"] == "yes"
-        assert len(row["chosen_ids"]) == len(row["chosen_logprobs"])
-    else:
-        assert row["items"][1]["content"] in ("yes", "no")
-        assert len(row["items"][1]["token_ids"]) == len(row["items"][1]["logprobs"])
-
-
 def test_openai_rows_for_supervised_training(project):
     assert etude("train", "config.yml", "--name", "r").exit_code == 0
     arguments = ["--trajectories", "o.jsonl", "--format", "openai", "--method", "supervised"]
@@ -148,7 +131,7 @@ def test_openai_has_no_rows_for_grpo(project):
     "arguments",
     [
         ["--trajectories", "t.csv"],
-        ["--trajectories", "t.parquet", "--format", "openai"],
+        ["--trajectories", "t.parquet"],
         ["--format", "openai"],
     ],
 )

@@ -21,7 +21,6 @@ from etude.core.errors import MissingExtraError
 from tests.cli.projects import ROOT, TWO_MODELS, change, etude, local_project, rows, scripted_project
 from tests.cli.test_demo import small_example  # noqa: F401
 from tests.endpoint_process import EndpointProcess
-from tests.export.hub import log_in, running_hub
 from tests.forked import program
 
 EQUAL = """
@@ -194,18 +193,6 @@ def after_an_export(local, printed):
     assert "export/v" in works(etude("export", "r"))
 
 
-def after_a_look_at_what_would_go_to_the_hub(local, printed, monkeypatch):
-    assert etude("train", "config.yml", "--name", "r").exit_code == 0
-    with running_hub() as hub:
-        log_in(hub, local, monkeypatch)
-        line = last_line(etude("export", "r", "--push", "me/sums", "--dry-run"))
-        assert not hub.requests
-        # In this process: one that is forked has looked at its environment before.
-        sent = etude(*shlex.split(line)[1:])
-        assert sent.exit_code == 0, sent.stderr
-        assert hub.repositories["me/sums"].branches["main"]
-
-
 def without_what_models_need(local, printed):
     (local / "config.yml").unlink()
     with pytest.MonkeyPatch.context() as patch:
@@ -320,7 +307,6 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     "show_episode": after_a_list_of_episodes,
     "list_episodes": after_a_log_was_imported,
     "evaluate_exported": after_an_export,
-    "without": after_a_look_at_what_would_go_to_the_hub,
     "check_run": after_a_look_at_a_damaged_run,
     "new_project": without_what_models_need,
     "check_project": after_a_new_project,

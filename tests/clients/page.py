@@ -20,7 +20,7 @@ from tests.clients.matrix import INSPECT, NODE, ROOT, SIDES, Outcome, Outcomes, 
 
 PAGE = ROOT / "docs" / "compatibility.md"
 
-_HEAD = """\
+HEAD = """\
 # Clients
 
 Which client libraries work unchanged with the models of Etude: at `episode.endpoint`, where every call is
@@ -41,7 +41,8 @@ agents of the OpenAI Agents SDK name no model, its variable `OPENAI_DEFAULT_MODE
 the tokens of the earlier ones, without drift. Clients of npm are driven where `npm install --prefix
 tests/clients/node` has put them, by `pytest -m node`; Inspect AI, which wants another `fsspec` than
 `datasets`, where `ETUDE_TEST_INSPECT` names the Python of a virtual environment with `inspect-ai` and
-`openai`, by `pytest -m inspect`; all others by every run of the tests.
+`openai`, by `pytest -m inspect`. Of all others the SDKs of OpenAI and Anthropic and the OpenAI Agents SDK are
+driven by every run of the tests, and the rest by `make test-all`.
 [Coding agents](coding-agents.md) says how a model is trained inside Claude Code or Codex.
 
 """
@@ -51,7 +52,7 @@ def render(outcomes: Outcomes) -> str:
     """The page. Of clients that did not run it has the section that is written."""
     ran = {module for module, _, _ in outcomes}
     written = {part.partition(" (")[0]: part for part in PAGE.read_text(encoding="utf-8").split("\n## ")}
-    parts = [_HEAD]
+    parts = [HEAD]
     for module in (*MODULES, *OPTIONAL):
         parts.append(section(module, outcomes) if module in ran else written[client_of(module).name])
     return "\n## ".join(part.rstrip("\n") + "\n" for part in parts)

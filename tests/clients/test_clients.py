@@ -1,39 +1,75 @@
-"""Agent frameworks work unchanged, at an episode's endpoint and at a server."""
+"""Agent frameworks work unchanged, at an episode's endpoint and at a server.
+
+Three of them in every test run, others in `make test-all`; those that are installed by themselves have marks:
+
+npm install --prefix tests/clients/node && pytest -m node
+python3 -m venv V && V/bin/pip install inspect-ai openai && ETUDE_TEST_INSPECT=V/bin/python pytest -m inspect
+"""
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import pytest
 
-from tests.clients.drive import Feature
-from tests.clients.matrix import SIDES, Outcomes, features, run_matrix
-from tests.clients.page import PAGE, is_extended, is_recorded, render
+from tests.clients.drive import MODULES, OPTIONAL, Feature, client_of
+from tests.clients.matrix import SIDES, Outcomes, features, is_installed, run_matrix
+from tests.clients.page import HEAD, PAGE, is_extended, is_recorded, section
 
-CASES = list(features())
-IDS = [f"{module}-{name}" for module, name, _ in CASES]
+USUAL = ("openai_sdk", "anthropic_sdk", "openai_agents")
+OTHERS = tuple(module for module in MODULES if module not in USUAL)
+TOGETHER = {module: group for group in (USUAL, OTHERS) for module in group}
+"""Clients that share a model and a server; each of the optional ones is driven by itself."""
+
+HINTS = {
+    "npm": "npm install --prefix tests/clients/node",
+    "venv": "ETUDE_TEST_INSPECT names the Python of an environment with inspect-ai",
+}
+MARKS = {"npm": pytest.mark.node, "venv": pytest.mark.inspect}
+
+
+def marks(module: str) -> list[pytest.MarkDecorator]:
+    if module in MODULES:
+        return [] if module in USUAL else [pytest.mark.slow]
+    registry = client_of(module).registry
+    return [MARKS[registry], pytest.mark.skipif(not is_installed(module), reason=HINTS[registry])]
+
+
+ALL = [pytest.param(module, marks=marks(module)) for module in (*MODULES, *OPTIONAL)]
+CASES = [
+    pytest.param(*case, marks=marks(case[0]), id=f"{case[0]}-{case[1]}")
+    for case in features((*MODULES, *OPTIONAL))
+]
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return run_matrix(tmp_path_factory.mktemp("clients"))
+def outcomes_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The outcomes of a client's features; each client is driven once."""
+    driven = functools.cache(lambda modules: run_matrix(tmp_path_factory.mktemp("clients"), modules))
+    return lambda module: driven(TOGETHER.get(module, (module,)))
 
 
 @pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize(("module", "name", "feature"), CASES, ids=IDS)
-def test_it_works(outcomes: Outcomes, module: str, name: str, feature: Feature, side: str) -> None:
-    assert outcomes[module, name, side].error is None, outcomes[module, name, side].error
+@pytest.mark.parametrize(("module", "name", "feature"), CASES)
+def test_it_works(outcomes_of: Any, module: str, name: str, feature: Feature, side: str) -> None:
+    outcome = outcomes_of(module)[module, name, side]
+    assert outcome.error is None, outcome.error
 
 
-@pytest.mark.parametrize(("module", "name", "feature"), CASES, ids=IDS)
+@pytest.mark.parametrize(("module", "name", "feature"), CASES)
 def test_every_call_is_recorded_and_a_conversation_extended(
-    outcomes: Outcomes, module: str, name: str, feature: Feature
+    outcomes_of: Any, module: str, name: str, feature: Feature
 ) -> None:
     # A call that was refused is recorded with its error.
-    calls = [call for call in outcomes[module, name, "endpoint"].calls if call.error is None]
+    calls = [call for call in outcomes_of(module)[module, name, "endpoint"].calls if call.error is None]
     assert len(calls) >= feature.calls
     assert all(map(is_recorded, calls))
     assert is_extended(calls) or not feature.extends
 
 
-def test_the_page_is_up_to_date(outcomes: Outcomes) -> None:
+@pytest.mark.parametrize("module", ALL)
+def test_the_page_is_up_to_date(outcomes_of: Any, module: str) -> None:
+    outcomes: Outcomes = outcomes_of(module)
     written = PAGE.read_text(encoding="utf-8")
-    assert written == render(outcomes), "docs/compatibility.md is out of date; type: make docs"
+    assert written.startswith(HEAD.rstrip()) and section(module, outcomes) in written, "type: make docs"

@@ -19,7 +19,7 @@ import torch
 from etude.cluster.connection import connected
 from etude.cluster.samplers import RayVllm, SamplerLauncher, SamplerRoom
 from etude.core.errors import EngineError
-from etude.inference.engine import TokenRequest
+from etude.inference.answer import TokenRequest
 from etude.inference.vllm_child import VllmOptions
 from etude.inference.vllm_process import VllmProcess
 from etude.inference.vllm_processes import VllmProcesses

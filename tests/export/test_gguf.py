@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from etude.core.errors import EtudeError, RequestError
-from etude.export.gguf import Conversion, convert, find_converter
+from etude.export.model import Conversion, convert, find_converter
 from tests.cli.projects import change, etude, local_project
 from tests.models.tiny_models import CHATML
 
@@ -70,16 +70,6 @@ def test_a_tokenizer_that_llama_cpp_does_not_know(tmp_path: Path):
     said = refusal(tmp_path, f"raise NotImplementedError({message!r})")
     assert "llama.cpp does not know this model's tokenizer" in said
     assert "git -C llama.cpp pull" in said
-
-
-def test_a_package_that_the_converter_needs(tmp_path: Path):
-    said = refusal(tmp_path, "import no_such_package.part")
-    assert said.endswith(f"{sys.executable} -m pip install no_such_package")
-
-
-def test_a_model_that_llama_cpp_does_not_have(tmp_path: Path):
-    said = refusal(tmp_path, "import sys; sys.exit('ERROR:hf-to-gguf:Model NewForCausalLM is not supported')")
-    assert "no model like this one (NewForCausalLM)" in said
 
 
 def test_a_converter_that_makes_nothing(tmp_path: Path):

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.core.call import ChatRequest, Delta, Sampling
-from etude.inference.answer import AnswerStream, read
-from etude.inference.engine import SampledToken
+from etude.inference.answer import AnswerStream, SampledToken, read
 
 ADD = {"type": "function", "function": {"name": "add"}}
 STOP = 0

@@ -20,9 +20,9 @@ from etude.core.errors import EngineError, ImpossibleCall, ModelOut
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.example import Example
 from etude.core.interfaces import Engine
-from etude.inference.breaker import Breaker
 from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
+from etude.inference.routes import Breaker
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder
 from tests.faults.remote_faults import FaultyEndpoint

@@ -14,8 +14,8 @@ import torch
 
 from etude.core.call import ChatRequest, Constraint, Sampling
 from etude.core.errors import ImpossibleCall
+from etude.inference.answer import TokenRequest
 from etude.inference.embedded import EmbeddedEngine
-from etude.inference.engine import TokenRequest
 from tests.models.tiny_models import CALCULATOR, chatml_policy, fresh_policy, policy, true_logprobs, user
 
 PROMPT = (8, 9, 10, 11)

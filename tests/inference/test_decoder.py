@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from etude.core.call import Sampling
-from etude.inference import ragged, slot_decoder
+from etude.inference import kv_slots, slot_decoder
 from etude.inference.decoder import RecomputeDecoder, make_decoder
 from etude.inference.fused_llama import FusedLlama
 from etude.inference.sampler import Row, uniforms
@@ -241,7 +241,7 @@ def test_no_token_is_computed_for_padding(monkeypatch):
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "mistral"])
 def test_rows_that_attend_alone_are_sampled_from_what_the_model_says(name, monkeypatch):
-    monkeypatch.setattr(ragged, "_ALONE", 40 * 16)
+    monkeypatch.setattr(kv_slots, "_ALONE", 40 * 16)
     of = IN_SLOTS[name]()
     rows, until = rows_of_many_lengths(12)
     run(make_decoder(of, slots=8, deterministic=False), rows, until, start=5)

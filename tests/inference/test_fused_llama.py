@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from etude.core.call import Sampling
-from etude.core.errors import RequestError
-from etude.inference import linear, slot_decoder
+from etude.inference import fused_weights, slot_decoder
 from etude.inference.decoder import make_decoder
 from etude.inference.fused_weights import can_fuse
 from etude.inference.sampler import Row, uniforms
@@ -39,10 +38,10 @@ FUSED = {
 }
 
 
-def sampled(of, *, deterministic=False, tokens=12, eight_bits=False):
+def sampled(of, *, deterministic=False, tokens=12):
     """Prompts of many lengths, continued."""
     choose = random.Random(2)
-    decoder = make_decoder(of, slots=8, deterministic=deterministic, eight_bits=eight_bits)
+    decoder = make_decoder(of, slots=8, deterministic=deterministic)
     rows = [
         Row(str(n), [choose.randrange(7, 300) for _ in range(n)], Sampling(), uniforms(n))
         for n in (1, 2, 5, 30, 60)
@@ -68,19 +67,6 @@ def shaken(of):
     return of
 
 
-def in_eight_bits(of):
-    """In float32, with the linear layers rounded row by row."""
-    of.model.float()
-    head = of.model.lm_head
-    head.weight = torch.nn.Parameter(head.weight.detach().clone())  # Embeddings are as they were.
-    with torch.no_grad():
-        for module in of.model.modules():
-            if isinstance(module, torch.nn.Linear):
-                step = module.weight.abs().amax(dim=1, keepdim=True) / 127
-                module.weight.copy_((module.weight / step).round() * step)
-    return of
-
-
 @pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_the_logprobs_are_the_models_own(name, deterministic):
@@ -91,7 +77,7 @@ def test_the_logprobs_are_the_models_own(name, deterministic):
 
 @pytest.mark.parametrize("name", ["llama", "all biases"])
 def test_the_logprobs_are_the_models_own_with_weights_large_enough_to_be_packed(name, monkeypatch):
-    monkeypatch.setattr(linear, "_LEAST", 1)
+    monkeypatch.setattr(fused_weights, "_LEAST", 1)
     of = shaken(FUSED[name]())
     assert_right(of, sampled(of))
 
@@ -114,25 +100,7 @@ def test_in_bfloat16_the_logprobs_are_those_of_the_same_weights_up_to_its_roundi
     assert sum(own) < sum(models)
 
 
-@pytest.mark.parametrize("name", FUSED)
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_with_eight_bits_the_logprobs_are_those_of_the_rounded_weights(name, deterministic, dtype):
-    of = shaken(FUSED[name]())
-    of.model.to(dtype)
-    rows, rounded = sampled(of, deterministic=deterministic, eight_bits=True), in_eight_bits(of.twin())
-    for row in rows:
-        prompt, answer = row.ids[: -len(row.logprobs)], row.ids[-len(row.logprobs) :]
-        assert row.logprobs == pytest.approx(true_logprobs(rounded, prompt, answer), abs=0.01)
-
-
-def test_eight_bits_are_refused_where_there_is_no_fused_decoder():
-    other = family("Gemma2Config", head_dim=8, query_pre_attn_scalar=8)
-    with pytest.raises(RequestError, match=r"sampling_weights: int8 is for Llama, .* leave it out"):
-        make_decoder(other, slots=8, deterministic=False, eight_bits=True)
-
-
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["llama", "tied embeddings", "gemma3"])
 @pytest.mark.parametrize("layers", [None, ["lm_head"], ["embed_tokens", "q_proj"]])
 def test_lora_weights_count_as_they_are_now(kind, name, layers):
@@ -140,11 +108,11 @@ def test_lora_weights_count_as_they_are_now(kind, name, layers):
     if kind == "bfloat16":
         exact.model.to(torch.bfloat16).float()
         of.model.to(torch.bfloat16)
-    decoder = make_decoder(of, slots=8, deterministic=False, eight_bits=kind == "int8")
+    decoder = make_decoder(of, slots=8, deterministic=False)
     of.use_lora(options, seed=0)
-    (in_eight_bits(exact) if kind == "int8" else exact).use_lora(options, seed=0)
+    exact.use_lora(options, seed=0)
     assert can_fuse(of.model)
-    tolerance = {"float32": 1e-5, "bfloat16": 0.1, "int8": 0.01}[kind]
+    tolerance = {"float32": 1e-5, "bfloat16": 0.1}[kind]
     generator = torch.Generator().manual_seed(5)
     row = Row("a", [9, 10, 11], Sampling(), uniforms(0))
     decoder.forget()

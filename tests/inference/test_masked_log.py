@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from etude.inference.masked_log import MaskedLines, MaskedLog
+from etude.inference.child_process import MaskedLines, MaskedLog
 
 SECRET = "canary-8fJ2kd93hQ"
 

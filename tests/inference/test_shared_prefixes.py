@@ -14,11 +14,10 @@ from etude.algorithms.grpo import Grpo
 from etude.core.call import Sampling
 from etude.core.sample import Sample
 from etude.inference import ragged_decoder, single_tokens
-from etude.inference import shared_prefixes as module
+from etude.inference import single_tokens as module
 from etude.inference.decoder import make_decoder
 from etude.inference.sampler import Row, uniforms
-from etude.inference.shared_prefixes import Prefix, Run, plan_of, shared_prefixes
-from etude.inference.single_tokens import SingleTokens
+from etude.inference.single_tokens import Prefix, Run, SingleTokens, plan_of, shared_prefixes
 from etude.inference.slot_table import shared_length
 from etude.learner.learner import Learner, LearnerOptions
 from tests.inference.test_decoder import assert_right, run

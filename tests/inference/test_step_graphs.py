@@ -15,8 +15,7 @@ from etude.core.call import Sampling
 from etude.inference import slot_decoder
 from etude.inference.decoder import make_decoder
 from etude.inference.sampler import Row, uniforms
-from etude.inference.slot_decoder import SlotDecoder
-from etude.inference.step_graphs import StepGraphs, cuda_graphs
+from etude.inference.slot_decoder import SlotDecoder, StepGraphs, cuda_graphs
 from etude.models.device import choose_device
 from tests.inference.test_decoder import IN_SLOTS, assert_right, rows_of_many_lengths, run
 from tests.models.tiny_models import family, policy
@@ -52,7 +51,7 @@ class Recorder:
 
 
 def decoder_of(of, record, slots=8):
-    return SlotDecoder(of, slots=slots, deterministic=False, eight_bits=False, record=record)
+    return SlotDecoder(of, slots=slots, deterministic=False, record=record)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -22,7 +22,7 @@ import torch
 
 from etude.core.call import Constraint, Sampling
 from etude.core.errors import EngineAway, EngineError, ImpossibleCall
-from etude.inference.engine import SampledToken, TokenRequest
+from etude.inference.answer import SampledToken, TokenRequest
 from etude.inference.vllm_child import VllmOptions
 from etude.inference.vllm_engine import VllmEngine
 from etude.inference.vllm_process import VllmProcess

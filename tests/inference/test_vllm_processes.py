@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from etude.core.errors import EngineAway, EngineError
-from etude.inference.engine import Sampled, TokenRequest
+from etude.inference.answer import Sampled, TokenRequest
 from etude.inference.vllm_child import VllmOptions
 from etude.inference.vllm_engine import VllmEngine
 from etude.inference.vllm_process import VllmProcess

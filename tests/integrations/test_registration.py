@@ -42,7 +42,7 @@ def test_the_core_knows_no_guest() -> None:
 def test_each_guest_registers_what_is_its_own() -> None:
     types, extensions, _ = loaded("art")
     assert types == {"openpipe_art"}
-    assert extensions == {"etude.integrations.art.serving.routes:ArtExtension"}
+    assert extensions == {"etude.integrations.art.serving:ArtExtension"}
     types, extensions, guests = loaded("nat")
     assert "nat" in types and not types & {"openpipe_art"} and not extensions
     assert not any(name.startswith("etude.integrations.art") for name in guests)

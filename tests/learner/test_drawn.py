@@ -16,8 +16,8 @@ from etude.algorithms.grpo import Grpo
 from etude.core.call import Constraint, Sampling
 from etude.core.errors import TrainingError
 from etude.core.sample import Sample, Turn
+from etude.inference.answer import TokenRequest
 from etude.inference.embedded import EmbeddedEngine
-from etude.inference.engine import TokenRequest
 from etude.learner.packed import logprobs_of
 from tests.learner.gradients import assert_same, batch_of, gradient_by_autograd, gradient_of
 from tests.models.tiny_models import fresh_policy, policy

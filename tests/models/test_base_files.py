@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import constants
 
 from etude.core.errors import RequestError
-from etude.models.base_files import keep_base, require_base
+from etude.models.source import keep_base, require_base
 from etude.store.journal import Journal
 
 WEIGHTS = b"weights"

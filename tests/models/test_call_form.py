@@ -7,8 +7,7 @@ import json
 import pytest
 
 from etude.core.call import ChatRequest
-from etude.models.call_form import call_form
-from etude.models.probe import ARGUMENTS
+from etude.models.probe import ARGUMENTS, call_form
 from tests.models.test_template import template_of
 from tests.models.tiny_models import CALCULATOR, CHATML, FORGETFUL, user
 

@@ -9,10 +9,9 @@ import pytest
 
 from etude.core.errors import RequestError
 from etude.inference.local import LocalLlmConfig
-from etude.models.base_files import keep_base, require_base
 from etude.models.packaged import SHA256
 from etude.models.policy import Policy
-from etude.models.source import PACKAGED, locate
+from etude.models.source import PACKAGED, keep_base, locate, require_base
 from etude.models.speech import Speech
 from etude.preflight.finding import Findings
 from etude.preflight.local_model import check_local_model, outline

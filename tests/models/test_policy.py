@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-import types
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, masking_utils
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from etude.core.call import ChatRequest
 from etude.core.errors import EngineError, RequestError, StoreError
@@ -222,16 +220,6 @@ def test_apples_gpus_are_taken_in_float32(on_a_mac):
     assert choose_dtype("float16", choose_device(), 1000) is torch.float16
 
 
-@pytest.mark.parametrize(("release", "has"), [("", False), ("13.6.1", False), ("14.0", True), ("26.1", True)])
-def test_bfloat16_is_refused_where_apples_gpus_do_not_have_it(on_a_mac, monkeypatch, release, has):
-    monkeypatch.setattr("platform.mac_ver", lambda: (release, ("", "", ""), "arm64"))
-    if has:
-        assert choose_dtype("bfloat16", choose_device(), 1000) is torch.bfloat16
-        return
-    with pytest.raises(RequestError, match="'bfloat16' needs macOS 14 on 'mps'; use auto"):
-        choose_dtype("bfloat16", choose_device(), 1000)
-
-
 def test_without_apples_gpu_it_is_a_wrong_request(monkeypatch):
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
     with pytest.raises(RequestError, match="device 'mps' is not available on this machine; use device: auto"):
@@ -291,23 +279,3 @@ def test_a_twin_has_only_the_trained_tensors_once_more():
         if one is not two
     }
     assert apart == of.trainable().keys() == other.trainable().keys()
-
-
-def test_a_model_runs_where_another_package_changed_the_masks_for_another_release(monkeypatch, tmp_path):
-    """As openpipe-art does when it is imported."""
-    module = types.ModuleType("art_patches")
-    own = module._preprocess_mask_arguments = masking_utils._preprocess_mask_arguments
-
-    def patched(
-        config, input_embeds, attention_mask, cache_position, past_key_values, position_ids, layer_idx
-    ):
-        raise AssertionError("for a release that is not here")
-
-    patched.__module__ = "art_patches"
-    monkeypatch.setitem(sys.modules, "art_patches", module)
-    monkeypatch.setattr(masking_utils, "_preprocess_mask_arguments", patched)
-    of = chatml_policy()
-    of.export(tmp_path / "model")
-    loaded = Policy.load(tmp_path / "model", device="cpu")
-    assert torch.equal(logits(loaded.model), logits(of.model))
-    assert masking_utils._preprocess_mask_arguments is own

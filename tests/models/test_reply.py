@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from etude.models.arguments import SYNTAXES
 from etude.models.reply import TemplateReader, decoded
-from etude.models.syntaxes import SYNTAXES
 from etude.models.template import ChatTemplate
 from tests.models.tiny_models import CALCULATOR, tokenizer
 

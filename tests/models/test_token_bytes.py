@@ -12,8 +12,8 @@ from llguidance.hf import from_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
+from etude.models.rendering import token_bytes
 from etude.models.tiny import build_tokenizer
-from etude.models.token_bytes import token_bytes
 
 WORDS = "what is é 1 + 2? naïve 😀 日本"
 END = "<｜end▁of▁turn｜>"

@@ -19,7 +19,7 @@ from etude.algorithms.grpo import Grpo
 from etude.algorithms.samples import branches_of
 from etude.core.call import ChatRequest, Completion, Sampling
 from etude.core.episode import WORKFLOW
-from etude.export.gguf import Conversion, convert, find_converter
+from etude.export.model import Conversion, convert, find_converter
 from etude.inference.embedded import EmbeddedEngine
 from etude.learner.objective import Unit
 from etude.models.policy import LoraOptions, Policy

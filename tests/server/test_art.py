@@ -1,40 +1,45 @@
-"""ART's protocol on a real server, spoken plainly: register, sample, train, next step."""
+"""The protocol of ART's `ServerlessBackend` on a real server, spoken plainly."""
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
-import openai
 import pytest
+from pydantic import ValidationError
 
-from tests.server.art_client import (
-    ASK,
-    RATE,
-    choice,
-    gathered,
-    group,
-    lines_of,
-    mean_reward,
-    model_of,
-    pair,
-    train_body,
-    trajectory,
-)
+from etude.integrations.art.serving import TrainingOptions
+from tests.server.art_client import ASK, choice, gathered, group, pair, trajectory
 from tests.server.process import ServerProcess
+from tests.server.test_crash import worker_of
+
+MODELS, JOBS = "/v1/preview/models", "/v1/preview/training-jobs"
+RATE = 0.05
 
 
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(model, tmp_path_factory.mktemp("art"), "--max-models", "2") as running:
+    """Each test trains a model of its own on it."""
+    with ServerProcess(model, tmp_path_factory.mktemp("art")) as running:
         yield running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def http(server: ServerProcess) -> Iterator[httpx.Client]:
     with server.http(timeout=120) as client:
         yield client
+
+
+def created(http: httpx.Client, name: str) -> dict[str, Any]:
+    body = {"entity": None, "project": "p", "name": name, "base_model": "tiny", "return_existing": True}
+    answer = http.post(MODELS, json=body)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
 
 
 def refused(answer: httpx.Response, status: int) -> str:
@@ -42,10 +47,37 @@ def refused(answer: httpx.Response, status: int) -> str:
     return str(answer.json()["error"]["message"])
 
 
-def registered(http: httpx.Client, name: str, **more: object) -> dict[str, object]:
-    model = model_of(name, **more)
-    assert http.post("/register", json=model).json() is None
-    return model
+def job_body(model: str, *groups: Any, **options: Any) -> dict[str, Any]:
+    """The body that the client sends: options that nobody chose are null, false or 0."""
+    config = {"advantage_balance": 0.0, "epsilon": None, "kimi_k2_tau": None, "learning_rate": RATE}
+    config |= {"ppo": False, "importance_sampling_level": "token", "scale_rewards": True}
+    config |= {"mask_prob_ratio": False} | options
+    return {"model_id": model, "trajectory_groups": list(groups), "experimental_config": config}
+
+
+def begun(http: httpx.Client, model: str, *groups: Any, **options: Any) -> str:
+    answer = http.post(JOBS, json=job_body(model, *groups, **options))
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["id"])
+
+
+def events_of(http: httpx.Client, job: str, after: str | None = None) -> list[dict[str, Any]]:
+    answer = http.get(f"{JOBS}/{job}/events", params={} if after is None else {"after": after})
+    assert answer.status_code == 200, answer.text
+    return list(answer.json()["data"])
+
+
+def ended(http: httpx.Client, job: str) -> list[dict[str, Any]]:
+    for _ in range(1200):
+        events = events_of(http, job)
+        if events and events[-1]["type"] in ("training_ended", "training_failed"):
+            return events
+        time.sleep(0.1)
+    raise AssertionError("the job never ended")
+
+
+def steps_of(http: httpx.Client, name: str, **query: Any) -> list[int]:
+    return [one["step"] for one in http.get(f"{MODELS}/{name}/checkpoints", params=query).json()["data"]]
 
 
 def names(http: httpx.Client, name: str) -> list[str]:
@@ -53,57 +85,96 @@ def names(http: httpx.Client, name: str) -> list[str]:
     return sorted(one for one in listed if one.partition("@")[0] == name)
 
 
+def jobs_of(http: httpx.Client, name: str) -> list[str]:
+    query = {"metadata[art_model]": name}
+    return [one["id"] for one in http.get("/v1/fine_tuning/jobs", params=query).json()["data"]]
+
+
 @pytest.mark.slow
-def test_steps_are_trained_and_each_answers_under_its_name(server: ServerProcess, http: httpx.Client) -> None:
-    model = registered(http, "agent")
-    address, key = http.post("/_prepare_backend_for_training", json={"model": model, "config": None}).json()
-    assert (address, key) == (f"{server.address}/v1", "default")
-    client = openai.OpenAI(base_url=address, api_key=key, max_retries=0)
-    rewards = []
-    for step in range(3):
-        assert http.post("/_get_step", json=model).json() == step
-        groups = gathered(client, "agent", seed=10 * step)
-        rewards.append(mean_reward(groups))
-        body = train_body(model, *groups, config={"beta": 0.001})
-        lines = lines_of(http.post("/_train_model", json=body))
-        assert [line["num_gradient_steps"] for line in lines] == [1]
-        assert lines[0]["data/step_num_gradient_steps"] == 1.0
-        assert lines[0]["data/step_num_drifted_prompts"] == lines[0]["data/step_num_found_tokens"] == 0
-        # The reference is the base model, and not the step before.
-        assert (lines[0]["reference_kl"] > 0.001) == (step > 0)
-        # The tokens and logprobs that were sampled are those that are trained on.
-        assert abs(lines[0]["sampled_kl"]) < 1e-6 and lines[0]["learning_rate"] == RATE
-    assert mean_reward(gathered(client, "agent", seed=99)) > rewards[0] + 0.2, rewards
-    assert names(http, "agent") == ["agent", "agent@0", "agent@1", "agent@2", "agent@3"]
-    untrained = mean_reward(gathered(client, "agent@0", seed=99))
-    assert untrained == mean_reward(gathered(client, "tiny", seed=99))
-    http.post("/_delete_checkpoint_files", json={"model": model, "steps_to_keep": [2]}).raise_for_status()
-    assert names(http, "agent") == ["agent", "agent@2", "agent@3"]
-    listed = [one["id"] for one in http.get("/v1/models").json()["data"] if one["id"].startswith("ft:")]
-    assert sum("ckpt" not in one for one in listed) == 2
-    assert http.post("/_get_step", json=model).json() == 3
-
-
-def test_a_step_without_anything_to_learn_says_so_and_keeps_the_weights(
+def test_steps_are_trained_and_each_answers_under_its_names(
     server: ServerProcess, http: httpx.Client
 ) -> None:
-    model = registered(http, "flat")
-    (line,) = lines_of(http.post("/_train_model", json=train_body(model, pair(1.0, 1.0))))
-    assert line["num_gradient_steps"] == line["data/step_num_groups_trainable"] == 0
-    assert http.post("/_get_step", json=model).json() == 1
+    model = created(http, "agent")
+    assert created(http, "agent") == model
+    assert (model["id"], model["entity"], model["run_id"]) == ("agent", "etude", None)
+    name = "wandb-artifact:///etude/p/agent"
+    for step in range(2):
+        assert steps_of(http, "agent", limit=1) == [step]
+        groups = gathered(server.client(), name, groups=1, seed=10 * step)
+        job = begun(http, "agent", *groups)
+        events = ended(http, job)
+        assert [event["type"] for event in events] == ["training_started", "gradient_step", "training_ended"]
+        assert events[0]["data"] == {"num_sequences": 1}
+        # The tokens and logprobs that were sampled are those that are trained on.
+        assert events[1]["data"]["learning_rate"] == RATE and abs(events[1]["data"]["sampled_kl"]) < 1e-6
+        assert events_of(http, job, after=events[1]["id"]) == events[2:]
+    assert steps_of(http, "agent", order="asc") == [0, 1, 2]
+    assert names(http, "agent") == ["agent", "agent@0", "agent@1", "agent@2"]
+    ask: Any = {"messages": ASK, "seed": 1, "max_tokens": 4}
+    asked = (name, f"{name}:step2", "agent@2", f"{name}:step0")
+    found = [server.client().chat.completions.create(model=one, **ask) for one in asked]
+    said = [[round(token.logprob, 4) for token in one.choices[0].logprobs.content] for one in found]
+    assert said[0] == said[1] == said[2] != said[3]
+    gone = http.request("DELETE", f"{MODELS}/agent/checkpoints", json={"steps": [0, 1, 7]}).json()
+    assert gone == {"deleted_count": 2, "not_found_steps": [7]}
+    assert steps_of(http, "agent") == [2]
+    listed = [one["id"] for one in http.get("/v1/models").json()["data"] if one["id"].startswith("ft:")]
+    assert sum("ckpt" not in one for one in listed) == 1
+
+
+@pytest.mark.slow
+def test_a_killed_server_and_worker_lose_no_training_and_double_none(model: Path, tmp_path: Path) -> None:
+    with ServerProcess(model, tmp_path) as server:
+        with server.http(timeout=120) as http:
+            created(http, "agent")
+            job = begun(http, "agent", pair())
+            other = http.post(JOBS, json=job_body("agent", pair(0.0, 1.0)))
+            assert "is being trained by job" in refused(other, 409)
+            worker = worker_of(server, job)
+            server.kill()
+            os.kill(worker, signal.SIGKILL)
+        server.start()
+        with server.http(timeout=120) as http:
+            # The same request again follows the training that the first one began.
+            if steps_of(http, "agent") == [0]:
+                assert begun(http, "agent", pair()) == job
+            assert ended(http, job)[-1]["type"] == "training_ended"
+            assert steps_of(http, "agent") == [1, 0] and jobs_of(http, "agent") == [job]
+
+
+@pytest.mark.slow
+def test_a_training_that_fails_says_why_and_is_no_step(http: httpx.Client) -> None:
+    created(http, "failing")
+    job = begun(http, "failing", pair())
+    # Its data are gone before its worker has read them.
+    file = http.get(f"/v1/fine_tuning/jobs/{job}").json()["training_file"]
+    http.delete(f"/v1/files/{file}").raise_for_status()
+    last = ended(http, job)[-1]
+    assert last["type"] == "training_failed" and file in last["data"]["error_message"]
+    assert steps_of(http, "failing") == [0]
+
+
+def test_a_step_without_anything_to_learn_ends_at_once(server: ServerProcess, http: httpx.Client) -> None:
+    created(http, "idle")
+    job = begun(http, "idle", pair(1.0, 1.0))
+    assert [(event["type"], event["data"]) for event in events_of(http, job)] == [
+        ("training_started", {"num_sequences": 0}),
+        ("training_ended", {}),
+    ]
+    assert steps_of(http, "idle") == [1, 0]
     ask = {"messages": ASK, "seed": 5, "max_tokens": 8}
     first, second = (
         server.client().chat.completions.create(model=name, **ask).choices[0].message  # type: ignore[call-overload]
-        for name in ("flat@0", "flat@1")
+        for name in ("idle@0", "idle@1")
     )
     assert first == second
-    assert "flat@1: nothing to learn from" in server.log.read_text()
+    assert "idle@1: nothing to learn from" in server.log.read_text()
 
 
 def test_tokens_are_told_by_their_ids_unless_a_client_wants_their_texts(
     server: ServerProcess, http: httpx.Client
 ) -> None:
-    registered(http, "teller")
+    created(http, "teller")
     ask = {"messages": ASK, "max_tokens": 2}
     client = server.client()
     told = client.chat.completions.create(model="teller", **ask).choices[0]  # type: ignore[call-overload]
@@ -114,44 +185,32 @@ def test_tokens_are_told_by_their_ids_unless_a_client_wants_their_texts(
     assert plain.choices[0].logprobs is None
 
 
-def test_what_cannot_be_registered_is_refused_by_name(http: httpx.Client, server: ServerProcess) -> None:
-    registered(http, "taken")
-    registered(http, "taken")
-    told = refused(http.post("/register", json=model_of("taken", project="other")), 409)
-    assert "project 'p' has a model 'taken' here" in told
-    other = model_of("x") | {"base_model": "Qwen/Qwen2.5-7B-Instruct"}
-    assert "this server trains 'tiny'" in refused(http.post("/register", json=other), 400)
-    assert "name of another model" in refused(http.post("/register", json=model_of("tiny")), 409)
+def test_a_model_is_deleted(http: httpx.Client) -> None:
+    created(http, "short")
+    assert http.delete(f"{MODELS}/short").status_code == 200
+    assert http.get(f"{MODELS}/short/checkpoints").status_code == 404
+    assert names(http, "short") == []
+
+
+def test_what_cannot_be_registered_is_refused_by_name(http: httpx.Client) -> None:
+    created(http, "taken")
+    body = {"project": "p", "name": "taken", "base_model": "tiny", "return_existing": True}
+    assert "in project 'p'" in refused(http.post(MODELS, json=body | {"project": "other"}), 409)
+    assert "already" in refused(http.post(MODELS, json=body | {"return_existing": False}), 409)
+    assert "Qwen" in refused(http.post(MODELS, json=body | {"base_model": "Qwen/Qwen2.5-7B"}), 404)
+    assert "name of another model" in refused(http.post(MODELS, json=body | {"name": "tiny"}), 409)
     for name in ("", "a@1", "../x", "ft:x"):
-        refused(http.post("/register", json=model_of(name)), 400)
-    assert "register it first" in refused(http.post("/_get_step", json=model_of("nobody")), 404)
-    # ART's client shows nothing but the status.
-    assert "/_get_step: there is no model 'nobody'" in server.log.read_text()
-    prompted = {"name": "gpt-4.1", "project": "p", "trainable": False, "config": None}
-    assert http.post("/register", json=prompted).status_code == 200
-    assert http.post("/_get_step", json=prompted).json() == 0
+        refused(http.post(MODELS, json=body | {"name": name}), 400)
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"dev_config": {"mask_prob_ratio": True}}, "dev_config.mask_prob_ratio"),
-        ({"dev_config": {"importance_sampling_level": "average"}}, "dev_config.importance_sampling_level"),
-        ({"dev_config": {"made_up": 1}}, "dev_config.made_up"),
-        ({"config": {"betas": 1}}, "config.betas"),
-        ({"config": {"learning_rate": -1}}, "config.learning_rate"),
-        ({"config": {"beta": 0.1, "kl_penalty_coef": 0.2}}, "they are 0.1 and 0.2"),
-        ({"model": model_of("wrong", peft_args={"use_rslora": True})}, "use_rslora"),
-        ({"model": model_of("wrong", trainer_args={"optim": "lion_8bit"})}, "optim"),
-        ({"model": model_of("wrong", init_args={"rope_scaling": {"factor": 2}})}, "init_args.rope_scaling"),
-    ],
-)
-def test_an_option_is_honoured_or_refused_by_its_name(
-    http: httpx.Client, change: dict[str, object], told: str
-) -> None:
-    model = registered(http, "wrong")
-    assert told in refused(http.post("/_train_model", json=train_body(model, pair()) | change), 400)
-    assert http.post("/_get_step", json=model).json() == 0
+def test_what_is_wrong_is_refused_by_name(http: httpx.Client) -> None:
+    created(http, "strict")
+    wrong = refused(http.post(JOBS, json=job_body("strict", pair(), mask_prob_ratio=True)), 400)
+    assert "experimental_config.mask_prob_ratio" in wrong
+    assert "register it first" in refused(http.post(JOBS, json=job_body("nobody", pair())), 404)
+    newest = http.request("DELETE", f"{MODELS}/strict/checkpoints", json={"steps": [0]})
+    assert "step 0 is the newest" in newest.json()["error"]["message"]
+    assert http.get(f"{JOBS}/ftjob-none/events").status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -159,35 +218,55 @@ def test_an_option_is_honoured_or_refused_by_its_name(
     [
         ([{"content": "no role"}, choice(("token_id:5", -1.0))], "must be a dict with a role"),
         ([*ASK, choice(("token_id:4000", -1.0))], "token_id:4000 is not in the vocabulary"),
-        ([*ASK, choice(("two words", -1.0))], "'two words' is named by a text that is not one token"),
-        ([*ASK, choice(*[("token_id:5", -1.0)] * 200)], "the model's context ends at 128"),
+        ([*ASK, choice(("two words", -1.0))], "'two words' is named by its text"),
+        ([*ASK, choice(*[("token_id:5", -1.0)] * 200)], "the context ends at 128"),
         ([*ASK, choice(("token_id:5", -1.0), message="said")], "message"),
     ],
 )
 def test_a_wrong_trajectory_is_refused_with_its_place(
     http: httpx.Client, wrong: list[dict[str, object]], told: str
 ) -> None:
-    model = registered(http, "wrong")
+    created(http, "wrong")
     bad = trajectory(0.0) | {"messages_and_choices": wrong}
-    body = train_body(model, pair(), group(trajectory(1.0, choice(("token_id:5", -1.0))), bad))
-    found = refused(http.post("/_train_model", json=body), 400)
+    sent = job_body("wrong", pair(), group(trajectory(1.0, choice(("token_id:5", -1.0))), bad))
+    found = refused(http.post(JOBS, json=sent), 400)
     assert found.startswith("trajectory_groups[1].trajectories[1].messages_and_choices[1]: ")
     assert told in found
 
 
-def test_logged_trajectories_are_kept_and_tell_the_best_step(
-    server: ServerProcess, http: httpx.Client
-) -> None:
-    model = registered(http, "logger")
-    for reward in (0.2, 0.9, 0.4):
-        seen = group(trajectory(reward, choice(("token_id:5", -1.0)), metrics={"won": reward > 0.3}))
-        body = {"model": model, "trajectory_groups": [seen], "split": "val"}
-        http.post("/_log", json=body).raise_for_status()
-        lines_of(http.post("/_train_model", json=train_body(model, pair(1.0, 1.0))))
-    kept = (server.data_dir / "art" / "logger" / "val" / "0001.jsonl").read_text()
-    assert '"reward": 0.9' in kept and '"content": "yes"' in kept and "token_id" not in kept
-    params = {"benchmark": "val/reward", "benchmark_smoothing": 1.0}
-    http.post("/_delete_checkpoints", params=params, json=model).raise_for_status()
-    assert names(http, "logger") == ["logger", "logger@1", "logger@3"]
-    refused(http.post("/_log", json={"model": model, "trajectory_groups": [], "split": "../x"}), 400)
-    assert http.post("/close").json() is None
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({}, {}),
+        ({"learning_rate": 1e-4}, {"learning_rate": 1e-4}),
+        ({"epsilon": 0.3}, {"clip_low": 0.3, "clip_high": 0.3}),
+        ({"epsilon": 0.3, "epsilon_high": 0.5}, {"clip_low": 0.3, "clip_high": 0.5}),
+        ({"epsilon_high": 0.5}, {"clip_high": 0.5}),
+        ({"ppo": True}, {"clip_low": 0.2, "clip_high": 0.2}),
+        ({"ppo": False}, {"surrogate": "cispo", "clip_high": 4.0}),
+        ({"ppo": False, "epsilon": 1.0, "epsilon_high": 2}, {"surrogate": "cispo", "clip_high": 2.0}),
+        ({"importance_sampling_level": "sequence"}, {"ratio": "sequence"}),
+        ({"scale_rewards": False}, {"advantage_scale": "none"}),
+        ({"mask_prob_ratio": False, "kimi_k2_tau": None, "advantage_balance": 0.0}, {}),
+    ],
+)
+def test_options_of_a_request(given: dict[str, Any], found: dict[str, Any]) -> None:
+    usual = {"learning_rate": 5e-6, "reference": "base", "aggregation": "sequence", "ratio": "token"}
+    asked = TrainingOptions.model_validate(given).hyperparameters()
+    assert asked.model_dump(exclude_none=True) == usual | found
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"advantage_balance": 0.5}, "advantage_balance"),
+        ({"ppo": False, "epsilon": 0.5}, "epsilon"),
+        ({"epsilon": 1.5}, "epsilon"),
+        ({"ppoo": True}, "ppoo"),
+        ({"importance_sampling_level": "average"}, "importance_sampling_level"),
+        ({"learning_rate": -1}, "learning_rate"),
+    ],
+)
+def test_an_option_that_is_not_there_is_refused(given: dict[str, Any], name: str) -> None:
+    with pytest.raises(ValidationError, match=name):
+        TrainingOptions.model_validate(given)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from etude.core.call import ChatRequest
-from etude.integrations.art.serving import bodies
-from etude.integrations.art.serving.bodies import ArtGroup
-from etude.integrations.art.serving.rows import ArtRows, rows_of
+from etude.core.training_rows import GrpoRow
+from etude.integrations.art import serving
+from etude.integrations.art.serving_trajectories import ArtGroup, rows_of
 from etude.models.speech import Speech
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.wire.http_server import ApiError
@@ -36,56 +36,54 @@ def said(text: str, *, end: str = "<|end|>", **more: Any) -> dict[str, Any]:
     return choice(*((f"token_id:{token}", -0.5) for token in ids(text + end)), content=text, **more)
 
 
-def rows(*found: dict[str, Any]) -> ArtRows:
+def counted(*found: dict[str, Any]) -> tuple[list[GrpoRow], dict[str, int]]:
     return rows_of([ArtGroup.model_validate(one) for one in found], SPEECH)
 
 
-def count(made: ArtRows, name: str) -> float:
-    return made.counts[f"data/step_num_{name}"]
+def rows(*found: dict[str, Any]) -> list[GrpoRow]:
+    return counted(*found)[0]
 
 
 def test_turns_that_extend_each_other_are_one_sequence() -> None:
     first, second = said("yes"), said("no")
     talk = trajectory(1.0, first, AGAIN, second)
-    made = rows(group(talk, trajectory(0.0, said("no"))))
-    long, short = made.rows[0].trajectories
+    made, counts = counted(group(talk, trajectory(0.0, said("no"))))
+    long, short = made[0].trajectories
     assert [turn.token_ids for turn in long.turns] == [ids("yes<|end|>"), ids("no<|end|>")]
     assert [turn.logprobs[0] for turn in long.turns] == [-0.5, -0.5]
     seen = tuple(token for turn in long.turns for token in (*turn.context_ids, *turn.token_ids))
     assert seen == (*prompt(*ASK, {"role": "assistant", "content": "yes"}, AGAIN), *ids("no<|end|>"))
     assert (long.reward, short.reward) == (1.0, 0.0)
-    assert count(made, "drifted_prompts") == 0
+    assert counts["drifted_prompts"] == 0
 
 
 @given(st.text(st.characters(codec="ascii", exclude_characters="<|>"), max_size=6))
 def test_what_the_model_saw_stands_before_each_choice(text: str) -> None:
-    (row,) = rows(group(trajectory(1.0, said(text)), trajectory(0.0, said("no")))).rows
+    (row,) = rows(group(trajectory(1.0, said(text)), trajectory(0.0, said("no"))))
     (turn,) = row.trajectories[0].turns
     assert (turn.context_ids, turn.token_ids) == (prompt(*ASK), ids(text + "<|end|>"))
 
 
 def test_a_prompt_that_does_not_extend_the_tokens_before_is_a_branch() -> None:
     odd = choice(*((f"token_id:{token}", -0.5) for token in ids("y") + ids("e") + ids("s") + ids("<|end|>")))
-    made = rows(group(trajectory(1.0, odd, AGAIN, said("no")), trajectory(0.0, said("no"))))
-    first, second, other = made.rows[0].trajectories
+    made, counts = counted(group(trajectory(1.0, odd, AGAIN, said("no")), trajectory(0.0, said("no"))))
+    first, second, other = made[0].trajectories
     assert first.turns[0].token_ids == ids("y") + ids("e") + ids("s") + ids("<|end|>")
     assert second.turns[0].context_ids == prompt(*ASK, {"role": "assistant", "content": "yes"}, AGAIN)
     assert (first.episode, second.episode, other.episode) == ("0", "0", "1")
-    assert count(made, "drifted_prompts") == 1
+    assert counts["drifted_prompts"] == 1
 
 
 def test_an_answer_that_was_cut_is_closed_by_its_next_prompt() -> None:
     cut = said("yes", end="", finish_reason="length")
-    (long, _) = (
-        rows(group(trajectory(1.0, cut, AGAIN, said("no")), trajectory(0.0, cut))).rows[0].trajectories
-    )
+    (long, _) = rows(group(trajectory(1.0, cut, AGAIN, said("no")), trajectory(0.0, cut)))[0].trajectories
     assert long.turns[1].context_ids[0] == ids("<|end|>")[0]
 
 
 def test_further_histories_are_branches_of_the_same_episode() -> None:
     more = {"messages_and_choices": [AGAIN, said("yes")], "tools": None}
     talk = trajectory(1.0, said("no"), additional_histories=[more])
-    made = rows(group(talk, trajectory(0.0, said("no")))).rows[0].trajectories
+    made = rows(group(talk, trajectory(0.0, said("no"))))[0].trajectories
     assert [one.episode for one in made] == ["0", "0", "1"]
     assert made[1].turns[0].context_ids == prompt(AGAIN)
 
@@ -95,11 +93,12 @@ def test_only_what_has_logprobs_is_trained_and_the_rest_is_context() -> None:
     unknown = choice(content="maybe")
     for earlier in (given, unknown):
         made = rows(group(trajectory(1.0, earlier, AGAIN, said("yes")), trajectory(0.0, said("no"))))
-        (turn,) = made.rows[0].trajectories[0].turns
+        (turn,) = made[0].trajectories[0].turns
         assert turn.context_ids == prompt(*ASK, given, AGAIN)
-    made = rows(group(trajectory(1.0, unknown), trajectory(0.0, said("no")), trajectory(0.5, said("no"))))
-    assert len(made.rows[0].trajectories) == 2
-    assert count(made, "trajectories_without_logprobs") == 1
+    three = trajectory(1.0, unknown), trajectory(0.0, said("no")), trajectory(0.5, said("no"))
+    made, counts = counted(group(*three))
+    assert len(made[0].trajectories) == 2
+    assert counts["trajectories_without_logprobs"] == 1
 
 
 odd = st.recursive(st.none() | st.integers() | st.text(max_size=4), lambda one: st.lists(one, max_size=2))
@@ -118,29 +117,23 @@ def test_whatever_a_trajectory_holds_it_is_rows_or_refused(messages: list[Any], 
     except ValidationError:
         return
     try:
-        made = rows_of([found], SPEECH)
+        made, _ = rows_of([found], SPEECH)
     except ApiError as error:
         assert str(error.param).startswith("trajectory_groups[0].trajectories[")
         return
-    assert all(one.turns for row in made.rows for one in row.trajectories)
+    assert all(one.turns for row in made for one in row.trajectories)
 
 
-def test_tokens_that_are_named_by_their_texts_are_looked_up() -> None:
-    named = choice(("yes", -0.5), ("<|end|>", -0.1))
-    made = rows(group(trajectory(1.0, named), trajectory(0.0, said("no"))))
-    assert made.rows[0].trajectories[0].turns[0].token_ids == ids("yes<|end|>")
-    assert count(made, "found_tokens") == 2
-    with pytest.raises(ApiError, match="named by a text that is not one token"):
-        rows(group(trajectory(1.0, choice(("\ufffd", -0.5))), trajectory(0.0, said("no"))))
+def test_tokens_that_are_named_by_their_texts_are_refused() -> None:
+    with pytest.raises(ApiError, match="named by its text"):
+        rows(group(trajectory(1.0, choice(("yes", -0.5))), trajectory(0.0, said("no"))))
 
 
-def test_groups_that_teach_nothing_are_counted_and_left_out() -> None:
+def test_groups_that_teach_nothing_are_left_out() -> None:
     flat = group(trajectory(1.0, said("yes")), trajectory(1.0, said("no")))
     failed = {"trajectories": [], "exceptions": [{"type": "X", "message": "", "traceback": ""}]}
     made = rows(flat, failed, group(trajectory(1.0, said("yes")), trajectory(0.0, said("no"))))
-    assert len(made.rows) == count(made, "groups_trainable") == 1
-    assert count(made, "groups_submitted") == 3
-    assert count(made, "trajectories") == 5
+    assert len(made) == 1
 
 
 def test_tool_calls_are_rendered_as_they_were_said() -> None:
@@ -149,9 +142,9 @@ def test_tool_calls_are_rendered_as_they_were_said() -> None:
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     asked = said(text, message=message, finish_reason="tool_calls")
     result = {"role": "tool", "tool_call_id": "c", "content": "2"}
-    made = rows(group(trajectory(1.0, asked, result, said("yes")), trajectory(0.0, said("no"))))
-    assert [len(one.turns) for one in made.rows[0].trajectories] == [2, 1]
-    assert count(made, "drifted_prompts") == 0
+    made, counts = counted(group(trajectory(1.0, asked, result, said("yes")), trajectory(0.0, said("no"))))
+    assert [len(one.turns) for one in made[0].trajectories] == [2, 1]
+    assert counts["drifted_prompts"] == 0
 
 
 @pytest.mark.parametrize(
@@ -167,8 +160,8 @@ def test_tool_calls_are_rendered_as_they_were_said() -> None:
 def test_bodies_of_any_size_are_read_within_the_limits_of_all_json(
     body: bytes, problem: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(bodies, "_MOST_VALUES", 200)
+    monkeypatch.setattr(serving, "_MOST_VALUES", 200)
     with pytest.raises(ApiError) as refused:
-        bodies.parsed(bodies.TrainBody, body)
+        serving.TrainBody.parsed(body)
     assert refused.value.status_code == 400
     assert problem in str(refused.value.detail)

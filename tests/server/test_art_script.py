@@ -1,7 +1,6 @@
 """A plain script of OpenPipe ART, with the real package, trains on the server.
 
-Skipped where the extra `art` is not installed. ETUDE_TEST_ART names another Python to run the script with:
-one that has a release whose dependencies do not go with ours, such as 0.4.11.
+Skipped where the extra `art` is not installed. ETUDE_TEST_ART names another Python that has it.
 """
 
 from __future__ import annotations

@@ -32,7 +32,6 @@ class Names:
 
 
 class Extension:
-    open_paths = frozenset({"/open"})
     large_paths = frozenset({"/large"})
     names = Names()
 
@@ -89,8 +88,8 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClie
         yield running
 
 
-def test_routes_are_served_and_paths_open_or_large_as_the_extension_says(client: TestClient) -> None:
-    assert client.get("/open").json() == "base"
+def test_routes_are_served_and_paths_large_as_the_extension_says(client: TestClient) -> None:
+    assert client.get("/open", headers=KEY).json() == "base"
     assert client.post("/large", content=b"x").status_code == 401
     assert client.post("/large", content=b"x" * 2000, headers=KEY).json() == 2000
     assert client.post("/small", content=b"x" * 2000, headers=KEY).status_code == 413

@@ -55,12 +55,8 @@ jobs = st.fixed_dictionaries(
     },
 )
 art_model = st.fixed_dictionaries(
-    {
-        "name": st.just("nobody") | texts,
-        "project": st.just("p") | values,
-        "trainable": st.booleans() | values,
-    },
-    optional={"base_model": st.just("gone") | values, "_internal_config": values},
+    {"name": st.just("nobody") | texts, "project": st.just("p") | values},
+    optional={"base_model": st.just("gone") | values, "entity": values, "return_existing": values},
 )
 trajectory = st.fixed_dictionaries(
     {"messages_and_choices": st.lists(message | values, max_size=3)},
@@ -70,20 +66,12 @@ groups = st.lists(
     st.fixed_dictionaries({"trajectories": st.lists(trajectory | values, max_size=2)}) | values, max_size=2
 )
 trainings = st.fixed_dictionaries(
-    {"model": art_model | values, "trajectory_groups": groups | values},
-    optional={"config": values, "dev_config": values, "split": texts, "steps_to_keep": values},
-)
-art_posts = st.one_of(
-    st.tuples(st.sampled_from(["/register", "/_get_step", "/_delete_checkpoints"]), art_model | values),
-    st.tuples(
-        st.sampled_from(
-            ["/_train_model", "/_log", "/_delete_checkpoint_files", "/_prepare_backend_for_training"]
-        ),
-        trainings | values,
-    ),
+    {"model_id": st.just("nobody") | values, "trajectory_groups": groups | values},
+    optional={"experimental_config": values},
 )
 posts = st.one_of(
-    art_posts,
+    st.tuples(st.just("/v1/preview/models"), art_model | values),
+    st.tuples(st.just("/v1/preview/training-jobs"), trainings | values),
     st.tuples(st.just("/v1/chat/completions"), chats),
     st.tuples(st.just("/v1/completions"), completions),
     st.tuples(st.just("/tokenize"), tokenizes),

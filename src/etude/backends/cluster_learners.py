@@ -19,8 +19,7 @@ from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion
 from etude.core.keys import content_hash
-from etude.inference.child_process import guard_of, last_lines
-from etude.inference.masked_log import MaskedLog
+from etude.inference.child_process import MaskedLog, guard_of, last_lines
 from etude.jobs.content import JobContent
 from etude.jobs.folders import StateFolders
 from etude.learner.launch import Launcher, exit_words

@@ -162,9 +162,7 @@ def _unforeseen(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or kind}: {error.strerror}"
     if kind == "OutOfMemoryError" or isinstance(error, MemoryError):
-        return (
-            f"out of memory ({first}); lower token_budget, max_batch or max_concurrency, or train with lora"
-        )
+        return f"out of memory ({first}); lower token_budget or max_concurrency, or train with lora"
     return f"{where_raised(error)}; add --debug to see how it came to that"
 
 

@@ -1,4 +1,4 @@
-"""`etude export RUN`: a model as a folder, as a GGUF file or on the hub; or the trajectories of a run."""
+"""`etude export RUN`: a model as a folder or as a GGUF file; or the trajectories of a run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from etude.cli.command import RUNS, AsJson, OutputDir, Run, key_in, option, refu
 from etude.cli.console import emit, next_step, path_shown, say
 
 if TYPE_CHECKING:
-    from etude.export.gguf import Conversion
-    from etude.export.hub import Repository
+    from etude.export.model import Conversion
     from etude.export.rows import Written
-    from etude.store.versions import RunVersion
 
 
 Format = Literal["safetensors", "gguf", "rows", "openai"]
@@ -43,12 +41,7 @@ LlamaCpp: TypeAlias = Annotated[
 OutTypeOf: TypeAlias = Annotated[
     OutType | None, option("How a GGUF file has its weights; by default 16 bits, as the model.")
 ]
-PushTo: TypeAlias = Annotated[
-    str | None, option("Send it to this repository of the Hugging Face hub.", metavar="USER/NAME")
-]
-TrajectoryFile: TypeAlias = Annotated[
-    Path | None, option("Write trajectories: FILE.jsonl or FILE.parquet.", metavar="FILE")
-]
+TrajectoryFile: TypeAlias = Annotated[Path | None, option("Write trajectories: FILE.jsonl.", metavar="FILE")]
 MethodOf: TypeAlias = Annotated[
     Method | None, option("Build trajectories for this method; by default the run's own.")
 ]
@@ -68,12 +61,7 @@ def export(
     format: FormatOf = None,
     outtype: OutTypeOf = None,
     llama_cpp: LlamaCpp = None,
-    push: PushTo = None,
-    public: Annotated[bool, option("Whether everybody may see it there.", "--public/--private")] = False,
-    branch: Annotated[str | None, option("Of the repository; by default main.")] = None,
-    message: Annotated[str | None, option("Of the commit; by default run and version.")] = None,
     license: Annotated[str | None, option("For the model card: apache-2.0.", metavar="ID")] = None,
-    dry_run: Annotated[bool, option("Show what --push would send, and send nothing.", "--dry-run")] = False,
     trajectories: TrajectoryFile = None,
     method: MethodOf = None,
     server: Server = None,
@@ -81,18 +69,17 @@ def export(
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Export the trained model with a model card, here or to the hub, or the trajectories of a run."""
+    """Export the trained model with a model card, or the trajectories of a run."""
     from etude.core.errors import RequestError
     from etude.store.facts import find_run
 
-    to_hub: dict[str, Any] = {"public": public, "branch": branch, "message": message, "dry_run": dry_run}
     if format == "gguf":
         refuse("--format gguf, which is of the whole model", lora=lora)
     else:
         refuse("safetensors: add --format gguf", outtype=outtype, llama_cpp=llama_cpp)
     wish = _Wish(lora, out, format == "gguf", outtype or "auto", llama_cpp, license)
     if server is not None:
-        refuse("--server", version=version or None, push=push, license=license, **to_hub)
+        refuse("--server", version=version or None, license=license)
         refuse("--server", trajectories=trajectories, method=method)
         if format in ("rows", "openai"):
             raise RequestError(f"--format {format} has no meaning with --server")
@@ -105,15 +92,12 @@ def export(
     if trajectories is not None:
         if format in ("safetensors", "gguf"):
             raise RequestError(f"--format {format} is of a model, and --trajectories has rows or openai")
-        refuse("--trajectories", push=push, lora=lora, outtype=outtype, llama_cpp=llama_cpp, **to_hub)
+        refuse("--trajectories", lora=lora, outtype=outtype, llama_cpp=llama_cpp)
         _export_trajectories(path, trajectories, format or "rows", method, as_json)
         return
     if format in ("rows", "openai") or method is not None:
         raise RequestError(f"--{'method' if method else 'format'} goes with --trajectories FILE")
-    if push is None:
-        refuse("a folder of this machine: add --push USER/NAME", **to_hub)
-    hub = None if push is None else _Push(push, public, branch or "main", message, dry_run)
-    _export_model(path, version, wish, hub, as_json)
+    _export_model(path, version, wish, as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,31 +118,20 @@ class _Wish:
     @property
     def conversion(self) -> Conversion | None:
         """How it becomes a GGUF file. Raises RequestError without llama.cpp."""
-        from etude.export.gguf import Conversion, find_converter
+        from etude.export.model import Conversion, find_converter
 
         return Conversion(find_converter(self.llama_cpp), self.outtype) if self.gguf else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Push:
-    """Where on the hub it is to go."""
-
-    name: str
-    public: bool
-    branch: str
-    message: str | None
-    dry_run: bool
-
-
-def _export_model(run: Path, version: str, wish: _Wish, push: _Push | None, as_json: bool) -> None:
+def _export_model(run: Path, version: str, wish: _Wish, as_json: bool) -> None:
+    from etude.export.model import export_model
     from etude.store.facts import histories_of
     from etude.store.summary import collapse_in
     from etude.store.versions import choose_version
 
     wanted = choose_version(run, version)
-    repository = None if push is None else _repository(push)
     folder = (wish.out or run / "export" / f"v{wanted.number}{wish.suffix}").absolute()
-    files = _written(wanted, folder, wish, push)
+    files = export_model(wanted, folder, lora_only=wish.lora, gguf=wish.conversion, license=wish.license)
     warning = collapse_in(histories_of(run)[wanted.target])
     facts: dict[str, Any] = {"folder": str(folder), "version": wanted.number, "choice": wanted.choice or None}
     facts |= {"lora_only": wish.lora, "files": files, "warning": warning}
@@ -168,12 +141,8 @@ def _export_model(run: Path, version: str, wish: _Wish, push: _Push | None, as_j
             say(f"warning         {warning}")
         say(f"to              {path_shown(folder)}")
         say(f"files           {', '.join(files)}")
-    if push is not None and repository is not None:
-        facts["hub"] = _sent(wanted, folder, push, repository, as_json)
     if as_json:
         emit(facts)
-    elif push is not None and push.dry_run:
-        next_step(hints.without("--dry-run"))
     elif wish.suffix or wanted.target is not None:
         # What stands alone there is no model that the config could name in place of its own.
         next_step(hints.evaluate_version(run, str(wanted).removeprefix(f"{run.name}:")))
@@ -182,7 +151,7 @@ def _export_model(run: Path, version: str, wish: _Wish, push: _Push | None, as_j
 
 
 def _export_served(server: str, model: str, wish: _Wish, api_key_env: str | None, as_json: bool) -> None:
-    from etude.export.card import plain_name
+    from etude.export.model import plain_name
     from etude.export.served import export_served
 
     folder = (wish.out or Path(f"{plain_name(model)}{wish.suffix}")).absolute()
@@ -199,59 +168,11 @@ def _export_served(server: str, model: str, wish: _Wish, api_key_env: str | None
         next_step(hints.new_project(path_shown(folder)))
 
 
-def _repository(push: _Push) -> Repository:
-    """Where it is to go, looked at before the work begins."""
-    from etude.export.hub import Repository
-
-    repository = Repository(push.name, push.public, push.branch)
-    if not push.dry_run:
-        repository.require()
-    return repository
-
-
-def _written(wanted: RunVersion, folder: Path, wish: _Wish, push: _Push | None) -> list[str]:
-    from etude.export.model import export_model
-
-    return export_model(
-        wanted,
-        folder,
-        lora_only=wish.lora,
-        gguf=wish.conversion,
-        repository=None if push is None else push.name,
-        license=wish.license,
-    )
-
-
-def _sent(
-    wanted: RunVersion, folder: Path, push: _Push, repository: Repository, as_json: bool
-) -> dict[str, Any]:
-    """Send the folder, or show what would go; the facts for `--json`."""
-    from etude.models.memory import shown_bytes
-
-    sizes = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
-    seen_by = repository.visibility
-    facts = {"repository": push.name, "visibility": seen_by, "branch": push.branch, "bytes": sizes}
-    if push.dry_run:
-        card = (folder / "README.md").read_text(encoding="utf-8")
-        if not as_json:
-            say(f"would send      to {push.name} ({seen_by}), branch {push.branch}; nothing was sent")
-            for name, size in sizes.items():
-                say(f"                {shown_bytes(size):>8}  {name}")
-            say(f"the card        README.md\n\n{card.rstrip()}")
-        return {**facts, "address": None, "card": card}
-    address = repository.send(folder, push.message or str(wanted))
-    if not as_json:
-        say(f"sent            {shown_bytes(sum(sizes.values()))} to {address} ({seen_by})")
-    return {**facts, "address": address}
-
-
 def _export_trajectories(run: Path, file: Path, format: Format, method: Method | None, as_json: bool) -> None:
     from etude.core.errors import RequestError
 
-    suffix = file.suffix.lower()
-    if suffix not in (".jsonl", ".parquet") or (format == "openai" and suffix != ".jsonl"):
-        allowed = "FILE.jsonl" if format == "openai" else "FILE.jsonl or FILE.parquet"
-        raise RequestError(f"--trajectories {file}: write {allowed}")
+    if file.suffix.lower() != ".jsonl":
+        raise RequestError(f"--trajectories {file}: write FILE.jsonl")
     written = run_async(_write(run, file, format, method))
     if as_json:
         emit({"file": str(file.absolute()), "rows": written.rows, "left_out": dict(written.left_out)})
@@ -263,14 +184,11 @@ def _export_trajectories(run: Path, file: Path, format: Format, method: Method |
 
 
 async def _write(run: Path, file: Path, format: Format, method: Method | None) -> Written:
-    from etude.export.rows import require_openai_method, write_jsonl, write_parquet
-    from etude.export.trajectories import trajectories_of
+    from etude.export.rows import require_openai_method, trajectories_of, write_jsonl
     from etude.store.run_folder import RunFolder
 
     with RunFolder.read(run) as folder:
         phases = trajectories_of(folder, method)
         if format == "openai":
             require_openai_method(folder.path, method)
-        elif file.suffix.lower() == ".parquet":
-            return await write_parquet(file, folder, phases)
         return await write_jsonl(file, folder, phases, openai=format == "openai")

@@ -112,11 +112,6 @@ def evaluate_version(run: Path, version: str | None = None) -> str:
     return _etude("evaluate", run / "config.yml", "--model", model)
 
 
-def without(word: str) -> str:
-    """The same command, but for a word that it was only tried with."""
-    return _etude(*(typed for typed in typed_words() if typed != word))
-
-
 def evaluate_exported(run: Path, folder: Path) -> str:
     """A model was exported. Of a run that a program began, no command has the parts to evaluate it."""
     from etude.store.stored_config import needs_program

@@ -10,7 +10,7 @@ from typing import Any
 
 from etude.cluster.config import RayConfig
 from etude.core.errors import EtudeError, first_line
-from etude.inference.masked_log import MaskedLines
+from etude.inference.child_process import MaskedLines
 from etude.runners.process import LocalProcess, ProcessEnd, bound_log, start_runner
 from etude.runners.program import Invitation
 from etude.store.files import open_private, private_folder

@@ -1,25 +1,189 @@
-"""Trajectories as rows of a file: JSON Lines, Parquet, or the rows of OpenAI's fine-tuning API."""
+"""The trajectories of a stored run, built again from its episodes, as rows: its own, or those of OpenAI."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.openai_rows import dpo_row, supervised_row
+from etude.config.builder import Builder
+from etude.config.finetuning import RewardFunctionConfig
+from etude.config.load import parse_config
+from etude.config.schema import Config
 from etude.core.data_model import finite
-from etude.core.errors import CapabilityError, MissingExtraError, RequestError
-from etude.core.trajectory import DPOItem, EpisodeItem, Method, Trajectory
-from etude.export.trajectories import PhaseTrajectories
+from etude.core.episode import EpisodeRecord
+from etude.core.errors import CapabilityError, RequestError
+from etude.core.evaluation import EvalInput, EvalOutputItem, EvaluationRunOutput
+from etude.core.trajectory import Method, Trajectory, TrajectoryCollection
+from etude.rewards.collections import numbered, phase_name
+from etude.rewards.evaluation import Evaluation, EvaluationRequest, item_of, summary_of
+from etude.rewards.evaluator import unscored
+from etude.rewards.scorer import read_score
+from etude.runtime import Runtime
+from etude.store.episodes import epoch_of, iter_episodes, phases_of
 from etude.store.files import draft_of, open_private
+from etude.store.journal import Journal
 from etude.store.run_folder import RunFolder
-from etude.store.stored_config import stored_data, target_names, trained_parts
+from etude.store.stored_config import evaluators_of, stored_data, target_names, trained_parts, without_secrets
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+BUILDERS: dict[Method, str] = {"grpo": "grpo", "dpo": "dpo", "supervised": "expert_iteration"}
+"""The shipped builder for each method."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTrajectories:
+    """The trajectories of one epoch's episodes, or of another phase."""
+
+    phase: str
+    collection: TrajectoryCollection
+    target_functions: tuple[str, ...]
+    target_model: str | None
+    """Whose calls the trajectories are made of."""
+    target: str | None = None
+    """The target's name, in a run that trains several models."""
+
+
+async def trajectories_of(run: RunFolder, method: Method | None = None) -> AsyncIterator[PhaseTrajectories]:
+    """The trajectories of each epoch of training, or of an evaluation, in order.
+
+    They are those of the run's own trajectory builder, before the curriculum; with `method`, those of
+    the shipped builder for it. Nothing is sampled or scored. Raises RequestError when the run has no
+    episodes.
+    """
+    data = stored_data(run.path)
+    for target in target_names(data):
+        config = _config(data, method, target)
+        finetuning = config.finetuning
+        async with Builder(config, run) as builder:
+            name = next(iter(config.trajectory_builders))
+            trajectory_builder: TrajectoryBuilder = await builder.get_trajectory_builder(name)
+            for number, (epoch, phases) in enumerate(_by_epoch(run)):
+                # Another method's builder takes all that was collected, however often that was.
+                called = epoch if method is None else None
+                evaluation = StoredEvaluation(run.journal, phases, evaluators_of(data), called)
+                runtime = Runtime(config, run, builder, evaluation, (), {}, finetuning.target_model or "")
+                collection = await _build(trajectory_builder, runtime, number if epoch is None else epoch)
+                functions = tuple(finetuning.target_functions)
+                yield PhaseTrajectories(phases[0], collection, functions, finetuning.target_model, target)
+            await trajectory_builder.cleanup()
+
+
+async def _build(builder: TrajectoryBuilder, runtime: Runtime, number: int) -> TrajectoryCollection:
+    name, meta = f"{runtime.run.name}-{number}", {"epoch": number}
+    builder.bind_runtime(runtime)
+    await builder.initialize(runtime.config.finetuning)
+    await builder.start_run(run_id=name, meta=meta)
+    return await builder.finalize(run_id=name, meta=meta)
+
+
+def _by_epoch(run: RunFolder) -> list[tuple[int | None, list[str]]]:
+    """The phases of each epoch, first epoch first; of a run that never trained, what it has, one by one."""
+    phases = phases_of(run.journal)
+    if not phases:
+        raise RequestError(f"run {run.name} has no episodes yet")
+    trained = groupby((phase for phase in reversed(phases) if epoch_of(phase) is not None), epoch_of)
+    return [(epoch, list(names)) for epoch, names in trained] or [(None, [phase]) for phase in phases]
+
+
+def _config(data: dict[str, Any], method: Method | None, target: str | None) -> Config:
+    """As much of the run's config as builders need: its agent and its models need not be there."""
+    finetuning = data.get("finetuning") or {}
+    # A target's block has all that it is trained with; the run's own has the model under another name.
+    block = finetuning | ((finetuning.get("targets") or {}).get(target) or {})
+    builders = without_secrets(data.get("trajectory_builders") or {})
+    name = str(block.get("trajectory_builder"))
+    chosen = builders.get(name) or {}
+    if method is not None and chosen.get("_type") != BUILDERS[method]:
+        chosen = {"_type": BUILDERS[method], "num_generations": chosen.get("num_generations", 8)}
+    settings = finetuning.get("run_configuration") or {}
+    config = parse_config(
+        {
+            "trajectory_builders": {name: chosen},
+            "finetuning": {
+                "target_functions": block.get("target_functions") or ["<workflow>"],
+                "run_configuration": {"config_file": settings.get("config_file")},
+            },
+        }
+    )
+    reward = (block.get("reward_function") or {}).get("name")
+    if reward is None:
+        raise RequestError("the run's config names no reward function, so its episodes have no rewards")
+    # Set afterwards: the entries that they name are not part of this config.
+    config.finetuning.reward_function = RewardFunctionConfig(name=reward)
+    config.finetuning.target_model = block.get("target_model") if target is None else block.get("model")
+    return config
+
+
+class StoredEvaluation(Evaluation):
+    """Gives back what a run has stored of one epoch, and runs nothing.
+
+    A trajectory builder that works with it builds from a finished run what it built then.
+    """
+
+    def __init__(
+        self, journal: Journal, phases: Sequence[str], evaluators: Sequence[str], epoch: int | None = None
+    ) -> None:
+        """`phases` are those that are read, all at once or, with an `epoch`, each by the call that made it;
+        `evaluators` name their scores."""
+        self._journal = journal
+        self._phases = phases
+        self._evaluators = evaluators
+        self._epoch = epoch
+        self._calls: Counter[str] = Counter()
+
+    async def answer(self, request: EvaluationRequest) -> EvaluationRunOutput:
+        """All stored episodes with their scores; of the request only the phase counts."""
+        phases = self._asked_for(request.phase)
+        records = [record for name in phases for record in iter_episodes(self._journal, phase=name)]
+        # Stable: collections of the same example stay in their order.
+        records.sort(key=lambda record: (record.example.id, record.generation))
+        if len(phases) > 1:
+            records = _numbered_anew(records)
+        scores = {name: [self._score(record, name) for record in records] for name in self._evaluators}
+        failures = Counter(record.failure.kind for record in records if record.failure is not None)
+        return EvaluationRunOutput(
+            eval_input=EvalInput(eval_input_items=[item_of(record) for record in records]),
+            evaluation_results=[(name, summary_of(items)) for name, items in scores.items()],
+            workflow_interrupted=bool(failures),
+            failures=dict(failures),
+        )
+
+    def _asked_for(self, label: str) -> Sequence[str]:
+        """The phases that a call with this label is given: the one that the same call made in the run."""
+        if self._epoch is None:
+            return self._phases
+        key = phase_name("train", self._epoch, label)
+        self._calls[key] += 1
+        if key in self._phases:
+            # One that was not begun when the run was stopped has no episodes.
+            return [numbered(key, self._calls[key])]
+        return self._phases if self._calls[key] == 1 else []
+
+    def _score(self, record: EpisodeRecord, evaluator: str) -> EvalOutputItem:
+        """The stored score; of an episode that has none, an item that says so."""
+        if record.failure is None:
+            score = read_score(self._journal, record, evaluator)
+            error = "not scored before the run was stopped"
+        else:
+            score, error = None, f"{record.failure.kind}: {record.failure.reason}"
+        return score or unscored(item_of(record), error)
+
+
+def _numbered_anew(records: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
+    """The episodes of several collections as the generations of one."""
+    seen: Counter[str] = Counter()
+    generations = []
+    for record in records:
+        generations.append(replace(record, generation=seen[record.example.id]))
+        seen[record.example.id] += 1
+    return generations
+
 
 SEVERAL_TURNS = "pair whose answers take several turns: OpenAI's format has one reply on each side"
 
@@ -54,26 +218,6 @@ async def write_jsonl(
     return written
 
 
-async def write_parquet(path: Path, run: RunFolder, phases: AsyncIterator[PhaseTrajectories]) -> Written:
-    """A row for each trajectory, or for each pair. Free-form parts are columns of JSON text.
-
-    Raises MissingExtraError without pyarrow, StoreError.
-    """
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise MissingExtraError("writing Parquet", "data") from error
-    written, schema = Written(), _schema(pa)
-    with draft_of(path) as draft, pq.ParquetWriter(draft, schema) as writer:
-        async for phase in phases:
-            numbered = _numbered(run.name, phase)
-            rows = [row for head, trajectory in numbered for row in _parquet_rows(head, trajectory)]
-            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-            written.rows += len(rows)
-    return written
-
-
 def _numbered(run: str, phase: PhaseTrajectories) -> Iterator[tuple[dict[str, Any], Trajectory]]:
     for number, group in enumerate(phase.collection.trajectories):
         head: dict[str, Any] = {
@@ -85,58 +229,6 @@ def _numbered(run: str, phase: PhaseTrajectories) -> Iterator[tuple[dict[str, An
         }
         for trajectory in group:
             yield head, trajectory
-
-
-def _parquet_rows(head: dict[str, Any], trajectory: Trajectory) -> Iterator[dict[str, Any]]:
-    metadata = trajectory.metadata or {}
-    row = head | {
-        "id": metadata.get("id"),
-        "generation": metadata.get("generation"),
-        "reward": trajectory.reward,
-        "shaped_rewards": trajectory.shaped_rewards,
-        "metadata": _json(metadata),
-    }
-    pairs = [item for item in trajectory.episode if isinstance(item, DPOItem)]
-    for pair in pairs:
-        fields = pair.model_dump(mode="json")
-        texts = {name: _json(fields[name]) for name in ("prompt", "chosen_message", "rejected_message")}
-        yield row | fields | texts
-    if not pairs:
-        items = [item for item in trajectory.episode if isinstance(item, EpisodeItem)]
-        yield row | {"items": [_item(item) for item in items]}
-
-
-def _item(item: EpisodeItem) -> dict[str, Any]:
-    plain = isinstance(item.logprobs, list | tuple)
-    return {
-        "role": str(item.role),
-        "content": item.content,
-        "reasoning_content": (item.metadata or {}).get("reasoning_content"),
-        "finish_reason": item.finish_reason if item.is_sampled else None,
-        "token_ids": item.token_ids,
-        "context_ids": item.context_ids,
-        "logprobs": item.logprobs if plain else None,
-        "metadata": _json(item.metadata),
-    }
-
-
-def _json(value: Any) -> str | None:
-    return json.dumps(finite(value), ensure_ascii=False, default=str) if value is not None else None
-
-
-def _schema(pa: Any) -> pa.Schema:
-    ids, numbers, marks = pa.list_(pa.int32()), pa.list_(pa.float64()), pa.list_(pa.bool_())
-    item = dict.fromkeys(("role", "content", "reasoning_content", "finish_reason", "metadata"), pa.string())
-    item |= {"token_ids": ids, "context_ids": ids, "logprobs": numbers}
-    texts = dict.fromkeys(("run", "phase", "target", "method", "id", "metadata"), pa.string())
-    sides = ("chosen_response", "rejected_response", "chosen_message", "rejected_message")
-    pair = dict.fromkeys(("prompt", *sides), pa.string())
-    pair |= dict.fromkeys(("prompt_ids", "chosen_ids", "rejected_ids"), ids)
-    pair |= dict.fromkeys(("chosen_logprobs", "rejected_logprobs"), numbers)
-    pair |= dict.fromkeys(("chosen_mask", "rejected_mask"), marks)
-    numbers_of = {"group": pa.int32(), "generation": pa.int32(), "reward": pa.float64()}
-    items = pa.list_(pa.struct(item))
-    return pa.schema({**texts, **numbers_of, "shaped_rewards": numbers, "items": items, **pair})
 
 
 def openai_row(trajectory: Trajectory, method: Method) -> dict[str, Any] | None:

@@ -13,9 +13,7 @@ import httpx
 
 from etude.core.errors import BackendError
 from etude.core.secrets import keep_secret
-from etude.export.card import Kind, plain_name, usage
-from etude.export.gguf import Conversion, convert
-from etude.export.model import CARD, require_replaceable
+from etude.export.model import CARD, Conversion, Kind, convert, plain_name, require_replaceable, usage
 from etude.store.files import draft_of
 from etude.wire.retries import error_text, reason_of
 

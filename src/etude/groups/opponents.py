@@ -258,7 +258,7 @@ def _embedded(current: Any, version: ModelVersion | None, llm: Any, builder: Bui
         policy.adopt(version.model_copy(update={"location": location}))
     return EmbeddedEngine(
         policy,
-        **llm.engine_options,
+        max_tokens=llm.max_tokens,
         deterministic=builder.config.finetuning.deterministic,
     )
 

@@ -7,49 +7,25 @@ from typing import TypeAlias
 
 import torch
 
-from etude.core.errors import RequestError
-from etude.inference.fused_weights import can_fuse
 from etude.inference.ragged_decoder import RaggedDecoder
 from etude.inference.sampler import Row, append_samples
-from etude.inference.slot_decoder import SlotDecoder, fuses
-from etude.inference.step_graphs import cuda_graphs
+from etude.inference.slot_decoder import SlotDecoder, cuda_graphs, fuses
 from etude.models.architecture import logits_after, takes_key_value_slots
 from etude.models.policy import Policy
 
 
-def make_decoder(
-    policy: Policy,
-    *,
-    slots: int,
-    deterministic: bool,
-    eight_bits: bool = False,
-    speculates: bool | None = False,
-) -> Decoder:
-    """The fastest decoder that is right for the policy's architecture.
-
-    One that `speculates` reads drafts where that is likely to pay; None is for large models only. With
-    `eight_bits` it samples from rounded weights. Raises RequestError where that is not known.
-    """
-    if eight_bits and not can_fuse(policy.model):
-        raise RequestError(
-            "sampling_weights: int8 is for Llama, Mistral, Qwen2, Qwen3 and Gemma on a CPU, not for this "
-            "model; leave it out"
-        )
+def make_decoder(policy: Policy, *, slots: int, deterministic: bool) -> Decoder:
+    """The fastest decoder that is right for the policy's architecture."""
     if deterministic and policy.device.type == "cpu":
         # How many threads share a sum, and how, would depend on what else the machine does.
         torch.set_num_threads(1)
     if not takes_key_value_slots(policy.model):
         return RecomputeDecoder(policy, deterministic=deterministic)
-    if deterministic or not fuses(policy, eight_bits=eight_bits):
-        on_cuda = policy.device.type == "cuda"
-        return SlotDecoder(
-            policy,
-            slots=slots,
-            deterministic=deterministic,
-            eight_bits=eight_bits,
-            record=cuda_graphs(policy.device) if on_cuda and not deterministic else None,
-        )
-    return RaggedDecoder(policy, slots=slots, eight_bits=eight_bits, speculates=speculates)
+    if deterministic or not fuses(policy):
+        records = policy.device.type == "cuda" and not deterministic
+        record = cuda_graphs(policy.device) if records else None
+        return SlotDecoder(policy, slots=slots, deterministic=deterministic, record=record)
+    return RaggedDecoder(policy, slots=slots)
 
 
 class RecomputeDecoder:

@@ -10,25 +10,49 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import torch
+
 from etude.core.call import ChatRequest, Completion, Sampling, TopLogprobs
 from etude.core.errors import EngineError, ImpossibleCall, PromptTooLong
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
-from etude.inference.answer import answer
-from etude.inference.decoder import Decoder, make_decoder
-from etude.inference.engine import (
+from etude.inference.answer import (
     OnToken,
     Sampled,
     SampledToken,
     TokenEngine,
     TokenRequest,
+    answer,
     before_stop,
 )
-from etude.inference.prompt_scores import prompt_scores
+from etude.inference.decoder import Decoder, make_decoder
 from etude.inference.sampler import Row, uniforms
+from etude.models.architecture import logits_after
 from etude.models.distribution import Shaper
 from etude.models.policy import Policy
 from etude.models.speech import Speech
+
+_LOGITS = 1 << 27
+"""Logits that are held at a time: half a gigabyte in float32. Each part of a prompt reads all before it."""
+
+
+@torch.inference_mode()
+def prompt_scores(
+    policy: Policy, ids: Sequence[int], top: int
+) -> tuple[tuple[float, ...], tuple[TopLogprobs, ...]]:
+    """The logprobs of all tokens but the first under the model itself, and the likeliest in their places."""
+    ids_1T = torch.tensor([ids], device=policy.device)
+    logprobs: list[float] = []
+    likeliest: list[TopLogprobs] = []
+    positions = torch.arange(len(ids) - 1, device=policy.device)
+    for part in torch.split(positions, max(_LOGITS // policy.speech.vocabulary, 1)):
+        logprobs_KV = logits_after(policy.model, ids_1T, part)[0].float().log_softmax(dim=-1)
+        logprobs += logprobs_KV.gather(1, ids_1T[0, part + 1, None])[:, 0].tolist()
+        best_KN, tokens_KN = logprobs_KV.topk(min(top, logprobs_KV.shape[1]))
+        rows = zip(tokens_KN.tolist(), best_KN.tolist(), strict=True)
+        likeliest += [tuple(zip(*row, strict=True)) for row in rows]
+    return tuple(logprobs), tuple(likeliest)
+
 
 _KEPT_CONVERSATIONS = 64
 """Conversations whose keys and values are kept between two turns."""
@@ -69,20 +93,12 @@ class EmbeddedEngine(Engine, TokenEngine):
         max_batch: int = 256,
         max_tokens: int = 512,
         deterministic: bool = False,
-        eight_bits: bool = False,
-        speculates: bool | None = None,
     ) -> None:
-        """`max_batch` requests are sampled at once, the others wait; `max_tokens` is for requests without.
-
-        With `eight_bits` a rounded copy of the weights is sampled from. Raises RequestError for a model of
-        which there is none. One that `speculates` reads what may come by a row's own earlier text along with
-        its last token, where that is likely to save time; None is for large models only.
-        """
+        """`max_batch` requests are sampled at once, the others wait; `max_tokens` is for requests without."""
         self.policy = policy
         self._max_batch = max_batch
         self._max_tokens = max_tokens
-        self._deterministic, self._eight_bits = deterministic, eight_bits
-        self._speculates = speculates
+        self._deterministic = deterministic
         self._decoder: Decoder | None = self._made()
         policy.samplers.add(self)
         self._rests = False
@@ -170,13 +186,7 @@ class EmbeddedEngine(Engine, TokenEngine):
     def _made(self) -> Decoder:
         with self.policy.lock:
             self._weights_id = self.policy.weights_id
-            return make_decoder(
-                self.policy,
-                slots=_KEPT_CONVERSATIONS,
-                deterministic=self._deterministic,
-                eight_bits=self._eight_bits,
-                speculates=self._speculates,
-            )
+            return make_decoder(self.policy, slots=_KEPT_CONVERSATIONS, deterministic=self._deterministic)
 
     def _work(self) -> None:
         active: list[_Job] = []

@@ -16,10 +16,15 @@ from typing import Any, TypeAlias
 import torch
 from torch.nn import functional
 
-from etude.inference.fused_weights import AfterNorm, FusedLayer, fused_layer, is_gemma, low_rank
-from etude.inference.kv_slots import KvSlots, SlotLayer
-from etude.inference.linear import Linear
-from etude.inference.ragged import Group, Ragged
+from etude.inference.fused_weights import (
+    AfterNorm,
+    FusedLayer,
+    PackedLinear,
+    fused_layer,
+    is_gemma,
+    low_rank,
+)
+from etude.inference.kv_slots import Group, KvSlots, Ragged, SlotLayer
 from etude.models.architecture import layer_kinds, without_lora
 
 _FEW = 128
@@ -62,21 +67,18 @@ class FusedLlama:
     """Gives the logits of the model's own forward pass, up to rounding, with LoRA weights."""
 
     @torch.no_grad()
-    def __init__(self, model: Any, *, eight_bits: bool = False) -> None:
-        """`model` must be one that `can_fuse` takes; to be made anew whenever its weights have changed.
-
-        With `eight_bits` its linear layers are rounded to those, and all else is in float32.
-        """
+    def __init__(self, model: Any) -> None:
+        """`model` must be one that `can_fuse` takes; to be made anew whenever its weights have changed."""
         inner = without_lora(model)
         config, body = inner.config, inner.model
         attention = body.layers[0].self_attn
-        self.dtype: torch.dtype = torch.float32 if eight_bits else body.embed_tokens.weight.dtype
+        self.dtype: torch.dtype = body.embed_tokens.weight.dtype
         self.groups: int = config.num_key_value_heads
         self.size: int = attention.head_dim
         self.key_size = self.groups * self.size
         """Numbers of a token's keys in a layer."""
         self.scale: float = attention.scaling
-        self.layers = [fused_layer(layer, config, eight_bits=eight_bits) for layer in body.layers]
+        self.layers = [fused_layer(layer, config) for layer in body.layers]
         self.kinds = layer_kinds(inner)
         self._grouped = config.num_attention_heads > self.groups
         self._eps = config.rms_norm_eps
@@ -86,7 +88,7 @@ class FusedLlama:
         self._is_gemma = is_gemma(model)
         root = torch.tensor(config.hidden_size**0.5, dtype=self._embedding.dtype)
         self._embedding_scale = root.float() if self._is_gemma else None
-        self._head = AfterNorm(body.norm, [inner.lm_head], eight_bits=eight_bits)
+        self._head = AfterNorm(body.norm, [inner.lm_head])
         queries = config.num_attention_heads * self.size
         heads = queries + 2 * self.groups * self.size
         self._widths = config.hidden_size, 1, config.hidden_size, heads
@@ -217,7 +219,7 @@ class FusedLlama:
             return room.scaled
         return torch.mul(room.scaled, after.scale, out=room.normed)
 
-    def _add(self, linear: Linear, x: torch.Tensor, norm: torch.Tensor | None, room: Room) -> None:
+    def _add(self, linear: PackedLinear, x: torch.Tensor, norm: torch.Tensor | None, room: Room) -> None:
         """Add what a linear layer gives to the states, normed where there is a norm for it."""
         if norm is None:
             linear.add_to(room.x, x)

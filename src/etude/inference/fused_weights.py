@@ -14,36 +14,96 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from etude.inference.linear import EightBitLinear, Linear, LowRank, PackedLinear
 from etude.models.architecture import without_lora
-from etude.models.eight_bits import EightBitWeights
 
 _LLAMAS = "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 _GEMMAS = "GemmaForCausalLM", "Gemma3ForCausalLM"
 """They scale their embeddings, and multiply by one more than a norm's weight."""
-_AFFINE = nn.Linear, EightBitWeights
 _FIXED_ROPE = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary embedding whose frequencies do not depend on the length."""
 
+
+_LEAST = 2**17
+"""Elements of a weight below which oneDNN costs more than it saves."""
 
 InOrder: TypeAlias = Callable[[list[torch.Tensor]], torch.Tensor]
 """Puts rows [out, ...] of several layers together."""
 
 
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """LoRA weights beside a linear layer: they add `x @ down.T @ up.T`."""
+
+    down: torch.Tensor
+    """[r, in]"""
+    up: torch.Tensor
+    """[out, r]"""
+
+    def add_to(self, target: torch.Tensor, x: torch.Tensor) -> None:
+        """Add what comes of `x` [N, in] to `target` [N, out]."""
+        target.add_(x @ self.down.t() @ self.up.t())
+
+
+class PackedLinear:
+    """`x @ weight.T + bias`."""
+
+    __slots__ = ("_bias", "_is_packed", "_low", "_weight")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, low: LowRank | None = None) -> None:
+        """`weight` [out, in], `bias` [out] and `low` in one dtype on a CPU."""
+        self._bias, self._low = bias, low
+        self._is_packed = weight.numel() >= _LEAST and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        weight = weight.detach()
+        # The packed copy alone, as the other would take as much memory again.
+        self._weight = (
+            torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
+            if self._is_packed
+            else weight.t()
+        )
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """From [N, in] to [N, out]; written to `out` where that is given."""
+        y = self._plain(x, out)
+        if self._low is not None:
+            self._low.add_to(y, x)
+        return y
+
+    def _plain(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        if self._is_packed:
+            y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+            return y if out is None else out.copy_(y)
+        if out is not None and out.dtype != x.dtype:
+            return out.copy_(self._plain(x, None))
+        if self._bias is None:
+            return torch.mm(x, self._weight, out=out)
+        return torch.addmm(self._bias, x, self._weight, out=out)
+
+    def add_to(self, target: torch.Tensor, x: torch.Tensor) -> None:
+        """Add what comes of `x` [N, in] to `target` [N, out], which is in float32 whatever `x` is in."""
+        if x.dtype != target.dtype:
+            target.add_(self._plain(x, None))
+            if self._low is not None:  # Apart: small numbers stay what they are in float32.
+                self._low.add_to(target, x)
+            return
+        if self._is_packed:
+            total = torch.ops.mkldnn._linear_pointwise.binary(x, target, self._weight, self._bias, "add")
+            target.copy_(total)
+            return
+        target.addmm_(x, self._weight)
+        if self._bias is not None:
+            target.add_(self._bias)
+
+
 class AfterNorm:
     """RMSNorm and the linear layer behind it, for vectors that were divided by their length already."""
 
-    def __init__(
-        self, norm: Any, modules: Sequence[Any], *, eight_bits: bool, in_order: InOrder = torch.cat
-    ) -> None:
+    def __init__(self, norm: Any, modules: Sequence[Any], in_order: InOrder = torch.cat) -> None:
         """`modules` are linear layers of the same input, as for `linear`."""
         scale = norm_scale(norm) * len(norm.weight) ** 0.5
-        is_folded = norm.weight.dtype == torch.float32 and not (eight_bits or _are_rounded(modules))
+        is_folded = norm.weight.dtype == torch.float32
         self.scale = None if is_folded else scale
         """Factors of their elements [E], where these are no part of the linear layer."""
-        self.linear = linear(
-            modules, eight_bits=eight_bits, in_order=in_order, scale=scale if is_folded else None
-        )
+        self.linear = linear(modules, in_order, scale if is_folded else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +114,11 @@ class FusedLayer:
     """For each group of heads that share keys its R queries, its key and its value: [G * (R + 2) * D, E]."""
     head_norm: torch.Tensor | None
     """Of a group's queries and key, [R + 1, D] in float32."""
-    out: Linear
+    out: PackedLinear
     out_norm: torch.Tensor | None
     """Factors [E] in float32 of what `out` gives, where that is normed before it is added."""
     gate_up: AfterNorm
-    down: Linear
+    down: PackedLinear
     down_norm: torch.Tensor | None
 
 
@@ -94,7 +154,7 @@ def _is_plain(model: Any, classes: Sequence[str]) -> bool:
     dtypes = {
         value.dtype
         for name, module in inner.named_modules()
-        if ".lora_" not in name and type(module) is not EightBitWeights
+        if ".lora_" not in name
         for value in module.parameters(recurse=False)
     }
     body = inner.model
@@ -117,7 +177,7 @@ def norm_scale(norm: Any) -> torch.Tensor:
     return scale + 1 if type(norm).__name__.startswith("Gemma") else scale
 
 
-def fused_layer(layer: Any, config: Any, *, eight_bits: bool) -> FusedLayer:
+def fused_layer(layer: Any, config: Any) -> FusedLayer:
     """The weights of a decoder layer."""
     attention, mlp = layer.self_attn, layer.mlp
     size, groups = attention.head_dim, config.num_key_value_heads
@@ -133,50 +193,38 @@ def fused_layer(layer: Any, config: Any, *, eight_bits: bool) -> FusedLayer:
         out_norm = norm_scale(layer.post_attention_layernorm) * root
         down_norm = norm_scale(layer.post_feedforward_layernorm) * root
     return FusedLayer(
-        qkv=AfterNorm(layer.input_layernorm, qkv, eight_bits=eight_bits, in_order=in_order),
+        qkv=AfterNorm(layer.input_layernorm, qkv, in_order),
         head_norm=head_norm,
-        out=linear([attention.o_proj], eight_bits=eight_bits),
+        out=linear([attention.o_proj]),
         out_norm=out_norm,
-        gate_up=AfterNorm(before_mlp, [mlp.gate_proj, mlp.up_proj], eight_bits=eight_bits),
-        down=linear([mlp.down_proj], eight_bits=eight_bits),
+        gate_up=AfterNorm(before_mlp, [mlp.gate_proj, mlp.up_proj]),
+        down=linear([mlp.down_proj]),
         down_norm=down_norm,
     )
 
 
 def linear(
-    modules: Sequence[Any],
-    *,
-    eight_bits: bool,
-    in_order: InOrder = torch.cat,
-    scale: torch.Tensor | None = None,
-) -> Linear:
+    modules: Sequence[Any], in_order: InOrder = torch.cat, scale: torch.Tensor | None = None
+) -> PackedLinear:
     """One linear layer that does what several of the same input do, with their LoRA weights.
 
     In float32 these are merged. `scale` are factors of the input [in], for layers that are merged.
     """
-    bases, rounded = [_base(module) for module in modules], _are_rounded(modules)
-    weights = [base.widened() if rounded else base.weight.detach() for base in bases]
-    lows, eight_bits = [low_rank(module) for module in modules], eight_bits or rounded
-    merges = weights[0].dtype == torch.float32 and not eight_bits
+    bases, lows = [_base(module) for module in modules], [low_rank(module) for module in modules]
+    weights = [base.weight.detach() for base in bases]
+    merges = weights[0].dtype == torch.float32
     if merges:
         pairs = zip(weights, lows, strict=True)
         weights = [weight if low is None else weight + low.up @ low.down for weight, low in pairs]
     biases = [base.bias.detach() for base in bases if base.bias is not None]
     weight, bias = in_order(weights), in_order(biases) if biases else None
     low = None if merges else _beside(lows, weights, in_order)
-    if eight_bits:
-        return EightBitLinear(weight, bias, low)
     return PackedLinear(weight if scale is None else weight * scale, bias, low)
 
 
 def _base(module: Any) -> Any:
     """A linear layer without its LoRA weights."""
     return getattr(module, "base_layer", module)
-
-
-def _are_rounded(modules: Sequence[Any]) -> bool:
-    """Whether layers have eight bits already, which `EightBitLinear` leaves as they are."""
-    return all(type(_base(module)) is EightBitWeights for module in modules)
 
 
 def low_rank(module: Any) -> LowRank | None:
@@ -226,5 +274,5 @@ def _paired(rows: torch.Tensor, size: int) -> torch.Tensor:
 def _is_affine(module: Any) -> bool:
     """A linear layer, or one with plain LoRA weights."""
     if hasattr(module, "get_delta_weight"):
-        return type(module.base_layer) in _AFFINE and not module.lora_variant
-    return type(module) in _AFFINE
+        return type(module.base_layer) is nn.Linear and not module.lora_variant
+    return type(module) is nn.Linear

@@ -1,29 +1,105 @@
-"""The config of a model in this process: `_type: local`."""
+"""A model in this process, `_type: local`; and tiny ones, made from scratch in the run folder."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import quote
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from etude.config.component import CHANGEABLE, LlmConfig
+from etude.config.finetuning import Transcript, read_transcripts
 from etude.config.registry import register_llm
 from etude.core.call import Sampling
 from etude.core.errors import MissingExtraError, RequestError
 from etude.core.interfaces import bare
-from etude.inference.tiny import TinyConfig, base_folder, make_base
 from etude.models.source import locate
-from etude.store.sums import damage_in
+from etude.store.files import draft_of
+from etude.store.sums import damage_in, note_sums
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
     from etude.inference.embedded import EmbeddedEngine
     from etude.models.policy import Policy
+
+
+_MOST_TEXTS = 4000
+"""Conversations that a tokenizer is made for: the first ones. More of the same kind teach it nothing."""
+
+
+class TinyConfig(BaseModel, extra="forbid"):
+    """A Llama of a few hundred thousand parameters with a byte-level tokenizer, for runs in minutes on a CPU.
+
+    It knows nothing: `finetuning.warm_up` teaches it the format.
+    """
+
+    hidden_size: int = Field(default=64, ge=8)
+    """Width."""
+    layers: int = Field(default=2, ge=1)
+    """Transformer layers."""
+    heads: int = Field(default=4, ge=1)
+    """Attention heads; they divide the width."""
+    intermediate_size: int = Field(default=192, ge=8)
+    """Width of the feed-forward layers."""
+    max_context: int = Field(default=256, ge=16)
+    """Tokens of prompt and answer together."""
+    vocab_size: int = Field(default=512, ge=263)
+    """Tokens that the tokenizer may have: bytes, roles, and frequent pieces of the texts."""
+    splits: list[str] = Field(default_factory=list)
+    """Regular expressions of pieces that stay tokens of their own, so that the model chooses each of them:
+    `[0-9]` for digits."""
+    texts: str | None = None
+    """Conversations that the tokenizer is made for, as `warm_up.transcripts`; left out: those of the model's
+    warm-up, and without one it has bytes for tokens."""
+    seed: int | None = Field(default=None, ge=0)
+    """Of the weights; left out: the run's."""
+
+
+def base_folder(run: Path, name: str) -> Path:
+    """Where a run keeps the tiny base model of the entry `name` of `llms`."""
+    return run / "bases" / quote(name, safe=" +@=")
+
+
+async def make_base(config: TinyConfig, name: str, builder: Builder, folder: Path) -> None:
+    """Write the tiny model of the entry `name` of `llms` into `folder`, whole or not at all.
+
+    Raises RequestError for a shape that cannot be, DatasetError for texts that cannot be read.
+    """
+    block = builder.config.finetuning
+    seed = block.seed if config.seed is None else config.seed
+    blocks = [block.for_target(target) for target in block.targets] or [block]
+    own = (stage for each in blocks if each.target_model == name for stage in each.warm_ups)
+    sources = [stage.transcripts for stage in own] if config.texts is None else [config.texts]
+    examples = (await builder.get_dataset(block.run_configuration.dataset)).examples() if sources else []
+    talks = [
+        talk for source in sources for talk in read_transcripts(source, examples, block.seed)[:_MOST_TEXTS]
+    ]
+    await asyncio.to_thread(_write, config, talks, seed, folder)
+
+
+def _write(config: TinyConfig, talks: Sequence[Transcript], seed: int, folder: Path) -> None:
+    from etude.models.tiny import TinyShape, build_policy, build_tokenizer, texts_of
+
+    def texts() -> Iterator[str]:
+        for talk in talks:
+            yield from texts_of([talk.messages], talk.tools)
+
+    if config.hidden_size % config.heads or config.hidden_size // config.heads % 2:
+        raise RequestError(
+            f"tiny: hidden_size {config.hidden_size} and heads {config.heads} do not go together: each head "
+            "has an even share of the width"
+        )
+    tokenizer: Any = build_tokenizer(texts(), vocab_size=config.vocab_size, splits=config.splits)
+    keys = ("hidden_size", "layers", "heads", "intermediate_size", "max_context")
+    policy = build_policy(tokenizer, seed, TinyShape(**{key: getattr(config, key) for key in keys}))
+    with draft_of(folder) as draft:
+        policy.export(draft)
+        note_sums(draft)
 
 
 _LOG = logging.getLogger("etude.versions")
@@ -41,18 +117,9 @@ class LocalLlmConfig(LlmConfig, name="local"):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """`auto` is bfloat16 on CUDA, and for 10 million parameters or more on CPUs that multiply it
     (AVX512-BF16, AMX); float32 elsewhere."""
-    quantization: Literal["4bit", "8bit"] | None = None
-    """How the base is held under LoRA weights that are trained. `4bit` holds it in NF4 numbers, in about a
-    quarter of bfloat16's memory; it needs CUDA and the extra `bnb`. `8bit` holds a byte for a weight of the
-    decoder's linear layers, a quarter of float32 and half of bfloat16, on any device."""
-    sampling_weights: Annotated[Literal["same", "int8"], CHANGEABLE] = "same"
-    """`int8` samples on a CPU from a copy of the weights that is rounded to eight bits, up to half as fast
-    again where there is one request at a time. Logprobs are those of what was sampled, so GRPO's `correction`
-    makes up for the difference."""
-    speculation: Annotated[Literal["auto", "prompt_lookup", "off"], CHANGEABLE] = "auto"
-    """`prompt_lookup`: where an answer repeats earlier text, a pass of the model on a CPU reads what came
-    then along with the last token. What is sampled and its logprobs stay the same, up to rounding. `auto`
-    does so for models of 10 million parameters or more: with smaller ones the look-up itself takes time."""
+    quantization: Literal["4bit"] | None = None
+    """How the base is held under LoRA weights that are trained: `4bit` in NF4 numbers, in about a quarter of
+    bfloat16's memory. It needs CUDA and the extra `bnb`."""
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -61,8 +128,6 @@ class LocalLlmConfig(LlmConfig, name="local"):
     """Most tokens of one completion."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables of the model's chat template, such as `enable_thinking: false`, where a call gives none."""
-    max_batch: Annotated[int, CHANGEABLE] = Field(default=256, ge=1)
-    """Most requests that are sampled at once."""
 
     @model_validator(mode="after")
     def _has_one_base(self) -> LocalLlmConfig:
@@ -74,17 +139,6 @@ class LocalLlmConfig(LlmConfig, name="local"):
     def loading(self) -> dict[str, Any]:
         """The keyword arguments of `Policy.load`."""
         return {"device": self.device, "dtype": self.dtype, "quantization": self.quantization}
-
-    @property
-    def engine_options(self) -> dict[str, Any]:
-        """Keyword arguments of `EmbeddedEngine`."""
-        eight_bits = self.sampling_weights == "int8"
-        return {
-            "max_batch": self.max_batch,
-            "max_tokens": self.max_tokens,
-            "eight_bits": eight_bits,
-            "speculates": None if self.speculation == "auto" else self.speculation == "prompt_lookup",
-        }
 
     @property
     def sampling(self) -> Sampling:
@@ -104,7 +158,7 @@ async def local(config: LocalLlmConfig, builder: Builder) -> AsyncIterator[Embed
     other = await _of_same_base(config, builder)
     engine = EmbeddedEngine(
         other.beside() if other is not None else Policy.load(source, **config.loading),
-        **config.engine_options,
+        max_tokens=config.max_tokens,
         deterministic=builder.config.finetuning.deterministic,
     )
     try:

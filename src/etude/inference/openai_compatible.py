@@ -17,10 +17,9 @@ from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
 from etude.core.keys import generator
 from etude.core.secrets import masked
-from etude.inference.breaker import Breaker
 from etude.inference.http_addresses import HttpAddresses
 from etude.inference.openai_config import NOT_FOR_REASONING, OpenAiLlmConfig
-from etude.inference.routes import Address, beginning, conversation_of
+from etude.inference.routes import Address, Breaker, beginning, conversation_of
 from etude.wire.answers import Impossible, require_asked, require_logprobs
 from etude.wire.client import (
     USUAL_FIELDS,

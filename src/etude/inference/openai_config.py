@@ -133,8 +133,6 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
     `Retry-After` goes first."""
     max_retry_wait: Annotated[float, CHANGEABLE] = Field(default=USUAL.longest_wait, ge=0)
     """Longest wait in seconds between two attempts."""
-    retry_deadline: Annotated[float, CHANGEABLE] = Field(default=USUAL.deadline, ge=0)
-    """Seconds after a call's first attempt in which others may begin."""
     stop_after: Annotated[int | None, CHANGEABLE] = Field(default=5, ge=1)
     """Calls that may fail for one cause (a wrong key, a dead host, a model that hangs), none answered between
     them, before the run stops with that cause; null: any number."""
@@ -229,7 +227,7 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
     def retry_policy(self) -> RetryPolicy:
         """How its calls are made again."""
         more = len(self.addresses) - 1
-        return RetryPolicy(self.max_retries + more, self.retry_wait, self.max_retry_wait, self.retry_deadline)
+        return RetryPolicy(self.max_retries + more, self.retry_wait, self.max_retry_wait)
 
     @property
     def sampling(self) -> Sampling:

@@ -7,15 +7,11 @@ from functools import partial
 
 import torch
 
-from etude.inference.drafter import Drafter
 from etude.inference.fused_llama import FusedLlama
-from etude.inference.kv_slots import span_of, tensor
-from etude.inference.ragged import ragged
+from etude.inference.kv_slots import ragged, span_of, tensor
 from etude.inference.sampler import Row, append_samples
-from etude.inference.shared_prefixes import Reading, plan_of
-from etude.inference.single_tokens import SingleTokens
+from etude.inference.single_tokens import Reading, SingleTokens, once, plan_of
 from etude.inference.slot_decoder import CHUNK, PATIENCE, STEP_TOKENS, SlotDecoder
-from etude.inference.split_attention import once
 from etude.models.device import is_large
 from etude.models.policy import Policy
 
@@ -29,38 +25,29 @@ class RaggedDecoder(SlotDecoder):
 
     _fused: FusedLlama
 
-    def __init__(self, policy: Policy, *, slots: int, eight_bits: bool, speculates: bool | None) -> None:
+    def __init__(self, policy: Policy, *, slots: int) -> None:
         """`slots` conversations keep what they have read between two turns."""
-        super().__init__(policy, slots=slots, deterministic=False, eight_bits=eight_bits)
+        super().__init__(policy, slots=slots, deterministic=False)
         self._is_large = is_large(sum(value.numel() for value in policy.model.parameters()))
         self._beside = _BESIDE if self._is_large else _BESIDE_SMALL
         self._going: SingleTokens | None = None
-        self._drafter: Drafter | None = None
-        if speculates or (speculates is None and self._is_large):
-            self._drafter = Drafter(is_small=not self._is_large)
 
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> list[Row]:
         """Read prompts beside rows that speak; append a token to each row that has been read whole.
 
-        Returns the rows that gained a token. Those that are ahead gain the next one for nothing, before any
-        goes on: so all have a part in each forward pass. Raises EngineError when the logits are not finite.
+        Returns the rows that gained a token. Raises EngineError when the logits are not finite.
         """
-        if ahead := [row for row in rows if row.ahead]:
-            for row in ahead:
-                row.go_on()
-            return ahead
         self._take_in(rows)
         speaking = [row for row in rows if row.pending == 1]
         reading, counts = self._chunks(rows, len(speaking))
-        drafts = self._drafter.drafts(speaking) if self._drafter is not None and speaking else []
         if not speaking and not reading:
             return []  # Those whom others wait for were cancelled a moment ago.
-        if not drafts and not reading and self._goes_on_singly(speaking):
+        if not reading and self._goes_on_singly(speaking):
             speaking = self._gathered(speaking)
             append_samples(speaking, self._one_more(speaking))
             return speaking
-        return self._pass(speaking, drafts, reading, counts)
+        return self._pass(speaking, reading, counts)
 
     def forget(self) -> None:
         """The weights changed: the slots' contents go. Rows in flight are read again from their start."""
@@ -110,36 +97,24 @@ class RaggedDecoder(SlotDecoder):
         plan = plan_of(ids, cached, [row.slot for row in speaking], 2 * self._fused.key_size)
         return plan if plan.prefixes else None
 
-    def _pass(
-        self, speaking: list[Row], drafts: Sequence[list[int]], reading: list[Row], counts: list[int]
-    ) -> list[Row]:
+    def _pass(self, speaking: list[Row], reading: list[Row], counts: list[int]) -> list[Row]:
         """One forward pass of all rows; gives those that gained a token."""
-        plan = None if drafts else self._sharing(speaking)
-        rows = [*speaking, *reading]
-        own = [*(drafts or [[]] * len(speaking)), *([[]] * len(reading))]
-        counts = [*(1 + len(draft) for draft in own[: len(speaking)]), *counts]
-        for row, draft in zip(rows, own, strict=True):
-            row.ids += draft
+        plan = self._sharing(speaking)
+        rows, counts = [*speaking, *reading], [*([1] * len(speaking)), *counts]
         self._kv.reserve(
             self._table.lengths(), max(row.cached + count for row, count in zip(rows, counts, strict=True))
         )
         apart = 0 if plan is None else len(speaking)
         inputs, starts = ragged(rows, counts, self._inputs, self._fused.key_size, apart)
-        read, grown = list[int](), list[int]()
-        for index, (row, draft) in enumerate(zip(rows, own, strict=True)):
-            del row.ids[len(row.ids) - len(draft) :]
-            end = starts[index] + counts[index]
-            if row.cached + counts[index] - len(draft) == len(row.ids):
-                grown.append(index)
-                read += range(end - len(draft) - 1, end)
+        done, read = list[Row](), list[int]()
+        for row, start, count in zip(rows, starts, counts, strict=True):
+            if row.pending == count:
+                done.append(row)
+                read.append(start + count - 1)
         split = None if plan is None else partial(once, self._fused, plan, [row.cached for row in speaking])
-        logits_NV = self._fused(inputs, self._kv, tensor(read), split)
-        done = [rows[index] for index in grown]
-        if done:
-            append_samples(done, logits_NV, [own[index] for index in grown] if drafts else ())
-        for row in speaking:
-            # Keys and values of what was refused lie beyond, where the next tokens are written.
-            row.cached += 1 + len(row.ahead)
-        for row, count in zip(reading, counts[len(speaking) :], strict=True):
+        logits_BV = self._fused(inputs, self._kv, tensor(read), split)
+        for row, count in zip(rows, counts, strict=True):
             row.cached += count
+        if done:
+            append_samples(done, logits_BV)
         return done

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 import numpy
 import torch
@@ -14,7 +12,6 @@ import torch
 from etude.core.call import Sampling
 from etude.core.errors import EngineError
 from etude.core.keys import generator
-from etude.inference.prompt_lookup import PromptLookup
 from etude.models.device import sent
 from etude.models.distribution import Shaper, masked, shaped
 from etude.models.grammar import advance
@@ -45,13 +42,6 @@ class Row:
     shaper: Shaper | None = None
     """Where its distributions are not the model's own. Made here, but for a constraint."""
 
-    lookup: PromptLookup | None = None
-    """Of its own tokens, once drafts were looked for."""
-    ahead: deque[tuple[int, float]] = field(default_factory=deque)
-    """Tokens that were drawn already, and logprobs: `go_on` appends the first."""
-    _numbers: deque[float] = field(default_factory=deque)
-    """Those of `uniform` that belong to the next tokens."""
-
     def __post_init__(self) -> None:
         if self.shaper is None and Shaper.is_needed(self.sampling):
             self.shaper = Shaper(self.sampling, self.ids)
@@ -61,24 +51,6 @@ class Row:
         """Tokens that the model has not read yet."""
         return len(self.ids) - self.cached
 
-    def numbers(self, count: int) -> list[float]:
-        """The random numbers of the next tokens. To look at them uses none up: to append a token does."""
-        while len(self._numbers) < count:
-            self._numbers.append(next(self.uniform))
-        return list(islice(self._numbers, count))
-
-    def append(self, token: int, logprob: float) -> None:
-        """Grow by a token, which was drawn by the next random number."""
-        self._numbers.popleft()
-        self.ids.append(token)
-        self.logprobs.append(logprob)
-
-    def go_on(self) -> None:
-        """Append the next of the tokens that were drawn ahead."""
-        self.append(*self.ahead.popleft())
-        if self.shaper is not None:
-            self.shaper.take(self.ids[-1])
-
 
 def uniforms(key: int) -> Iterator[float]:
     """The stream of uniform numbers in [0, 1) that belongs to a request."""
@@ -87,47 +59,31 @@ def uniforms(key: int) -> Iterator[float]:
         yield draw()
 
 
-def append_samples(
-    rows: Sequence[Row], logits_NV: torch.Tensor, drafts: Sequence[Sequence[int]] = ()
-) -> None:
-    """Draw one token for each row from its logits. Raises EngineError when they are not finite.
-
-    With `drafts`, one for each row, a row has logits after its last token and after each token of its draft.
-    Then tokens are drawn for as long as the draft is what is drawn; all but the first go into `row.ahead`.
-    """
-    device = logits_NV.device
-    counts = [len(draft) + 1 for draft in drafts] or [1] * len(rows)
-    spread = [row for row, count in zip(rows, counts, strict=True) for _ in range(count)] if drafts else rows
-    numbers = [number for row, count in zip(rows, counts, strict=True) for number in row.numbers(count)]
-    uniform_N1 = sent(torch.from_numpy(numpy.array(numbers, numpy.float32)[:, None]), device)
-    greedy = [row.sampling.temperature == 0 for row in spread]
-    greedy_N = sent(torch.tensor(greedy), device) if any(greedy) else None
-    shapers = [row.shaper for row in spread]
-    own_NV = masked(logits_NV, shapers)
-    if own_NV is None:
-        shapes = [None if shaper is None else shaper.shape() for shaper in shapers]
-        own_NV = shaped(logits_NV, shapes)
-    probs_NV = torch.softmax(own_NV, dim=-1)
-    ids_N1, logprobs_N1 = draw(probs_NV, greedy_N, uniform_N1)
-    drawn = [
-        (token, logprob) for (token,), (logprob,) in zip(ids_N1.tolist(), logprobs_N1.tolist(), strict=True)
-    ]
-    if any(math.isnan(logprob) for _, logprob in drawn):
+def append_samples(rows: Sequence[Row], logits_BV: torch.Tensor) -> None:
+    """Draw one token for each row from its logits. Raises EngineError when they are not finite."""
+    device = logits_BV.device
+    numbers = numpy.array([next(row.uniform) for row in rows], numpy.float32)
+    uniform_B1 = sent(torch.from_numpy(numbers[:, None]), device)
+    greedy = [row.sampling.temperature == 0 for row in rows]
+    greedy_B = sent(torch.tensor(greedy), device) if any(greedy) else None
+    shapers = [row.shaper for row in rows]
+    own_BV = masked(logits_BV, shapers)
+    if own_BV is None:
+        own_BV = shaped(logits_BV, [None if shaper is None else shaper.shape() for shaper in shapers])
+    probs_BV = torch.softmax(own_BV, dim=-1)
+    ids_B1, logprobs_B1 = draw(probs_BV, greedy_B, uniform_B1)
+    logprobs_B = logprobs_B1[:, 0].tolist()
+    if any(map(math.isnan, logprobs_B)):
         raise EngineError(
             "the model's logits are not finite: its weights are damaged, or overflow in its dtype"
         )
-    start = 0
-    for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
-        row.append(*drawn[start])
-        for place in range(count - 1):
-            if drawn[start + place][0] != drafts[index][place]:
-                break
-            row.ahead.append(drawn[start + place + 1])
+    for index, (row, token, logprob) in enumerate(zip(rows, ids_B1[:, 0].tolist(), logprobs_B, strict=True)):
+        row.ids.append(token)
+        row.logprobs.append(logprob)
         if row.top:
-            best, tokens = probs_NV[start].topk(min(row.top, probs_NV.shape[1]))
+            best, tokens = probs_BV[index].topk(min(row.top, probs_BV.shape[1]))
             row.top_logprobs.append(tuple(zip(tokens.tolist(), best.log().tolist(), strict=True)))
-        start += count
-    advance([(row.shaper, row.ids[-1]) for row in rows if row.shaper is not None], logits_NV.shape[1])
+    advance([(row.shaper, row.ids[-1]) for row in rows if row.shaper is not None], logits_BV.shape[1])
 
 
 def draw(

@@ -1,17 +1,282 @@
-"""Steps that add one token to each row: whatever stays the same from step to step is made once."""
+"""Steps that add a token to each row: what stays the same is made once, and shared prefixes are read once.
+
+A prefix that rows share is attended to by the queries of all of them at once, with the keys and values of
+one. What they find there then counts as one column more of what each row attends to by itself: its score is
+the logarithm of the sum of the exponentials of the prefix's scores, and its value the average of the prefix's
+values. So one softmax is over both, and the result is exact up to rounding. In bfloat16, where scores that
+are stored would be rounded, each part has a softmax of its own, and the two results are averaged in float32:
+the weights are in the ratio of the sums of exponentials.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
 
 import numpy
 import torch
 
-from etude.inference.fused_llama import FusedLlama
-from etude.inference.kv_slots import KvSlots, tensor
+from etude.inference.fused_llama import FusedLlama, Room, as_batch, attend, flash_attention
+from etude.inference.kv_slots import KvSlots, SlotLayer, span_of, tensor
 from etude.inference.sampler import Row
-from etude.inference.shared_prefixes import plan_of
-from etude.inference.split_attention import SplitAttention
+from etude.inference.slot_table import shared_length
+
+_PREFIX = 2**18
+"""Numbers among a layer's keys and values that are read in the time that the calls for a prefix take."""
+_RUN = 2**16
+"""The same for the calls for neighbours that attend together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Leading tokens that several rows have in common. What the first of these holds is read for all."""
+
+    rows: tuple[int, ...]
+    length: int
+
+    def keys_and_values(self, held: SlotLayer, slots: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """[1, H, length, D], of rows in these slots."""
+        slot = slots[self.rows[0]]
+        return held.of(slice(slot, slot + 1), self.length)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbours that attend together, to columns from `start` to before `end`.
+
+    `start` is 0 where they have no prefix. All others have one, whose last column is `start` or a later one:
+    the score of the whole prefix takes its place.
+    """
+
+    rows: slice
+    start: int
+    end: int
+
+    @property
+    def tokens(self) -> int:
+        """How many are read, those included that are not looked at."""
+        return len(range(self.rows.start, self.rows.stop)) * (self.end - self.start)
+
+    def keys_and_values(self, held: SlotLayer, slots: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """[rows, H, end - start, D], of rows in these slots."""
+        own = slots[self.rows]
+        keys, values = held.of(slice(own[0], own[-1] + 1), self.end)
+        return keys[:, :, self.start :], values[:, :, self.start :]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The plan of rows that add a token."""
+
+    slots: Sequence[int]
+    """Those of the rows."""
+    prefixes: list[Prefix]
+    runs: list[Run]
+
+    def cost(self, numbers: int) -> int:
+        """In numbers that could be read in that time, where a token has so many in a layer."""
+        tokens = sum(run.tokens for run in self.runs) + sum(prefix.length for prefix in self.prefixes)
+        return tokens * numbers + _PREFIX * len(self.prefixes) + _RUN * len(self.runs)
+
+
+def plan_of(ids: Sequence[list[int]], cached: Sequence[int], slots: Sequence[int], numbers: int) -> Reading:
+    """For rows that hold as many leading tokens in slots, in the order of these, and add one.
+
+    A token has so many `numbers` among the keys and values of a layer.
+    """
+    alone = Reading(slots, [], _runs([0] * len(cached), cached, slots, numbers))
+    prefixes = shared_prefixes(ids, cached, numbers)
+    if not prefixes:
+        return alone
+    starts = [0] * len(cached)
+    for prefix in prefixes:
+        for row in prefix.rows:
+            starts[row] = prefix.length
+    shared = Reading(slots, prefixes, _runs(starts, cached, slots, numbers))
+    return min(shared, alone, key=lambda one: one.cost(numbers))
+
+
+def shared_prefixes(ids: Sequence[list[int]], cached: Sequence[int], numbers: int) -> list[Prefix]:
+    """Those that save the most; a row has at most one. Takes little time where there are none."""
+    if len(ids) < 2:
+        return []
+    least = _PREFIX // ((len(ids) - 1) * numbers) + 2  # Of one column alone `Run.start` could not tell.
+    alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for row, length in enumerate(cached):
+        if length >= least:
+            alike[tuple(ids[row][:least])].append(row)
+    found = list[Prefix]()
+    for rows in alike.values():
+        if (len(rows) - 1) * max(cached[row] for row in rows) * numbers > _PREFIX:
+            found += _best(ids, cached, numbers, sorted(rows, key=ids.__getitem__))
+    return found
+
+
+def _best(ids: Sequence[list[int]], cached: Sequence[int], numbers: int, rows: Sequence[int]) -> list[Prefix]:
+    """Of rows that are sorted, so that those who share a prefix are neighbours."""
+    common = [
+        min(cached[one], cached[other], shared_length(ids[one], ids[other])) for one, other in pairwise(rows)
+    ]
+    saved, prefixes = [0], [list[Prefix]()]  # By the first rows alone, so many.
+    for end in range(1, len(rows) + 1):
+        saved.append(saved[-1])
+        first, most, length = end - 1, 0, cached[rows[end - 1]]
+        for start in range(end - 2, -1, -1):
+            length = min(length, common[start])
+            gain = saved[start] + (end - start - 1) * length * numbers - _PREFIX
+            if gain > saved[end]:
+                saved[end], first, most = gain, start, length
+        own = [Prefix(tuple(sorted(rows[first:end])), most)] if most else []
+        prefixes.append(prefixes[first] + own)
+    return prefixes[-1]
+
+
+def _runs(starts: Sequence[int], cached: Sequence[int], slots: Sequence[int], numbers: int) -> list[Run]:
+    """Neighbours together as long as columns that some of them have no use for take less time than calls."""
+    longest = max(cached) + 1
+    left = span_of(longest) - longest
+    runs = list[Run]()
+    first, low, high = 0, max(starts[0] - 1, 0), cached[0] + 1 + left
+    for row in range(1, len(cached)):
+        start, end = max(starts[row] - 1, 0), cached[row] + 1 + left
+        lowest, highest = min(low, start), max(high, end)
+        more = (row - first) * (highest - lowest - high + low) + highest - lowest - end + start
+        is_next = slots[row] == slots[row - 1] + 1
+        if is_next and (low > 0) == (start > 0) and more * numbers <= _RUN:
+            low, high = lowest, highest
+        else:
+            runs.append(Run(slice(first, row), low, high))
+            first, low, high = row, start, end
+    return [*runs, Run(slice(first, len(cached)), low, high)]
+
+
+Held: TypeAlias = tuple[list[tuple[torch.Tensor, torch.Tensor]], list[tuple[torch.Tensor, torch.Tensor]]]
+"""Keys and values of a layer: of each prefix, and of each run."""
+
+
+class SplitAttention:
+    """By a plan, of rows that have a room for themselves. Its tensors are made once."""
+
+    def __init__(self, model: FusedLlama, room: Room, plan: Reading) -> None:
+        self._plan, self._room, self._scale = plan, room, model.scale
+        self._columns = torch.arange(max(run.end for run in plan.runs))
+        self._hide = torch.tensor(torch.finfo(model.dtype).min, dtype=model.dtype)
+        self._mask_MS = torch.empty(len(room.query), len(self._columns), dtype=model.dtype)
+        self._prefixes = _Prefixes(model, room, plan.prefixes) if plan.prefixes else None
+        self._own = [_Own(room, self._mask_MS, run, self._prefixes) for run in plan.runs]
+
+    def held(self, layer: SlotLayer) -> Held:
+        """Keys and values that are read, of a layer."""
+        slots = self._plan.slots
+        prefixes = [prefix.keys_and_values(layer, slots) for prefix in self._plan.prefixes]
+        return prefixes, [as_batch(*run.keys_and_values(layer, slots)) for run in self._plan.runs]
+
+    def look(self, position_M1: torch.Tensor) -> None:
+        """Look back from these positions, of each row and group of heads."""
+        is_hidden_MS = self._columns > position_M1
+        if self._prefixes is not None:
+            is_hidden_MS |= self._columns < self._prefixes.column_M1
+        torch.mul(is_hidden_MS, self._hide, out=self._mask_MS)
+
+    def look_at(self, position_M1: torch.Tensor) -> None:
+        """Look at these positions too."""
+        self._mask_MS.scatter_(1, position_M1, 0.0)
+
+    def __call__(self, held: Held) -> None:
+        """Attend to what is held of a layer."""
+        shared, own = held
+        if self._prefixes is not None:
+            self._prefixes.attend(self._room.query, shared)
+        for run, read in zip(self._own, own, strict=True):
+            run.attend(*read, self._scale)
+        if self._prefixes is not None:
+            self._prefixes.add(self._room.mixed_by_group)
+
+
+def once(
+    model: FusedLlama, plan: Reading, positions: Sequence[int], room: Room
+) -> Callable[[SlotLayer], None]:
+    """In the first places of a room, for one pass, of tokens at these positions."""
+    attend_to = SplitAttention(model, room.first(len(positions)), plan)
+    attend_to.look(tensor(positions).repeat_interleave(model.groups)[:, None])
+    return lambda layer: attend_to(attend_to.held(layer))
+
+
+class _Prefixes:
+    """Attention to the prefixes, for all rows that have one."""
+
+    def __init__(self, model: FusedLlama, room: Room, prefixes: Sequence[Prefix]) -> None:
+        self._groups, self._scale = model.groups, model.scale
+        self._rows = [tensor(prefix.rows) for prefix in prefixes]
+        head_G1 = torch.arange(model.groups)[:, None]
+        places = [(rows * model.groups + head_G1).flatten() for rows in self._rows]
+        self._place_K, self._counts = torch.cat(places), [len(own) for own in places]
+        self._value_MRD = torch.zeros(room.query.shape, dtype=model.dtype)
+        """The result of each head in its row's prefix; zeros where that has none."""
+        self.score_MR1 = torch.zeros(*room.query.shape[:2], 1)
+        self.weight_MR1 = torch.zeros_like(self.score_MR1)
+        """Of that in the head's result. Runs write it."""
+        is_wide = model.dtype == torch.float32
+        self.own_MRD = room.mixed_by_group if is_wide else torch.zeros(room.query.shape)
+        """The rest of that, in float32. Runs write it."""
+        self.column_M1 = torch.zeros(len(room.query), 1, dtype=torch.long)
+        """The first that a row looks at by itself; in float32 its prefix's last, for the score to take."""
+        for prefix, own in zip(prefixes, places, strict=True):
+            self.column_M1[own] = prefix.length - is_wide
+
+    def attend(self, query_MRD: torch.Tensor, held: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """To keys and values [1, G, L, D] of each prefix."""
+        _, per_group, size = query_MRD.shape
+        queries = torch.split(query_MRD.index_select(0, self._place_K), self._counts)
+        value_BGRD = self._value_MRD.view(-1, self._groups, per_group, size)
+        score_BGR = self.score_MR1.view(value_BGRD.shape[:3])
+        for rows, query, (keys, values) in zip(self._rows, queries, held, strict=True):
+            value_1GTD, score_1GT = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                query.view(1, self._groups, -1, size), keys, values, scale=self._scale
+            )
+            shape = self._groups, len(rows), per_group
+            value_BGRD.index_copy_(0, rows, value_1GTD.view(*shape, size).transpose(0, 1))
+            score_BGR.index_copy_(0, rows, score_1GT.view(shape).transpose(0, 1))
+
+    def add(self, mixed_MRD: torch.Tensor) -> None:
+        """Write the result of both parts."""
+        torch.addcmul(self.own_MRD, self.weight_MR1, self._value_MRD, out=mixed_MRD)
+
+
+class _Own:
+    """Attention of neighbours to what each of them has for itself."""
+
+    def __init__(self, room: Room, mask_MS: torch.Tensor, run: Run, prefixes: _Prefixes | None) -> None:
+        rows = len(room.x)
+        groups = len(room.query) // rows
+        heads = slice(run.rows.start * groups, run.rows.stop * groups)
+        self._query = room.query[heads]
+        self._mixed = (room.mixed_by_group if prefixes is None else prefixes.own_MRD)[heads]
+        self._mask_BG1S = mask_MS.view(rows, groups, 1, -1)[run.rows, ..., run.start : run.end]
+        self._column_MR1: torch.Tensor | None = None
+        if prefixes is not None and run.start:
+            self._score_MR1, self._weight_MR1 = prefixes.score_MR1[heads], prefixes.weight_MR1[heads]
+            self._column_MR1 = (prefixes.column_M1[heads, None] - run.start).expand(self._score_MR1.shape)
+
+    def attend(self, keys: torch.Tensor, values: torch.Tensor, scale: float) -> None:
+        """Write what comes of it, and which part the rows' prefixes have beside it."""
+        if self._column_MR1 is None:
+            attend(self._query, self._mixed, keys, values, self._mask_BG1S, scale)
+            return
+        if keys.dtype != torch.float32:
+            own_BGRD, score_BGR = flash_attention(self._query, keys, values, self._mask_BG1S, scale)
+            weight_BGR = self._weight_MR1.view(score_BGR.shape)
+            torch.sigmoid(self._score_MR1.view(score_BGR.shape) - score_BGR, out=weight_BGR)
+            torch.mul(own_BGRD, (1 - weight_BGR)[..., None], out=self._mixed.view(own_BGRD.shape))
+            return
+        score_MRS = torch.baddbmm(self._mask_BG1S.flatten(0, 1), self._query, keys, alpha=scale)
+        weight_MRS = score_MRS.scatter_(2, self._column_MR1, self._score_MR1).softmax(dim=-1)
+        torch.gather(weight_MRS, 2, self._column_MR1, out=self._weight_MR1)
+        weight_MRS.scatter_(2, self._column_MR1, 0.0)
+        torch.bmm(weight_MRS, values, out=self._mixed)
 
 
 class SingleTokens:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from typing import TypeAlias
 
 import torch
 
 from etude.inference.fused_llama import FusedLlama
 from etude.inference.fused_weights import can_fuse
-from etude.inference.kv_slots import InputMaker, KvSlots, StepInputs, span_for, span_of, tensor
-from etude.inference.ragged import padded
+from etude.inference.kv_slots import InputMaker, KvSlots, StepInputs, padded, span_for, span_of, tensor
 from etude.inference.sampler import Row, append_samples
 from etude.inference.slot_table import SlotTable
-from etude.inference.step_graphs import Record, StepGraphs
-from etude.models.architecture import layer_kinds
+from etude.models.architecture import layer_kinds, off_by
 from etude.models.policy import Policy
 
 CHUNK = 256
@@ -48,20 +48,17 @@ class SlotDecoder:
         *,
         slots: int,
         deterministic: bool,
-        eight_bits: bool,
         record: Record | None = None,
     ) -> None:
         """`slots` conversations keep what they have read between two turns. With `record`, steps that add
         single tokens are recorded and replayed; their shapes follow from the company."""
         self._policy = policy
-        self._deterministic, self._eight_bits = deterministic, eight_bits
-        self._fuses = fuses(policy, eight_bits=eight_bits)
+        self._deterministic = deterministic
+        self._fuses = fuses(policy)
         self._kinds = layer_kinds(policy.model)
         self._table = SlotTable(slots, least=_FIXED_ROWS if deterministic else 1)
         self._kv = KvSlots(len(self._kinds), len(self._table))
-        self._inputs = InputMaker(
-            policy, torch.float32 if eight_bits else next(policy.model.parameters()).dtype
-        )
+        self._inputs = InputMaker(policy)
         self._postponed = 0
         self._fused = self._made()
         weights = policy.model.parameters()
@@ -96,9 +93,7 @@ class SlotDecoder:
 
     def _made(self) -> FusedLlama | None:
         """A copy of the model that is faster, where there is one."""
-        if not self._fuses:
-            return None
-        return FusedLlama(self._policy.model, eight_bits=self._eight_bits)
+        return FusedLlama(self._policy.model) if self._fuses else None
 
     def _take_in(self, rows: Sequence[Row]) -> None:
         """Give slots to new rows, and copy what these need not read."""
@@ -205,11 +200,11 @@ class SlotDecoder:
         return logits_BV
 
 
-def fuses(policy: Policy, *, eight_bits: bool) -> bool:
-    """Whether there is to be a copy of the model that is faster: of a large one that several policies share,
-    only in eight bits."""
+def fuses(policy: Policy) -> bool:
+    """Whether there is to be a copy of the model that is faster; not of a large one that several policies
+    share."""
     parameters = sum(value.numel() for value in policy.model.parameters()) if policy.shares_base else 0
-    return eight_bits or (parameters <= _COPIED and can_fuse(policy.model))
+    return parameters <= _COPIED and can_fuse(policy.model)
 
 
 def _within_budget(rows: list[Row]) -> list[Row]:
@@ -231,3 +226,131 @@ def _fixed_shape(row: Row) -> tuple[int, int]:
 
 def _fixed_rows(width: int) -> int:
     return _FIXED_ROWS if width == 1 else _FIXED_TOKENS // width
+
+
+_LOG = logging.getLogger("etude.engine")
+
+_KEPT = 64
+"""Graphs at most."""
+_SPAN = 256
+"""Columns by which spans grow at least."""
+
+Forward: TypeAlias = Callable[[torch.Tensor, int], torch.Tensor]
+"""From numbers [3, B, 1], which are ids, positions and columns, and a span to logits [B, V]."""
+Replay: TypeAlias = Callable[[], torch.Tensor]
+Record: TypeAlias = Callable[[Callable[[], torch.Tensor]], tuple[torch.Tensor, Replay]]
+"""Runs a function; gives its result, and what does the same with what is in memory then. Raises RuntimeError
+for what cannot be recorded."""
+
+
+class StepGraphs:
+    """The forward passes of the rows in the first slots, recorded by shape."""
+
+    def __init__(
+        self, forward: Forward, record: Record, kv: KvSlots, weights: Iterable[torch.Tensor]
+    ) -> None:
+        """`forward` reads and writes `kv`, and reads `weights`."""
+        self._forward, self._record, self._kv = forward, record, kv
+        self._graphs: dict[tuple[int, int], tuple[torch.Tensor, Replay]] = {}
+        """By rows and span: memory for the numbers, and the graph. Those used the longest ago are first."""
+        self._slots = kv.slots, kv.columns
+        self._weights = _places(weights)
+        self._refused = False
+
+    def shape(self, rows: int, length: int) -> tuple[int, int]:
+        """Rows and span for so many rows, of which the longest has `length` tokens.
+
+        Rows grow by a quarter of a power of two, as padding is free where a step takes as long as to read the
+        weights; spans by an eighth.
+        """
+        span = _filled(length, max(_SPAN, _quarter(length) // 2))
+        return min(_filled(rows, _quarter(rows)), self._kv.slots), span
+
+    def __call__(self, numbers_3B1: torch.Tensor, span: int) -> torch.Tensor:
+        """Logits [B, V], in memory that later calls write to."""
+        if self._refused:
+            return self._forward(numbers_3B1, span)
+        if self._slots != (self._kv.slots, self._kv.columns):
+            self._slots = self._kv.slots, self._kv.columns
+            self._graphs.clear()
+        key = numbers_3B1.shape[1], span
+        graph = self._graphs.pop(key, None)
+        if graph is None:
+            return self._first(key, numbers_3B1)
+        self._graphs[key] = graph
+        own_3B1, replay = graph
+        own_3B1.copy_(numbers_3B1)
+        return replay()
+
+    def renew(self, weights: Iterable[torch.Tensor]) -> None:
+        """The weights have changed. Where they are still in the same memory, all graphs are right."""
+        if (places := _places(weights)) != self._weights:
+            self._weights = places
+            self._graphs.clear()
+
+    def _first(self, key: tuple[int, int], numbers_3B1: torch.Tensor) -> torch.Tensor:
+        """Record a shape. Its replay is held to the plain step; where they differ, steps stay plain."""
+        while len(self._graphs) >= _KEPT:
+            del self._graphs[next(iter(self._graphs))]
+        own_3B1, span = numbers_3B1.clone(), key[1]
+        try:
+            plain_BV, replay = self._record(lambda: self._forward(own_3B1, span))
+            off = off_by(replay(), plain_BV, plain_BV.dtype)
+            if off is not None:
+                raise RuntimeError(f"a replay's logits are off by {off} of the largest")
+        except RuntimeError as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            _LOG.warning("tokens are sampled without CUDA graphs, more slowly: %s", reason)
+            self._refused = True
+            self._graphs.clear()
+            return self._forward(numbers_3B1, span)
+        self._graphs[key] = own_3B1, replay
+        return plain_BV
+
+
+def cuda_graphs(device: torch.device) -> Record:
+    """Records graphs that share memory: the result of one is there until another is replayed."""
+    with torch.cuda.device(device):
+        pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def captured(function: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may go on asking the device for memory.
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            return graph, function()
+        finally:
+            graph.capture_end()
+
+    with torch.cuda.stream(stream):
+        # Shared memory is gone with the last graph in it, and cannot be asked for again.
+        anchor = captured(lambda: torch.zeros(1, device=device))
+
+    def record(function: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay]:
+        usual = torch.cuda.current_stream(device)
+        stream.wait_stream(usual)
+        with torch.cuda.stream(stream):
+            plain = function()  # What is made once, such as room for matrix products, is made here.
+            graph, result = captured(function)
+        usual.wait_stream(stream)
+
+        def replay(beside: object = anchor) -> torch.Tensor:
+            graph.replay()
+            return result
+
+        return plain, replay
+
+    return record
+
+
+def _places(weights: Iterable[torch.Tensor]) -> list[int]:
+    return [weight.data_ptr() for weight in weights]
+
+
+def _filled(count: int, step: int) -> int:
+    return -(-count // step) * step
+
+
+def _quarter(count: int) -> int:
+    """Of the power of two that is next, or 1."""
+    return max(1, (1 << (count - 1).bit_length()) // 4)

@@ -133,7 +133,6 @@ class SlotTable:
                 held.ids = []
             else:
                 held.row.cached = 0
-                held.row.ahead.clear()
 
     def swap(self, first: int, second: int) -> tuple[Copy, Copy]:
         """Exchange two slots; gives what is to be copied at the same time for that."""

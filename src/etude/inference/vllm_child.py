@@ -16,6 +16,7 @@ from pydantic import SecretStr
 
 from etude.core.errors import EngineError
 from etude.inference.child_process import (
+    MaskedLog,
     end_of,
     kill_marked,
     last_exception,
@@ -23,7 +24,6 @@ from etude.inference.child_process import (
     mark_process,
     start_guarded,
 )
-from etude.inference.masked_log import MaskedLog
 from etude.store.files import private_folder
 
 _LARGEST_LOG = 20 * 2**20

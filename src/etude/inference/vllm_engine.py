@@ -12,9 +12,8 @@ from pydantic_core import from_json, to_json
 
 from etude.core.call import ChatRequest, Completion, Sampling, TopLogprobs
 from etude.core.errors import EngineAway, EngineError, ImpossibleCall
-from etude.inference.answer import answer
-from etude.inference.engine import OnToken, Sampled, SampledToken, TokenRequest, before_stop
-from etude.inference.http_client import HttpClient
+from etude.inference.answer import OnToken, Sampled, SampledToken, TokenRequest, answer, before_stop
+from etude.inference.http_addresses import HttpClient
 from etude.inference.routes import FIRST_TOKENS, beginning, conversation_of
 from etude.inference.vllm_processes import VllmProcesses
 from etude.models.speech import Speech

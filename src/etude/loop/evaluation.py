@@ -210,7 +210,7 @@ async def engine_of(config: Config, model: str, version: RunVersion) -> Engine:
     assert isinstance(llm, LocalLlmConfig)
     return EmbeddedEngine(
         policy,
-        **llm.engine_options,
+        max_tokens=llm.max_tokens,
         deterministic=config.finetuning.deterministic,
     )
 

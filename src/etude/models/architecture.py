@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from inspect import signature
 from typing import Any
 
@@ -153,25 +151,3 @@ def off_by(logits: torch.Tensor, plain: torch.Tensor, dtype: torch.dtype) -> str
     difference = float((plain.float() - logits.float()).abs().max() / plain.abs().max())
     within = difference <= _ROUNDING.get(dtype, _ROUNDING_IN_HALF)
     return None if within else f"{difference:.1g}"  # Nor is not-a-number within.
-
-
-def undo_mask_patch() -> None:
-    """Give transformers back its own function where openpipe-art has put one for earlier releases.
-
-    `import art` replaces it for the whole process, in whatever imports it: the NeMo Agent Toolkit's ART
-    plug-in does. With the transformers of today no model runs then.
-    """
-    patches = sys.modules.get("art.transformers.patches")
-    original = getattr(patches, "_preprocess_mask_arguments", None)
-    patched = getattr(patches, "_patched_preprocess_mask_arguments", None)
-    if original is None or patched is None:
-        return
-    from transformers import masking_utils
-
-    is_there = masking_utils._preprocess_mask_arguments is patched
-    if is_there and _count_required(original) != _count_required(patched):
-        masking_utils._preprocess_mask_arguments = original
-
-
-def _count_required(function: Callable[..., Any]) -> int:
-    return sum(kind.default is kind.empty for kind in signature(function).parameters.values())

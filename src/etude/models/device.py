@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import platform
 
 import torch
 
 from etude.core.errors import RequestError
 
-_BFLOAT16_SINCE = 14
-"""The macOS from which on Apple's GPUs have it."""
 _LARGE = 10_000_000
 """Parameters from which on a CPU is faster in bfloat16, where it has that, and with all of its cores."""
 _MULTIPLIES_BFLOAT16 = "avx512_bf16", "amx_bf16"
@@ -39,7 +36,7 @@ def choose_dtype(wish: str, device: torch.device, parameters: int) -> torch.dtyp
     """The type of a model's weights: `auto` is bfloat16 on CUDA, and on CPUs that multiply it for a model of
     10 million parameters or more. Elsewhere it is float32: bfloat16 is slower there and less exact.
 
-    Raises RequestError for a type that is not known, or that the device does not have.
+    Raises RequestError for a type that is not known.
     """
     known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if wish == "auto":
@@ -47,11 +44,6 @@ def choose_dtype(wish: str, device: torch.device, parameters: int) -> torch.dtyp
         return torch.bfloat16 if device.type == "cuda" or is_faster else torch.float32
     if wish not in known:
         raise RequestError(f"dtype '{wish}' is not known; use auto, {', '.join(known)}")
-    macos = int(platform.mac_ver()[0].partition(".")[0] or 0)
-    if wish == "bfloat16" and device.type == "mps" and macos < _BFLOAT16_SINCE:
-        raise RequestError(
-            f"dtype 'bfloat16' needs macOS {_BFLOAT16_SINCE} on 'mps'; use auto, float32 or float16"
-        )
     return known[wish]
 
 

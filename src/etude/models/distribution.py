@@ -109,11 +109,6 @@ class Shaper:
         """Whether a token's distribution is not just the softmax of the logits, as that of greedy ones is."""
         return sampling.shape() not in (_PLAIN, _GREEDY)
 
-    @property
-    def is_constant(self) -> bool:
-        """Whether all tokens have the same shape, whatever those before them are."""
-        return self._constant
-
     def take(self, token: int) -> None:
         """Go on by a sampled token; what the grammar allows then is said by `allow`."""
         self._length += 1

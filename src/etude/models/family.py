@@ -15,10 +15,10 @@ from typing import Any, get_args
 
 from etude.core.errors import ImpossibleCall
 from etude.core.message import Message, Tool, text_of
+from etude.models.arguments import SYNTAXES
 from etude.models.probe import ANSWER, CONVERSATIONS, PROBES, QUESTION, THOUGHT, TOOL, is_written
 from etude.models.rendering import INLINE, Options, Rendering, common_length
 from etude.models.reply import Reader, RendererReader, TemplateReader, TextReader
-from etude.models.syntaxes import SYNTAXES
 
 _LEFT_OUT = {"auto", "default", "custom", "gpt-oss"}
 """Of the package's renderers: no families, and one that downloads its vocabulary when it is made."""

@@ -15,7 +15,6 @@ from etude.core.call import Constraint, Sampling
 from etude.core.errors import ImpossibleCall
 from etude.core.json_text import read_json
 from etude.models.distribution import Bits, Shape, Shaper, words_of
-from etude.models.schema_numbers import with_kept_numbers
 
 _KEPT_GRAMMARS = 256
 """Compiled grammars that are remembered: the calls of an agent have the same few."""
@@ -31,6 +30,14 @@ more for 64 rows and 512 or 8192 tokens)."""
 _SCHEMA_ERROR = re.compile(r"failed to compile JSON schema: (.*)")
 FORM = "response_format"
 """The field of a request that asks for a form, whichever of them it is."""
+
+_EXACT = 2**53
+"""llguidance reads numbers as 64-bit floats, which have all whole numbers below it."""
+_LARGEST, _FARTHEST = 2**63 - 1, 2**63 - 1024
+"""It holds whole numbers to no bounds beyond the first; the second is the largest of such floats within."""
+_LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+_LABELS = ("binary", "password", "path", "file-path", "directory-path", "new-path")
+"""Formats that any text has, which pydantic and OpenAPI write; the grammar knows none of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,9 +243,50 @@ def json_rule(schema: dict[str, Any] | bool, param: str = FORM, *, lenient: bool
     Raises ImpossibleCall for numbers that cannot be; `param` is the request's field that has the schema.
     """
     fields = schema if isinstance(schema, dict) else {} if schema else {"enum": []}
-    kept = with_kept_numbers(fields, param, lenient=lenient)
+    kept = _kept(fields, param, lenient)
     form = {**kept, "x-guidance": {"whitespace_pattern": _WHITESPACE, "lenient": lenient}}
     return f"%json {json.dumps(form)}"
+
+
+def _kept(schema: Any, param: str, lenient: bool, path: str = "", *, is_named: bool = False) -> Any:
+    """A schema without formats that bind nothing, and with numbers that an answer keeps.
+
+    `lenient` leaves keywords out whose numbers would be taken for others; otherwise ImpossibleCall is raised,
+    with the place of the number. With `is_named` the keys are names of schemas, and no keywords.
+    """
+    if isinstance(schema, list):
+        return [_kept(each, param, lenient, f"{path}[{index}]") for index, each in enumerate(schema)]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {}
+    for key, value in schema.items():
+        at = f"{path}.{key}" if path else key
+        if is_named:
+            kept[key] = _kept(value, param, lenient, at)
+        elif key in _UPPER and _is_number(value) and value >= _LARGEST:
+            kept[key] = _FARTHEST
+        elif key in _LOWER and _is_number(value) and value < -_LARGEST:
+            kept[key] = -_FARTHEST
+        elif key in (*_LOWER, *_UPPER, "multipleOf", "const", "enum"):
+            numbers = [each for each in (value if key == "enum" else [value]) if _is_number(each)]
+            if all(abs(each) < _EXACT for each in numbers):
+                kept[key] = value
+            elif not lenient:
+                raise ImpossibleCall(
+                    f"answers cannot be held to the schema's {at}, which is {value!r:.40}; choose a number "
+                    f"within ±{_EXACT - 1}, or leave it out",
+                    param=param,
+                )
+        elif key != "format" or value not in _LABELS:
+            named = key in ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+            kept[key] = (
+                value if key in ("default", "examples") else _kept(value, param, lenient, at, is_named=named)
+            )
+    return kept
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def quoted(text: str) -> str:

@@ -1,4 +1,4 @@
-"""LoRA weights and the model that they are on: which layers take them, and how they become a part of it."""
+"""LoRA weights: which layers of a model take them, and how they become a part of it; bases of four bits."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import copy
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
+from importlib.util import find_spec
 from typing import Any
 
+import torch
 from torch import nn
 
-from etude.core.errors import RequestError, first_line
+from etude.core.errors import MissingExtraError, RequestError, first_line
 from etude.models.architecture import lora_exclusions, text_config, without_lora
 
 _TIED = "Model has `tie_word_embeddings=True`"
@@ -98,3 +100,43 @@ def _why_shared(model: Any) -> str | None:
             layers = " and ".join(path.removesuffix(".base_layer") for path in shared)
             return f"{layers} have one weight; leave them out of 'target_modules'"
     return None
+
+
+def require_four_bits(device: torch.device) -> None:
+    """Raise RequestError where there are no such weights, and MissingExtraError without bitsandbytes."""
+    if device.type != "cuda":
+        raise RequestError(
+            f"quantization '4bit' needs a CUDA device, and the model is to run on '{device.type}': leave "
+            "'quantization' out, or take a machine with an NVIDIA GPU"
+        )
+    if find_spec("bitsandbytes") is None:
+        raise MissingExtraError("quantization '4bit' (bitsandbytes not installed)", "bnb")
+
+
+def four_bits(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """Arguments of `from_pretrained` that quantise a model as it is loaded, onto a device."""
+    from transformers import BitsAndBytesConfig
+
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    return {"quantization_config": config, "device_map": {"": device}}
+
+
+def dequantised() -> dict[str, Any]:
+    """Arguments of `from_pretrained` that make a plain model of a GGUF file."""
+    import transformers
+
+    # Before there was that class, it was always so.
+    kind = getattr(transformers, "GgufConfig", None)
+    return {} if kind is None else {"quantization_config": kind(dequantize=True)}
+
+
+def prepared(model: Any) -> Any:
+    """A quantised model that is ready for LoRA weights: frozen, with float32 where it has no four bits."""
+    from peft import prepare_model_for_kbit_training
+
+    return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 from weakref import WeakSet
 
 import torch
@@ -19,25 +19,12 @@ from etude.core.job import ModelVersion
 from etude.models.architecture import (
     language_parts,
     parameters_of,
-    undo_mask_patch,
     why_unusable,
     without_lora,
 )
 from etude.models.checkpoint import LOADING_ERRORS, load_model, silence_transformers
 from etude.models.device import choose_device, choose_dtype, limit_threads
-from etude.models.eight_bits import round_to_eight_bits
-from etude.models.lora import merged, with_lora
-from etude.models.masking import mend_masks
-from etude.models.quantized import (
-    EIGHT_BITS,
-    FOUR_BITS,
-    Quantization,
-    dequantised,
-    four_bits,
-    is_quantized,
-    prepared,
-    require_quantization,
-)
+from etude.models.lora import dequantised, four_bits, merged, prepared, require_four_bits, with_lora
 from etude.models.source import not_loaded, pretrained
 from etude.models.speech import Speech, load_tokenizer
 from etude.models.weights import digest, load_tensors, load_with_digest, part_like, save_tensors
@@ -69,7 +56,6 @@ class Policy:
     """
 
     def __init__(self, model: Any, tokenizer: Any, source: str, device: torch.device) -> None:
-        undo_mask_patch()
         self.model = model
         self.tokenizer = tokenizer
         self.source = source
@@ -89,7 +75,7 @@ class Policy:
         self._lent: set[int] = set()
         """The ids of parameters whose numbers are those of another policy too."""
         self._digests: dict[int, str] = {}
-        if not is_quantized(model) and len(parts := language_parts(model)) > 1:
+        if not self.is_quantized and len(parts := language_parts(model)) > 1:
             model.requires_grad_(False)  # What sees or hears is not trained on text.
             for part in parts:
                 part.requires_grad_(True)
@@ -102,7 +88,7 @@ class Policy:
         *,
         device: str = "auto",
         dtype: str = "auto",
-        quantization: Quantization | None = None,
+        quantization: Literal["4bit"] | None = None,
     ) -> Policy:
         """Load a causal LM and its tokenizer from a folder, a GGUF file or by its Hugging Face name.
 
@@ -111,27 +97,24 @@ class Policy:
         from transformers import AutoConfig
 
         silence_transformers()
-        mend_masks()
         chosen, (name, file) = choose_device(device), pretrained(source)
         if quantization is not None:
-            require_quantization(quantization, chosen)
-        if quantization == FOUR_BITS and file:
-            raise RequestError(f"'{source}' is a GGUF file, which is not quantised again: leave '4bit' out")
+            require_four_bits(chosen)
+            if file:
+                raise RequestError(
+                    f"'{source}' is a GGUF file, which is not quantised again: leave '4bit' out"
+                )
         try:
             config = AutoConfig.from_pretrained(name, **file)
             parameters = parameters_of(config)
             limit_threads(parameters)
             kind = choose_dtype(dtype, chosen, parameters)
-            more = four_bits(kind, chosen) if quantization == FOUR_BITS else dequantised() if file else {}
+            more = dequantised() if file else {} if quantization is None else four_bits(kind, chosen)
             tokenizer = load_tokenizer(name, file)
-            # What is to be rounded is never there in more bits than on the disk.
-            loaded: Any = "auto" if quantization == EIGHT_BITS and not file else kind
-            model = load_model(config, name, dtype=loaded, **file, **more)
+            model = load_model(config, name, dtype=kind, **file, **more)
         except LOADING_ERRORS as error:
             raise not_loaded(source, error) from error
-        if quantization == EIGHT_BITS:
-            round_to_eight_bits(model, kind)
-        model = (prepared(model) if quantization == FOUR_BITS else model.to(chosen)).eval()
+        model = (model.to(chosen) if quantization is None else prepared(model)).eval()
         if reason := why_unusable(model):
             kind = model.config.model_type
             raise RequestError(f"cannot use the model '{source}' (of the type '{kind}'): {reason}")
@@ -211,7 +194,7 @@ class Policy:
     @property
     def is_quantized(self) -> bool:
         """Whether the base has so few bits a number that only LoRA weights can be trained."""
-        return is_quantized(without_lora(self.model))
+        return bool(getattr(without_lora(self.model), "is_quantized", False))
 
     @property
     def is_lora(self) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -16,7 +16,6 @@ from etude.core.message import Message, Tool, is_text, text_of
 from etude.models.probe import PROBES, QUESTION, THOUGHT, TOOL
 from etude.models.reply import decoded
 from etude.models.roles import Roles, left_out
-from etude.models.token_bytes import token_bytes
 
 _KEPT_TEXTS = 1024
 """Renderings that are remembered: the generations of one example begin with the same prompt."""
@@ -313,3 +312,29 @@ def _with_object(call: dict[str, Any]) -> dict[str, Any]:
     with contextlib.suppress(ValueError):
         arguments = read_json(arguments, unique_keys=False) if isinstance(arguments, str) else arguments
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+_REPLACEMENT = "\ufffd"
+_ONE_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+"""How vocabularies that fall back to bytes call a token that is one."""
+
+
+def token_bytes(tokenizer: Any, token: int) -> bytes:
+    """The bytes that a token adds to a text in the middle; a special token's are those of its name."""
+    alone = decoded(tokenizer, [token])
+    if _REPLACEMENT not in alone:
+        # Some tokenizers leave the blank before a text's first word out.
+        return decoded(tokenizer, [token, token]).removeprefix(alone).encode()
+    name = str(tokenizer.convert_ids_to_tokens(token))
+    if match := _ONE_BYTE.fullmatch(name):
+        return bytes.fromhex(match[1])
+    signs = _byte_signs()
+    return bytes(map(signs.__getitem__, name)) if signs.keys() >= {*name} else alone.encode()
+
+
+@cache
+def _byte_signs() -> dict[str, int]:
+    """The byte that each sign stands for in the tokens of a byte-level vocabulary, as GPT-2's."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {sign: byte for byte, sign in bytes_to_unicode().items()}

@@ -14,9 +14,15 @@ from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
 
 from etude.core.message import Message, Tool
-from etude.models.arguments import json_text, python_calls, tagged, typed, written_arguments
-from etude.models.quoted import hide_end_marks
-from etude.models.syntaxes import RAW_STRINGS, TAGGED
+from etude.models.arguments import (
+    RAW_STRINGS,
+    TAGGED,
+    json_text,
+    python_calls,
+    tagged,
+    typed,
+    written_arguments,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -114,20 +120,8 @@ class TemplateReader:
             return Answer(text)
         answer = None
         if tools:
-            answer = self._parsed(self._template, text, prefix, tools) or self._quoting(text, prefix, tools)
+            answer = self._parsed(self._template, text, prefix, tools)
         return answer or self._parsed(self._without_calls, text, prefix, ()) or Answer(text)
-
-    def _quoting(self, text: str, prefix: str, tools: Sequence[Tool]) -> Answer | None:
-        """The parts of an answer with marks of the end in the arguments of its calls; None without such."""
-        calls = self._template.fields.get("tool_calls")
-        if calls is None or calls.open_re is None or calls.close_re is None:
-            return None
-        hidden, table = hide_end_marks(text, calls.open_re, calls.close_re)
-        answer = self._parsed(self._template, hidden, prefix, tools) if table else None
-        if answer is None:
-            return None
-        read = [(name.translate(table), arguments.translate(table)) for name, arguments in answer.calls]
-        return Answer(answer.content.translate(table), answer.thinking.translate(table), tuple(read))
 
     def _parsed(self, template: Any, text: str, prefix: str, tools: Sequence[Tool]) -> Answer | None:
         """None where a call is broken, or the text stops within one."""
@@ -188,7 +182,7 @@ class RendererReader:
     way = "renderers"
 
     fallback: Reader | None = None
-    """Reads answers with a call that is broken by its tokens: with a mark of the end in its arguments."""
+    """Reads answers with a call that is broken by its tokens, or stands in a thought."""
     call_ids: frozenset[int] = frozenset()
     """Special tokens of calls: where one is and no call is found, the fallback looks for it, too."""
 

@@ -1,15 +1,20 @@
-"""Where a model comes from: a folder, a GGUF file, or a name on the Hugging Face hub."""
+"""Where a model comes from: a folder, a GGUF file, or a name on the hub; and which files a run began from."""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import os
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from etude.config.nearest import nearest
 from etude.core.errors import RequestError
 from etude.store.files import TO_EXPORT, WEIGHTS_FILE
+from etude.store.journal import Journal
+from etude.store.run_folder import BASE_STEPS
 
 PACKAGED = "HuggingFaceTB/SmolLM2-135M-Instruct"
 """The model that a new project names. A package ships it too, for where the hub cannot be reached."""
@@ -98,7 +103,7 @@ def _require_path(source: str | Path) -> None:
     """Raise RequestError when `source` is meant as a path and there is no model.
 
     Meant as a folder is what cannot be a name on the hub, what begins with a folder that is here, and
-    what is nearly the name of a model folder here.
+    what is nearly the name of a model folder beside it.
     """
     path, name = _expanded(source), str(source)
     first, slash, _ = name.partition("/")
@@ -124,13 +129,18 @@ def _require_path(source: str | Path) -> None:
         raise RequestError(
             f"cannot load the model '{name}': a model is a folder, or a file that ends in .gguf"
         )
-    close, is_whole = _nearest_folder(path)
+    parent = next(above for above in path.parents if _is_folder(above))
+    missing, *below = path.relative_to(parent).parts
+    close = nearest(missing, (folder.name for folder in _folders(parent)))
+    meant = None if close is None else (parent / close).joinpath(*below)
+    if meant is not None and not _is_folder(meant):
+        meant = None
     if isinstance(source, Path) or not _HUB_NAME.fullmatch(name) or (slash and _is_folder(Path(first))):
-        instead = f"; did you mean '{close}'?" if is_whole else _models_in(close)
+        instead = f"; did you mean '{meant}'?" if meant is not None else _models_in(parent)
         raise RequestError(f"there is no model at '{name}': the folder does not exist{instead}")
-    if is_whole and _holds_model(close) and cached_folder(name) is None:
+    if meant is not None and _holds_model(meant) and cached_folder(name) is None:
         raise RequestError(
-            f"there is no folder '{name}'; did you mean './{close}'? If it is a model on the Hugging Face "
+            f"there is no folder '{name}'; did you mean './{meant}'? If it is a model on the Hugging Face "
             f"hub, download it first: hf download {name}"
         )
 
@@ -151,17 +161,6 @@ def _exists(path: Path) -> bool:
 
 def _is_folder(path: Path) -> bool:
     return _exists(path) and path.is_dir()
-
-
-def _nearest_folder(missing: Path) -> tuple[Path, bool]:
-    """The folder that a path was most likely meant to be, and True; or else the part of it that is there."""
-    parent = next(above for above in missing.parents if _is_folder(above))
-    name, *below = missing.relative_to(parent).parts
-    close = nearest(name, (folder.name for folder in _folders(parent)))
-    if close is None:
-        return parent, False
-    meant = (parent / close).joinpath(*below)
-    return (meant, True) if _is_folder(meant) else _nearest_folder(meant)
 
 
 def _folders(parent: Path) -> list[Path]:
@@ -210,3 +209,73 @@ def _first_line(error: Exception) -> str:
     """The first line; where it ends in a colon, and says nothing, all of them as one."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return " ".join(line.strip() for line in lines) if lines[0].rstrip().endswith(":") else lines[0]
+
+
+_SUFFIXES = frozenset({".safetensors", ".gguf", ".bin", ".json", ".jinja", ".model", ".txt"})
+"""Of weights, configs, tokenizers and templates."""
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_TOLD, _DIGITS = 3, 12
+
+
+async def keep_base(journal: Journal, name: str, source: str) -> None:
+    """Record the files that the entry `name` of `llms` was loaded from, or see that they are the same.
+
+    Raises RequestError as `require_base` does.
+    """
+    if not await asyncio.to_thread(require_base, journal, name, source):
+        await journal.put(f"{BASE_STEPS}{name}", await asyncio.to_thread(_record_of, source))
+
+
+def require_base(journal: Journal, name: str, source: str) -> bool:
+    """Whether the files of a model are recorded.
+
+    Raises RequestError, saying which, where they are others than those that the run began from. Files that
+    were added since are none of its business.
+    """
+    before: dict[str, Any] | None = journal.get(f"{BASE_STEPS}{name}")
+    if before is None:
+        return False
+    now = _record_of(source)
+    if changes := _changes(before["files"], now["files"]):
+        commits = before["commit"], now["commit"]
+        hub = f" (its commit was {commits[0]}, and is {commits[1]})" if all(commits) else ""
+        more = f" and {len(changes) - _TOLD} others" if len(changes) > _TOLD else ""
+        raise RequestError(
+            f"llms.{name}: the base model '{source}' is not what this run began from{hub}: "
+            f"{'; '.join(changes[:_TOLD])}{more}. Put those files back, or start a new run"
+        )
+    return True
+
+
+def _record_of(source: str) -> dict[str, Any]:
+    """The files of a model by the digests of their contents; for one of the hub with its commit there."""
+    place = local_path(source) or cached_folder(source)
+    files = [] if place is None else [place] if place.is_file() else sorted(place.iterdir())
+    files = [each for each in files if each.suffix in _SUFFIXES]
+    is_commit = place is not None and _COMMIT.fullmatch(place.name)
+    return {
+        "source": source,
+        "commit": place.name if place is not None and is_commit else None,
+        "files": {path.name: _digest(path) for path in files if path.is_file()},
+    }
+
+
+def _digest(path: Path) -> str:
+    """SHA-256 of a file; in the hub's cache large files are called by it."""
+    stored = path.resolve()
+    if stored.parent.name == "blobs" and _SHA256.fullmatch(stored.name):
+        return stored.name
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _changes(before: dict[str, str], now: dict[str, str]) -> list[str]:
+    """A clause for each file that is not as it was."""
+    return [
+        f"{name} is missing"
+        if name not in now
+        else f"{name} is changed (its SHA-256 is {now[name][:_DIGITS]}… and was {digest[:_DIGITS]}…)"
+        for name, digest in before.items()
+        if now.get(name) != digest
+    ]

@@ -14,9 +14,8 @@ from typing import Any
 
 from etude.core.call import Call, ChatRequest, Completion, continues
 from etude.core.message import Message, Tool
-from etude.models.call_form import CallForm, call_form
 from etude.models.family import Family, find_family, probed_turn, written_turn
-from etude.models.probe import MORE, PROBES, QUESTION, RESULT, THOUGHT, TOOL
+from etude.models.probe import MORE, PROBES, QUESTION, RESULT, THOUGHT, TOOL, CallForm, call_form
 from etude.models.rendering import Options, Rendering, common_length
 from etude.models.reply import RendererReader
 from etude.models.transcript import Transcript, require_written, transcripts

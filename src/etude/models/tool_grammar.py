@@ -10,8 +10,8 @@ from itertools import count
 from etude.core.call import ChatRequest, Constraint, Sampling
 from etude.core.errors import ImpossibleCall
 from etude.core.message import Tool
-from etude.models.call_form import CallForm
 from etude.models.grammar import FORM, json_rule, lark_of, quoted, without
+from etude.models.probe import CallForm
 from etude.models.template import ChatTemplate
 
 _EMPTY_THOUGHT = re.compile(r"^\s*<think>\s*</think>\s*")

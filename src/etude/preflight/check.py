@@ -35,9 +35,8 @@ from etude.core.example import Example
 from etude.core.stats import estimate
 from etude.core.tools import ToolSet
 from etude.core.trajectory import Method
-from etude.inference.local import LocalLlmConfig, require_local_extra
+from etude.inference.local import LocalLlmConfig, make_base, require_local_extra
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
-from etude.inference.tiny import make_base
 from etude.preflight.addresses import check_addresses
 from etude.preflight.algorithm_trial import is_own, try_algorithm
 from etude.preflight.columns import check_inputs

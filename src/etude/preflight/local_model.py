@@ -18,10 +18,9 @@ from etude.inference.local import LocalLlmConfig
 from etude.learner.memory import ModelNumbers, fits
 from etude.models.checkpoint import LOADING_ERRORS, load_outline
 from etude.models.device import choose_device, choose_dtype
-from etude.models.eight_bits import rounded_layers
+from etude.models.lora import require_four_bits
 from etude.models.memory import available_memory, shown_bytes
 from etude.models.policy import LoraOptions, Policy
-from etude.models.quantized import EIGHT_BITS, FOUR_BITS, Quantization, require_quantization
 from etude.models.source import is_gguf, not_loaded, pretrained
 from etude.models.speech import load_tokenizer
 from etude.preflight.call_values import unread_values
@@ -58,7 +57,7 @@ def check_local_model(
     """
     device = choose_device(llm.device)
     if llm.quantization is not None:
-        require_quantization(llm.quantization, device)
+        require_four_bits(device)
         if adapter is not None and adapter.lora is None:
             raise RequestError(
                 f"`quantization: {llm.quantization}` trains LoRA weights only: set 'lora' in the trainer "
@@ -67,7 +66,6 @@ def check_local_model(
     policy = outline(base)
     parameters = sum(value.numel() for value in policy.model.parameters())
     dtype = choose_dtype(llm.dtype, device, parameters)
-    held = _bytes_held(policy, llm.quantization, dtype)
     if adapter is not None and adapter.lora is not None:
         lora = adapter.lora
         policy.use_lora(LoraOptions(lora.r, lora.alpha, tuple(lora.target_modules or ()) or None), seed=0)
@@ -75,7 +73,7 @@ def check_local_model(
     prompts = _prompt_lengths(policy, examples, llm.chat_template_kwargs)
     size = ModelSize(
         parameters=parameters,
-        bytes_per_parameter=held / parameters,
+        bytes_per_parameter=dtype.itemsize if llm.quantization is None else 0.5,
         prompt_tokens=statistics.median(prompts) if prompts else 0.0,
     )
     trained = f", {trainable / 1e6:.3g} M trained" if trainable and trainable != parameters else ""
@@ -91,16 +89,6 @@ def check_local_model(
     _check_context(what, llm, policy, prompts, findings)
     _check_memory(what, llm, policy, size, device, dtype, max(prompts, default=0), adapter, findings)
     return size
-
-
-def _bytes_held(policy: Policy, quantization: Quantization | None, dtype: torch.dtype) -> float:
-    """Bytes of a base model's weights in memory."""
-    numbers: int = sum(value.numel() for value in policy.model.parameters())
-    if quantization == FOUR_BITS:
-        return numbers / 2
-    rounded = rounded_layers(policy.model) if quantization == EIGHT_BITS else {}
-    of_a_byte = sum(layer.weight.numel() for layer in rounded.values())
-    return float((numbers - of_a_byte) * dtype.itemsize + of_a_byte)
 
 
 def outline(source: str) -> Policy:

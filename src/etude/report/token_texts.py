@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from etude.inference.tiny import base_folder
+from etude.inference.local import base_folder
 
 _FILE = "tokenizer.json"
 

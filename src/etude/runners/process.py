@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from etude.core.errors import EtudeError
-from etude.inference.child_process import guard_of, last_exception, last_lines
-from etude.inference.masked_log import MaskedLog
+from etude.inference.child_process import MaskedLog, guard_of, last_exception, last_lines
 from etude.learner.launch import Launcher as TeamLauncher
 from etude.runners.program import Invitation
 from etude.store.files import open_private, private_folder

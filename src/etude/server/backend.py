@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.errors import EngineError, RequestError
+from etude.inference.answer import TokenEngine
 from etude.inference.embedded import EmbeddedEngine
-from etude.inference.engine import TokenEngine
 from etude.inference.vllm_child import VllmOptions
 from etude.inference.vllm_engine import VllmEngine
 from etude.inference.vllm_process import VllmProcess

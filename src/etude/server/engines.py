@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from etude.core.errors import EtudeError
-from etude.inference.engine import TokenEngine
+from etude.inference.answer import TokenEngine
 from etude.server.models import ModelStore, ServedModel
 from etude.server.settings import ServerSettings
 from etude.store.sums import DamagedError

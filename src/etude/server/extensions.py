@@ -44,8 +44,6 @@ class ServerParts:
 class ServerExtension(Protocol):
     """Something that a server can do beside OpenAI's API."""
 
-    open_paths: frozenset[str]
-    """Paths that need no key."""
     large_paths: frozenset[str]
     """Paths whose bodies are training data, and may be as large as a file."""
     names: ModelNames

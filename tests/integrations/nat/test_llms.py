@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from etude.core.errors import RequestError
-from etude.integrations.nat.llms import endpoint, only_model, run_here, trained_model
+from etude.integrations.nat.run import endpoint, only_model, run_here, trained_model
 
 LLMS = {
     "policy": SimpleNamespace(model_name="Qwen/Qwen2.5-0.5B-Instruct"),

@@ -34,7 +34,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 
 def client_of(episode: Episode) -> Any:
-    from etude.integrations.verifiers.client import EpisodeCalls, EpisodeClientConfig
+    from etude.integrations.verifiers.play import EpisodeCalls, EpisodeClientConfig
 
     return EpisodeClientConfig.of(EpisodeCalls(episode)).client("agent")
 

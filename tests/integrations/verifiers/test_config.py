@@ -87,7 +87,7 @@ def test_needs_say_which_program_or_key_is_missing(monkeypatch: pytest.MonkeyPat
     assert missing(taskset=judged) == []
     assert missing(agent={"runtime": {"type": "docker"}}) == ["docker for the agent 'agent'"]
     remote = {"harness": {"id": "bash"}, "runtime": {"type": "prime"}}
-    assert missing(agent=remote) == ["a network and a Prime sandbox for the agent 'agent'"]
+    assert missing(agent=remote) == ["a network and a prime sandbox for the agent 'agent'"]
     stock = {"harness": {"id": "codex"}, "runtime": {"type": "subprocess"}}
     assert missing(agent=stock) == ["uv and a network for the harness 'codex' of 'agent'"]
     asked = {"client": {"type": "eval", "api_key_var": "NO_SUCH_KEY"}}
@@ -95,8 +95,7 @@ def test_needs_say_which_program_or_key_is_missing(monkeypatch: pytest.MonkeyPat
 
 
 def test_tasks_with_other_options_share_their_keys():
-    from etude.integrations.verifiers.environment import open_environment
-    from etude.integrations.verifiers.tasks import Tasks
+    from etude.integrations.verifiers.environment import Tasks, open_environment
 
     tasks = Tasks(open_environment("sums_env", {}).taskset)
     other = tasks.with_options({"system_prompt": None})

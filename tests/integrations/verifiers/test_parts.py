@@ -13,9 +13,15 @@ from etude.config.registry import lookup
 from etude.core.errors import EngineAway, EnvironmentAway, EpisodeError, install_command
 from etude.core.example import Example
 from etude.integrations.verifiers.components import VerifiersWorkflowConfig
-from etude.integrations.verifiers.failures import Problem, failure_of, problems_of
-from etude.integrations.verifiers.scores import AgentScores, Score, scores_of
-from etude.integrations.verifiers.tasks import Tasks
+from etude.integrations.verifiers.environment import Tasks
+from etude.integrations.verifiers.scores import (
+    AgentScores,
+    Problem,
+    Score,
+    failure_of,
+    problems_of,
+    scores_of,
+)
 from etude.rollout.run_workflow import failure_of as failure_of_episode
 
 TRACEBACK = """Traceback (most recent call last):

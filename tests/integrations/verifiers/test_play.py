@@ -48,9 +48,8 @@ def project(tmp_path: Path) -> Iterator[Path]:
 @asynccontextmanager
 async def playing(block: Any, engines: dict[str, ScriptedEngine], folder: Path, **options: Any):
     """A player, and a function that plays one of its examples."""
-    from etude.integrations.verifiers.environment import open_environment
+    from etude.integrations.verifiers.environment import Tasks, open_environment
     from etude.integrations.verifiers.play import Player
-    from etude.integrations.verifiers.tasks import Tasks
 
     env = open_environment(block, options.get("models", {}))
     player = Player(env, Tasks(env.taskset))
@@ -228,9 +227,9 @@ def test_wrong_blocks_are_named(block: Any, problem: str):
 async def test_an_environment_that_does_not_stop_is_named_and_ends_no_run(
     stop: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    from etude.integrations.verifiers import serving
+    from etude.integrations.verifiers import play
 
-    monkeypatch.setattr(serving, "STOP_SECONDS", 0.2)
+    monkeypatch.setattr(play, "STOP_SECONDS", 0.2)
     module = environments.SUMS + environments.STUBBORN.format(stop=stop)
     (tmp_path / "stubborn_env.py").write_text(module, encoding="utf-8")
     sys.modules.pop("stubborn_env", None)

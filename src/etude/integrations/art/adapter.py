@@ -18,9 +18,8 @@ from etude.core.keys import content_hash
 from etude.core.trajectory import Trajectory, TrajectoryCollection
 from etude.integrations.art.client import ArtClient, ArtError, ArtInference
 from etude.integrations.art.config import ARTTrainerAdapterConfig
-from etude.integrations.art.groups import ArtTrajectoryGroup, group_of
 from etude.integrations.art.jobs import ArtJob, ArtJobs, ArtProgress
-from etude.integrations.art.wire import ArtModel, check_episode_order, groups_of
+from etude.integrations.art.wire import ArtModel, ArtTrajectoryGroup, check_episode_order, group_of, groups_of
 from etude.jobs.content import JobContent, data_hash
 
 T = TypeVar("T")

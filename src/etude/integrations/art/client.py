@@ -36,6 +36,8 @@ from etude.wire.retries import (
 _NOT_THERE = {404, 405}
 
 _NO_SECRET = "default"
+_PREPARE_SECONDS = 600.0
+"""In which the server loads the model and starts inference."""
 
 
 class ArtError(TrainingError):
@@ -143,7 +145,7 @@ class ArtClient(_Peer):
     async def prepare(self) -> str:
         """Have the server load the model and start inference; the address that it gives for that."""
         body = {"model": self._model, "config": self._config.backend.server_config}
-        seconds = self._config.prepare_timeout
+        seconds = _PREPARE_SECONDS
         answer = await self._json("POST", "/_prepare_backend_for_training", body, seconds)
         if not isinstance(answer, list) or len(answer) != 2 or not isinstance(answer[0], str):
             raise ArtError(f"{self._name} gave no address for inference: {answer!r:.200}")
@@ -177,7 +179,7 @@ class ArtClient(_Peer):
             "model": self._model,
             "trajectory_groups": groups,
             "config": training.config(),
-            "dev_config": training.dev_config(),
+            "dev_config": training.all_dev_config(),
             "verbose": False,
         }
         path = "/_train_model"

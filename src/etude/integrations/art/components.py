@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from etude.config.builder import Builder
     from etude.integrations.art.adapter import ARTTrainerAdapter
 
-register_server_extension("etude.integrations.art.serving.routes:ArtExtension")
+register_server_extension("etude.integrations.art.serving:ArtExtension")
 
 
 @register_trainer_adapter(config_type=ARTTrainerAdapterConfig)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
@@ -11,9 +11,6 @@ from etude.config.component import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
 from etude.inference.openai_config import plain_address
 from etude.wire.retries import USUAL, RetryPolicy
-
-_CONFIG_KEYS = frozenset({"learning_rate", "beta", "kl_penalty_coef", "trainer_args"})
-"""Keys of `training` that travel in the train request's `config`, or only with the model."""
 
 
 class ArtBackendConfig(BaseModel):
@@ -76,45 +73,9 @@ class ArtTrainingConfig(BaseModel):
 
     learning_rate: float = Field(default=5e-6, gt=0, description="Of the server's optimiser.")
     beta: float = Field(default=0.0, ge=0, description="Weight of the KL to the base model in the loss.")
-    kl_penalty_coef: float | None = Field(
-        default=None, ge=0, description="ART 0.5's KL penalty on the advantages; left out: `beta`."
-    )
-    epsilon: float | None = Field(default=None, gt=0, description="How far the ratio is clipped.")
-    epsilon_high: float | None = Field(default=None, gt=0, description="The same upwards.")
-    ppo: bool | None = Field(default=None, description="PPO's clipped loss in place of CISPO's.")
-    importance_sampling_level: Literal["token", "sequence", "average", "geometric_average"] | None = Field(
-        default=None, description="What ratios are taken over."
-    )
-    truncated_importance_sampling: float | None = Field(
-        default=None, gt=0, description="Ratios of sampler to trainer are cut here."
-    )
-    max_negative_advantage_importance_sampling_weight: float | None = Field(
-        default=None, gt=0, description="Ratios are cut here where the advantage is negative."
-    )
-    mask_prob_ratio: bool | None = Field(
-        default=None, description="Leave tokens beyond the clip out of the loss."
-    )
-    kimi_k2_tau: float | None = Field(default=None, description="Kimi K2's weight of the log-ratio.")
-    advantage_balance: float | None = Field(
-        default=None, ge=-1, le=1, description="-1: only negative advantages; 1: only positive ones."
-    )
-    scale_rewards: bool | None = Field(
-        default=None, description="Divide advantages by the group's deviation."
-    )
-    scale_learning_rate_by_reward_std_dev: bool | None = Field(
-        default=None, description="Lower the learning rate as rewards spread less (ART 0.4)."
-    )
-    num_trajectories_learning_rate_multiplier_power: float | None = Field(
-        default=None, description="The learning rate grows with the count of trajectories to this power."
-    )
-    precalculate_logprobs: bool | None = Field(
-        default=None, description="Have the trainer compute the old logprobs itself."
-    )
-    logprob_calculation_chunk_size: int | None = Field(
-        default=None, ge=1, description="Tokens whose logprobs are computed at a time."
-    )
-    kl_ref_adapter_path: str | None = Field(
-        default=None, description="LoRA weights on the server that the KL is taken to."
+    dev_config: dict[str, Any] = Field(
+        default_factory=dict,
+        description="ART's `dev.TrainConfig` as it stands, such as `{epsilon: 0.2, ppo: true}`.",
     )
     trainer_args: dict[str, Any] = Field(
         default_factory=dict,
@@ -123,20 +84,15 @@ class ArtTrainingConfig(BaseModel):
 
     def config(self) -> dict[str, float]:
         """ART's `TrainConfig`: KL under the name of 0.4 and under that of 0.5, which drop each other's."""
-        return {"learning_rate": self.learning_rate, "beta": self.beta, "kl_penalty_coef": self._kl}
+        return {"learning_rate": self.learning_rate, "beta": self.beta, "kl_penalty_coef": self.beta}
 
-    def dev_config(self) -> dict[str, Any]:
-        """ART's `dev.TrainConfig`: what was given, and the KL penalty, which 0.5's loss reads from here."""
-        given = self.model_dump(exclude_none=True, exclude=set(_CONFIG_KEYS))
-        return {**given, "kl_penalty_coef": self._kl}
+    def all_dev_config(self) -> dict[str, Any]:
+        """ART's `dev.TrainConfig`, from which 0.5's loss reads the weight of the KL."""
+        return {"kl_penalty_coef": self.beta} | self.dev_config
 
     def all_trainer_args(self) -> dict[str, Any]:
         """ART's `TrainerArgs`, registered with the model."""
         return {"learning_rate": self.learning_rate, "beta": self.beta} | self.trainer_args
-
-    @property
-    def _kl(self) -> float:
-        return self.beta if self.kl_penalty_coef is None else self.kl_penalty_coef
 
 
 class ARTTrainerAdapterConfig(TrainerAdapterConfig, name="openpipe_art"):
@@ -145,7 +101,7 @@ class ARTTrainerAdapterConfig(TrainerAdapterConfig, name="openpipe_art"):
     backend: ArtBackendConfig = Field(description="The server and the model.")
     training: ArtTrainingConfig = Field(default_factory=ArtTrainingConfig, description="Options of the jobs.")
     request_timeout: Annotated[float, CHANGEABLE] = Field(
-        default=60.0, gt=0, description="Seconds for a request but the two below."
+        default=60.0, gt=0, description="Seconds for a request but one that trains."
     )
     max_retries: Annotated[int, CHANGEABLE] = Field(
         default=USUAL.retries,
@@ -156,9 +112,6 @@ class ARTTrainerAdapterConfig(TrainerAdapterConfig, name="openpipe_art"):
         default=USUAL.first_wait,
         ge=0,
         description="Longest wait in seconds before the first of them; doubles with each.",
-    )
-    prepare_timeout: Annotated[float, CHANGEABLE] = Field(
-        default=600.0, gt=0, description="Seconds in which the server loads the model and starts inference."
     )
     silence_timeout: Annotated[float, CHANGEABLE] = Field(
         default=3600.0,

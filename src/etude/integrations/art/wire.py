@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel, Field
 
 from etude.core.errors import CapabilityError, TrainingError
@@ -212,3 +213,43 @@ def _message(item: EpisodeItem) -> Json:
     facts = item.metadata or {}
     kept = {key: facts[key] for key in _KEPT if key in facts}
     return {"role": item.role.value, "content": facts.get("content", item.content), **kept}
+
+
+class ArtTrajectory(BaseModel):
+    """ART's `Trajectory`: what was said in an episode, and its reward."""
+
+    messages_and_choices: list[Any]
+    """A `Choice` of OpenAI's for each answer that is trained on; other messages as they are on the wire."""
+    reward: float
+    tools: list[Json] | None = None
+    initial_policy_version: int | None = None
+    final_policy_version: int | None = None
+    metrics: dict[str, Any] = Field(default_factory=dict)
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    logs: list[str] = Field(default_factory=list)
+    additional_histories: list[Any] = Field(default_factory=list)
+
+
+class ArtTrajectoryGroup(BaseModel):
+    """ART's `TrajectoryGroup`: the trajectories of one example."""
+
+    trajectories: list[ArtTrajectory]
+    exceptions: list[Any] = Field(default_factory=list)
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    metrics: dict[str, Any] = Field(default_factory=dict)
+    logs: list[str] = Field(default_factory=list)
+
+
+def group_of(trajectories: list[Trajectory]) -> ArtTrajectoryGroup:
+    """The trajectories of an example as ART has them. Raises ValueError for one that it could not take."""
+    return ArtTrajectoryGroup(trajectories=[_trajectory(each) for each in trajectories])
+
+
+def _trajectory(trajectory: Trajectory) -> ArtTrajectory:
+    check_episode_order(trajectory)
+    wire = trajectory_of(trajectory, needs_tokens=False)
+    said = [
+        Choice.model_validate(each) if "finish_reason" in each else each
+        for each in wire["messages_and_choices"]
+    ]
+    return ArtTrajectory.model_validate({**wire, "messages_and_choices": said})

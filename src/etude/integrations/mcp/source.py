@@ -4,15 +4,207 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import json
+import logging
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx2
+import mcp_types as types
+from mcp import Client, MCPError, StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from pydantic import ValidationError
+
+from etude.core.errors import ToolError
 from etude.core.message import Tool
 from etude.core.tools import ToolResult
 from etude.integrations.mcp.config import McpToolsConfig
-from etude.integrations.mcp.connection import Connection
+
+_AT_FAULT = {types.INVALID_PARAMS, types.INVALID_REQUEST, types.METHOD_NOT_FOUND}
+_LOG_LINES, _LOG_BYTES = 40, 2**16
+"""Of the end of a server's log that an episode shows."""
+
+# A breach of the protocol is no traceback at the user's terminal.
+logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)
+
+
+class Connection:
+    """One session with a server. `start` it, `call` it, `close` it; each in any task."""
+
+    def __init__(self, config: McpToolsConfig, path: str, folder: Path) -> None:
+        """`path` is where the config stands, such as `tools.search`; the server runs in the `folder`."""
+        self._config, self._path, self._folder = config, path, folder
+        self.tools: tuple[Tool, ...] = ()
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed by the task
+        """The server's standard error, and what it logs by the protocol."""
+        self._last_lines = ""
+        """The end of the log, once the connection is closed."""
+        self.is_usable = False
+        """False before the start, and once the connection is lost."""
+        self._closing = asyncio.Event()
+        self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._hold(), name=f"mcp {path}")
+
+    async def start(self) -> None:
+        """Wait until the server has listed its tools. Raises ToolError."""
+        limit = self._config.start_timeout
+        try:
+            async with asyncio.timeout(limit) as clock:
+                client = await asyncio.shield(self._ready)
+                self.tools = await self._list(client)
+        except Exception as error:  # whatever a server sends, or its program raises, is why there is none
+            if isinstance(error, TimeoutError) and clock.expired():
+                self._task.cancel()
+                reason = f"did not start and list its tools within {limit:g} s"
+                raise self._error(reason, raise_key="start_timeout") from error
+            self.close()
+            raise self._error(f"cannot be used: {_cause(error)}") from error
+        self.is_usable = True
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """The result of a tool; an error of the caller's is one too. Raises ToolError when there is none."""
+        client = self._ready.result()
+        try:
+            result = await client.call_tool(name, arguments)
+        except MCPError as error:
+            if error.code in _AT_FAULT:
+                return ToolResult(f"error: {error.message}", is_error=True)
+            self.is_usable &= error.code != types.CONNECTION_CLOSED
+            if not self.is_usable:
+                raise self._error(f"died while it had to call '{name}'") from error
+            raise self._error(f"answered '{name}' with the error {error.code}: {error.message}") from error
+        except (ValidationError, RuntimeError, httpx2.HTTPError, OSError) as error:
+            raise self._error(f"gave '{name}' no valid answer: {_cause(error)}") from error
+        return ToolResult(_text_of(result), result.is_error)
+
+    @property
+    def log_size(self) -> int:
+        """How many bytes the server has logged so far."""
+        return 0 if self._log.closed else os.fstat(self._log.fileno()).st_size
+
+    def log_since(self, position: int = 0) -> str:
+        """The last lines that came after a position."""
+        if self._log.closed:
+            return self._last_lines
+        begin = max(position, self.log_size - _LOG_BYTES)
+        text = os.pread(self._log.fileno(), _LOG_BYTES, begin).decode("utf-8", "replace")
+        return "\n".join(text.splitlines()[-_LOG_LINES:])
+
+    def close(self) -> None:
+        """Begin to close: a server of ours is told, and killed if it does not end by itself."""
+        self.is_usable = False
+        self._closing.set()
+
+    async def closed(self) -> None:
+        """Wait until it is."""
+        await asyncio.wait({self._task})
+
+    def on_closed(self, listener: Callable[[Connection], object]) -> None:
+        """Tell a listener when it is."""
+        self._task.add_done_callback(lambda task: listener(self))
+
+    async def _hold(self) -> None:
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                transport = await stack.enter_async_context(self._transport())
+                client = Client(
+                    contextlib.nullcontext(transport),
+                    logging_callback=self._note_log,
+                    log_level="info",
+                    cache=None,
+                )
+                await stack.enter_async_context(client)
+                self._ready.set_result(client)
+                await self._closing.wait()
+        except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001  raised to whoever waits
+            if not self._ready.done():
+                self._ready.set_exception(error)
+                self._ready.exception()
+        finally:
+            self._ready.cancel()
+            self.is_usable = False
+            self._last_lines = self.log_since()
+            self._log.close()
+
+    @contextlib.asynccontextmanager
+    async def _transport(self) -> AsyncIterator[Any]:
+        config = self._config
+        if config.url is not None:
+            headers = {name: value.get_secret_value() for name, value in config.headers.items()}
+            # No reading takes as long as this: calls have a limit of their own.
+            async with (
+                httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(30, read=None)) as http,
+                streamable_http_client(config.url, http_client=http) as streams,
+            ):
+                yield streams
+            return
+        parameters = StdioServerParameters(
+            command=config.program(),
+            args=config.args,
+            env={name: value.get_secret_value() for name, value in config.env.items()},
+            cwd=config.cwd or self._folder,
+        )
+        async with stdio_client(parameters, errlog=self._log) as streams:
+            yield streams
+
+    async def _list(self, client: Client) -> tuple[Tool, ...]:
+        """All tools."""
+        page = await client.list_tools()
+        tools = [*page.tools]
+        while page.next_cursor is not None:
+            page = await client.list_tools(cursor=page.next_cursor)
+            tools += page.tools
+        return tuple({tool.name: _described(tool) for tool in tools}.values())
+
+    def _error(self, reason: str, raise_key: str = "") -> ToolError:
+        """The error that a server made, with the last lines of its log."""
+        remedy = f"; raise {self._path}.{raise_key} if it needs longer" if raise_key else ""
+        lines = "\n".join(f"  | {line}" for line in self.log_since().splitlines()[-12:])
+        text = f"the MCP server of {self._path} ({self._config.address}) {reason}{remedy}"
+        return ToolError(f"{text}; its log ends with\n{lines}" if lines else text)
+
+    async def _note_log(self, params: types.LoggingMessageNotificationParams) -> None:
+        data = params.data if isinstance(params.data, str) else json.dumps(params.data, default=str)
+        os.write(self._log.fileno(), f"{params.level}: {data}\n".encode())
+
+
+def _described(tool: types.Tool) -> Tool:
+    """A tool in OpenAI's format."""
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    return {
+        "type": "function",
+        "function": {key: value for key, value in function.items() if value is not None},
+    }
+
+
+def _text_of(result: types.CallToolResult) -> str:
+    """The text of a result. What is no text is named with its type; without any, the structured content."""
+    parts = []
+    for block in result.content:
+        if isinstance(block, types.TextContent):
+            parts.append(block.text)
+        elif isinstance(resource := getattr(block, "resource", None), types.TextResourceContents):
+            parts.append(resource.text)
+        elif isinstance(block, types.ResourceLink):
+            parts.append(str(block.uri))
+        else:
+            parts.append(f"[{getattr(block, 'mime_type', None) or block.type}]")
+    if not parts and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
+    return "\n".join(parts)
+
+
+def _cause(error: BaseException) -> str:
+    """The first error that is no group, on one line."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if isinstance(error, MCPError | RuntimeError) else f"{type(error).__name__}: {text[:500]}"
+
 
 _SECONDS = 10.0
 """How long the end of a run waits for servers to end; they are killed before that."""

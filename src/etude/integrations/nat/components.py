@@ -5,7 +5,7 @@ Importing this registers them, and loads no toolkit.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -74,7 +74,6 @@ async def nat_workflow(config: NatWorkflowConfig, builder: Builder) -> AsyncIter
     """Build the toolkit's workflow. Raises MissingExtraError without the toolkit."""
     require_toolkit()
     from etude.integrations.nat.agent import open_agent
-    from etude.integrations.nat.llms import only_model
     from etude.integrations.nat.transport import Steps
 
     toolkit_config = config.toolkit_config()
@@ -82,6 +81,20 @@ async def nat_workflow(config: NatWorkflowConfig, builder: Builder) -> AsyncIter
     async with open_agent(toolkit_config, model, config.result_json_path) as agent:
         agent.steps = None if builder.run is None else Steps(builder.run.journal)
         yield NatWorkflow("nat", agent.run, agent=agent)
+
+
+def only_model(llms: Mapping[str, Any]) -> str:
+    """The name of the only entry. Raises RequestError when there are none or several."""
+    if len(llms) != 1:
+        raise RequestError(
+            f"say which of `llms` is trained with `finetuning.target_model`; there are: {listed(llms)}"
+        )
+    return next(iter(llms))
+
+
+def listed(llms: Mapping[str, Any]) -> str:
+    """The names of entries."""
+    return ", ".join(llms) or "none"
 
 
 async def agent_of(builder: Builder) -> NatAgent:

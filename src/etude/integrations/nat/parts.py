@@ -21,7 +21,7 @@ from etude.algorithms import trajectory_builder
 from etude.backends import trainer_adapter
 from etude.core.errors import RequestError
 from etude.core.job import Skipped
-from etude.integrations.nat.values import (
+from etude.integrations.nat.evaluation import (
     evaluation_to_toolkit,
     from_toolkit,
     job_from_toolkit,

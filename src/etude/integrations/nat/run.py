@@ -14,8 +14,13 @@ from etude.config.load import parse_config, resolved_yaml
 from etude.config.schema import Config
 from etude.core.errors import RequestError
 from etude.core.keys import content_hash
-from etude.integrations.nat.components import NatDatasetConfig, NatEvaluatorConfig, NatWorkflowConfig
-from etude.integrations.nat.llms import Json, endpoint, run_here, trained_model
+from etude.integrations.nat.components import (
+    NatDatasetConfig,
+    NatEvaluatorConfig,
+    NatWorkflowConfig,
+    listed,
+    only_model,
+)
 from etude.loop.lifecycle import new_run, note_changes, without_changeable
 from etude.report.lines import LineProgress
 from etude.store.facts import facts_of, list_runs
@@ -24,11 +29,59 @@ from etude.store.stored_config import CONFIG, stored_data
 
 logger = logging.getLogger("etude.integrations.nat")
 
+Json = dict[str, Any]
+
+SAME = (
+    "base_url",
+    "api_key",
+    "temperature",
+    "top_p",
+    "max_tokens",
+    "request_timeout",
+    "max_retries",
+    "logprobs",
+    "top_logprobs",
+)
+"""Keys that mean the same here."""
+
+_NIM = {"base_url": "https://integrate.api.nvidia.com/v1", "api_key": "${NVIDIA_API_KEY}"}
+
+
 _TRAINING_BLOCKS = {"trainers", "trainer_adapters", "trajectory_builders", "finetuning", "general"}
 """Blocks of the toolkit's config that say nothing of how an episode goes."""
 
 _OWN = ("seed", "deterministic", "error_budget", "fine_tune_from_scratch")
 """Keys of `finetuning` here that the toolkit's does not have; `etude_trainer` has them."""
+
+
+def endpoint(name: str, llm: Mapping[str, Any]) -> Json:
+    """An entry as an endpoint that speaks OpenAI's API; `name` is what it is called in `llms`."""
+    entry: Json = {"_type": "openai", "model_name": llm.get("model_name") or llm.get("model") or name}
+    entry |= {key: llm[key] for key in SAME if llm.get(key) is not None}
+    # A package may stand before the type.
+    is_nim = str(llm.get("_type")).rpartition("/")[2] == "nim"
+    return _NIM | entry if is_nim else entry
+
+
+def run_here(llm: Mapping[str, Any]) -> Json:
+    """The model of an endpoint as one of this process."""
+    kept: Json = {name: llm[name] for name in ("temperature", "top_p", "max_tokens") if name in llm}
+    return {"_type": "local", "model": llm["model_name"], **kept}
+
+
+def trained_model(llms: Mapping[str, Any], wanted: str | None) -> str:
+    """The entry that is trained: by its name, by the name of its model, or because it is the only one.
+
+    Raises RequestError when that does not tell.
+    """
+    if wanted is None or wanted in llms:
+        return wanted or only_model(llms)
+    named = [name for name, llm in llms.items() if getattr(llm, "model_name", None) == wanted]
+    if len(named) != 1:
+        raise RequestError(
+            f"finetuning.target_model: there is no model '{wanted}' in `llms`; there are: {listed(llms)}"
+        )
+    return named[0]
 
 
 def etude_config(toolkit_config: Any, run_config: Any) -> Config:

@@ -19,15 +19,15 @@ from nat.runtime.loader import load_config
 from etude.config.schema import Config
 from etude.core.errors import EtudeError, RequestError
 from etude.core.job import Skipped
-from etude.integrations.nat.parts import EtudeTrainerAdapter, EtudeTrainerConfig, EtudeTrajectoryBuilder
-from etude.integrations.nat.run import etude_config, logged_progress, logger, run_of
-from etude.integrations.nat.values import (
+from etude.integrations.nat.evaluation import (
     from_toolkit,
     job_to_toolkit,
     skipped_to_toolkit,
     status_to_toolkit,
     to_toolkit,
 )
+from etude.integrations.nat.parts import EtudeTrainerAdapter, EtudeTrainerConfig, EtudeTrajectoryBuilder
+from etude.integrations.nat.run import etude_config, logged_progress, logger, run_of
 from etude.loop import interface as trainer
 from etude.loop.targets import assemble_trainer
 from etude.report.files import RunReport

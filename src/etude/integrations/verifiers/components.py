@@ -26,15 +26,14 @@ from etude.integrations.verifiers.environment import (
     require_verifiers,
     score_names,
 )
-from etude.integrations.verifiers.needs import needs_of
+from etude.integrations.verifiers.needs import needs_of, starter_of
 from etude.integrations.verifiers.scores import REWARD
-from etude.integrations.verifiers.starter import starter_of
 from etude.rollout.workflow import Workflow
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
+    from etude.integrations.verifiers.environment import Tasks
     from etude.integrations.verifiers.play import Player
-    from etude.integrations.verifiers.tasks import Tasks
 
 
 class VerifiersWorkflowConfig(WorkflowConfig, name="verifiers"):
@@ -58,9 +57,6 @@ class VerifiersWorkflowConfig(WorkflowConfig, name="verifiers"):
     """Tasks for validation; left out: a quarter, 64 at most."""
     seed: int = Field(default=0, ge=0)
     """Of the shuffling before tasks are held out."""
-    in_process: bool = True
-    """Chat loops run in this process: roles that name no harness, or verifiers' `null`. Otherwise as in
-    verifiers, whose default is a coding agent in a sandbox."""
     timeout: Annotated[float | None, CHANGEABLE] = Field(default=None, gt=0)
     """Seconds that an episode may take."""
 
@@ -97,7 +93,7 @@ class VerifiersWorkflowConfig(WorkflowConfig, name="verifiers"):
 
     def needs(self) -> list[Need]:
         """The package, and what its roles and judges run on."""
-        return needs_of(self.environment, in_process=self.in_process)
+        return needs_of(self.environment)
 
     @classmethod
     def starter(cls, task: str | None) -> Starter:
@@ -118,10 +114,10 @@ async def verifiers_workflow(
 ) -> AsyncIterator[VerifiersWorkflow]:
     """Raises MissingExtraError without verifiers, RequestError for an environment that cannot be made."""
     require_verifiers()
+    from etude.integrations.verifiers.environment import Tasks
     from etude.integrations.verifiers.play import Player
-    from etude.integrations.verifiers.tasks import Tasks
 
-    env = open_environment(config.environment, config.models, in_process=config.in_process)
+    env = open_environment(config.environment, config.models)
     for name, spec in agents_of(env.config).items():
         if spec.client is None and spec.model is not None and spec.model not in builder.config.llms:
             known = ", ".join(builder.config.llms)

@@ -1,21 +1,226 @@
-"""Playing an episode of an environment: one task, its agents answered by Etude's models."""
+"""Playing an episode of an environment: one task, its agents answered by Etude's models.
+
+Every model call is one of the episode's, answered in this process, without an address.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import verifiers.v1 as vf
+from pydantic import PrivateAttr
+from pydantic_core import from_json, to_json
+from verifiers.v1.clients.client import RelayReply
+from verifiers.v1.errors import model_error
+from verifiers.v1.interception import InterceptionServer
+from verifiers.v1.runtimes import runtime_is_local
 
 from etude.config.import_path import where_raised
-from etude.core.errors import EpisodeError
+from etude.core.errors import EnvironmentAway, EpisodeError, EtudeError
 from etude.core.example import Example
-from etude.integrations.verifiers.client import EpisodeCalls, EpisodeClientConfig
-from etude.integrations.verifiers.failures import failure_of, problems_of
-from etude.integrations.verifiers.scores import AgentScores, scores_of
-from etude.integrations.verifiers.serving import Servers
-from etude.integrations.verifiers.tasks import Tasks
+from etude.integrations.verifiers.environment import Tasks
+from etude.integrations.verifiers.scores import AgentScores, failure_of, problems_of, scores_of
 from etude.rollout.episode import Episode
+from etude.wire.answers import RecordedCompletion
+from etude.wire.dialect import ChatBody
+from etude.wire.gateway import FUNCTION_HEADER, Gateway
+
+NOWHERE = "http://127.0.0.1:9/v1"
+"""The address that a client's config must have; nothing is sent to it."""
+
+NO_KEY = "ETUDE_NO_KEY"
+"""The variable that a client's config must name for its key; nothing reads it."""
+
+_EVENT_END = b"\n\n"
+
+
+class EpisodeCalls:
+    """The model calls of one episode, answered inside of this process and recorded by Etude."""
+
+    def __init__(self, episode: Episode) -> None:
+        self._episode = episode
+        self._gateway = Gateway(self._answer, episode.said, episode.readers)
+        self.errors: list[EtudeError] = []
+        """Why calls had no answer."""
+
+    async def _answer(self, body: ChatBody) -> RecordedCompletion:
+        try:
+            return await self._episode.answer(body)
+        except EtudeError as error:
+            self.errors.append(error)
+            raise
+
+    async def send(self, path: str, body: Mapping[str, Any], agent: str) -> httpx.Response:
+        """The answer to a request of an agent's. Raises ProviderError with the status that there is."""
+        reply = await self._gateway.answer("POST", path, {FUNCTION_HEADER: agent}, to_json(body))
+        response = reply.as_httpx()
+        if response.status_code < 400:
+            return response
+        raise model_error(response.text, status_code=response.status_code)
+
+
+class EpisodeClientConfig(vf.EvalClientConfig):
+    """Stands in an agent's config for the models of the episode that it plays in."""
+
+    base_url: str = NOWHERE
+    api_key_var: str = NO_KEY
+    _calls: EpisodeCalls | None = PrivateAttr(default=None)
+
+    @classmethod
+    def of(cls, calls: EpisodeCalls) -> EpisodeClientConfig:
+        """That of an episode."""
+        made = cls()
+        made._calls = calls
+        return made
+
+    def client(self, agent: str) -> EpisodeClient:
+        """The client of an agent in the episode."""
+        assert self._calls is not None, "an EpisodeClientConfig is made by `of`"
+        return EpisodeClient(self._calls, agent)
+
+
+class EpisodeClient(vf.Client):
+    """Answers one agent's requests by the models of the episode. It has no key: none is needed."""
+
+    def __init__(self, calls: EpisodeCalls, agent: str) -> None:
+        self._calls = calls
+        self._agent = agent
+
+    async def get_response(
+        self,
+        dialect: Any,
+        body: Mapping[str, Any],
+        sampling: Any,
+        session_id: str | None = None,
+        turn: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        """One answer. Raises ProviderError."""
+        data = from_json((await self._calls.send(dialect.upstream_path, body, self._agent)).content)
+        response = dialect.parse_response(dialect.validate_response(data))
+        response.raw = data
+        return response
+
+    async def relay(
+        self,
+        dialect: Any,
+        body: Mapping[str, Any],
+        session_id: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> RelayReply:
+        """One answer as a stream of events. Raises ProviderError."""
+        response = await self._calls.send(dialect.upstream_path, body, self._agent)
+
+        async def chunks() -> AsyncIterator[bytes]:
+            # verifiers takes each chunk for one event. A piece of Etude's has one or several, each whole.
+            async for piece in response.aiter_raw():
+                for event in piece.split(_EVENT_END)[:-1]:
+                    yield event + _EVENT_END
+
+        return RelayReply("text/event-stream", chunks(), response.aclose)
+
+    async def relay_aux(
+        self, dialect: Any, route: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> Any:
+        """The answer to a request beside the conversation, such as a count of its tokens."""
+        return from_json((await self._calls.send(route, body, self._agent)).content)
+
+
+STOP_SECONDS = 30.0
+"""Seconds that an environment may take to stop; it is cancelled then, and gets as long again."""
+
+_LOG = logging.getLogger("etude.integrations.verifiers")
+
+
+class RecordingServer(InterceptionServer):
+    """verifiers' own server of a rollout's model calls; those of an episode's models stay in this process."""
+
+    def register(self, session: Any) -> tuple[str, str]:
+        """Take a rollout on. Its client is the episode's, unless its agent has an endpoint of its own."""
+        secrets: tuple[str, str] = super().register(session)
+        config = session.ctx.client
+        if isinstance(config, EpisodeClientConfig):
+            session.client = config.client(session.trace.agent.name)
+        return secrets
+
+
+@asynccontextmanager
+async def serving(env: Any) -> AsyncIterator[None]:
+    """`env.serving()` with a server of Etude's; shared tool servers and hooks are the environment's."""
+    async with env.shared_tools() as shared:
+        local = all(runtime_is_local(spec.runtime) for spec in env._agent_specs.values())
+        secrets = tuple(server.state_secret for server in shared.values() if server.state_secret)
+        async with RecordingServer(requires_tunnel=not local, state_service_secrets=secrets) as server:
+            env._shared_tools, env._interception = shared, server
+            try:
+                await env.start()
+                yield
+            finally:
+                try:
+                    await env.stop()
+                finally:
+                    env._shared_tools, env._interception = {}, None
+
+
+class Servers:
+    """Starts what an environment needs with the first episode, so that a check of the config starts nothing.
+
+    One task starts and stops it: some of what is within must be left by the task that entered it.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._task: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[None] | None = None
+        self._over = asyncio.Event()
+
+    async def start(self) -> None:
+        """Have everything ready; quick when it is. Raises EnvironmentAway when it did not start."""
+        if self._task is None or self._ready is None:
+            self._ready = asyncio.get_running_loop().create_future()
+            self._task = asyncio.create_task(self._serve(self._ready))
+        await asyncio.shield(self._ready)
+
+    async def close(self) -> None:
+        """Stop it. Calling it twice is fine.
+
+        What has been played counts all the same: an environment that does not stop is named in the log, and
+        left to itself.
+        """
+        self._over.set()
+        task, self._task = self._task, None
+        if task is None:
+            return
+        stopped, _ = await asyncio.wait([task], timeout=STOP_SECONDS)
+        if not stopped:
+            task.cancel()
+            await asyncio.wait([task], timeout=STOP_SECONDS)
+            reason = f"it took longer than {STOP_SECONDS:g} s"
+        elif task.cancelled() or (error := task.exception()) is None:
+            return
+        else:
+            reason = where_raised(error)
+        _LOG.warning("environment '%s' did not stop: %s", self._env.config.env_id, reason)
+
+    async def _serve(self, ready: asyncio.Future[None]) -> None:
+        try:
+            async with serving(self._env):
+                ready.set_result(None)
+                await self._over.wait()
+        except Exception as error:
+            if ready.done():
+                raise
+            reason = f"{type(error).__name__}: {error}"
+            ready.set_exception(
+                EnvironmentAway(f"what the environment needs did not start: {reason}. See: etude check")
+            )
+
 
 DEFAULT_MODEL = "policy"
 """The name that verifiers has for the model of a role that names none; Etude takes the one that it trains."""

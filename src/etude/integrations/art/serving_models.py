@@ -1,0 +1,220 @@
+"""The models that ART's clients train here, the steps of each, and ART's names for them.
+
+`agent@3` is a model after three steps, and `agent` the newest. `ServerlessBackend` calls them
+`wandb-artifact:///ENTITY/PROJECT/agent:step3` and `…/agent`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from etude.server.database import JOBS, Row, new_id, row_of, table
+from etude.server.jobs import FINAL
+from etude.server.models import Alias, ModelStore
+from etude.wire.http_server import ApiError
+
+ART_MODELS = table(
+    "art_models",
+    sa.Column("project", sa.Text, nullable=False),
+    sa.Column("base", sa.Text, nullable=False),
+)
+"""The models that ART's clients registered, by their names; `base` is the model that they began as."""
+
+ART_STEPS = table(
+    "art_steps",
+    sa.Column("model", sa.Text, nullable=False, index=True),
+    sa.Column("step", sa.Integer, nullable=False),
+    sa.Column("job", sa.Text),
+    sa.Column("served", sa.Text),
+)
+"""`id` is `<model>@<step>`. A step is there when it has a `served` model, or its `job` has made one: it comes
+into being with the job's success, and whatever else the job comes to, it was never there."""
+
+_ARTIFACT = re.compile(r"wandb-artifact:///[^/]*/[^/]+/(?P<name>[^/:]+)(:step(?P<step>\d{1,9}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class ArtStep:
+    """A step of a model that is there."""
+
+    name: str
+    """`agent@3`."""
+    model: str
+    step: int
+    served: str
+    """The name of the model that answers under it."""
+    created: float
+
+
+def steps_of(connection: sa.Connection, model: str | None = None) -> list[ArtStep]:
+    """The steps that are there, of one model or of all, in their order."""
+    served = sa.func.coalesce(ART_STEPS.c.served, JOBS.c.fine_tuned_model)
+    joined = ART_STEPS.outerjoin(JOBS, ART_STEPS.c.job == JOBS.c.id)
+    query = (
+        sa.select(ART_STEPS.c.id, ART_STEPS.c.model, ART_STEPS.c.step, served, ART_STEPS.c.created)
+        .select_from(joined)
+        .where(served.is_not(None))
+        .order_by(ART_STEPS.c.model, ART_STEPS.c.step)
+    )
+    if model is not None:
+        query = query.where(ART_STEPS.c.model == model)
+    return [ArtStep(*row) for row in connection.execute(query)]
+
+
+def plain_name(name: str) -> str:
+    """`agent@3` or `agent` for any of ART's names; other names as they are."""
+    artifact = _ARTIFACT.fullmatch(name)
+    if artifact is None:
+        return name
+    return artifact["name"] if artifact["step"] is None else f"{artifact['name']}@{int(artifact['step'])}"
+
+
+class ArtNames:
+    """ART's names, as the server looks them up."""
+
+    def aliases(self, connection: sa.Connection) -> dict[str, Alias]:
+        """All names, and the models of the steps that they stand for."""
+        names: dict[str, Alias] = {}
+        for step in steps_of(connection):
+            names[step.name] = names[step.model] = Alias(step.served, step.created)
+        return names
+
+    def served_under(self, connection: sa.Connection, name: str) -> str | None:
+        """The model that answers under one of ART's names; None when it is no such name."""
+        name = plain_name(name)
+        model = name.partition("@")[0]
+        steps = steps_of(connection, model)
+        if name == model:
+            return steps[-1].served if steps else None
+        return next((step.served for step in steps if step.name == name), None)
+
+
+class ArtModels:
+    """The registered models and their steps. Only one server at a time writes here."""
+
+    def __init__(self, engine: sa.Engine, models: ModelStore, source: str) -> None:
+        """`source` is where the server's own model was loaded from: clients may call it by that too."""
+        self._engine = engine
+        self._models = models
+        self._source = source
+        with engine.connect() as connection:
+            self._names = set(connection.execute(sa.select(ART_MODELS.c.id)).scalars())
+
+    def tells_tokens(self, name: str) -> bool:
+        """Whether a name is ART's: its clients get tokens and logprobs without asking."""
+        return plain_name(name).partition("@")[0] in self._names
+
+    def register(self, name: str, project: str, base_model: str) -> None:
+        """Take a model in, at step 0. One that is known stays as it is.
+
+        Raises ApiError: 404 when it is not to be trained from a model of this server, 409 when there is
+        another of its name.
+        """
+        base = self._models.base.name if base_model == self._source else self._models.get(base_model).name
+        known = row_of(self._engine, ART_MODELS, ART_MODELS.c.id == name) or self._add(name, project, base)
+        if (known["project"], known["base"]) != (project, base):
+            raise ApiError(
+                409,
+                f"'{name}' is registered here in project '{known['project']}' with base_model "
+                f"'{known['base']}', and names are the server's; choose another name",
+                param="name",
+            )
+
+    def steps(self, name: str) -> list[ArtStep]:
+        """The steps that are there, in their order. Raises ApiError 404 where nobody registered the model."""
+        with self._engine.connect() as connection:
+            steps = steps_of(connection, name)
+        if not steps:
+            message = f"there is no model '{name}'; register it first (`await model.register(backend)`)"
+            raise ApiError(404, message, param="name", code="model_not_found")
+        return steps
+
+    def begin(self, name: str, request_hash: str) -> tuple[ArtStep, str, bool]:
+        """The last step, the job that is to make the next one, and whether that is new: its row is made here.
+
+        Raises ApiError 409 while the model is trained on other data.
+        """
+        newest, live = self._newest_and_job(name, request_hash)
+        job = live or new_id("ftjob")
+        if live is None:
+            self._put(name, newest.step + 1, job=job)
+        return newest, job, live is None
+
+    def skip(self, name: str) -> ArtStep:
+        """Go on to the next step with the weights of the last one, as ART does where nothing is to learn.
+
+        Raises ApiError 409 while the model is trained.
+        """
+        newest, _ = self._newest_and_job(name)
+        self._put(name, newest.step + 1, served=newest.served)
+        return self.steps(name)[-1]
+
+    def drop(self, name: str, numbers: set[int]) -> list[str]:
+        """Forget some steps; gives the models that no step stands for any more."""
+        dropped = [step for step in self.steps(name) if step.step in numbers]
+        with self._engine.begin() as connection:
+            connection.execute(
+                sa.delete(ART_STEPS).where(ART_STEPS.c.id.in_([step.name for step in dropped]))
+            )
+            return self._unused(connection, {step.served for step in dropped})
+
+    def delete(self, name: str) -> list[str]:
+        """Forget a model; gives the models that no step stands for any more.
+
+        Raises ApiError 409 while the model is trained.
+        """
+        self._newest_and_job(name)
+        served = {step.served for step in self.steps(name)}
+        with self._engine.begin() as connection:
+            connection.execute(sa.delete(ART_STEPS).where(ART_STEPS.c.model == name))
+            connection.execute(sa.delete(ART_MODELS).where(ART_MODELS.c.id == name))
+            unused = self._unused(connection, served)
+        self._names.discard(name)
+        return unused
+
+    def _unused(self, connection: sa.Connection, served: set[str]) -> list[str]:
+        """Those of the models that are neither a step nor a base of what is registered, nor the server's."""
+        bases = set(connection.execute(sa.select(ART_MODELS.c.base)).scalars())
+        still = {step.served for step in steps_of(connection)} | bases | {self._models.base.name}
+        return sorted(served - still)
+
+    def _newest_and_job(self, name: str, request_hash: str = "") -> tuple[ArtStep, str | None]:
+        """The last step, and the job of the next one where it is under way.
+
+        Raises ApiError 409 when that job is not of this request.
+        """
+        newest = self.steps(name)[-1]
+        query = (
+            sa.select(ART_STEPS.c.job, JOBS.c.request_hash)
+            .join_from(ART_STEPS, JOBS, ART_STEPS.c.job == JOBS.c.id)
+            .where(ART_STEPS.c.model == name, ART_STEPS.c.step > newest.step)
+            .where(JOBS.c.status.not_in(FINAL))
+        )
+        with self._engine.connect() as connection:
+            live = connection.execute(query).first()
+        if live is not None and live.request_hash != request_hash:
+            message = f"'{name}' is being trained by job {live.job}; wait for it, or cancel it"
+            raise ApiError(409, message, code="model_busy")
+        return newest, None if live is None else live.job
+
+    def _put(self, model: str, step: int, **facts: Any) -> None:
+        """In the place of a step that never came to be."""
+        row = {"id": f"{model}@{step}", "created": time.time(), "model": model, "step": step, **facts}
+        with self._engine.begin() as connection:
+            connection.execute(sa.delete(ART_STEPS).where(ART_STEPS.c.id == row["id"]))
+            connection.execute(sa.insert(ART_STEPS).values(row))
+
+    def _add(self, name: str, project: str, base: str) -> Row:
+        if any(name == known.name for known in self._models.all()):
+            raise ApiError(409, f"'{name}' is the name of another model here", param="name")
+        row: Row = {"id": name, "created": time.time(), "project": project, "base": base}
+        with self._engine.begin() as connection:
+            connection.execute(sa.insert(ART_MODELS).values(row))
+        self._put(name, 0, served=base)
+        self._names.add(name)
+        return row
