@@ -354,11 +354,15 @@ class SharedModelGroup:
         if result is None:
             await self._take_up()
             data = data.model_copy(update={"run_id": await self._attempt(job_name or self._name_of(data))})
-            result = await self.line.submit(data)
+            result = await self._submit(data)
         self._last = result
         if isinstance(result, TrainingJobRef):
             await self._keep(self._state.model_copy(update={"fine_tune_job": result}))
         return result
+
+    async def _submit(self, data: TrajectoryCollection) -> JobResult:
+        """Make the job at the backend."""
+        return await self.line.submit(data)
 
     def _name_of(self, data: TrajectoryCollection) -> str:
         """The name of a job that was given none: another one for other content."""
