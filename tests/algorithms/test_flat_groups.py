@@ -70,14 +70,19 @@ def kept(algorithm: Any, replies: tuple[str, ...] = ("a", "bb", "cccccccccccc"))
         (Grpo(), False, False),
         (Rloo(), False, False),
         (Grpo(variant="dr_grpo"), False, False),
+        (Grpo(overlong_limit=8, overlong_buffer=4), True, True),
+        (Rloo(overlong_limit=8), True, True),
+        (Grpo(overlong_limit=1000), False, False),
         (Priced(), True, True),
         (PricedOverall(), True, True),
         (Constant(), True, True),
         (Grpo(entropy_bonus=0.1), True, False),
         (Grpo(beta=0.1), True, False),
+        (Grpo(reward_kl=0.1), True, False),
         (Grpo(drop_flat_groups=False), True, False),
         (ReinforcePP(), True, False),
         (ReinforcePP(drop_flat_groups=True), False, False),
+        (ReinforcePP(drop_flat_groups=True, overlong_limit=8), True, True),
         (Distillation(), True, False),
         (Distillation(drop_flat_groups=True, reward_weight=1.0), False, False),
     ],
@@ -108,7 +113,7 @@ def test_a_flat_group_counts_in_the_mean_over_tokens():
     flat = group("a", "bb")
     other = [replace(scored, reward=float(number)) for number, scored in enumerate(group("c", "dd"))]
     made = algorithm.groups([flat, other], Collected(0, 0, Tally()))
-    units = algorithm.units([each.samples for each in made])
+    units, _ = algorithm.units([each.samples for each in made])
     assert [sample.has_gradient for (sample,) in units] == [False, False, True, True]
     count = sum(sum(sample.mask) for (sample,) in units)
     assert algorithm.normalised(units) == [[pytest.approx(1 / count)]] * 4
@@ -195,9 +200,11 @@ async def play(example: Any, episode: Any) -> str:
         (Grpo(group=3), False),
         (Grpo(group=3, beta=0.1), False),
         (Grpo(group=3, entropy_bonus=0.01), True),
+        (Grpo(group=3, reward_kl=0.1, entropy_bonus=0.01), True),
+        (Grpo(group=3, overlong_limit=12, overlong_buffer=8), True),
         (Priced(group=3), True),
     ],
-    ids=["nothing", "at the base", "entropy", "own"],
+    ids=["nothing", "at the base", "entropy", "entropy and price", "overlong", "own"],
 )
 def test_weights_move_by_what_there_is_besides_the_reward(algorithm, moves, tmp_path, monkeypatch):
     """A real training, in which every episode earns 1."""

@@ -12,7 +12,7 @@ from tests.algorithms.test_grpo import sample
 
 
 def advantages(algorithm, *groups):
-    return [unit[0].advantages for unit in algorithm.units(groups)]
+    return [unit[0].advantages for unit in algorithm.units(groups)[0]]
 
 
 def test_advantages_are_normalised_over_all_tokens_of_the_batch():
@@ -32,6 +32,13 @@ def test_groups_are_not_compared_with_each_other_where_there_is_a_baseline():
 
 def test_a_batch_of_equal_rewards_has_no_advantage():
     assert advantages(ReinforcePP(), [sample(0.3, 1), sample(0.1 + 0.2, 2)]) == [(0, 0), (0, 0, 0)]
+
+
+def test_the_price_of_leaving_the_base_model_is_paid_before():
+    algorithm = ReinforcePP(reward_kl=0.5)
+    units, metrics = algorithm.units([[sample(1.0, 1), sample(1.0, 1)]], lambda samples: [[0.0], [2.0]])
+    assert [unit[0].advantages[1] for unit in units] == pytest.approx([1.0, -1.0])
+    assert metrics["kl_in_reward"] == 1.0
 
 
 def test_advantages_that_samples_came_with_are_kept():

@@ -40,7 +40,7 @@ def test_branches_of_one_episode_count_once():
 
 
 def test_it_takes_the_options_of_grpo():
-    algorithm = Rloo(group=4, credit="agent", correction="truncate")
+    algorithm = Rloo(overlong_limit=2, group=4, credit="agent", correction="truncate")
     assert (algorithm.type_name, algorithm.num_generations, algorithm.beta) == ("rloo", 4, 0.0)
     assert algorithm.gradient()["aggregation"] == "constant"
 

@@ -37,7 +37,7 @@ def test_what_works_is_not_complained_about(name, examples):
     try_algorithm(GOOD[name], examples)
 
 
-@pytest.mark.parametrize("option", ["beta", "entropy_bonus"])
+@pytest.mark.parametrize("option", ["beta", "entropy_bonus", "reward_kl"])
 def test_losses_that_need_more_get_it(option):
     try_algorithm(type(own()).model_validate({option: 0.1}), [])
 
@@ -58,32 +58,32 @@ HERE = r"test_algorithm_trial\.py:\d+: "
     [
         ({"samples": raising}, rf"Own\.raising raised .*{HERE}ValueError: boom"),
         ({"samples": undefined}, rf"Own\.undefined raised .*{HERE}NameError"),
-        ({"samples": lambda self, group, tally: None}, r"<lambda> returned None, and a list of Sample"),
+        ({"samples": lambda self, group, tally: None}, r"<lambda> returned None, and `Sequence\[Sample"),
         (
             {"samples": lambda self, group, tally: [1]},
-            r"list with an int \(1\) at 0, and a list of Sample or Pair is",
+            r"returned a list \(\[1\]\), and `Sequence\[Sample \| Pair\]` is",
         ),
-        ({"groups": lambda self, *given: None}, r"<lambda> returned None, and a list of UnitGroup"),
+        ({"groups": lambda self, *given: None}, r"<lambda> returned None, and `list\[UnitGroup\]`"),
         ({"compare": raising}, rf"Own\.raising raised .*{HERE}ValueError: boom"),
         ({"compare": lambda self, rewards: [1.0]}, r"what it returned cannot be used \(it has compare\)"),
         (
             {"advantages": lambda self, group: [0.5 for _ in group]},
-            r"<lambda> returned a list with a float \(0\.5\) at 0",
+            r"<lambda> returned a list \(\[0\.5, ",
         ),
         ({"advantages": lambda self, group: [[0.5]]}, "it gave 1 lists for 4 samples"),
         ({"advantages": lambda self, group: [[0.5, 1.0]] * 4}, r"with 1 turns got \[0\.5, 1\.0\]"),
         ({"advantages": lambda self, group: [[float("nan")]] * 4}, r"with 1 turns got \[nan\]"),
         (
             {"advantages": lambda self, group: [["high"]] * 4},
-            r"<lambda> returned a list with a list with a str",
+            r"<lambda> returned a list \(\[\['high'",
         ),
-        ({"normalised": lambda self, units: [1.0]}, r"<lambda> returned a list with a float \(1\.0\) at 0"),
+        ({"normalised": lambda self, units: [1.0]}, r"<lambda> returned a list \(\[1\.0\]\)"),
         ({"normalised": lambda self, units: [[1.0]]}, r"Own\.normalised returned a list"),
         ({"loss": raising}, rf"Own\.raising raised .*{HERE}ValueError: boom"),
         ({"loss": lambda self, logprobs, batch: logprobs.sum()}, "<lambda> returned a Tensor"),
-        ({"loss": lambda self, logprobs, batch: None}, "<lambda> returned None, and a tuple of a Tensor"),
+        ({"loss": lambda self, logprobs, batch: None}, r"<lambda> returned None, and `tuple\[Tensor"),
         ({"loss": lambda self, logprobs, batch: (logprobs, {})}, r"a Tensor of shape \(8, \d\)"),
-        ({"loss": lambda self, logprobs, batch: (1.0, {})}, "and a tuple of a Tensor and a dict is expected"),
+        ({"loss": lambda self, logprobs, batch: (1.0, {})}, r"and `tuple\[Tensor, dict\[str, float\]\]` is"),
         ({"loss": lambda self, logprobs, batch: (batch.weights_BT.sum(), {})}, "it has no gradient"),
         ({"loss": lambda self, logprobs, batch: (logprobs.sum().log(), {})}, "is not finite: it is nan"),
         ({"loss": lambda self, logprobs, batch: (logprobs.sum(), {"a": "b"})}, "a str; expected: .* 'a'"),

@@ -50,9 +50,10 @@ if TYPE_CHECKING:
     from etude.runtime import Runtime
 
 
-Need = Literal["logprobs", "start", "reference", "entropy"]
+Need = Literal["logprobs", "start", "reference", "entropy", "divergence"]
 """The sampler's logprobs; the learner's own at the start of a job of several steps; those of the model that
-training began with; the entropies that tokens were chosen from."""
+training began with, or their sum over each turn before advantages are made; the entropies that tokens were
+chosen from."""
 
 
 class Collecting(TrajectoryBuilderConfig):

@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import repeat
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from itertools import accumulate, repeat
+from operator import sub
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from etude.algorithms.algorithm import Algorithm, OfGradient, by_turn
+from etude.algorithms.algorithm import Algorithm, Gradient, OfGradient, by_turn
 from etude.algorithms.collecting import Need
 from etude.algorithms.episodes import Collected, Group, Tally, UnitGroup, answer_groups
 from etude.algorithms.protocol_checks import require_branching
 from etude.core.errors import RequestError
-from etude.core.sample import Sample
+from etude.core.sample import Sample, Turn
 
 if TYPE_CHECKING:
     import torch
@@ -69,6 +70,8 @@ class Grpo(Algorithm, name="grpo"):
     """ε_high (clip-higher, DAPO)."""
     beta: OfGradient[FiniteFloat] = Field(0.0, ge=0)
     """Weight of the KL to the base model."""
+    reward_kl: Annotated[FiniteFloat, Gradient(everywhere=False)] = Field(0.0, ge=0)
+    """Price in the reward of each nat away from the base model; `local` only."""
     entropy_bonus: OfGradient[FiniteFloat] = Field(0.0, ge=0)
     """Weight of each token's entropy."""
     aggregation: OfGradient[Literal["token", "sequence", "constant"]] = "token"
@@ -81,6 +84,10 @@ class Grpo(Algorithm, name="grpo"):
     """Clip the ratio (PPO), or truncate it and keep every token's gradient (CISPO)."""
     advantage_scale: OfGradient[Literal["std", "none"]] = "std"
     """Divide by the group's deviation (GRPO), or not (Dr. GRPO)."""
+    overlong_limit: OfGradient[int | None] = Field(None, ge=1)
+    """Tokens at which an answer is punished by 1; left out: none is (DAPO)."""
+    overlong_buffer: OfGradient[int] = Field(1, ge=1)
+    """Tokens before it over which that grows."""
     correction: OfGradient[Literal["none", "truncate", "mask"]] = "truncate"
     """Importance weights for tokens that other weights, or another engine, sampled: bounded (truncated
     importance sampling, Yao et al., 2025), or 0 beyond the bound (Zheng et al., 2025). With `none` the
@@ -137,8 +144,9 @@ class Grpo(Algorithm, name="grpo"):
 
     @property
     def _drops(self) -> bool:
-        """Whether groups without advantage are left out: not where they have a gradient all the same."""
-        return self.drop_flat_groups and self.skips_idle
+        """Whether groups without advantage are left out: not where they have a gradient all the same, or
+        where only the learner can tell, since the price of leaving the base model is not known before."""
+        return self.drop_flat_groups and self.skips_idle and "divergence" not in self.needs()
 
     def compare(self, rewards: Sequence[float]) -> list[float]:
         """The advantages of a group's rewards: minus their mean, scaled. Equal ones have none."""
@@ -152,20 +160,33 @@ class Grpo(Algorithm, name="grpo"):
 
     def advantages(self, group: Sequence[Sample]) -> list[list[float]]:
         """Of episodes, whose branches share one; with step rewards of turns, against siblings' same turn."""
+        prices = [[self._price(turn) for turn in sample.turns] for sample in group]
         if any(sample.returns for sample in group):
-            return by_turn([list(sample.turn_rewards) for sample in group], self.compare)
+            owed = [[*accumulate(own[::-1])][::-1] for own in prices]
+            values = [map(sub, sample.turn_rewards, own) for sample, own in zip(group, owed, strict=True)]
+            return by_turn([list(returns) for returns in values], self.compare)
         names = [index if sample.episode is None else sample.episode for index, sample in enumerate(group)]
         rewards: dict[Any, float] = {}
-        for name, sample in zip(names, group, strict=True):
-            rewards.setdefault(name, sample.reward)
+        for name, sample, own in zip(names, group, prices, strict=True):
+            rewards[name] = rewards.get(name, sample.reward) - math.fsum(own)
         by_name = dict(zip(rewards, self.compare([*rewards.values()]), strict=True))
         return [[by_name[name]] * len(sample.turns) for name, sample in zip(names, group, strict=True)]
 
+    def _price(self, turn: Turn) -> float:
+        """The price that an answer, and those before it, pay: for leaving the base model, and for length."""
+        price = self.reward_kl * turn.divergence
+        if self.overlong_limit is not None:
+            over = turn.stop - turn.start - (self.overlong_limit - self.overlong_buffer)
+            price += min(max(over / self.overlong_buffer, 0.0), 1.0)
+        return price
+
     def needs(self) -> set[Need]:
-        """The KL looks at the reference, the bonus at entropies, and the correction at the start."""
+        """The KL looks at the reference, the bonus at entropies, the price at divergences, and the correction
+        at the start."""
         wants: dict[Need, bool] = {
             "reference": self.beta > 0,
             "entropy": self.entropy_bonus > 0,
+            "divergence": self.reward_kl > 0,
             "start": self.correction != "none",
         }
         return {"logprobs", *(need for need, is_wanted in wants.items() if is_wanted)}

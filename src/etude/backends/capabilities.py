@@ -186,7 +186,7 @@ def check_options(backend: str, capabilities: Capabilities, config: object) -> N
     if not isinstance(config, Algorithm):
         return
     taken = capabilities.options
-    shared = {*gradient_fields(type(config))}
+    shared = {*gradient_fields(type(config), at_server=True)}
     refused = [
         f"{name}: {value}"
         for name, value in changed_options(config).items()

@@ -70,6 +70,8 @@ class Schedule:
     """Steps over which the rate rises from 0, counted over the whole run."""
     trainings: int = 1
     """Trainings of the run. The rate falls over all of them together."""
+    floor: float = 0.0
+    """The share that is left at the end of the run, and after it."""
 
     def share(self, step: int, trained: int, part: float) -> float:
         """The share of the highest rate for a step.
@@ -86,4 +88,4 @@ class Schedule:
                 fall = 1.0 - done
             case "cosine":
                 fall = 0.5 * (1.0 + math.cos(math.pi * done))
-        return warm * fall
+        return warm * (self.floor + (1.0 - self.floor) * fall)
