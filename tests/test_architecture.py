@@ -65,7 +65,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 84_006,
     "modules": 560,
-    "lines of tests": 77_931,
+    "lines of tests": 77_938,
     "benchmark files": 15,
     "config keys": 808,
 }

@@ -128,8 +128,6 @@ def test_a_killed_server_and_worker_lose_no_training_and_double_none(model: Path
         with server.http(timeout=120) as http:
             created(http, "agent")
             job = begun(http, "agent", pair())
-            other = http.post(JOBS, json=job_body("agent", pair(0.0, 1.0)))
-            assert "is being trained by job" in refused(other, 409)
             worker = worker_of(server, job)
             server.kill()
             os.kill(worker, signal.SIGKILL)
@@ -140,6 +138,15 @@ def test_a_killed_server_and_worker_lose_no_training_and_double_none(model: Path
                 assert begun(http, "agent", pair()) == job
             assert ended(http, job)[-1]["type"] == "training_ended"
             assert steps_of(http, "agent") == [1, 0] and jobs_of(http, "agent") == [job]
+
+
+@pytest.mark.slow
+def test_a_model_that_is_being_trained_takes_no_other_data(http: httpx.Client) -> None:
+    created(http, "busy")
+    job = begun(http, "busy", pair())
+    other = http.post(JOBS, json=job_body("busy", pair(0.0, 1.0)))
+    assert f"'busy' is being trained by job {job}" in refused(other, 409)
+    assert ended(http, job)[-1]["type"] == "training_ended"
 
 
 @pytest.mark.slow

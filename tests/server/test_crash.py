@@ -27,7 +27,7 @@ def server(model: Path, tmp_path: Path) -> Iterator[ServerProcess]:
 
 def worker_of(server: ServerProcess, job: str) -> int:
     """The process that trains a job."""
-    for _ in range(400):
+    for _ in range(2400):  # It loads torch first, which takes long where others have the cores.
         pid = locked_by(server.data_dir / "jobs" / job / "lock")
         if pid:
             return pid
