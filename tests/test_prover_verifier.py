@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from etude.core.keys import generator
-from etude.protocols import find_protocol
-from etude.protocols.growing import Play
+from etude.protocols import Act, find_protocol
+from etude.protocols.growing import FinalAnswer, Play, Question
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "prover_verifier"
-MODULES = ("task", "base", "run")
+MODULES = ("task", "base", "run", "words")
 
 
 @pytest.fixture
@@ -77,15 +77,48 @@ def test_both_models_are_trained_by_each_algorithm(example, tmp_path, algorithm)
     ]
 
 
-def test_a_pretrained_model_trains_lora_weights_beside_a_tiny_one(example, tmp_path):
-    config = example["run"].config_of(tmp_path, "grpo", 0, "nip", epochs=3, real=["verifier"])
-    targets = config.finetuning.targets
-    assert (targets["prover"].trainer_adapter, targets["verifier"].trainer_adapter) == ("one_step", "lora")
-    grpo = config.trajectory_builders["grpo"]
-    assert (grpo.examples_per_epoch, grpo.num_generations) == (32, 4)
+class Honest:
+    """Agents of the game in words that name an animal where they argue for one, and know one."""
+
+    def __init__(self, words: ModuleType) -> None:
+        self.words = words
+
+    async def ask(self, questions: Sequence[Question]) -> list[FinalAnswer]:
+        return [FinalAnswer(0, text := self.text(each), self.act(text, each)) for each in questions]
+
+    def text(self, question: Question) -> str:
+        seen = question.prompt[-1]["content"].split(", ")
+        animals = [word for word in seen if word in self.words.ANIMALS]
+        if question.turn.decide == "must":
+            return "accept" if animals else "reject"
+        return "horse" if question.turn.agent == "prover0" else next(iter(animals), "horse")
+
+    def act(self, text: str, question: Question) -> Act:
+        act = self.words.Words().parse(text, question.turn)
+        assert isinstance(act, Act)
+        return act
 
 
-def test_the_config_is_sound_as_it_is(example):
+@pytest.mark.parametrize("name", ["nip", "debate"])
+async def test_in_words_an_animal_that_is_not_there_convinces_nobody(example, name):
+    words = example["words"]
+    protocol = find_protocol(name, {"max_message_rounds": 2, "verifier_first": False})
+    for number, instance in zip(range(50), words.held_out(), strict=False):
+        tree = await Play(protocol, words.Words(), instance, Honest(words), key=number).grow()
+        (leaf,) = tree.leaves()
+        assert leaf.malformed is None and (leaf.verdict == 1) == bool(instance.expected)
+
+
+def test_no_word_that_is_held_out_is_trained_on(example):
+    trained, held_out = (
+        {word for each in examples() for word in each.inputs["words"]}
+        for examples in (example["words"].training, example["words"].held_out)
+    )
+    assert trained and held_out and not trained & held_out
+
+
+def test_the_configs_are_sound_as_they_are(example):
     from etude.config.load import load_config
 
     assert load_config(EXAMPLE / "config.yml").finetuning.num_epochs == 40
+    assert load_config(EXAMPLE / "words.yml").finetuning.targets["verifier"].warm_up

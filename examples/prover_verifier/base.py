@@ -4,8 +4,7 @@
 
 Two models of their own, a prover and a verifier. Each first imitates careful agents, to learn what the
 words mean, then careless ones: a prover that mostly names any line, a verifier that mostly looks anywhere
-and often does not trust its eyes. So both speak the format, and together hardly beat a coin. With `--real`
-a model is a pretrained one, which knows words and imitates the careless agents alone.
+and often does not trust its eyes. So both speak the format, and together hardly beat a coin.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,7 @@ from typing import Any
 from etude.core.example import Example
 from etude.core.keys import generator
 from etude.core.message import Message
-from etude.learner.learner import LearnerOptions
 from etude.learner.warm_up import Stage, StageReport, warm_up
-from etude.models.policy import Policy
-from etude.models.source import PACKAGED
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer, texts_of
 from etude.protocols import Act, find_protocol
 from etude.protocols.growing import FinalAnswer, Play, Question
@@ -91,20 +87,12 @@ CAREFUL = {"names": 1.0, "follows": 1.0, "believes": 1.0}
 CARELESS = {"names": 0.3, "follows": 0.3, "believes": 0.5}
 LOSSES = {"prover": (0.68, 1.03), "verifier": (0.2, 0.57)}
 """For each model the loss that ends its first stage and its second; what chance alone costs is below."""
-REAL_LOSS = 1.2
-"""That ends the one stage of a pretrained model."""
 
 
 async def build_base(
-    folder: Path,
-    seed: int,
-    progress: Callable[[str, float], None] = lambda what, value: None,
-    real: Collection[str] = (),
+    folder: Path, seed: int, progress: Callable[[str, float], None] = lambda what, value: None
 ) -> dict[str, tuple[StageReport, ...]]:
-    """Write `train.jsonl`, `validation.jsonl`, `prover/` and `verifier/` into `folder`.
-
-    Those of the two that `real` names are SmolLM2-135M-Instruct, the others are tiny and made from scratch.
-    """
+    """Write `train.jsonl`, `validation.jsonl`, `prover/` and `verifier/` into `folder`."""
     _write(folder / "train.jsonl", instances("train", TRAIN, generator(seed, "train")))
     _write(folder / "validation.jsonl", instances("held-out", HELD_OUT, generator(seed, "held out")))
     careful = await plays(CAREFUL_PLAYS, CAREFUL, generator(seed, "careful"))
@@ -112,26 +100,12 @@ async def build_base(
     reports = {}
     for number, model in enumerate(("prover", VERIFIER)):
         first, second = careful[model], careless[model]
-        if model in real:
-            policy = Policy.load(PACKAGED)
-            options = LearnerOptions(learning_rate=5e-5)
-            stages = [
-                Stage(
-                    f"{model}, careless",
-                    second,
-                    at_most=REAL_LOSS,
-                    options=options,
-                    batch_size=16,
-                    check_interval=4,
-                )
-            ]
-        else:
-            tokenizer = build_tokenizer(texts_of(first[:500]), vocab_size=320, splits=["[0-9]", "[a-z]+"])
-            policy = build_policy(tokenizer, seed + number, SHAPE)
-            stages = [
-                Stage(f"{model}, careful", first, at_most=LOSSES[model][0], batch_size=64),
-                Stage(f"{model}, careless", second, at_most=LOSSES[model][1], batch_size=64),
-            ]
+        tokenizer = build_tokenizer(texts_of(first[:500]), vocab_size=320, splits=["[0-9]", "[a-z]+"])
+        policy = build_policy(tokenizer, seed + number, SHAPE)
+        stages = [
+            Stage(f"{model}, careful", first, at_most=LOSSES[model][0], batch_size=64),
+            Stage(f"{model}, careless", second, at_most=LOSSES[model][1], batch_size=64),
+        ]
         reports[model] = await warm_up(policy, stages, seed=seed, on_check=progress)
         policy.export(folder / model)
     return reports
@@ -168,13 +142,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("base"))
-    parser.add_argument("--real", nargs="+", choices=["prover", VERIFIER], default=[])
     arguments = parser.parse_args()
-
-    def show(what: str, value: float) -> None:
-        print(f"{what}: {value:.3f}", flush=True)
-
-    built = build_base(arguments.out, arguments.seed, show, arguments.real)
+    built = build_base(arguments.out, arguments.seed, lambda what, value: print(f"{what}: {value:.3f}"))
     for reports in asyncio.run(built).values():
         for report in reports:
             print(f"{report.name}: {report.steps} steps, {report.seconds:.0f} s, loss {report.value:.3f}")

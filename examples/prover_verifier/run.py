@@ -2,11 +2,9 @@
 
     python examples/prover_verifier/run.py [--algorithm grpo|expert_iteration|malt] [--quick] [--json]
     python examples/prover_verifier/run.py --train-on debate --protocols debate
-    python examples/prover_verifier/run.py --real verifier --protocols nip
 
-Two models are made from scratch, or those of `--real` of a pretrained one, measured in each protocol on
-held-out instances, trained in one of them, and measured again. So the rows of the other protocols say what
-carries over; nothing was trained on them.
+Two models are made from scratch, measured in each protocol on held-out instances, trained in one of them,
+and measured again. So the rows of the other protocols say what carries over; nothing was trained on them.
 """
 
 from __future__ import annotations
@@ -38,19 +36,10 @@ PROVERS = {"solo_verifier": (), "debate": ("prover0", "prover1"), "mnip": ("prov
 """Agents of the prover's model in a protocol, where it is not one `prover`."""
 ALGORITHMS = {"grpo": ("one_step", 40), "expert_iteration": ("small_steps", 40), "malt": ("small_steps", 30)}
 """For each its adapter in the config, and its epochs."""
-REAL_EPOCHS, REAL_HELD_OUT = 12, 256
-"""Of runs with a pretrained model, which learns with an adapter of its own, `lora`."""
 
 
 async def run(
-    folder: Path,
-    algorithm: str,
-    seed: int,
-    trained_on: str,
-    measured: Sequence[str],
-    *,
-    quick: bool,
-    real: Sequence[str] = (),
+    folder: Path, algorithm: str, seed: int, trained_on: str, measured: Sequence[str], *, quick: bool
 ) -> dict[str, Any]:
     """Everything, written into `folder`: the accuracies by protocol, and how long it took.
 
@@ -59,19 +48,18 @@ async def run(
     started = time.monotonic()
     make_importable(HERE)
     if not (folder / "base").exists():
-        await build_base(folder / "base", seed, real=real)
+        await build_base(folder / "base", seed)
     made = time.monotonic()
-    epochs = 8 if quick else REAL_EPOCHS if real else ALGORITHMS[algorithm][1]
-    held_out = 256 if quick else REAL_HELD_OUT if real else None
-    config = config_of(folder, algorithm, seed, trained_on, epochs, real)
+    config = config_of(folder, algorithm, seed, trained_on, epochs=8 if quick else ALGORITHMS[algorithm][1])
     with new_run(config, algorithm) as training:
         await train_in(config, training)
     trained = time.monotonic()
     protocols: dict[str, Any] = {}
     for protocol in measured:
-        config = config_of(folder, algorithm, seed, protocol, real=real)
+        config = config_of(folder, algorithm, seed, protocol)
         before, after = [
-            await accuracy(config, training.path, version, protocol, held_out) for version in (BASE, LAST)
+            await accuracy(config, training.path, version, protocol, 256 if quick else None)
+            for version in (BASE, LAST)
         ]
         protocols[protocol] = {
             "accuracy_before": before["mean"],
@@ -94,14 +82,7 @@ async def run(
     }
 
 
-def config_of(
-    folder: Path,
-    algorithm: str,
-    seed: int,
-    protocol: str,
-    epochs: int | None = None,
-    real: Sequence[str] = (),
-) -> Config:
+def config_of(folder: Path, algorithm: str, seed: int, protocol: str, epochs: int | None = None) -> Config:
     """The example's config, with everything that it reads and writes in `folder`."""
     provers = PROVERS.get(protocol, ("prover",))
     policies = dict.fromkeys(provers, "prover") | {"verifier": "verifier"}
@@ -115,16 +96,11 @@ def config_of(
         "finetuning.run_configuration.validation_dataset": str(folder / "base" / "validation.jsonl"),
         "finetuning.targets.prover.trajectory_builder": algorithm,
         "finetuning.targets.verifier.trajectory_builder": algorithm,
+        "finetuning.targets.prover.trainer_adapter": ALGORITHMS[algorithm][0],
+        "finetuning.targets.verifier.trainer_adapter": ALGORITHMS[algorithm][0],
         "finetuning.output_dir": str(folder / "runs"),
         "finetuning.seed": seed,
     }
-    for model in MODELS:
-        adapter = "lora" if model in real else ALGORITHMS[algorithm][0]
-        overrides[f"finetuning.targets.{model}.trainer_adapter"] = adapter
-    if real:
-        # Fewer plays, of many instances: with few the verdict that most of them want is learned.
-        overrides[f"trajectory_builders.{algorithm}.examples_per_epoch"] = 32
-        overrides[f"trajectory_builders.{algorithm}.num_generations"] = 1 if algorithm == "malt" else 4
     if epochs is not None:
         overrides["finetuning.num_epochs"] = epochs
         # The table measures on the held-out instances, before and after: once is enough.
@@ -180,9 +156,6 @@ def main() -> None:
     parser.add_argument(
         "--protocols", nargs="+", choices=PROTOCOLS, default=list(PROTOCOLS), help="what to measure"
     )
-    parser.add_argument(
-        "--real", nargs="+", choices=MODELS, default=[], help="models that are pretrained, and not tiny"
-    )
     parser.add_argument("--quick", action="store_true", help="a few epochs only, fewer held-out instances")
     parser.add_argument("--json", action="store_true", dest="as_json")
     parser.add_argument("--out", type=Path, help="a folder to keep everything in")
@@ -197,7 +170,6 @@ def main() -> None:
                 wanted.train_on,
                 wanted.protocols,
                 quick=wanted.quick,
-                real=wanted.real,
             )
         )
     print(json.dumps(found) if wanted.as_json else table(found))
