@@ -63,11 +63,11 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 84_006,
-    "modules": 560,
-    "lines of tests": 77_938,
+    "lines of source": 79_150,
+    "modules": 442,
+    "lines of tests": 76_250,
     "benchmark files": 15,
-    "config keys": 808,
+    "config keys": 436,
 }
 """Of the whole, as `make size` counts it. These numbers are only ever lowered."""
 

@@ -61,12 +61,12 @@ class Words(Scenario):
 
 
 def judge(words: Sequence[str]) -> list[Message]:
-    """What the verifier is asked."""
+    """The prompt of the verifier."""
     return _messages("Is one of the words an animal? Answer accept or reject.", words)
 
 
 def name(words: Sequence[str], side: Verdict | None) -> list[Message]:
-    """What a prover for accept (1) or reject is asked."""
+    """The prompt of a prover for accept (1) or reject."""
     return _messages(f"Name the word that is {'an' if side else 'no'} animal.", words)
 
 

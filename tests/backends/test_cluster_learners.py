@@ -25,10 +25,8 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from etude.backends import learning
-from etude.backends.learning_order import JobDesk
 from etude.cluster.launch import Seat, take_seat
 from etude.backends.learning import JobDesk
-from etude.cluster.seat import Seat, take_seat
 
 desk = JobDesk(sys.argv[1])
 

@@ -12,8 +12,8 @@ import torch
 from etude.core.call import Sampling
 from etude.core.sample import Sample, Turn
 from etude.jobs.training import JobData, JobListener, JobTraining
-from etude.learner.learner import Learner, LearnerOptions, is_trained
-from etude.learner.objective import Objective, Unit
+from etude.learner.learner import Learner, LearnerOptions
+from etude.learner.objective import Objective, Unit, is_trained
 from etude.learner.plan import Step
 from etude.models.policy import Policy
 from tests.models.tiny_models import true_logprobs

@@ -20,7 +20,8 @@ from etude.core.trajectory import TrajectoryCollection
 from etude.jobs.content import JobContent
 from etude.jobs.folders import StateFolders
 from etude.jobs.training import JobData, JobListener, JobTraining
-from etude.learner.learner import Learner, LearnerOptions, is_trained
+from etude.learner.learner import Learner, LearnerOptions
+from etude.learner.objective import is_trained
 from etude.learner.plan import Schedule, Step
 from etude.learner.witness import Witness
 from etude.models.memory import give_back_freed

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etude.cli.console import path_shown, say, say_wrapped, table
-from etude.report.words import by_target
 
 if TYPE_CHECKING:
     from etude.budget.bill import Bill
@@ -20,7 +19,7 @@ _CAUSES = 5
 def show_outcome(summary: Mapping[str, Any], epochs: str, run: Path) -> None:
     """The figures and versions of each model, how many epochs, the warnings, and where the plot is."""
     from etude.report.files import PLOT
-    from etude.report.words import figure_lines
+    from etude.report.words import by_target, figure_lines
 
     for target, own in by_target(summary).items():
         if target is not None:

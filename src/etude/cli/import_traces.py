@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 from etude.cli import hints
 from etude.cli.command import RUNS, AsJson, OutputDir, argument, option, run_async
 from etude.cli.console import emit, next_step, path_shown, say, table
-from etude.report.words import imported_lines
 
 if TYPE_CHECKING:
     from etude.traces.importing import Imported
@@ -60,6 +59,8 @@ def import_traces(
 
 
 def _show(imported: Imported) -> None:
+    from etude.report.words import imported_lines
+
     if imported.left_out:
         rows = [(reason, count, first) for reason, (count, first) in imported.left_out.items()]
         table(("left out", "count", "first at"), rows)

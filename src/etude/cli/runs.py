@@ -20,15 +20,6 @@ from etude.cli.figures import (
     show_outcome,
     show_troubles,
 )
-from etude.report.words import (
-    imported_lines,
-    shown_ends,
-    shown_epochs,
-    shown_other_inputs,
-    shown_state,
-    side_by_side,
-)
-from etude.store.figures import shown_difference, shown_score
 
 if TYPE_CHECKING:
     from etude.core.history import Entry, History
@@ -41,6 +32,7 @@ app = typer.Typer(help="List, show and compare runs.", no_args_is_help=True, ric
 @reported
 def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     """List the runs in a folder, the latest first."""
+    from etude.report.words import shown_ends, shown_epochs, shown_state
     from etude.store.facts import facts_of, list_runs
 
     facts = [facts_of(run) for run in list_runs(output_dir)]
@@ -124,6 +116,7 @@ def compare(
 ) -> None:
     """Put runs side by side: settings that differ, rewards, and the difference with its interval."""
     from etude.core.errors import RequestError
+    from etude.report.words import shown_epochs, shown_other_inputs, shown_state, side_by_side
     from etude.store.comparison import (
         differing_settings,
         other_inputs,
@@ -131,6 +124,7 @@ def compare(
         paired_differences,
     )
     from etude.store.facts import facts_of, find_run, histories_of
+    from etude.store.figures import shown_difference
 
     if len(runs) < 2:
         raise RequestError("name two runs or more: etude runs compare RUN RUN")
@@ -202,6 +196,9 @@ def jobs(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
 
 
 def _show_facts(facts: RunFacts) -> None:
+    from etude.report.words import imported_lines, shown_epochs, shown_state
+    from etude.store.figures import shown_score
+
     say(f"run             {path_shown(facts.path)}")
     say(f"state           {shown_state(facts)}")
     trained = (("base model", facts.base), ("method", facts.method), ("backend", facts.backend))

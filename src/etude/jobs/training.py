@@ -19,9 +19,9 @@ from etude.core.training_rows import DpoRow, GrpoRow, SupervisedRow
 from etude.core.trajectory import TrajectoryCollection
 from etude.jobs.folders import StateFolders
 from etude.jobs.rows import require_fits, units_of_row
-from etude.learner.learner import Learner, TrainingCanceled, has_gradient, is_trained, trained_tokens
+from etude.learner.learner import Learner, TrainingCanceled
 from etude.learner.memory import ModelNumbers, fits
-from etude.learner.objective import Objective, Unit
+from etude.learner.objective import Objective, Unit, has_gradient, is_trained, trained_tokens
 from etude.learner.plan import Step, plan_steps
 from etude.models.memory import available_memory, shown_bytes
 from etude.models.policy import Policy

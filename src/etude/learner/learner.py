@@ -23,8 +23,8 @@ from etude.learner.checkpointing import checkpointed, layers_of
 from etude.learner.head import has_plain_head
 from etude.learner.job_start import JobStart
 from etude.learner.lean import is_lean
-from etude.learner.memory import ModelNumbers
-from etude.learner.objective import Objective, Pass, Unit
+from etude.learner.memory import default_token_budget
+from etude.learner.objective import Objective, Pass, Unit, has_gradient, is_trained, trained_tokens
 from etude.learner.optimiser import Optimiser
 from etude.learner.packed import PackedStep
 from etude.learner.padding import Shares, numbered, padded_passes, padded_row
@@ -122,12 +122,7 @@ class Learner:
     @property
     def token_budget(self) -> int:
         """Tokens that go through the model at a time, at most."""
-        return self.options.token_budget or self._default_budget
-
-    @cached_property
-    def _default_budget(self) -> int:
-        lean, on_gpu = is_lean(without_lora(self.policy.model)), self.policy.device.type == "cuda"
-        return ModelNumbers.of(self.policy).token_budget(lean, on_gpu=on_gpu)
+        return self.options.token_budget or default_token_budget(self.policy)
 
     def spare_memory(self) -> bool:
         """Begin gradient checkpointing, where the options leave it open and the model can; whether it did."""
@@ -219,11 +214,12 @@ class Learner:
         trained = [replace(sample, weights=None) for sample in samples]
         with self.policy.as_base():
             references = self._logprobs(trained)
-        divergences: list[list[float]] = []
+        divergences = list[list[float]]()
         for sample, own in zip(trained, references, strict=True):
             gaps = map(sub, compress(sample.logprobs or (), sample.mask), own)
-            lengths = [sum(sample.mask[turn.start : turn.stop]) for turn in sample.turns]
-            divergences.append([math.fsum(islice(gaps, length)) for length in lengths])
+            divergences.append(
+                [math.fsum(islice(gaps, sum(sample.mask[t.start : t.stop]))) for t in sample.turns]
+            )
         return divergences
 
     def begin_training(self, units: Sequence[Unit], objective: Objective) -> None:
@@ -389,18 +385,3 @@ class Learner:
     def snapshot(self) -> Snapshot:
         """All of a checkpoint, for the leader to write; others get nothing. All must call it together."""
         return Snapshot(self.team.whole(self.policy.trainable()), self.team.whole(self.optimiser.tensors()))
-
-
-def has_gradient(unit: Unit) -> bool:
-    """Whether there is something to learn from a unit."""
-    return any(sample.has_gradient for sample in unit)
-
-
-def is_trained(unit: Unit) -> bool:
-    """Whether any token of a unit is trained on."""
-    return any(any(sample.loss_weights) for sample in unit)
-
-
-def trained_tokens(units: Iterable[Unit]) -> int:
-    """Tokens that are trained on."""
-    return sum(1 for unit in units for sample in unit for weight in sample.loss_weights if weight)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from etude.learner.head import held_logits
-from etude.models.architecture import text_config
+from etude.learner.lean import is_lean
+from etude.models.architecture import text_config, without_lora
 from etude.models.memory import shown_bytes
 from etude.models.policy import Policy
 
@@ -155,6 +156,12 @@ class ModelNumbers:
             activations=int(activations * (_HOLES if self.is_lora and not on_gpu else 1)),
             overhead=0 if on_gpu else _OVERHEAD,
         )
+
+
+def default_token_budget(policy: Policy) -> int:
+    """Tokens to run through the model at a time where nobody says how many."""
+    lean = is_lean(without_lora(policy.model))
+    return ModelNumbers.of(policy).token_budget(lean, on_gpu=policy.device.type == "cuda")
 
 
 def _inner_width(config: Any, width: int) -> int:

@@ -8,7 +8,7 @@ its business: see `etude.learner.padding` and `etude.learner.packed`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -110,3 +110,18 @@ class Likelihood:
         """The micro-batch's share of that mean, which is the metric `nll` too."""
         loss = -(micro.weights_BT * logprobs_BT).sum()
         return loss, {"nll": float(loss.detach())}
+
+
+def has_gradient(unit: Unit) -> bool:
+    """Whether there is something to learn from a unit."""
+    return any(sample.has_gradient for sample in unit)
+
+
+def is_trained(unit: Unit) -> bool:
+    """Whether any token of a unit is trained on."""
+    return any(any(sample.loss_weights) for sample in unit)
+
+
+def trained_tokens(units: Iterable[Unit]) -> int:
+    """Tokens that are trained on."""
+    return sum(1 for unit in units for sample in unit for weight in sample.loss_weights if weight)
