@@ -1,7 +1,9 @@
 """A prover and a verifier that play a protocol and are both trained, by each of the algorithms."""
 
 import pytest
+import yaml
 
+from etude.config.load import parse_config, resolved_yaml
 from etude.core.keys import generator
 from etude.protocols import EpisodeTree
 from etude.protocols.tree import choices
@@ -57,6 +59,13 @@ def play(builder, num_epochs=1, workflow=ADP, agents=("prover", "verifier"), **c
         trajectory_builders=builders,
         **changes,
     )
+
+
+def test_the_config_that_a_run_keeps_is_read_again():
+    kept = resolved_yaml(play({"_type": "grpo", "num_generations": 4}))
+    again = parse_config(yaml.safe_load(kept))
+    again.check_training()
+    assert resolved_yaml(again) == kept
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,9 @@ class _Names:
         if block.target_model is not None:
             remedy = "the models to train are those of 'finetuning.targets'; remove this key"
             add(("finetuning", "target_model"), remedy)
+        if "target_functions" not in block.model_fields_set:
+            # The model says which calls are meant, whichever function makes them.
+            block.target_functions = [EVERY]
         trained_by: dict[str, str] = {}
         for name, target in block.targets.items():
             path: KeyPath = ("finetuning", "targets", name)
@@ -215,10 +218,7 @@ class _Names:
             self._problems.add_missing((*path, "model"), f": 'llms' has no model '{name}'")
         target.model = target.model or name
         self._complete(path, target)
-        if target.target_functions is None:
-            # The model says which calls are meant, whichever function makes them.
-            named = "target_functions" in block.model_fields_set
-            target.target_functions = list(block.target_functions) if named else [EVERY]
+        target.target_functions = target.target_functions or list(block.target_functions)
         target.curriculum_learning = target.curriculum_learning or block.curriculum_learning
         return target.model
 
