@@ -61,7 +61,8 @@ def test_they_are_those_that_llguidance_knows(tokenizer: Any) -> None:
 
 
 def test_tokens_of_a_text_have_its_bytes(tokenizer: Any) -> None:
-    @given(st.text(max_size=12))
+    # To a tokenizer whose blanks are signs, that sign in a text is a blank.
+    @given(st.text(st.characters(exclude_characters="▁", codec="utf-8"), max_size=12))
     def holds(text: str) -> None:
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         unknown = tokenizer.unk_token_id
