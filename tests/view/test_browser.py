@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from pathlib import Path
 
 import pytest
+import uvicorn
 
 from etude.view.app import create_view
-from etude.wire.http_server import ThreadServer, listen
+from etude.wire.http_server import listen, server_config
 from tests.view.conftest import KEY
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
@@ -45,9 +47,12 @@ def address(runs):
     listening = listen("127.0.0.1", 0)
     port = listening.getsockname()[1]
     app = create_view(runs, KEY, port=port)
-    server = ThreadServer(app, listening)
+    server = uvicorn.Server(server_config(app, log_level="error"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
     yield f"http://127.0.0.1:{port}"
-    server.close()
+    server.should_exit = True
+    thread.join()
 
 
 @pytest.fixture(scope="module")

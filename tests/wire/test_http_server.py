@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,7 +17,6 @@ from starlette.types import Receive, Scope, Send
 from etude.wire.http_server import (
     BackgroundServer,
     RequestChecks,
-    ThreadServer,
     is_key,
     listen,
     server_config,
@@ -102,15 +100,6 @@ async def test_a_failure_is_an_error_object_and_one_line(caplog: pytest.LogCaptu
     (record,) = [each for each in caplog.records if each.name == "etude.http"]
     line = record.getMessage()
     assert "GET /fail failed: RuntimeError: broken in two lines" in line and "\n" not in line
-
-
-async def test_a_server_in_a_thread_answers_while_the_loop_does_not_turn() -> None:
-    listening = listen("127.0.0.1", 0)
-    server = ThreadServer(RequestChecks(counting), listening)
-    with socket.create_connection(listening.getsockname(), timeout=60) as connection:
-        connection.sendall(GET % b"")
-        assert connection.recv(4096).startswith(b"HTTP/1.1 200")
-    server.close()
 
 
 @pytest.mark.parametrize(

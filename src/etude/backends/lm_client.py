@@ -186,10 +186,6 @@ class LanguageModelClient:
         """Put the engine away, so that training has the device. One that is away is no error."""
         await self._send("POST", "/engine/stop", timeout)
 
-    async def accepts_connections(self) -> bool:
-        """Whether the server answers."""
-        return await self.problem() is None
-
     async def wait_for_ready(self, timeout: float = 300.0) -> None:  # noqa: ASYNC109  # the reference's name
         """Wait until the server answers, and check its version. Tells the log what it waits for, and why.
 

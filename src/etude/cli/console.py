@@ -128,13 +128,6 @@ def wrapped(text: str, width: int | None, indent: str = "") -> list[str]:
     return [line for part in text.splitlines() or [""] for line in wrap.wrap(part) or [""]]
 
 
-def cell_width(text: str) -> int:
-    """Columns that a terminal gives to a text."""
-    from rich.cells import cell_len
-
-    return cell_len(text)
-
-
 def said_once(reasons: Sequence[str | None]) -> list[str | None]:
     """The same reasons, with `as before` in place of each that is the one that was said last."""
     last: str | None = None

@@ -11,7 +11,6 @@ import ipaddress
 import logging
 import socket
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -194,8 +193,6 @@ def in_one_line(error: BaseException) -> str:
 
 
 _SHUTDOWN_SECONDS = 1
-_CLOSE_SECONDS = 5.0
-"""For a server in a thread to end."""
 _BACKLOG = 512
 MOST_CONNECTIONS = 8192
 """Of a server that is not told how many: agents of one run may be thousands, each with a pool of them."""
@@ -259,22 +256,6 @@ class BackgroundServer:
         """Stop listening and end the requests under way."""
         self._server.should_exit = True
         await self._task
-
-
-class ThreadServer:
-    """A server with an event loop of its own, in a thread: it answers whatever else the process does."""
-
-    def __init__(self, app: ASGIApp, listening: socket.socket) -> None:
-        """Answers from now on; `app` is within `RequestChecks`."""
-        self._server = _quiet_server(app)
-        serving = self._server.serve(sockets=[listening])
-        self._thread = threading.Thread(target=asyncio.run, args=[serving], name="etude-http", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop listening and end the requests under way."""
-        self._server.should_exit = True
-        self._thread.join(timeout=_CLOSE_SECONDS)
 
 
 def _quiet_server(app: ASGIApp) -> uvicorn.Server:
