@@ -28,8 +28,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import coverage
-
 ROOT = Path(__file__).parents[1]
 
 PRELOADED = ("etude.components", "etude.cli.app", "matplotlib.figure", "matplotlib.backends.backend_agg")
@@ -272,6 +270,8 @@ def _execute(program: str, arguments: list[str]) -> None:
 
         torch.set_num_threads(int(threads))
     if os.environ.get("COVERAGE_PROCESS_START"):
+        import coverage  # Environments of their own, as verifiers' is, do without it.
+
         coverage.process_startup(force=True)
         del os.environ["COVERAGE_PROCESS_START"]  # Its own children are not measured.
     sys.argv = [program, *arguments]

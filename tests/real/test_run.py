@@ -76,7 +76,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, etude.Run]:
         "llms": {"policy": policy},
         "workflow": "agent:play",
         "eval": {"general": {"dataset": "train.jsonl"}, "evaluators": {"varied": "agent:varied"}},
-        "trajectory_builders": {"grpo": {"_type": "grpo", "num_generations": 3}},
+        "trajectory_builders": {"grpo": {"_type": "grpo", "num_generations": 2}},
         "trainer_adapters": {"local": {"_type": "local", "learning_rate": 1e-3, "lora": {"r": 4}}},
         "finetuning": {"enabled": True, "num_epochs": 2, "deterministic": True},
     }
@@ -129,7 +129,7 @@ def test_what_an_episode_asks_is_what_the_chat_template_writes(runs: dict[str, e
             assert found.prompt_ids[: len(before)] == before
             seconds += bool(before)
             before = (*found.prompt_ids, *found.completion_ids)
-    assert seconds == 6
+    assert seconds == 4
 
 
 def units_of(run: etude.Run) -> list[Unit]:
