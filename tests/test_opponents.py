@@ -2,8 +2,6 @@
 
 import importlib
 import json
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -19,15 +17,13 @@ from etude.run import Run as StoredRun
 from etude.store.episodes import iter_episodes
 from etude.store.journal import Journal
 from etude.store.run_folder import RunFolder
-from tests.crashing_opponents import AgainstPool
-from tests.forked import Forked
+from tests.crashing import AgainstPool, killed_and_whole
 from tests.rollout.running import collect
 from tests.support import ScriptedEngine
-from tests.test_trainer_crash import without_times
+from tests.times import without_times
 from tests.training import Capabilities, FakeAdapter, examples, version
 
-ROOT = Path(__file__).parent.parent
-EXAMPLE = ROOT / "examples" / "nim"
+EXAMPLE = Path(__file__).parents[1] / "examples" / "nim"
 KILLS = [
     ("request", 9),
     ("guess", 20),
@@ -37,14 +33,6 @@ KILLS = [
     ("prune", 1),
     ("guess", 3),
 ]
-
-
-def train(folder, *kill):
-    folder.mkdir(exist_ok=True)
-    command = ["-m", "tests.crashing_opponents", str(folder), *map(str, kill)]
-    process = Forked(command, ROOT, dict(os.environ), program="python")
-    process.communicate(timeout=60)
-    return process.returncode
 
 
 def outcome(folder):
@@ -63,17 +51,18 @@ def seats(folder):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    assert train(folder) == 0
-    return folder
+def folders(tmp_path_factory):
+    """Of a run that was killed again and again, and of one that was not."""
+    return killed_and_whole("pool", tmp_path_factory.mktemp("pool"), KILLS)
 
 
-def test_killed_anywhere_it_draws_the_same_opponents(whole, tmp_path):
-    killed = tmp_path / "killed"
-    for kill in KILLS:
-        assert train(killed, *kill) == -signal.SIGKILL, kill
-    assert train(killed) == 0
+@pytest.fixture
+def whole(folders):
+    return folders[1]
+
+
+def test_killed_anywhere_it_draws_the_same_opponents(folders):
+    killed, whole = folders
     assert seats(killed) == seats(whole)
     assert outcome(killed) == outcome(whole)
 

@@ -2,9 +2,6 @@
 
 import asyncio
 import json
-import os
-import signal
-from pathlib import Path
 
 import pytest
 
@@ -20,12 +17,10 @@ from etude.store.facts import histories_of
 from etude.store.versions import choose_version
 from etude.verbs import train_in
 from etude.view.runs import _rows
-from tests.crashing_warm_up import config
-from tests.forked import Forked
-from tests.test_trainer_crash import without_times
+from tests.crashing import killed_and_whole
+from tests.crashing import warm_up_config as config
+from tests.times import without_times
 from tests.training import FakeAdapter, Run, examples, learning_engine
-
-ROOT = Path(__file__).parent.parent
 
 KILLS = [
     ("submit", 1),
@@ -40,20 +35,16 @@ KILLS = [
 ]
 
 
-def train(folder, *kill):
-    folder.mkdir(exist_ok=True)
-    command = ["-m", "tests.crashing_warm_up", str(folder), *map(str, kill)]
-    process = Forked(command, ROOT, dict(os.environ), program="python")
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode in (0, -signal.SIGKILL), errors
-    return process.returncode
-
-
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    assert train(folder) == 0
-    return folder / "run"
+def runs(tmp_path_factory):
+    """One that was killed again and again, and one that was not."""
+    folders = killed_and_whole("warm-up", tmp_path_factory.mktemp("warm-up"), KILLS)
+    return [folder / "run" for folder in folders]
+
+
+@pytest.fixture
+def whole(runs):
+    return runs[1]
 
 
 def outcome(run):
@@ -66,12 +57,9 @@ def outcome(run):
     return summary, [each["digest"] for each in versions.values()], without_times(metrics)
 
 
-def test_killed_anywhere_it_ends_with_the_same_weights_and_figures(whole, tmp_path):
-    killed = tmp_path / "killed"
-    for kill in KILLS:
-        assert train(killed, *kill) == -signal.SIGKILL, kill
-    assert train(killed) == 0
-    assert outcome(killed / "run") == outcome(whole)
+def test_killed_anywhere_it_ends_with_the_same_weights_and_figures(runs):
+    killed, whole = map(outcome, runs)
+    assert killed == whole
 
 
 def test_the_base_is_untouched_and_what_imitated_is_a_version(whole):
