@@ -7,21 +7,17 @@ from dataclasses import replace
 import pytest
 
 from etude.algorithms.collecting import CollectingBuilder
-from etude.algorithms.dpo import Dpo
 from etude.algorithms.grpo import NO_ADVANTAGE, Grpo
-from etude.algorithms.imitation import ExpertIteration
 from etude.backends.capabilities import EVERY_KIND, Capabilities
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneRunConfig
 from etude.core.errors import (
     CapabilityError,
-    ErrorBudgetExceeded,
-    EtudeError,
     JobStillRunning,
     RequestError,
     TrainingError,
 )
 from etude.core.job import Skipped, TrainingStatusEnum
-from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
+from etude.loop.trainer import EpochTrainer
 from etude.report.files import RunReport
 from tests.support import ScriptedEngine
 from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt, learning_engine
@@ -78,10 +74,6 @@ async def test_validation_comes_before_training_at_every_interval_and_at_the_end
     ]
     assert [entry.version.number for entry in trainer.history.validations] == [0, 2, 4, 5]
     assert trainer.history.validations[0].metrics["num_examples"] == 10
-
-
-async def test_without_validation_examples_nothing_is_validated(run):
-    assert (await run.start(num_epochs=1)).history.validations == ()
 
 
 async def test_the_files_of_a_run_are_written(run):
@@ -143,19 +135,6 @@ async def test_a_run_interrupted_while_training_ends_where_an_uninterrupted_one_
     assert [json.loads(line)["epoch"] for line in lines] == [1, 2, 3]
 
 
-async def test_episodes_that_were_collected_before_an_interruption_are_not_collected_again(run):
-    def stop_at_the_last(episode):
-        if episode.id == "train/2/e2/3":
-            raise Interrupted
-
-    run.watcher.episode_finished = stop_at_the_last
-    with pytest.raises(Interrupted):
-        await run.start(num_epochs=2)
-    again = run.restarted()
-    await again.start(num_epochs=2)
-    assert len(run.engine.requests) + len(again.engine.requests) == len(run.examples) * 4 * 2
-
-
 @pytest.mark.parametrize("status", [TrainingStatusEnum.FAILED, TrainingStatusEnum.CANCELED])
 async def test_a_failed_job_ends_the_run_and_a_resumed_run_submits_it_as_another_job(run, status):
     run.adapter.behave = ending_as(status, "out of memory")
@@ -189,29 +168,6 @@ async def test_a_stuck_job_that_cannot_be_cancelled_is_not_made_a_second_time(ru
     assert (again.engine.version, len(again.statuses)) == (1, 1)
 
 
-async def test_a_stuck_job_that_is_done_by_the_time_it_is_cancelled_counts(run):
-    run.settings = {"job_timeout": 0.05}
-    run.adapter.cancels = False
-    run.adapter.behave = lambda found: asyncio.sleep(60)
-    await run.start(num_epochs=1)
-    assert run.engine.version == 1
-
-
-async def test_a_backend_that_times_out_by_itself_is_not_taken_for_a_stuck_job(run):
-    async def refuse():
-        raise TimeoutError("the network")
-
-    run.adapter.behave = lambda found: refuse()
-    with pytest.raises(TimeoutError, match="the network"):
-        await run.start()
-
-
-async def test_a_job_that_is_not_final_when_the_wait_is_over_is_an_error(run):
-    run.adapter.behave = ending_as(TrainingStatusEnum.RUNNING)
-    with pytest.raises(TrainingError, match="came back while it is 'running'"):
-        await run.start()
-
-
 def with_version(**changes):
     def behave(found):
         made = found.metadata["model_version"] | changes
@@ -223,12 +179,6 @@ def with_version(**changes):
 async def test_weights_that_have_not_changed_are_an_error(run):
     run.adapter.behave = with_version(digest="digest-0")
     with pytest.raises(TrainingError, match="the weights have not changed"):
-        await run.start()
-
-
-async def test_versions_that_do_not_count_upwards_are_an_error(run):
-    run.adapter.behave = with_version(number=0)
-    with pytest.raises(TrainingError, match="must count upwards"):
         await run.start()
 
 
@@ -249,16 +199,6 @@ async def test_an_engine_that_answers_with_other_weights_than_it_says_is_an_erro
     run.engine = Stale(lambda request: ["yes", "no"][request.key % 2])
     with pytest.raises(TrainingError, match=r"epoch 2 were not sampled from version 1,.*12 from version 0"):
         await run.start()
-
-
-async def test_an_unhealthy_backend_ends_the_run_before_anything_is_sampled(run):
-    async def unhealthy():
-        return False
-
-    run.adapter.is_healthy = unhealthy
-    with pytest.raises(TrainingError, match="'fake' is not healthy"):
-        await run.start()
-    assert run.engine.requests == []
 
 
 async def test_a_backend_that_promised_versions_must_name_them(run):
@@ -352,32 +292,6 @@ async def test_text_is_enough_for_a_backend_that_does_not_need_tokens(run):
     assert len(run.statuses) == 1
 
 
-@pytest.mark.parametrize(
-    "builder",
-    [
-        CollectingBuilder(Dpo(num_generations=4)),
-        CollectingBuilder(ExpertIteration(num_generations=4, min_reward=1.0)),
-    ],
-    ids=["dpo", "expert_iteration"],
-)
-async def test_the_other_algorithms_run_through_the_same_loop(run, builder):
-    run.builder = builder
-    trainer = await run.start(num_epochs=2)
-    assert len(run.statuses) == 2
-    # Judged by all episodes, not by the ones that were kept.
-    assert all(0 < entry.metrics["avg_reward"] < 1 for entry in trainer.history.epochs)
-
-
-async def test_too_many_failed_episodes_stop_the_run_with_the_reason(run):
-    def broken(example, output):
-        raise ZeroDivisionError("by zero")
-
-    run.evaluator = broken
-    with pytest.raises(ErrorBudgetExceeded, match="ZeroDivisionError"):
-        await run.start()
-    assert run.adapter.submitted == []
-
-
 async def test_scores_that_fail_within_the_budget_are_excluded_and_counted(run):
     def picky(example, output):
         return float("nan") if example.id == "e0" else float(output == "yes")
@@ -388,17 +302,6 @@ async def test_scores_that_fail_within_the_budget_are_excluded_and_counted(run):
     metrics = trainer.history.epochs[0].metrics
     assert (metrics["episodes"], metrics["unscored"]) == (12, 4)
     assert metrics["failures"] == {"score:correct": 4}
-
-
-async def test_a_custom_reward_shapes_what_is_trained_on(run):
-    class Shaped(CollectingBuilder):
-        async def compute_reward(self, output_item, meta=None):
-            assert meta == {"epoch": 0, "run_id": "run", "begins_from": 0}
-            return 10 * await super().compute_reward(output_item, meta)
-
-    run.builder = Shaped(Grpo(num_generations=4))
-    trainer = await run.start(num_epochs=1)
-    assert trainer.history.epochs[0].metrics["max_reward"] == 10.0
 
 
 async def test_the_curriculum_filters_and_its_state_survives_a_restart(run):
@@ -489,30 +392,6 @@ async def test_a_run_that_was_killed_before_it_deleted_the_last_epochs_versions_
     assert again.adapter.kept == []
     await again.start(num_epochs=1)
     assert again.adapter.kept == [0, 1]
-
-
-async def test_all_versions_are_kept_when_asked(run):
-    run.settings = {"keep_checkpoints": "all"}
-    await run.start(num_epochs=2)
-    assert run.adapter.kept == []
-
-
-async def test_metrics_of_another_run_are_not_made_up(run):
-    trainer = await run.start(num_epochs=1)
-    assert (await trainer.get_metrics("run"))["epochs_trained"] == 1
-    with pytest.raises(ValueError, match="knows nothing of 'other'"):
-        await trainer.get_metrics("other")
-
-
-async def test_progress_can_be_logged_into_another_folder(run, tmp_path):
-    trainer = await run.start(num_epochs=1)
-    trainer.log_progress(0, {"avg_reward": 0.5}, output_dir=str(tmp_path / "elsewhere"))
-    assert (tmp_path / "elsewhere" / "training_metrics.jsonl").exists()
-
-
-async def test_a_trainer_without_a_runtime_says_so():
-    with pytest.raises(EtudeError, match="bind_runtime"):
-        _ = EpochTrainer(EpochTrainerConfig()).runtime
 
 
 async def test_starting_a_collection_twice_or_finishing_one_that_was_not_started_is_an_error(run):

@@ -14,11 +14,12 @@ import socket
 import subprocess
 import sys
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
 from tests.chaos.acknowledged import is_answered
+from tests.json_server import JsonServer
 
 _SECONDS = 0.15
 """That an answer takes on average."""
@@ -74,32 +75,17 @@ def serve(port: int, journal: Path, log: Path) -> None:
     """Answer until this process is killed."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(path: str, headers: Message, body: bytes) -> tuple[int, Any]:
+        if not body:
+            return 200, {"object": "list", "data": [{"id": "helper", "object": "model"}]}
+        request = json.loads(body)
+        seed = request["seed"]
+        line = {"seed": seed, "again": is_answered(journal, seed)}
+        os.write(descriptor, f"{json.dumps(line)}\n".encode())
+        time.sleep(_SECONDS * (0.5 + seed % 1000 / 1000))
+        return 200, completion(request)
 
-        def log_message(self, format: str, *args: object) -> None:
-            """The log has what counts."""
-
-        def do_GET(self) -> None:
-            self._reply({"object": "list", "data": [{"id": "helper", "object": "model"}]})
-
-        def do_POST(self) -> None:
-            request = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            seed = request["seed"]
-            line = {"seed": seed, "again": is_answered(journal, seed)}
-            os.write(descriptor, f"{json.dumps(line)}\n".encode())
-            time.sleep(_SECONDS * (0.5 + seed % 1000 / 1000))
-            self._reply(completion(request))
-
-        def _reply(self, body: dict[str, Any]) -> None:
-            data = json.dumps(body).encode()
-            self.send_response(200)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-    ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+    JsonServer(answer, port).serve_forever()
 
 
 if __name__ == "__main__":
