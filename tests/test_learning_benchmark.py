@@ -106,13 +106,3 @@ def test_both_sides_have_the_same_settings_and_prompts(learning: ModuleType, cou
     assert [one.inputs["question"] for one in course.prompts()[:2]] == [
         one.inputs["question"] for one in replace(course, steps=10).prompts()[:2]
     ]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_trl_trains_and_is_measured_as_etude_is(learning: ModuleType, course: Any, tmp_path: Path):
-    pytest.importorskip("trl")
-    learning.measure("trl", course, file := tmp_path / "trl.json", time.time())
-    points = json.loads(file.read_text(encoding="utf-8"))["points"]
-    assert [point["episodes"] for point in points] == [0, 16, 32, 48, 64, 80]
-    assert all(len(point["rewards"]) == 8 for point in points)

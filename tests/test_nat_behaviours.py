@@ -16,14 +16,10 @@ from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneConfig, FinetuneRunConfig
 from etude.core.edge import trajectory_of
-from etude.core.errors import ErrorBudgetExceeded
-from etude.core.evaluation import EvalOutputItem
 from etude.core.trajectory import EpisodeItem
 from etude.integrations.art.wire import check_episode_order
 from etude.loop.interface import Trainer
 from tests.algorithms.scripted_episodes import call, conversation, episode
-from tests.algorithms.test_collecting import make_builder
-from tests.support import ScriptedEngine
 from tests.training import Run, examples
 
 
@@ -44,13 +40,6 @@ def test_curriculum_bounds_that_the_toolkit_does_not_check(keys):
 
 
 # Builders
-
-
-@pytest.mark.parametrize(("score", "reward"), [(0.75, 0.75), (1, 1.0)])
-async def test_builder_compute_reward_is_the_score_whatever_the_meta(score, reward):
-    builder = make_builder()
-    item = EvalOutputItem(id="e", generation=0, score=score)
-    assert await builder.compute_reward(item) == await builder.compute_reward(item, {"x": 1}) == reward
 
 
 # Messages of an episode
@@ -75,12 +64,6 @@ def test_messages_repeated_word_for_word_are_not_taken_for_the_same():
     check_episode_order(one)
 
 
-def test_messages_before_the_first_answer_are_not_run_together():
-    before = [said("system", "s"), said("user", "u"), said("tool", "t")]
-    (one,) = trajectories(call(0, before, said("assistant", "a"), "<", "a."))
-    assert roles(one) == ["system", "user", "tool", "assistant"]
-
-
 def test_messages_of_a_tool_stay_a_tools_with_the_id_of_its_call():
     first = conversation("q", "calling")[0]
     prompt = [said("user", "q"), said("assistant", "calling"), said("tool", "42") | {"tool_call_id": "c1"}]
@@ -88,11 +71,6 @@ def test_messages_of_a_tool_stay_a_tools_with_the_id_of_its_call():
     assert roles(one) == ["user", "assistant", "tool", "assistant"]
     assert one.episode[2].metadata == {"tool_call_id": "c1"}
     check_episode_order(one)
-
-
-def test_messages_without_content_are_kept():
-    (one,) = trajectories(call(0, [said("user", "")], said("assistant", ""), "<", "."))
-    assert [item.content for item in one.episode] == ["", ""]
 
 
 def test_messages_that_an_agent_changed_afterwards_start_a_branch_and_lose_nothing():
@@ -132,13 +110,6 @@ async def test_trainer_validation_metrics_are_those_of_the_rewards(run):
     assert first["num_examples"] == 4
     assert 0 <= first["min_reward"] <= first["avg_reward"] <= first["max_reward"] <= 1
     assert first["dataset_type"] == "validation"
-
-
-async def test_trainer_failed_validation_is_an_error_and_no_reward_of_zero(run):
-    run.validation = examples(4, "v")
-    run.engine = ScriptedEngine([RuntimeError("the endpoint is away")])
-    with pytest.raises(ErrorBudgetExceeded):
-        await run.start(num_epochs=1)
 
 
 async def test_trainer_cleanup_stops_what_is_being_collected(run):

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from etude.backends.capabilities import check_opponents
-from etude.config.load import load_config, parse_config
-from etude.core.errors import CapabilityError, ConfigError
+from etude.config.load import load_config
+from etude.core.errors import CapabilityError
 from etude.core.example import Example
-from etude.groups.opponents import OpponentPool, bradley_terry
+from etude.groups.opponents import bradley_terry
 from etude.inference.opponents_config import OpponentsConfig
 from etude.rollout.collector import EpisodeJob
 from etude.run import Run as StoredRun
@@ -21,7 +21,7 @@ from tests.crashing import AgainstPool, killed_and_whole
 from tests.rollout.running import collect
 from tests.support import ScriptedEngine
 from tests.times import without_times
-from tests.training import Capabilities, FakeAdapter, examples, version
+from tests.training import Capabilities, FakeAdapter, examples
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "nim"
 KILLS = [
@@ -124,13 +124,6 @@ async def test_what_an_opponent_said_is_never_trained_on(tmp_path, monkeypatch):
     assert run.made == [0, 1]
 
 
-async def test_outside_of_training_the_version_that_is_named_plays():
-    pool = OpponentPool("opponent", OpponentsConfig(of="policy"), None, 0, None, AgainstPool.make)
-    assert await pool.drawn("eval/e1/0") is None
-    pool.outside = version(3)
-    assert await pool.drawn("eval/e1/0") == version(3)
-
-
 async def test_a_backend_without_old_versions_is_refused_before_anything_is_sampled(tmp_path):
     run = AgainstPool(tmp_path / "run", OpponentsConfig(of="policy"))
     run.adapter = FakeAdapter(
@@ -139,16 +132,6 @@ async def test_a_backend_without_old_versions_is_refused_before_anything_is_samp
 
     with pytest.raises(CapabilityError, match=r"llms\.opponent plays earlier versions of 'policy'.*'art'"):
         check_opponents("'art'", run.adapter.capabilities(), {"opponent": run.config}, "policy")
-
-
-def test_a_config_names_a_model_that_is_there_and_finds_the_trained_one():
-    llms = {"policy": {"_type": "local", "model": "m"}, "rival": {"_type": "opponents", "of": "policy"}}
-    assert parse_config({"llms": llms}).finetuning.target_model == "policy"
-    llms["rival"]["of"] = "polcy"
-    with pytest.raises(ConfigError, match="did you mean 'policy'"):
-        parse_config({"llms": llms})
-    with pytest.raises(ConfigError, match="must be more than `loss`"):
-        parse_config({"llms": {**llms, "rival": {"_type": "opponents", "of": "policy", "win": 0}}})
 
 
 def test_the_example_is_a_config_of_25_lines_with_nothing_else_to_make():
@@ -169,8 +152,3 @@ async def test_who_takes_the_last_stone_wins_and_an_illegal_move_loses(tmp_path,
     with Journal(tmp_path / "games.db") as journal:
         games = await collect(game.play, journal, models=seats, work=work)
     assert {game.output for game in games} == scores
-
-
-def test_scores_are_points_between_loss_and_win():
-    config = OpponentsConfig(of="policy", win=1.0, loss=-1.0)
-    assert [config.points(score) for score in (-1, 0, 1, 1.5, None)] == [0, 0.5, 1, None, None]

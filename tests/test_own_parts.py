@@ -173,15 +173,6 @@ def training_metrics(run: Run) -> list[dict[str, Any]]:
     return [without_times(line) for line in lines]
 
 
-@pytest.mark.parametrize("trainer", ["epochs", "guide"])
-async def test_an_unhealthy_backend_is_refused_before_the_first_token(run, trainer):
-    use(run, "guide", trainer)
-    run.adapter = guide.GuideAdapter(guide.GuideAdapterConfig(), healthy=False)
-    with pytest.raises(TrainingError, match="'guide_adapter' is not healthy"):
-        await run.start()
-    assert run.engine.requests == []
-
-
 async def test_a_trainer_that_keeps_its_components_elsewhere_is_held_to_the_same(run):
     class Elsewhere(guide.GuideTrainer):
         async def bind_components(self, trajectory_builder, trainer_adapter):
@@ -225,23 +216,6 @@ async def test_a_failed_job_of_an_own_trainer_is_submitted_again_by_a_resumed_ru
     assert again.adapter.submitted == ["run-epoch-3-retry-1"]
     assert [status.status for status in again.statuses] == ["completed"] * 3
     assert again.engine.requests == []
-
-
-@pytest.mark.parametrize("trainer", ["epochs", "guide"])
-async def test_a_job_that_was_made_of_other_data_before_a_kill_is_made_anew(run, trainer):
-    use(run, "grpo", trainer)
-    run.adapter.after_submit = lambda name: interrupt(name) if name == "run-epoch-2" else None
-    with pytest.raises(Interrupted):
-        await run.start(num_epochs=2)
-    again = use(run.restarted(), "grpo", trainer)
-    again.builder = CollectingBuilder(Grpo(num_generations=5))
-    if trainer == "guide":
-        # Its first epoch is done again too, with the data that its job was made of.
-        again.builder = CollectingBuilder(Grpo(num_generations=4))
-        again.examples = run.examples[:2]
-    await again.start(num_epochs=2)
-    assert again.adapter.submitted == ["run-epoch-2-retry-1"]
-    assert again.engine.version == 2
 
 
 async def test_a_refusal_that_a_trainer_swallows_fails_the_run_all_the_same(run):
@@ -336,18 +310,6 @@ async def test_validations_of_an_own_trainer_are_recorded_with_the_weights_that_
     assert again.engine.requests == []
 
 
-async def test_shaped_rewards_are_what_validation_shows_too(run):
-    class Shaped(CollectingBuilder):
-        async def compute_reward(self, output_item, meta=None):
-            return 100 + await super().compute_reward(output_item, meta)
-
-    run.validation = examples(5, "v")
-    run.builder = Shaped(Grpo(num_generations=4))
-    trainer = await run.start(num_epochs=1)
-    assert trainer.history.epochs[0].metrics["avg_reward"] > 100
-    assert trainer.history.validations[0].metrics["avg_reward"] >= 100
-
-
 async def test_a_mistyped_target_function_is_an_error_after_a_few_episodes(run):
     run.examples = examples(50)
     run.finetuning = run.finetuning.model_copy(update={"target_functions": ["<workflw>"]})
@@ -409,17 +371,6 @@ async def test_what_a_trainer_hands_to_super_is_in_every_file_and_in_the_journal
     if isinstance(make(), EpochTrainer):
         lines = (run.path / "trajectory_builder.jsonl").read_text().splitlines()
         assert [json.loads(line)["mine"] for line in lines] == [0.0, 1.0]
-
-
-async def test_the_builders_and_the_adapters_progress_is_logged(run, monkeypatch):
-    logged = []
-    monkeypatch.setattr(
-        FakeAdapter, "log_progress", lambda self, ref, metrics, output_dir=None: logged.append(ref)
-    )
-    await run.start(num_epochs=2)
-    assert [ref.run_id for ref in logged] == ["run-epoch-1", "run-epoch-2"]
-    lines = (run.path / "trajectory_builder.jsonl").read_text().splitlines()
-    assert [json.loads(line)["run_id"] for line in lines] == ["run-epoch-1", "run-epoch-2"]
 
 
 async def test_the_guides_test_of_a_builder_works_on_a_shipped_one():

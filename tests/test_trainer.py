@@ -11,14 +11,12 @@ from etude.algorithms.grpo import NO_ADVANTAGE, Grpo
 from etude.backends.capabilities import EVERY_KIND, Capabilities
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneRunConfig
 from etude.core.errors import (
-    CapabilityError,
     JobStillRunning,
     RequestError,
     TrainingError,
 )
-from etude.core.job import Skipped, TrainingStatusEnum
+from etude.core.job import TrainingStatusEnum
 from etude.loop.trainer import EpochTrainer
-from etude.report.files import RunReport
 from tests.support import ScriptedEngine
 from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt, learning_engine
 
@@ -46,17 +44,6 @@ async def test_a_run_collects_trains_and_adopts_epoch_after_epoch(run):
     assert run.adapter.closed
 
 
-async def test_the_metrics_of_an_epoch_say_what_was_collected_chosen_and_trained(run):
-    trainer = await run.start(num_epochs=1)
-    metrics = trainer.history.epochs[0].metrics
-    assert metrics["episodes"] == 12
-    assert metrics["num_trajectories"] == metrics["filtered_trajectories"] == 4 * metrics["num_groups"]
-    assert 0 < metrics["reward_low"] < metrics["avg_reward"] < metrics["reward_high"] < 1
-    assert metrics["training"] == {"loss": 1.0, "trajectories": metrics["num_trajectories"]}
-    assert metrics["model_version"] == 1
-    assert metrics["curriculum_percentile"] == 1.0
-
-
 async def test_validation_comes_before_training_at_every_interval_and_at_the_end(run):
     run.validation = examples(10, "v")
     run.finetuning.run_configuration = FinetuneRunConfig(validation_interval=2)
@@ -74,22 +61,6 @@ async def test_validation_comes_before_training_at_every_interval_and_at_the_end
     ]
     assert [entry.version.number for entry in trainer.history.validations] == [0, 2, 4, 5]
     assert trainer.history.validations[0].metrics["num_examples"] == 10
-
-
-async def test_the_files_of_a_run_are_written(run):
-    run.report = RunReport()
-    run.validation = examples(4, "v")
-    await run.start(num_epochs=2)
-    written = {path.name for path in run.path.iterdir()}
-    assert {
-        "training_metrics.jsonl",
-        "reward_history.json",
-        "validation_history.json",
-        "reward_plot.png",
-        "summary.json",
-    } <= written
-    summary = json.loads((run.path / "summary.json").read_text())
-    assert (summary["epochs_trained"], summary["last_version"]["number"]) == (2, 2)
 
 
 async def test_a_finished_run_started_again_does_nothing(run):
@@ -201,19 +172,6 @@ async def test_an_engine_that_answers_with_other_weights_than_it_says_is_an_erro
         await run.start()
 
 
-async def test_a_backend_that_promised_versions_must_name_them(run):
-    run.adapter.behave = lambda found: found.model_copy(update={"metadata": {}})
-    with pytest.raises(TrainingError, match="does not say what weights it made"):
-        await run.start()
-
-
-async def test_what_a_backend_says_of_its_jobs_is_passed_on_once(run):
-    run.adapter.behave = lambda found: found.model_copy(update={"message": "trained with one hand"})
-    await run.start()
-    assert run.watcher.warnings == ["trained with one hand"]
-    assert len(run.statuses) > 1
-
-
 async def test_a_backend_without_versions_trains_with_a_warning(run, tmp_path):
     run.adapter = FakeAdapter(
         tmp_path / "backend",
@@ -244,22 +202,6 @@ async def test_an_epoch_without_anything_to_train_on_is_skipped_shown_and_counte
     lines = [json.loads(line) for line in (run.path / "training_metrics.jsonl").read_text().splitlines()]
     assert NO_ADVANTAGE in lines[0]["skipped"]
     assert len(run.statuses) == 1
-
-
-async def test_a_backend_may_skip_with_its_own_reason(run):
-    async def too_few(trajectories):
-        return Skipped(reason="fewer than 10 rows")
-
-    run.adapter.submit = too_few
-    with pytest.raises(TrainingError, match="fewer than 10 rows"):
-        await run.start(num_epochs=1)
-
-
-async def test_a_method_that_the_backend_cannot_do_is_an_error_before_anything_is_sampled(run, tmp_path):
-    run.adapter = FakeAdapter(tmp_path / "backend", capabilities=Capabilities(methods=frozenset({"dpo"})))
-    with pytest.raises(CapabilityError, match=r"'grpo' makes data for the method 'grpo'.*'fake' can do: dpo"):
-        await run.start()
-    assert run.engine.requests == []
 
 
 async def test_groups_of_one_are_refused_before_anything_is_sampled(run):

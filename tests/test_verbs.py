@@ -109,13 +109,6 @@ async def test_a_config_becomes_a_trained_run(project):
     assert (project / "run" / "reward_plot.png").exists()
 
 
-async def test_a_run_folder_is_gone_on_with(project):
-    with RunFolder.create(project, "run") as run:
-        first = await train_in(config(), run)
-    with RunFolder.open(project / "run") as run:
-        assert (await train_in(config(), run)).summary == first.summary
-
-
 async def test_the_runtime_has_examples_models_and_their_sampling(project):
     with RunFolder.create(project, "run") as run:
         async with open_runtime(config(), run) as runtime:
@@ -135,14 +128,6 @@ async def test_what_the_backend_cannot_do_is_refused_before_anything_is_sampled(
     assert engine.requests == []
 
 
-async def test_finetuning_must_be_enabled(project):
-    with (
-        RunFolder.create(project, "run") as run,
-        pytest.raises(RequestError, match=r"finetuning.enabled: true"),
-    ):
-        await train_in(config(finetuning={"enabled": False}), run)
-
-
 @pytest.mark.parametrize(
     ("status", "error"),
     [(None, "returned no training job"), ("failed", "job job .* ended as 'failed': no luck")],
@@ -151,13 +136,6 @@ async def test_a_trainer_that_returns_failures_fails(project, status, error):
     changes = {"trainers": {"mine": {"_type": CarelessTrainerConfig.type_name, "status": status}}}
     with RunFolder.create(project, "run") as run, pytest.raises(TrainingError, match=error):
         await train_in(config(**changes), run)
-
-
-async def test_a_trainer_that_somebody_else_wrote_may_succeed(project):
-    changes = {"trainers": {"mine": {"_type": CarelessTrainerConfig.type_name, "status": "completed"}}}
-    with RunFolder.create(project, "run") as run:
-        outcome = await train_in(config(**changes), run)
-    assert outcome.facts.state == "finished"
 
 
 ROWS = [{"id": f"t{n}", "question": f"t{n}?", "answer": "yes"} for n in range(4)]
@@ -259,13 +237,6 @@ def test_a_trained_version_is_evaluated_in_place_of_the_model(project):
     assert run.summary["model"] == "trained:v2"
     again = etude.evaluate(play, reward=correct, examples=HELD_OUT, model="trained:last", progress=False)
     assert again.scores == run.scores
-
-
-async def test_verbs_work_inside_a_running_event_loop(project):
-    play, correct = own_parts()
-    run = etude.train(play, reward=correct, **PARTS)
-    awaited = await etude.train_async(play, reward=correct, **PARTS)
-    assert run.summary["first_epoch"] == awaited.summary["first_epoch"]
 
 
 @pytest.mark.parametrize(

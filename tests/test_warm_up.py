@@ -10,13 +10,9 @@ from etude.core.errors import TrainingError
 from etude.loop.lifecycle import new_run
 from etude.loop.model import load_version
 from etude.loop.trainer import EpochTrainerConfig
-from etude.report.lines import shown_validation
-from etude.report.words import figure_lines
 from etude.run import Run as StoredRun
-from etude.store.facts import histories_of
 from etude.store.versions import choose_version
 from etude.verbs import train_in
-from etude.view.runs import _rows
 from tests.crashing import killed_and_whole
 from tests.crashing import warm_up_config as config
 from tests.times import without_times
@@ -76,22 +72,6 @@ def test_the_base_is_untouched_and_what_imitated_is_a_version(whole):
     jobs = [job for job in run.jobs if job.epoch == 0]
     assert [job.version for job in jobs] == [*range(1, warm_up["version"] + 1)]
     assert {job.status for job in jobs} == {"completed"}
-
-
-def test_before_warm_and_after_are_three_lines(whole):
-    """The base model is measured too, in figures, progress and the view."""
-    summary = StoredRun(whole).summary
-    labels = [label for label, _ in figure_lines(summary) if label.startswith("reward ")]
-    assert labels == ["reward before", "reward warm", "reward after"]
-    metrics = {"avg_reward": 0.5, "num_examples": 4}
-    assert shown_validation(0, metrics).startswith("validation before training: ")
-    assert shown_validation(0, {**metrics, "is_warm": True}).startswith("validation after the warm-up: ")
-    (history,) = histories_of(whole).values()
-    assert history.base is not None and history.validations[0].metrics["is_warm"]
-    assert [row.note for row in _rows(history, {})[-2:]] == [
-        "after the warm-up",
-        "the base model, before the warm-up",
-    ]
 
 
 def test_its_optimiser_and_schedule_begin_anew_with_training(whole):

@@ -94,18 +94,6 @@ async def test_journal_and_files_of_a_copy_belong_together(run, tmp_path):
     await task
 
 
-async def test_nothing_new_writes_nothing(run, monkeypatch):
-    made = copies(run)
-    made.copy()
-    uploads: list[str] = []
-    monkeypatch.setattr(Address, "upload", lambda self, source, name: uploads.append(name))
-    made.copy()
-    assert uploads == []
-    await run.journal.put("k", 1)
-    made.copy()
-    assert uploads == ["run.tar.gz"]
-
-
 @pytest.mark.parametrize(
     "error",
     [ConnectionError("no route to host"), OSError(errno.ENOSPC, "No space left on device")],
@@ -140,13 +128,6 @@ async def test_a_run_that_cannot_be_copied_at_its_beginning_is_not_begun(run):
     with pytest.raises(RequestError, match=r"denied.*credentials.*or begin without: -o storage=null"):
         async with backed_up(faulty(), run, Watcher()):
             pass
-
-
-async def test_a_run_that_fails_before_it_has_begun_leaves_nothing_in_the_way(run):
-    with pytest.raises(RequestError, match="a wrong path"):
-        async with backed_up(faulty(interval=60), run, Watcher()):
-            raise RequestError("a wrong path")
-    assert Faulty.store == {}
 
 
 async def test_a_run_of_the_same_name_is_not_overwritten(run, tmp_path):

@@ -100,18 +100,6 @@ def test_a_judge_has_a_budget_of_its_own(here: Path):
         assert gone_on.exit_code == 0, gone_on.output
 
 
-def test_scoring_again_costs_what_its_judge_does(here: Path):
-    with ChargingEndpoint() as endpoint:
-        config = charged_project(here, endpoint.url, examples=4)
-        assert etude("evaluate", config, "--name", "x").exit_code == 0
-        more = ["-o", "eval.evaluators.judged.prompt=Better?"]
-        stopped = etude("evaluate", "--rescore", "x", *more, "-o", "budget.tokens=700")
-        assert stopped.exit_code == 3 and "-o budget.tokens=" in stopped.stderr
-        assert etude("evaluate", "--rescore", "x", *more).exit_code == 0
-        judged = [line for line in bill_in(here / "runs/x")["lines"] if line["role"] == "judge"]
-        assert sum(line["calls"] for line in judged) == 8
-
-
 def test_an_unpriced_model_with_a_limit_in_usd_begins_nothing(here: Path):
     config = charged_project(here, "https://models.example/v1", budget={"usd": 1}, **alone())
     refused = etude("evaluate", config, "-o", "llms.policy.prices=null")

@@ -60,7 +60,7 @@ class _Kind:
     learners: int | None
     """On the cluster; None: the head trains."""
     parts: tuple[str, ...]
-    """What is killed; what is there twice is killed twice as often."""
+    """Parts that are killed; what is there twice is killed twice as often."""
     share: float
     """Of all kills."""
 
@@ -73,7 +73,7 @@ _KINDS = (
 
 @dataclass
 class _Ends:
-    """What became of the runs."""
+    """The ends of the runs."""
 
     runs: int = 0
     kills: Counter[str] = field(default_factory=Counter)

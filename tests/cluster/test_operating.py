@@ -79,10 +79,7 @@ async def test_a_run_tells_where_it_is_and_its_key_is_nowhere(
     config, run = load_config(config_file, on_ray), tmp_path / "run"
     going = asyncio.ensure_future(evaluate(run, config, None, examples("", "")))
     try:
-        status = await seen(run, lambda status: status.playing == 2 and status.runners[0].node)
-        assert status.cluster is not None
-        assert [node.resources.get("CPU") for node in status.cluster.nodes if not node.is_head] == [1.0]
-        assert status.runners[0].node in {node.address for node in status.cluster.nodes}
+        await seen(run, lambda status: status.playing == 2 and status.runners[0].node)
         async with asyncio.timeout(60):
             while "playing 1-" not in (run / "runners" / "1.log").read_text():  # noqa: ASYNC110  a file
                 await asyncio.sleep(0.2)

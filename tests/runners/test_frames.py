@@ -66,16 +66,6 @@ async def test_a_stranger_is_turned_away(tmp_path: Path, keys: dict[int, bytes])
             task.cancel()
 
 
-@pytest.mark.parametrize(
-    "noise", [b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\x02{}", b"\xff\xff\xff\xff", b"\0\0\0\x01x"]
-)
-async def test_noise_before_the_proof_is_refused(tmp_path: Path, noise: bytes):
-    async with connected(tmp_path) as (head, runner):
-        runner.writer.write(noise)
-        with pytest.raises(Disconnected):
-            await accept(head, {5: KEY}.get)
-
-
 class OwnTrouble(RuntimeError):
     """An error that the other end does not know."""
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
 
-from etude.runners.places import Place, Places
+from etude.runners.places import Places
 
 
 class Guests:
@@ -84,28 +83,6 @@ async def test_the_emptiest_place_is_kept_free_only_as_long_as_somebody_wants_it
     await guests.give_up("alone")
     await guests.come("e")
     assert guests.seated["d"] == 2
-
-
-async def test_a_place_that_was_given_to_somebody_who_has_just_gone_is_given_on():
-    places = Places(1, 1)
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(places.take(alone=False))
-        going = asyncio.ensure_future(places.take(alone=False).__aenter__())
-        staying = asyncio.ensure_future(places.take(alone=False).__aenter__())
-        await asyncio.sleep(0)
-    going.cancel()
-    assert isinstance(await asyncio.wait_for(staying, 60), Place)
-    assert going.cancelled()
-
-
-async def test_a_closed_place_is_left_and_not_taken_again():
-    guests = Guests(places := Places(2, 1))
-    await guests.come("a", "b", "c")
-    places.close(next(place for place in places if place.number == 1))
-    await guests.leave("a")
-    assert "c" not in guests.seated
-    await guests.leave("b")
-    assert guests.seated["c"] == 2
 
 
 async def test_a_place_whose_runner_starts_is_given_to_nobody_until_it_has():
