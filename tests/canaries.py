@@ -11,14 +11,15 @@ import contextlib
 import json
 import secrets
 import stat
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from tests.json_server import JsonServer
 
 AGENT = '''
 """An agent that tells everybody everything."""
@@ -85,11 +86,11 @@ def planted(folder: Path, config: Mapping[str, Any]) -> Iterator[Planted]:
     def canary(where: str) -> str:
         return canaries.setdefault(where, f"canary-{len(canaries)}-{secrets.token_hex(8)}")
 
-    with _echo() as address:
+    with JsonServer(_refuse) as server:
         helper = {
             "_type": "openai",
             "model_name": "helper",
-            "base_url": address,
+            "base_url": server.url,
             "api_key": canary("api_key"),
             "headers": {"X-Team": canary("a header"), "Authorization-Too": f"Bearer {canary('bearer')}"},
             "extra_body": {
@@ -160,31 +161,7 @@ def readable_by_others(folder: Path) -> list[str]:
     return [str(path) for path in everything if stat.S_IMODE(path.lstat().st_mode) & 0o077]
 
 
-@contextlib.contextmanager
-def _echo() -> Iterator[str]:
-    """The address of an endpoint that refuses every request, and says in the error what it was."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # the name is http.server's
-            self._refuse("")
-
-        def do_POST(self) -> None:  # the name is http.server's
-            self._refuse(self.rfile.read(int(self.headers["content-length"])).decode())
-
-        def _refuse(self, body: str) -> None:
-            message = f"cannot take {dict(self.headers)} {body}"
-            data = json.dumps({"error": {"message": message, "type": "invalid_request_error"}}).encode()
-            self.send_response(400)
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/v1"
-        finally:
-            server.shutdown()
+def _refuse(path: str, headers: Message, body: bytes) -> tuple[int, Any]:
+    """The error of an endpoint that refuses every request, and says what it was."""
+    message = f"cannot take {dict(headers)} {body.decode()}"
+    return 400, {"error": {"message": message, "type": "invalid_request_error"}}

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from etude.backends.capabilities import Capabilities
-from etude.config.finetuning import CurriculumLearningConfig, FinetuneConfig, FinetuneRunConfig
-from etude.core.errors import CapabilityError, ErrorBudgetExceeded, TrainingError
+from etude.config.finetuning import FinetuneConfig
+from etude.core.errors import CapabilityError, TrainingError
 from etude.core.job import TrainingStatusEnum
-from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt
+from tests.training import FakeAdapter, Interrupted, Run, interrupt
 
 OF_AN_EPOCH = 12
 
@@ -40,28 +40,6 @@ async def test_a_job_trains_while_the_next_episodes_are_collected(run):
     assert len(run.engine.requests) == 3 * OF_AN_EPOCH
 
 
-async def test_nothing_is_collected_for_an_epoch_that_is_not_meant_to_come(run):
-    await run.start(num_epochs=1)
-    assert len(run.engine.requests) == OF_AN_EPOCH
-
-
-async def test_the_facts_of_two_epochs_are_kept_apart(run):
-    run.examples = examples(4)
-    run.validation = examples(6, "v")
-    run.finetuning.run_configuration = FinetuneRunConfig(validation_interval=2)
-    run.finetuning.curriculum_learning = CurriculumLearningConfig(
-        enabled=True, initial_percentile=0.25, increment_percentile=0.25, expansion_interval=1
-    )
-    trainer = await run.start(num_epochs=4)
-    epochs = trainer.history.epochs
-    assert [entry.curriculum_state["current_percentile"] for entry in epochs] == [0.25, 0.5, 0.75, 1.0]
-    assert [entry.metrics["curriculum_percentile"] for entry in epochs] == [0.25, 0.5, 0.75, 1.0]
-    assert [entry.metrics["training"]["trajectories"] for entry in epochs] == [
-        entry.metrics["filtered_trajectories"] for entry in epochs
-    ]
-    assert [entry.version.number for entry in trainer.history.validations] == [0, 2, 4]
-
-
 async def test_a_job_that_failed_ends_the_run_at_once_and_what_was_collected_is_not_lost(run, tmp_path):
     asked = asyncio.Event()
     answer = run.engine.complete
@@ -86,45 +64,8 @@ async def test_a_job_that_failed_ends_the_run_at_once_and_what_was_collected_is_
     assert len(run.engine.requests) + len(again.engine.requests) == 2 * OF_AN_EPOCH
 
 
-async def test_an_error_in_collecting_is_told_once_the_job_is_done_and_loses_nothing(run, tmp_path):
-    run.finetuning.error_budget = 0.0
-    answer = run.engine.complete
-
-    async def break_in_the_second_epoch(request):
-        if len(run.engine.requests) >= OF_AN_EPOCH + 5:
-            raise ValueError("out of order")
-        return await answer(request)
-
-    run.engine.complete = break_in_the_second_epoch
-    with pytest.raises(ErrorBudgetExceeded, match="out of order"):
-        await run.start(num_epochs=3)
-    again = run.restarted()
-    trainer = await again.start(num_epochs=3)
-    assert sampled_from(trainer) == [0, 0, 1]
-    assert again.adapter.submitted == ["run-epoch-2", "run-epoch-3"]
-
-
-async def test_an_episode_that_failed_is_not_run_again_with_newer_weights(run):
-    run.finetuning.error_budget = 0.5
-    answer = run.engine.complete
-
-    async def break_once_in_the_second_epoch(request):
-        if len(run.engine.requests) == OF_AN_EPOCH:
-            run.engine.complete = answer
-            raise ValueError("out of order")
-        return await answer(request)
-
-    run.engine.complete = break_once_in_the_second_epoch
-    await interrupted_at_the_second_submission(run)
-    again = run.restarted()
-    trainer = await again.start(num_epochs=3)
-    assert sampled_from(trainer) == [0, 0, 1]
-    assert trainer.history.epochs[1].metrics["model_versions"] == {"0": OF_AN_EPOCH - 1}
-    assert len(again.engine.requests) == OF_AN_EPOCH
-
-
 @pytest.mark.parametrize("lose_jobs", [False, True], ids=["the backend kept the job", "the job was lost"])
-@pytest.mark.parametrize("epoch", [0, 1, 2])
+@pytest.mark.parametrize("epoch", [0, 1])
 async def test_an_interrupted_run_ends_where_an_uninterrupted_one_ends(run, tmp_path, lose_jobs, epoch):
     (tmp_path / "other").mkdir()
     whole = Run(tmp_path / "other" / "run")

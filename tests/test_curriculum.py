@@ -63,11 +63,6 @@ def test_each_percentile_trains_for_the_expansion_interval():
     assert percentiles(config(), 21) == [0.3] * 5 + [0.5] * 5 + [0.7] * 5 + [0.9] * 5 + [1.0]
 
 
-def test_an_interval_of_one_still_trains_an_epoch_at_the_initial_percentile():
-    settings = config(initial_percentile=0.4, increment_percentile=0.4, expansion_interval=1)
-    assert percentiles(settings, 4) == [0.4, 0.8, 1.0, 1.0]
-
-
 def test_an_epoch_that_selects_nothing_does_not_count_as_trained():
     settings = config(initial_percentile=0.4, increment_percentile=0.4, expansion_interval=1)
     state = initial_state(settings)
@@ -99,14 +94,6 @@ def test_the_share_is_rounded_up_without_float_noise(count, percentile, expected
     assert len(found) == expected
 
 
-def test_ten_groups_at_one_tenth_and_two_tenths_are_three():
-    settings = config(initial_percentile=0.1, increment_percentile=0.2, expansion_interval=1)
-    state = initial_state(settings)
-    for epoch in range(2):
-        found, state, _ = apply(groups(*[n / 100 for n in range(10)]), state, settings, 0, epoch)
-    assert len(found) == 3
-
-
 def test_a_random_subsample_is_a_share_of_the_valid_groups_and_repeats_by_seed_and_epoch():
     settings = config(initial_percentile=1.0, random_subsample=0.5)
     many = groups(*[n / 100 for n in range(20)])
@@ -118,12 +105,6 @@ def test_a_random_subsample_is_a_share_of_the_valid_groups_and_repeats_by_seed_a
     assert draw(0, 0) == draw(0, 0)
     assert draw(0, 0) != draw(1, 0)
     assert draw(0, 0) != draw(0, 1)
-
-
-def test_a_subsample_larger_than_the_selection_leaves_it_alone():
-    settings = config(initial_percentile=0.3, random_subsample=0.5)
-    found, _, _ = apply(groups(*[n / 100 for n in range(10)]), initial_state(settings), settings, 0, 0)
-    assert len(found) == 3
 
 
 def test_a_single_group_is_only_subsampled_by_trajectory_and_the_state_stays():
@@ -143,14 +124,3 @@ def test_a_group_is_judged_by_all_of_its_episodes_where_the_builder_tells_them()
     found, _, facts = apply([pair, flat], initial_state(settings), settings, 0, 0)
     assert selected(found) == ["pair"]
     assert facts["curriculum_easiest"] == pytest.approx(1 / 3)
-
-
-def test_the_state_given_is_not_changed():
-    settings = config()
-    state = initial_state(settings)
-    apply(groups(0.5, 0.4), state, settings, 0, 0)
-    assert state == initial_state(settings)
-
-
-def test_no_groups_select_nothing():
-    assert apply([], initial_state(config()), config(), 0, 0)[0] == []

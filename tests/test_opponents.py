@@ -2,32 +2,28 @@
 
 import importlib
 import json
-import os
-import signal
 from pathlib import Path
 
 import pytest
 
 from etude.backends.capabilities import check_opponents
-from etude.config.load import load_config, parse_config
-from etude.core.errors import CapabilityError, ConfigError
+from etude.config.load import load_config
+from etude.core.errors import CapabilityError
 from etude.core.example import Example
-from etude.groups.opponents import OpponentPool, bradley_terry
+from etude.groups.opponents import bradley_terry
 from etude.inference.opponents_config import OpponentsConfig
 from etude.rollout.collector import EpisodeJob
 from etude.run import Run as StoredRun
 from etude.store.episodes import iter_episodes
 from etude.store.journal import Journal
 from etude.store.run_folder import RunFolder
-from tests.crashing_opponents import AgainstPool
-from tests.forked import Forked
+from tests.crashing import AgainstPool, killed_and_whole
 from tests.rollout.running import collect
 from tests.support import ScriptedEngine
-from tests.test_trainer_crash import without_times
-from tests.training import Capabilities, FakeAdapter, examples, version
+from tests.times import without_times
+from tests.training import Capabilities, FakeAdapter, examples
 
-ROOT = Path(__file__).parent.parent
-EXAMPLE = ROOT / "examples" / "nim"
+EXAMPLE = Path(__file__).parents[1] / "examples" / "nim"
 KILLS = [
     ("request", 9),
     ("guess", 20),
@@ -37,14 +33,6 @@ KILLS = [
     ("prune", 1),
     ("guess", 3),
 ]
-
-
-def train(folder, *kill):
-    folder.mkdir(exist_ok=True)
-    command = ["-m", "tests.crashing_opponents", str(folder), *map(str, kill)]
-    process = Forked(command, ROOT, dict(os.environ), program="python")
-    process.communicate(timeout=60)
-    return process.returncode
 
 
 def outcome(folder):
@@ -63,17 +51,18 @@ def seats(folder):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    assert train(folder) == 0
-    return folder
+def folders(tmp_path_factory):
+    """Of a run that was killed again and again, and of one that was not."""
+    return killed_and_whole("pool", tmp_path_factory.mktemp("pool"), KILLS)
 
 
-def test_killed_anywhere_it_draws_the_same_opponents(whole, tmp_path):
-    killed = tmp_path / "killed"
-    for kill in KILLS:
-        assert train(killed, *kill) == -signal.SIGKILL, kill
-    assert train(killed) == 0
+@pytest.fixture
+def whole(folders):
+    return folders[1]
+
+
+def test_killed_anywhere_it_draws_the_same_opponents(folders):
+    killed, whole = folders
     assert seats(killed) == seats(whole)
     assert outcome(killed) == outcome(whole)
 
@@ -135,13 +124,6 @@ async def test_what_an_opponent_said_is_never_trained_on(tmp_path, monkeypatch):
     assert run.made == [0, 1]
 
 
-async def test_outside_of_training_the_version_that_is_named_plays():
-    pool = OpponentPool("opponent", OpponentsConfig(of="policy"), None, 0, None, AgainstPool.make)
-    assert await pool.drawn("eval/e1/0") is None
-    pool.outside = version(3)
-    assert await pool.drawn("eval/e1/0") == version(3)
-
-
 async def test_a_backend_without_old_versions_is_refused_before_anything_is_sampled(tmp_path):
     run = AgainstPool(tmp_path / "run", OpponentsConfig(of="policy"))
     run.adapter = FakeAdapter(
@@ -150,16 +132,6 @@ async def test_a_backend_without_old_versions_is_refused_before_anything_is_samp
 
     with pytest.raises(CapabilityError, match=r"llms\.opponent plays earlier versions of 'policy'.*'art'"):
         check_opponents("'art'", run.adapter.capabilities(), {"opponent": run.config}, "policy")
-
-
-def test_a_config_names_a_model_that_is_there_and_finds_the_trained_one():
-    llms = {"policy": {"_type": "local", "model": "m"}, "rival": {"_type": "opponents", "of": "policy"}}
-    assert parse_config({"llms": llms}).finetuning.target_model == "policy"
-    llms["rival"]["of"] = "polcy"
-    with pytest.raises(ConfigError, match="did you mean 'policy'"):
-        parse_config({"llms": llms})
-    with pytest.raises(ConfigError, match="must be more than `loss`"):
-        parse_config({"llms": {**llms, "rival": {"_type": "opponents", "of": "policy", "win": 0}}})
 
 
 def test_the_example_is_a_config_of_25_lines_with_nothing_else_to_make():
@@ -180,8 +152,3 @@ async def test_who_takes_the_last_stone_wins_and_an_illegal_move_loses(tmp_path,
     with Journal(tmp_path / "games.db") as journal:
         games = await collect(game.play, journal, models=seats, work=work)
     assert {game.output for game in games} == scores
-
-
-def test_scores_are_points_between_loss_and_win():
-    config = OpponentsConfig(of="policy", win=1.0, loss=-1.0)
-    assert [config.points(score) for score in (-1, 0, 1, 1.5, None)] == [0, 0.5, 1, None, None]

@@ -86,19 +86,6 @@ async def test_every_combination_trains_on_fresh_episodes_or_is_refused(
         assert run.engine.version == 3
 
 
-@pytest.mark.parametrize("builder", ["guide", "own phase"])
-async def test_no_two_generations_and_no_two_epochs_have_the_same_data(run, builder):
-    use(run, builder, "guide")
-    await run.start(num_epochs=3)
-    logprobs = [
-        tuple(trajectory.episode[-1].logprobs)
-        for collection in run.builder.collected
-        for group in collection.trajectories
-        for trajectory in group
-    ]
-    assert len(logprobs) == len(set(logprobs)) == 3 * 4 * 3
-
-
 @pytest.mark.parametrize("trainer", OWN_TRAINERS)
 async def test_the_epochs_of_an_own_trainer_are_journalled_reported_and_summed_up(run, trainer):
     run.validation = examples(4, "v")
@@ -120,8 +107,9 @@ async def test_the_epochs_of_an_own_trainer_are_journalled_reported_and_summed_u
     ]
 
 
-@pytest.mark.parametrize("builder", ["grpo", "guide"])
-@pytest.mark.parametrize("trainer", [*OWN_TRAINERS, "guide epochs"])
+@pytest.mark.parametrize(
+    ("builder", "trainer"), [("grpo", "guide"), ("guide", "one loop"), ("guide", "guide epochs")]
+)
 @pytest.mark.parametrize("place", ["submitting", "following", "collecting"])
 async def test_an_own_trainer_that_is_stopped_is_resumed_to_the_same_end(
     run, tmp_path, builder, trainer, place
@@ -169,16 +157,6 @@ async def test_a_run_that_is_stopped_when_an_epoch_is_recorded_does_not_make_its
     assert (again.engine.version, len(again.statuses)) == (2, 2)
 
 
-async def test_a_resumed_run_of_an_own_trainer_says_nothing_of_what_was_done_before(run):
-    use(run, "guide", "guide")
-    await run.start(num_epochs=2)
-    again = use(run.restarted(), "guide", "guide")
-    await again.start(num_epochs=3)
-    spoken = ("epoch", "trained", "collecting", "training")
-    events = [event for event in again.watcher.events if event.startswith(spoken)]
-    assert events == ["epoch 3", "collecting", "training", "trained 3"]
-
-
 def stop_after(count: int) -> Any:
     seen = []
 
@@ -193,29 +171,6 @@ def stop_after(count: int) -> Any:
 def training_metrics(run: Run) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (run.path / "training_metrics.jsonl").read_text().splitlines()]
     return [without_times(line) for line in lines]
-
-
-@pytest.mark.parametrize("trainer", TRAINERS)
-async def test_an_unhealthy_backend_is_refused_before_the_first_token(run, trainer):
-    use(run, "guide", trainer)
-    run.adapter = guide.GuideAdapter(guide.GuideAdapterConfig(), healthy=False)
-    with pytest.raises(TrainingError, match="'guide_adapter' is not healthy"):
-        await run.start()
-    assert run.engine.requests == []
-
-
-async def test_health_is_asked_also_when_initialize_is_overridden_without_super(run):
-    class Own(guide.GuideTrainer):
-        async def initialize(self, run_config):
-            self.run_config = run_config
-            await self.trajectory_builder.initialize(run_config)
-            await self.trainer_adapter.initialize(run_config)
-
-    run.builder = BUILDERS["guide"]()
-    run.make_trainer = lambda: Own(guide.GuideTrainerConfig())
-    run.adapter = guide.GuideAdapter(guide.GuideAdapterConfig(), healthy=False)
-    with pytest.raises(TrainingError, match="not healthy"):
-        await run.start()
 
 
 async def test_a_trainer_that_keeps_its_components_elsewhere_is_held_to_the_same(run):
@@ -246,22 +201,6 @@ async def test_a_trainer_that_keeps_its_components_elsewhere_is_held_to_the_same
     assert training_metrics(run)[0]["episodes"] == 12
 
 
-async def test_failed_episodes_are_left_out_of_what_run_eval_gives(run):
-    def broken(example, output):
-        if example.id == "e1":
-            raise ZeroDivisionError("no")
-        return float(output == "yes")
-
-    run.evaluator = broken
-    run.finetuning.error_budget = 0.5
-    use(run, "guide", "guide")
-    await run.start(num_epochs=2)
-    assert all(len(collection.trajectories) == 2 for collection in run.builder.collected)
-    metrics = training_metrics(run)
-    assert [(line["episodes"], line["unscored"]) for line in metrics] == [(12, 4), (12, 4)]
-    assert metrics[0]["failures"] == {"score:correct": 4}
-
-
 async def test_a_failed_job_of_an_own_trainer_is_submitted_again_by_a_resumed_run(run):
     use(run, "guide", "guide")
     failed = {"status": TrainingStatusEnum.FAILED, "message": "out of memory"}
@@ -277,23 +216,6 @@ async def test_a_failed_job_of_an_own_trainer_is_submitted_again_by_a_resumed_ru
     assert again.adapter.submitted == ["run-epoch-3-retry-1"]
     assert [status.status for status in again.statuses] == ["completed"] * 3
     assert again.engine.requests == []
-
-
-@pytest.mark.parametrize("trainer", ["epochs", "guide"])
-async def test_a_job_that_was_made_of_other_data_before_a_kill_is_made_anew(run, trainer):
-    use(run, "grpo", trainer)
-    run.adapter.after_submit = lambda name: interrupt(name) if name == "run-epoch-2" else None
-    with pytest.raises(Interrupted):
-        await run.start(num_epochs=2)
-    again = use(run.restarted(), "grpo", trainer)
-    again.builder = CollectingBuilder(Grpo(num_generations=5))
-    if trainer == "guide":
-        # Its first epoch is done again too, with the data that its job was made of.
-        again.builder = CollectingBuilder(Grpo(num_generations=4))
-        again.examples = run.examples[:2]
-    await again.start(num_epochs=2)
-    assert again.adapter.submitted == ["run-epoch-2-retry-1"]
-    assert again.engine.version == 2
 
 
 async def test_a_refusal_that_a_trainer_swallows_fails_the_run_all_the_same(run):
@@ -332,17 +254,6 @@ async def test_an_epoch_that_submits_nothing_is_skipped_with_the_reason(run):
     run.adapter = guide.GuideAdapter(guide.GuideAdapterConfig())
     await run.start(num_epochs=3)
     assert "run_epoch submitted nothing" in training_metrics(run)[1]["skipped"]
-
-
-async def test_run_epoch_of_the_shipped_loop_may_return_none(run):
-    class Lazy(guide.GuideEpochs):
-        async def run_epoch(self, epoch, run_id):
-            return None if epoch == 0 else await super().run_epoch(epoch, run_id)
-
-    run.builder = BUILDERS["guide"]()
-    run.make_trainer = lambda: Lazy(EpochTrainerConfig())
-    trainer = await run.start(num_epochs=2)
-    assert [entry.skipped for entry in trainer.history.epochs] == ["run_epoch returned None", None]
 
 
 async def test_a_trainer_that_returns_while_its_job_runs_is_an_error(run):
@@ -399,37 +310,6 @@ async def test_validations_of_an_own_trainer_are_recorded_with_the_weights_that_
     assert again.engine.requests == []
 
 
-async def test_a_validation_without_examples_is_an_error_that_says_what_to_set(run):
-    class Validating(guide.GuideTrainer):
-        async def run(self, num_epochs):
-            return await self.run_validation_evaluation(0, "x")
-
-    run.builder = BUILDERS["guide"]()
-    run.make_trainer = lambda: Validating(guide.GuideTrainerConfig())
-    with pytest.raises(RequestError, match=r"finetuning\.run_configuration\.validation_dataset"):
-        await run.start()
-
-
-@pytest.mark.parametrize(("trainer", "uses_them"), [("guide", False), ("epochs", True)])
-async def test_held_out_examples_that_a_trainer_does_not_use_are_said(run, trainer, uses_them):
-    run.validation = examples(5, "v")
-    await use(run, "guide", trainer).start(num_epochs=1)
-    told = [text for text in run.watcher.warnings if "never ran the validation: 5 held-out examples" in text]
-    assert len(told) == (0 if uses_them else 1)
-
-
-async def test_shaped_rewards_are_what_validation_shows_too(run):
-    class Shaped(CollectingBuilder):
-        async def compute_reward(self, output_item, meta=None):
-            return 100 + await super().compute_reward(output_item, meta)
-
-    run.validation = examples(5, "v")
-    run.builder = Shaped(Grpo(num_generations=4))
-    trainer = await run.start(num_epochs=1)
-    assert trainer.history.epochs[0].metrics["avg_reward"] > 100
-    assert trainer.history.validations[0].metrics["avg_reward"] >= 100
-
-
 async def test_a_mistyped_target_function_is_an_error_after_a_few_episodes(run):
     run.examples = examples(50)
     run.finetuning = run.finetuning.model_copy(update={"target_functions": ["<workflw>"]})
@@ -451,36 +331,6 @@ async def test_a_target_function_that_does_not_call_the_model_is_said_early(run)
     with pytest.raises(RequestError, match="none of the first 200 episodes"):
         await again.start(num_epochs=3)
     assert again.engine.requests == []
-
-
-async def test_a_target_function_that_no_call_has_beside_one_that_has_is_said(run):
-    run.finetuning = run.finetuning.model_copy(update={"target_functions": ["<workflow>", "judge"]})
-    await run.start(num_epochs=2)
-    (warning,) = run.watcher.warnings
-    assert warning.startswith("'finetuning.target_functions' names judge, and no call to 'policy' in 12 ")
-
-
-async def test_a_builder_that_trains_on_other_calls_is_not_stopped(run):
-    class Whole(CollectingBuilder):
-        async def initialize(self, run_config):
-            await super().initialize(run_config)
-            self.run_config = run_config.model_copy(update={"target_functions": ["*"]})
-
-    run.builder = Whole(Grpo(num_generations=4))
-    run.finetuning = run.finetuning.model_copy(update={"target_functions": ["judge"]})
-    await run.start(num_epochs=1)
-    assert len(run.statuses) == 1
-
-
-async def test_metrics_given_to_log_progress_are_in_the_files(run):
-    class Logging(EpochTrainer):
-        async def finish_epoch(self, epoch, ref, status):
-            await super().finish_epoch(epoch, ref, status)
-            self.log_progress(epoch, {"mine": float(epoch)})
-
-    run.make_trainer = lambda: Logging(EpochTrainerConfig())
-    await run.start(num_epochs=2)
-    assert [line["mine"] for line in training_metrics(run)] == [0.0, 1.0]
 
 
 ODD = {
@@ -523,54 +373,6 @@ async def test_what_a_trainer_hands_to_super_is_in_every_file_and_in_the_journal
         assert [json.loads(line)["mine"] for line in lines] == [0.0, 1.0]
 
 
-async def test_facts_and_validation_metrics_of_ones_own_may_be_of_any_type(run):
-    class Builder(CollectingBuilder):
-        def facts(self, run_id):
-            return {**super().facts(run_id), "mine": 1.0, **ODD}
-
-    class Validating(EpochTrainer):
-        async def run_validation_evaluation(self, epoch, run_id):
-            return {**await super().run_validation_evaluation(epoch, run_id), **ODD}
-
-    run.builder = Builder(Grpo(num_generations=4))
-    run.validation = examples(2, "v")
-    run.make_trainer = lambda: Validating(EpochTrainerConfig())
-    await run.start(num_epochs=1)
-    (line,) = training_metrics(run)
-    assert (line["mine"], line["when"], line["loss"]) == (1.0, "2026-01-02", "NaN")
-
-
-async def test_a_trainer_may_take_other_arguments_and_log_what_is_no_json(run):
-    class Own(guide.GuideTrainer):
-        async def run_epoch(self, epoch):
-            return await super().run_epoch(epoch, "x")
-
-        async def run(self, num_epochs):
-            status = await self.trainer_adapter.wait_until_complete(await self.run_epoch(0))
-            self.log_progress(0, {"job": status, "when": date(2026, 1, 2), 3: float("nan")})
-            return [status]
-
-        def log_progress(self, epoch, metrics):
-            self.metrics.append(metrics)
-
-    run.builder = BUILDERS["guide"]()
-    run.make_trainer = lambda: Own(guide.GuideTrainerConfig())
-    await run.start(num_epochs=1)
-    (line,) = training_metrics(run)
-    assert (line["job"]["status"], line["when"], line["3"]) == ("completed", "2026-01-02", None)
-
-
-async def test_the_builders_and_the_adapters_progress_is_logged(run, monkeypatch):
-    logged = []
-    monkeypatch.setattr(
-        FakeAdapter, "log_progress", lambda self, ref, metrics, output_dir=None: logged.append(ref)
-    )
-    await run.start(num_epochs=2)
-    assert [ref.run_id for ref in logged] == ["run-epoch-1", "run-epoch-2"]
-    lines = (run.path / "trajectory_builder.jsonl").read_text().splitlines()
-    assert [json.loads(line)["run_id"] for line in lines] == ["run-epoch-1", "run-epoch-2"]
-
-
 async def test_the_guides_test_of_a_builder_works_on_a_shipped_one():
     output = guide.etude.EvaluationRunOutput()
 
@@ -598,19 +400,10 @@ EARLY = {
 }
 
 
-@pytest.mark.parametrize("trainer", ["epochs", "guide", "one loop"])
+@pytest.mark.parametrize("trainer", ["epochs", "guide"])
 @pytest.mark.parametrize("method", EARLY)
 async def test_a_trainer_that_is_used_before_it_is_ready_says_which_call_comes_first(trainer, method):
     missing = "initialize" if method == "apply_curriculum_learning" else "bind_components"
     with pytest.raises(EtudeError, match=rf"Trainer.* is not ready for this: call {missing}\(.*\) first"):
         called = EARLY[method](TRAINERS[trainer]())
         await called
-
-
-async def test_a_trainer_that_is_bound_and_not_initialized_says_so(run):
-    trainer = EpochTrainer(EpochTrainerConfig())
-    await trainer.bind_components(run.builder, run.adapter)
-    with pytest.raises(EtudeError, match=r"call initialize\(run_config\) first"):
-        await trainer.run_validation_evaluation(0, "x")
-    with pytest.raises(EtudeError, match=r"Builder was not initialized; call initialize\(run_config\)"):
-        _ = run.builder.target_model

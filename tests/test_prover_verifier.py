@@ -53,17 +53,6 @@ async def test_careful_agents_reach_the_optimum(example, name):
     assert found == 1.0 if optimum == 1.0 else abs(found - optimum) < 0.08
 
 
-async def test_without_being_told_where_to_look_there_is_little_to_gain(example):
-    deaf = {"names": 1.0, "follows": 0.0, "believes": 1.0}
-    bound = example["task"].optimum("nip", told=False)
-    assert bound == 0.5625
-    assert abs(await accuracy(example["base"], "nip", deaf) - bound) < 0.08
-
-
-async def test_careless_agents_hardly_beat_a_coin(example):
-    assert 0.45 < await accuracy(example["base"], "nip", example["base"].CARELESS) < 0.65
-
-
 @pytest.mark.parametrize("algorithm", ["grpo", "expert_iteration", "malt"])
 def test_both_models_are_trained_by_each_algorithm(example, tmp_path, algorithm):
     config = example["run"].config_of(tmp_path, algorithm, 0, "nip", epochs=3)
@@ -107,14 +96,6 @@ async def test_in_words_an_animal_that_is_not_there_convinces_nobody(example, na
         tree = await Play(protocol, words.Words(), instance, Honest(words), key=number).grow()
         (leaf,) = tree.leaves()
         assert leaf.malformed is None and (leaf.verdict == 1) == bool(instance.expected)
-
-
-def test_no_word_that_is_held_out_is_trained_on(example):
-    trained, held_out = (
-        {word for each in examples() for word in each.inputs["words"]}
-        for examples in (example["words"].training, example["words"].held_out)
-    )
-    assert trained and held_out and not trained & held_out
 
 
 def test_the_configs_are_sound_as_they_are(example):

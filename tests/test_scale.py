@@ -55,21 +55,3 @@ def test_five_simulated_nodes_do_what_can_be_reckoned(scale: ModuleType):
     again = scale.simulate(setting, scale.Costs(**COSTS))
     assert (again.seconds, again.waits, again.head) == (outcome.seconds, outcome.waits, outcome.head)
     assert episodes == setting.rounds * setting.at_once
-
-
-def test_a_head_with_too_much_to_do_sets_the_pace(scale: ModuleType):
-    work = scale.Work(calls=4, tokens=1024, seconds=0.1)
-    costs = scale.Costs(**COSTS | {"call": 0.01})
-    outcome = scale.simulate(scale.Setting(5, 10, work, rounds=8.0), costs)
-    assert outcome.head == pytest.approx(1.0, abs=0.05)
-    assert outcome.calls_per_s == pytest.approx(1 / (0.01 + 0.002 / 4), rel=0.05)
-    assert outcome.waits[0] > 10 * 0.02
-
-
-def test_lost_nodes_cost_time_and_no_call_is_committed_twice(scale: ModuleType):
-    work = scale.Work(calls=4, tokens=1024, seconds=20.0)
-    setting = scale.Setting(5, 4, work, rounds=2.0, lost_per_minute=0.4)
-    outcome = scale.simulate(setting, scale.Costs(**COSTS | {"start": 2.0}))
-    assert outcome.played_again >= 4 and outcome.calls_again == 0
-    # Two rounds of four calls, of which some are made again.
-    assert outcome.seconds > 2 * 4 * 20.0

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from etude.config.load import load_config
 from etude.core.example import Example
 from etude.rollout.collector import EpisodeJob
 from etude.store.journal import Journal
@@ -56,11 +55,3 @@ async def test_a_script_that_fails_is_a_failed_episode(agent, tmp_path, monkeypa
     assert record.failure is not None
     assert "ended with status 1" in record.failure.reason
     assert "it last said: it is broken" in record.failure.reason
-
-
-def test_its_config_is_valid():
-    assert load_config(FOLDER / "config.yml").finetuning.trajectory_builder == "grpo"
-
-
-def test_the_script_knows_nothing_of_etude():
-    assert "etude" not in (FOLDER / "sorter.py").read_text().split('"""')[2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import logging
 import shutil
 import sys
 from pathlib import Path
@@ -136,18 +135,6 @@ async def test_what_they_did_is_in_the_files_and_on_the_command_line(guide, serv
     assert [job["trajectories"] for job in jobs] == [GROUPS * GENERATIONS] * EPOCHS
 
 
-async def test_an_error_in_an_epoch_is_logged_by_the_user_and_ends_the_run(
-    guide, server, monkeypatch, caplog
-):
-    monkeypatch.setattr(guide.MyTrajectoryBuilder, "parse", lambda self, item: 1 / 0)
-    with caplog.at_level(logging.INFO), pytest.raises(ZeroDivisionError):
-        await train(instant())
-    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
-        "Error in epoch 0"
-    ]
-    assert server.jobs == {}
-
-
 async def test_an_epoch_without_data_is_an_error_that_says_what_a_trainer_does_then(
     guide, server, monkeypatch
 ):
@@ -173,16 +160,3 @@ async def test_the_guides_test_of_a_builder_passes(guide):
     assert "test-run" in builder.evaluation_runs
     result = await builder.finalize("test-run")
     assert isinstance(result, TrajectoryCollection)
-
-
-async def test_cleanup_cancels_what_is_being_collected_and_closes_connections(guide):
-    builder = guide.MyTrajectoryBuilder(guide.MyTrajectoryBuilderConfig())
-    await builder.start_run("x")
-    tasks = builder.evaluation_runs["x"]
-    await builder.cleanup()
-    assert all(task.cancelling() for task in tasks)
-    config = guide.MyTrainerAdapterConfig(backend={"endpoint": "http://server", "api_key": "key"})
-    adapter = guide.MyTrainerAdapter(config)
-    await adapter.initialize(load_config("config.yml").finetuning)
-    await adapter.cleanup()
-    assert adapter.client.is_closed

@@ -22,7 +22,7 @@ from etude.config.finetuning import TrainerAdapterConfig
 from etude.config.load import parse_config
 from etude.config.registry import register_llm, register_trainer_adapter
 from etude.core.call import Sampling
-from etude.core.errors import CapabilityError, ConfigError, DatasetError, RequestError, TrainingError
+from etude.core.errors import CapabilityError, ConfigError, RequestError, TrainingError
 from etude.core.example import Example
 from etude.core.interfaces import bare
 from etude.runtime import open_runtime
@@ -109,13 +109,6 @@ async def test_a_config_becomes_a_trained_run(project):
     assert (project / "run" / "reward_plot.png").exists()
 
 
-async def test_a_run_folder_is_gone_on_with(project):
-    with RunFolder.create(project, "run") as run:
-        first = await train_in(config(), run)
-    with RunFolder.open(project / "run") as run:
-        assert (await train_in(config(), run)).summary == first.summary
-
-
 async def test_the_runtime_has_examples_models_and_their_sampling(project):
     with RunFolder.create(project, "run") as run:
         async with open_runtime(config(), run) as runtime:
@@ -127,28 +120,12 @@ async def test_the_runtime_has_examples_models_and_their_sampling(project):
         assert engine.closed
 
 
-async def test_an_engine_that_is_handed_in_takes_the_place_of_the_configs(project):
-    other = learning_engine()
-    with RunFolder.create(project, "run") as run:
-        async with open_runtime(config(), run, engines={"policy": other}) as runtime:
-            assert bare(runtime.engines["policy"]) is other
-    assert not other.closed
-
-
 async def test_what_the_backend_cannot_do_is_refused_before_anything_is_sampled(project):
     engine = learning_engine()
     changes = {"trainer_adapters": {"backend": {"_type": "test_backend", "methods": ["supervised"]}}}
     with RunFolder.create(project, "run") as run, pytest.raises(CapabilityError, match="supervised"):
         await train_in(config(**changes), run, engines={"policy": engine})
     assert engine.requests == []
-
-
-async def test_finetuning_must_be_enabled(project):
-    with (
-        RunFolder.create(project, "run") as run,
-        pytest.raises(RequestError, match=r"finetuning.enabled: true"),
-    ):
-        await train_in(config(finetuning={"enabled": False}), run)
 
 
 @pytest.mark.parametrize(
@@ -159,13 +136,6 @@ async def test_a_trainer_that_returns_failures_fails(project, status, error):
     changes = {"trainers": {"mine": {"_type": CarelessTrainerConfig.type_name, "status": status}}}
     with RunFolder.create(project, "run") as run, pytest.raises(TrainingError, match=error):
         await train_in(config(**changes), run)
-
-
-async def test_a_trainer_that_somebody_else_wrote_may_succeed(project):
-    changes = {"trainers": {"mine": {"_type": CarelessTrainerConfig.type_name, "status": "completed"}}}
-    with RunFolder.create(project, "run") as run:
-        outcome = await train_in(config(**changes), run)
-    assert outcome.facts.state == "finished"
 
 
 ROWS = [{"id": f"t{n}", "question": f"t{n}?", "answer": "yes"} for n in range(4)]
@@ -186,16 +156,6 @@ def own_parts():
         return float(output == "yes")
 
     return play, correct
-
-
-def test_as_many_held_out_examples_as_training_ones_are_others(project):
-    play, correct = own_parts()
-    held_out = [{**row, "id": f"held-out-{row['id']}"} for row in PARTS["examples"]]
-    run = etude.train(
-        play, reward=correct, validation=held_out, algorithm=etude.Grpo(group=4), epochs=1, **PARTS
-    )
-    measured = {episode.example.id for episode in run.episodes.of("validation/0")}
-    assert measured == {row["id"] for row in held_out}
 
 
 def test_live_functions_become_a_run_with_all_that_one_asks_of_it(project):
@@ -220,13 +180,6 @@ def test_live_functions_become_a_run_with_all_that_one_asks_of_it(project):
     assert stored["workflow"] == {"_type": "live", "name": "play"}
     assert stored["finetuning"]["seed"] == 3
     assert etude.load_run("mine").summary == run.summary
-
-
-def test_metrics_are_a_list_where_there_is_no_pandas(project, monkeypatch):
-    play, correct = own_parts()
-    run = etude.train(play, reward=correct, **PARTS)
-    monkeypatch.setattr("etude.run.find_spec", lambda name: None)
-    assert [row["kind"] for row in run.metrics] == ["epoch"]
 
 
 def test_a_run_of_live_functions_goes_on_with_the_same_functions(project):
@@ -286,48 +239,6 @@ def test_a_trained_version_is_evaluated_in_place_of_the_model(project):
     assert again.scores == run.scores
 
 
-async def test_verbs_work_inside_a_running_event_loop(project):
-    play, correct = own_parts()
-    run = etude.train(play, reward=correct, **PARTS)
-    awaited = await etude.train_async(play, reward=correct, **PARTS)
-    assert run.summary["first_epoch"] == awaited.summary["first_epoch"]
-
-
-async def test_an_error_in_a_running_event_loop_is_raised_to_who_asked(project):
-    with pytest.raises(RequestError, match="there is no setting 'epoch'; did you mean 'epochs'"):
-        etude.train(own_parts()[0], reward=own_parts()[1], epoch=1, **PARTS)
-
-
-def test_progress_goes_to_standard_output_line_by_line_where_that_is_no_terminal(project, capsys):
-    play, correct = own_parts()
-    etude.train(play, reward=correct, **PARTS | {"progress": True})
-    assert "epoch 1/1: reward" in capsys.readouterr().out
-
-
-def test_several_models_are_trained_by_what_each_of_them_earns(project):
-    async def debate(example, episode):
-        claim = await episode.chat([{"role": "user", "content": "claim"}], model="prover")
-        return (await episode.chat([{"role": "user", "content": claim.text}], model="verifier")).text
-
-    rewards = {"convinced": own_parts()[1], "sceptical": lambda example, output: float(output == "no")}
-    run = etude.train(
-        debate,
-        reward=rewards,
-        models={"prover": MODEL, "verifier": MODEL},
-        targets={
-            "prover": {"reward": "convinced"},
-            "verifier": {"reward": "sceptical", "backend": "test_backend"},
-        },
-        backend={"_type": "test_backend"},
-        examples=ROWS,
-        progress=False,
-    )
-    assert {name: model.version for name, model in run.models.items()} == {"prover": 1, "verifier": 1}
-    with pytest.raises(RequestError, match="trains several models"):
-        _ = run.model
-    assert set(run.metrics["target"]) == {"prover", "verifier"}
-
-
 @pytest.mark.parametrize(
     "rows",
     [
@@ -349,25 +260,17 @@ def test_examples_come_from_tables_and_iterables_and_make_their_own_ids(project,
     ("changes", "error"),
     [
         ({"examples": 3}, "a list of dicts or Examples"),
-        ({"reward": 3}, "^3 is not an evaluator"),
         ({"model": 3}, "a model is a name, a folder"),
         ({"algorithm": "grop"}, "grop.*did you mean 'grpo'"),
         ({"examples": []}, "an empty list or table"),
-        ({"validation": []}, "an empty list or table"),
         ({"reward": None}, "give reward=, a function of an example"),
-        ({"reward": None, "examples": None}, "give examples=.*; and reward="),
-        ({"model": None}, "give model="),
         ({"learning_rate": 1e-4}, r'backend=\{"_type": "local", "learning_rate": …\}'),
-        ({"lora": {"r": 4}}, r'backend=\{"_type": "local", "lora": …\}'),
         ({"group": 4}, r'algorithm=\{"_type": "grpo", "group": …\}'),
-        ({"beta": 0.1}, r'algorithm=\{"_type": "\w+", "beta": …\}'),
         ({"temperature": 0.5}, r'model=\{"model": "…", "temperature": …\}'),
-        ({"dataset": "train.jsonl"}, "it is given as examples="),
         (
             {"backend": {"_type": "local", "learning_rat": 1e-4}},
             "^key 'backend.learning_rat' is not known; did you mean 'learning_rate'",
         ),
-        ({"algorithm": {"_type": "grpo", "group": 0}}, "^algorithm.group: "),
         ({"model": {"model": "tiny", "max_tokens": "few"}}, "^model.max_tokens: expected"),
     ],
 )
@@ -376,13 +279,6 @@ def test_what_is_no_such_part_is_refused_before_there_is_a_folder(project, chang
     with pytest.raises((RequestError, ConfigError), match=error):
         etude.train(play, **{"reward": correct, **PARTS, **changes})
     assert not (project / "runs").exists()
-
-
-def test_a_row_that_is_none_is_named_with_how_many_there_are(project):
-    play, correct = own_parts()
-    for rows, counted in (([1], "1 row: row 1: "), ([{"id": 1}, 2], "2 rows: row 2: ")):
-        with pytest.raises(DatasetError, match=f"^{counted}a row is an object with named columns, found "):
-            etude.evaluate(play, reward=correct, **EVALUATED | {"examples": rows})
 
 
 INTERRUPTED = """

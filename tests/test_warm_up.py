@@ -2,9 +2,6 @@
 
 import asyncio
 import json
-import os
-import signal
-from pathlib import Path
 
 import pytest
 
@@ -13,19 +10,13 @@ from etude.core.errors import TrainingError
 from etude.loop.lifecycle import new_run
 from etude.loop.model import load_version
 from etude.loop.trainer import EpochTrainerConfig
-from etude.report.lines import shown_validation
-from etude.report.words import figure_lines
 from etude.run import Run as StoredRun
-from etude.store.facts import histories_of
 from etude.store.versions import choose_version
 from etude.verbs import train_in
-from etude.view.runs import _rows
-from tests.crashing_warm_up import config
-from tests.forked import Forked
-from tests.test_trainer_crash import without_times
+from tests.crashing import killed_and_whole
+from tests.crashing import warm_up_config as config
+from tests.times import without_times
 from tests.training import FakeAdapter, Run, examples, learning_engine
-
-ROOT = Path(__file__).parent.parent
 
 KILLS = [
     ("submit", 1),
@@ -40,20 +31,16 @@ KILLS = [
 ]
 
 
-def train(folder, *kill):
-    folder.mkdir(exist_ok=True)
-    command = ["-m", "tests.crashing_warm_up", str(folder), *map(str, kill)]
-    process = Forked(command, ROOT, dict(os.environ), program="python")
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode in (0, -signal.SIGKILL), errors
-    return process.returncode
-
-
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    assert train(folder) == 0
-    return folder / "run"
+def runs(tmp_path_factory):
+    """One that was killed again and again, and one that was not."""
+    folders = killed_and_whole("warm-up", tmp_path_factory.mktemp("warm-up"), KILLS)
+    return [folder / "run" for folder in folders]
+
+
+@pytest.fixture
+def whole(runs):
+    return runs[1]
 
 
 def outcome(run):
@@ -66,12 +53,9 @@ def outcome(run):
     return summary, [each["digest"] for each in versions.values()], without_times(metrics)
 
 
-def test_killed_anywhere_it_ends_with_the_same_weights_and_figures(whole, tmp_path):
-    killed = tmp_path / "killed"
-    for kill in KILLS:
-        assert train(killed, *kill) == -signal.SIGKILL, kill
-    assert train(killed) == 0
-    assert outcome(killed / "run") == outcome(whole)
+def test_killed_anywhere_it_ends_with_the_same_weights_and_figures(runs):
+    killed, whole = map(outcome, runs)
+    assert killed == whole
 
 
 def test_the_base_is_untouched_and_what_imitated_is_a_version(whole):
@@ -88,22 +72,6 @@ def test_the_base_is_untouched_and_what_imitated_is_a_version(whole):
     jobs = [job for job in run.jobs if job.epoch == 0]
     assert [job.version for job in jobs] == [*range(1, warm_up["version"] + 1)]
     assert {job.status for job in jobs} == {"completed"}
-
-
-def test_before_warm_and_after_are_three_lines(whole):
-    """The base model is measured too, in figures, progress and the view."""
-    summary = StoredRun(whole).summary
-    labels = [label for label, _ in figure_lines(summary) if label.startswith("reward ")]
-    assert labels == ["reward before", "reward warm", "reward after"]
-    metrics = {"avg_reward": 0.5, "num_examples": 4}
-    assert shown_validation(0, metrics).startswith("validation before training: ")
-    assert shown_validation(0, {**metrics, "is_warm": True}).startswith("validation after the warm-up: ")
-    (history,) = histories_of(whole).values()
-    assert history.base is not None and history.validations[0].metrics["is_warm"]
-    assert [row.note for row in _rows(history, {})[-2:]] == [
-        "after the warm-up",
-        "the base model, before the warm-up",
-    ]
 
 
 def test_its_optimiser_and_schedule_begin_anew_with_training(whole):

@@ -65,13 +65,6 @@ async def test_a_run_is_copied_while_it_goes_on_and_at_its_end(run, tmp_path):
     assert watcher.warnings  # The folder that was made meanwhile has taken the run over.
 
 
-async def test_what_was_done_last_is_copied_too(run, tmp_path):
-    async with backed_up(faulty(interval=60), run, watcher := Watcher()):
-        await run.journal.put("k/last", 1)
-    assert watcher.warnings == []
-    assert entries(fetch(PLACE, tmp_path / "new", {}).run)["k/last"] == 1
-
-
 async def test_journal_and_files_of_a_copy_belong_together(run, tmp_path):
     """A writer adds a version, notes it, and deletes the one before, as fast as it can."""
     over = asyncio.Event()
@@ -99,39 +92,6 @@ async def test_journal_and_files_of_a_copy_belong_together(run, tmp_path):
             assert weights == random.Random(version).randbytes(version % 97)
     over.set()
     await task
-
-
-async def test_what_the_run_has_deleted_is_deleted_there(run):
-    made = copies(run)
-    (run.checkpoints / "v1").mkdir()
-    (run.checkpoints / "v1" / "weights").touch()
-    made.copy()
-    assert f"{PLACE}/files/checkpoints/v1/weights" in Faulty.store
-    shutil.rmtree(run.checkpoints / "v1")
-    made.copy()
-    assert not [name for name in Faulty.store if "/files/" in name]
-
-
-async def test_copies_that_somebody_has_deleted_are_made_again(run, tmp_path):
-    made = copies(run)
-    (run.checkpoints / "v1").mkdir()
-    (run.checkpoints / "v1" / "weights").touch()
-    made.copy()
-    Faulty.store.clear()
-    made.copy()
-    assert (fetch(PLACE, tmp_path / "new", {}).run / "checkpoints" / "v1" / "weights").exists()
-
-
-async def test_nothing_new_writes_nothing(run, monkeypatch):
-    made = copies(run)
-    made.copy()
-    uploads: list[str] = []
-    monkeypatch.setattr(Address, "upload", lambda self, source, name: uploads.append(name))
-    made.copy()
-    assert uploads == []
-    await run.journal.put("k", 1)
-    made.copy()
-    assert uploads == ["run.tar.gz"]
 
 
 @pytest.mark.parametrize(
@@ -168,13 +128,6 @@ async def test_a_run_that_cannot_be_copied_at_its_beginning_is_not_begun(run):
     with pytest.raises(RequestError, match=r"denied.*credentials.*or begin without: -o storage=null"):
         async with backed_up(faulty(), run, Watcher()):
             pass
-
-
-async def test_a_run_that_fails_before_it_has_begun_leaves_nothing_in_the_way(run):
-    with pytest.raises(RequestError, match="a wrong path"):
-        async with backed_up(faulty(interval=60), run, Watcher()):
-            raise RequestError("a wrong path")
-    assert Faulty.store == {}
 
 
 async def test_a_run_of_the_same_name_is_not_overwritten(run, tmp_path):
@@ -214,18 +167,6 @@ async def test_what_is_damaged_is_refused_by_name_and_nothing_is_left(run, tmp_p
     with pytest.raises(StoreError, match=f"{PLACE}/.*{name.rpartition('/')[2]} is (damaged|missing)"):
         fetch(PLACE, tmp_path / "new", {})
     assert not list((tmp_path / "new").iterdir())
-
-
-async def test_an_address_without_a_run_is_told(run):
-    with pytest.raises(RequestError, match="there is no run at faulty://bucket/run"):
-        fetch(PLACE, run.path.parent.parent / "new", {})
-    with pytest.raises(RequestError, match="is there already; go on with it"):
-        fetch(PLACE, run.path.parent, {})
-
-
-async def test_nothing_is_left_of_the_probe(tmp_path):
-    assert "takes backups" in await probe(StorageConfig(address=f"file://{tmp_path}/storage"))
-    assert list((tmp_path / "storage").iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,13 @@ import hashlib
 import json
 import math
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.json_server import JsonServer
 
-class ChargingEndpoint:
-    """Open it with `with`; `url` is its address. It charges before it answers, as providers do."""
+
+class ChargingEndpoint(JsonServer):
+    """It charges before it answers, as providers do."""
 
     def __init__(self, *, most: float = math.inf, spoilt: int = 0, together: int = 1) -> None:
         """The first answers are given `together`, and so many at `most` before `go` is set. Every `spoilt`-th
@@ -24,46 +25,14 @@ class ChargingEndpoint:
         self._together = threading.Barrier(together)
         self._first = together
         self._lock = threading.Lock()
-        endpoint = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                data = json.dumps(endpoint.answer(body)).encode()
-                self.send_response(200)
-                self.send_header("content-length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            request_queue_size = 64
-
-            def handle_error(self, request: object, client_address: object) -> None:
-                """Clients that are stopped wait for no answer."""
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
-
-    def __enter__(self) -> ChargingEndpoint:
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(lambda path, headers, body: (200, self.charge(json.loads(body))))
 
     def usd(self, prompt: float, cached: float, completion: float) -> float:
         """The sum of what it has charged, at these prices for a million tokens."""
         fresh = self.prompt_tokens - self.cached_tokens
         return (fresh * prompt + self.cached_tokens * cached + self.completion_tokens * completion) / 1e6
 
-    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+    def charge(self, body: dict[str, Any]) -> dict[str, Any]:
         text = json.dumps(body["messages"])
         prompt = len(text) // 4
         draw = hashlib.blake2b(f"{text}{body.get('seed')}".encode()).digest()

@@ -65,19 +65,6 @@ def test_a_run_that_would_reach_its_limit_is_warned_of(tmp_path, monkeypatch):
     assert "price           about $0.1" in shown
 
 
-def test_models_without_a_price_are_said(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with ChargingEndpoint() as endpoint:
-        project(tmp_path, endpoint.url)
-        elsewhere = ["-o", "llms.judge.prices=null", "-o", "llms.judge.base_url=https://models.example/v1"]
-        findings = {each["what"]: each for each in checked(*elsewhere)["findings"]}
-        assert findings["price of policy"]["detail"].endswith("$8 sampled (llms.policy.prices)")
-        assert findings["price of judge"]["status"] == "warning"
-        report = checked(*elsewhere, "-o", "budget.usd=1")
-    assert not report["ready"]
-    assert "llms.judge.prices: {prompt: 0.15" in json.dumps(report["findings"])
-
-
 def test_an_interval_is_that_of_the_episodes_that_were_measured():
     line = Line("policy", "agent", "", calls=5, prompt_tokens=400, completion_tokens=100)
     each = PerEpisode(5, lines=(line,), spread=0.5)

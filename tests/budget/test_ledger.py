@@ -123,17 +123,6 @@ async def test_a_job_for_which_there_is_no_room_is_not_begun(journal: Journal):
     second.cancel()
 
 
-async def test_a_job_that_came_to_nothing_costs_nothing(journal: Journal):
-    ledger = Ledger(journal, config(budget={"usd": 1.0}))
-    await ledger.begin_job("policy", "one", 30_000)
-    assert ledger.bill.total.usd == pytest.approx(0.75)
-    ledger.end_job("policy", "one", 15_000)
-    assert ledger.bill.total.usd == pytest.approx(0.375)
-    ledger.end_job("policy", "one", 0)
-    ledger.end_job("policy", "unknown", 0)
-    assert ledger.bill.total.usd == 0 and len(ledger.bill.lines) == 1
-
-
 async def test_hours_are_those_of_all_processes_of_the_run(journal: Journal):
     clock = [0.0]
     changes = {"budget": {"hours": 1.0}}
@@ -150,18 +139,3 @@ async def test_hours_are_those_of_all_processes_of_the_run(journal: Journal):
     again.tick()
     assert str(again.reached) == "budget.hours is 1 hours: 1 hours are used"
     assert again.bill.seconds == 3600
-
-
-async def test_that_time_passes_is_no_news_of_the_journal(journal: Journal):
-    """The watchdog takes entries of the journal for a sign that something moves."""
-    clock = [0.0]
-    ledger = Ledger(journal, config(), clock=lambda: clock[0])
-    for _ in range(3):
-        clock[0] += 60.0
-        ledger.tick()
-    await journal.flush()
-    news = journal.committed
-    ledger.store_time()
-    assert (bill_of(journal).seconds, ledger.bill.seconds) == (180.0, 180.0)
-    await journal.put("something", 1)
-    assert journal.committed - news == 1

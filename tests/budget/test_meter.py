@@ -77,11 +77,6 @@ async def test_a_call_is_counted_for_whom_it_was_made_with_what_it_cost_before_i
     ]
 
 
-async def test_what_only_the_engine_has_is_the_engines():
-    engine = Engine()
-    assert MeteredEngine("policy", engine, Account(), LLMS).requests is engine.requests
-
-
 async def test_what_a_failed_call_was_charged_counts():
     engine, account = Engine(), Account()
     engine.fails = True

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,23 +16,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.chaos.agents import misbehave
-from tests.chaos.budget import budgets
 from tests.chaos.canaries import plant
-from tests.chaos.cluster import KILLS, QUICK_KILLS, measure_chaos
+from tests.chaos.cluster import kill_on_cluster
 from tests.chaos.flips import flip_bytes
 from tests.chaos.kills import kill_at_every_operation, kill_at_random
-from tests.chaos.power import lose_power
 from tests.chaos.remote import remote
 from tests.chaos.scene import FIGURES, Figures, Scene, is_whole, summed
-from tests.chaos.server import connections, corpus
-from tests.chaos.soak import soak
+from tests.chaos.server import corpus
 
 _RANDOM_KILLS = (500, 10)
 _FLIPS = (200, 10)
-_EPISODES = (100_000, 5_000)
 _EVERY = (1, 20)
-"""File operations from one kill to the next, and syncs from one loss of power to the next. As all of these
-in full, and with `--quick`."""
+"""File operations from one kill to the next. As all of these in full, and with `--quick`."""
 
 
 def _operations(scene: Scene) -> Figures:
@@ -57,40 +51,21 @@ def _agents(scene: Scene) -> Figures:
     return {"faults": sum(figures["faults"] for figures in played), "problems": problems}
 
 
-def _power(scene: Scene) -> Figures:
-    choice, share = scene.choice("power"), _EVERY[scene.quick]
-    if shutil.which("strace") is None:
-        return {"problems": ["it needs the program strace, on Linux: install it (apt-get install strace)"]}
-    outcome = lose_power(scene.short_run, scene.folder, share, choice, scene.note)
-    return {"faults": outcome.harmed} | outcome.figures()
-
-
-def _soak(scene: Scene) -> Figures:
-    figures = soak(scene.folder, _EPISODES[scene.quick], scene.note)
-    return figures | {"memory_growth": round(figures["last_tenth_over_first"] - 1, 4)}
-
-
 def _cluster(scene: Scene) -> Figures:
     if importlib.util.find_spec("ray") is None:
         return {"problems": ["it needs the extra `ray`: pip install 'etude[ray]'"]}
-    figures = measure_chaos(QUICK_KILLS if scene.quick else KILLS, scene.seed, scene.note)
-    problems = [*figures["unequal_steps"], *figures["hung"], *figures["head_failures"]]
-    return figures | {"doubled": figures["paid_twice"], "problems": problems}
+    return kill_on_cluster(scene)
 
 
 PARTS: Mapping[str, Callable[[Scene], Figures]] = {
     "operations": _operations,
     "random": _random,
     "flips": _flips,
-    "power": _power,
     "agents": _agents,
     "remote": remote,
     "corpus": corpus,
-    "connections": connections,
     "canaries": plant,
-    "budget": budgets,
     "cluster": _cluster,
-    "soak": _soak,
 }
 
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import zlib
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+
+_SEED_SHIFT = 32
+"""Of a call's key, as it is sent as the request's seed."""
 
 
 def log_to(path: Path) -> None:
@@ -29,16 +34,27 @@ def log_to(path: Path) -> None:
     Writer._write = logged  # type: ignore[method-assign]
 
 
+def is_answered(journal: Path, seed: int) -> bool:
+    """Whether a journal has the answer of the paid model to a request of this seed."""
+    if not journal.exists():
+        return False
+    query = "SELECT value FROM steps WHERE key LIKE '%/call/%'"
+    try:
+        with closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True, timeout=10)) as connection:
+            calls: list[dict[str, Any]] = [json.loads(text) for (text,) in connection.execute(query)]
+    except sqlite3.OperationalError:  # The run is making its tables at this moment.
+        return False
+    return any(
+        call.get("completion") and call["model"] == "helper" and call["key"] >> _SEED_SHIFT == seed
+        for call in calls
+    )
+
+
 def lost_entries(log: Path, journal: Path) -> list[str]:
     """Entries that the journal had said were stored and that are not there, in words; later values may be."""
-    return lost_of(log.read_bytes() if log.exists() else b"", journal)
-
-
-def lost_of(log: bytes, journal: Path) -> list[str]:
-    """The same of the log's content."""
     allowed: dict[str, set[int | None]] = {}
     batch: dict[str, Any] = {"kept": {}, "gone": []}
-    for line in log.decode().splitlines():
+    for line in log.read_text().splitlines() if log.exists() else ():
         entry = json.loads(line)
         is_done = entry == "done"
         batch = batch if is_done else entry

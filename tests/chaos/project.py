@@ -21,7 +21,7 @@ NAME = "run"
 EXAMPLES, GENERATIONS = 4, 4
 """In an epoch."""
 
-_AGENT = '''
+AGENT = '''
 import etude
 
 
@@ -30,7 +30,6 @@ async def play(example: etude.Example, episode: etude.Episode) -> str:
     question = [{"role": "user", "content": example.inputs["question"]}]
     hint = await episode.chat(question, model="helper")
     reply = await episode.chat([*question, {"role": "user", "content": hint.text}], model="policy")
-    await episode.chat([{"role": "user", "content": f"{hint.text}: {reply.text}"}], model="helper")
     return reply.text
 
 
@@ -53,7 +52,7 @@ def write_project(
     folder.mkdir(parents=True)
     tokenizer = build_tokenizer(["t0?", "v0?", "hint", "0123456789"], splits=["[0-9]"])
     build_policy(tokenizer, 0).export(folder / "base")
-    (folder / "agent.py").write_text(_AGENT)
+    (folder / "agent.py").write_text(AGENT)
     for name, count in (("train", 8), ("validation", 6)):
         rows = [{"id": f"{name}{n}", "question": f"{name[0]}{n}?", "answer": "yes"} for n in range(count)]
         (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))

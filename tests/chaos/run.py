@@ -17,7 +17,7 @@ from typing import Any
 from tests.backends.openai_stand_in import BASE, KEY
 from tests.chaos.acknowledged import lost_entries
 from tests.chaos.paid import Paid
-from tests.chaos.project import differences
+from tests.chaos.project import AGENT, NAME, differences
 from tests.chaos.victim import FOLDER, MODULES
 from tests.cli.killed import everything, repeatable_project
 from tests.cli.projects import change, rows
@@ -26,30 +26,10 @@ from tests.times import without_times
 
 ROOT = Path(__file__).parents[2]
 
-NAME = "run"
-
 TRAIN = ("train", "config.yml", "--name", NAME, "-o", "storage=null", "--json")
 RESUME = ("resume", NAME, "--json")
 
 _LOGS = ("local_jobs.jsonl", "openai_jobs.jsonl", "trajectory_builder.jsonl")
-
-_AGENT = '''
-import etude
-
-
-@etude.workflow
-async def play(example: etude.Example, episode: etude.Episode) -> str:
-    question = [{"role": "user", "content": example.inputs["question"]}]
-    hint = await episode.chat(question, model="helper")
-    reply = await episode.chat([*question, {"role": "user", "content": hint.text}], model="policy")
-    return reply.text
-
-
-@etude.evaluator
-def varied(example: etude.Example, output: str) -> float:
-    """The share of different letters: even a model that has learnt nothing gets some."""
-    return len(set(output)) / 8
-'''
 
 
 @dataclass
@@ -221,7 +201,7 @@ def _project(folder: Path) -> Path:
     base = folder / "base"
     build_policy(build_tokenizer(["t0?", "v0?", "0123456789"], splits=["[0-9]"]), 0).export(base)
     project = repeatable_project(folder / "project", base)
-    (project / "agent.py").write_text(_AGENT)
+    (project / "agent.py").write_text(AGENT)
     (project / "validation.jsonl").write_text(rows(2, "v"))
     collected = {"num_generations": 2, "examples_per_epoch": 4}
     change(

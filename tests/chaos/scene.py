@@ -24,8 +24,6 @@ FIGURES: Mapping[str, tuple[Callable[[list[Any]], Any], float]] = {
     "silent": (sum, 0),
     "http_500": (sum, 0),
     "leaked_secrets": (sum, 0),
-    "over_budget_percent": (max, 1.0),
-    "memory_growth": (max, 0.05),
 }
 """By name: what becomes of those of several parts, and the most that one may be."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +39,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def three_nodes(cluster: Any) -> Iterator[Any]:
-    """The cluster with a third node."""
-    node = cluster.add_node(num_cpus=1)
-    yield cluster
-    cluster.remove_node(node)
-
-
 @pytest.mark.parametrize(
     "config",
     [
@@ -61,10 +52,6 @@ async def test_two_nodes_make_the_versions_of_one_process(
     cluster: Any, model: Path, tmp_path: Path, config: dict[str, Any]
 ) -> None:
     await check_versions(cluster, model, tmp_path, 2, config)
-
-
-async def test_so_do_three(three_nodes: Any, model: Path, tmp_path: Path) -> None:
-    await check_versions(three_nodes, model, tmp_path, 3, {})
 
 
 async def check_versions(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,10 @@ import pytest
 
 from etude.config.load import load_config
 from etude.core.errors import RequestError
+from tests.chaos.nodes import add_node, cluster_of
 from tests.runners.playing import evaluate, examples
 from tests.runners.test_endpoints import Endpoint
+from tests.runners.test_endpoints import endpoint as endpoint
 from tests.telemetry.test_status import seen
 
 pytest.importorskip("ray")
@@ -54,29 +54,11 @@ finetuning: {error_budget: 1.0}
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """A head without the key in its environment, and a node that has it."""
-    import ray
-    from ray.cluster_utils import Cluster
-
-    small = {"object_store_memory": 80_000_000}
-    system = {"prestart_worker_first_driver": False}
-    head = {"num_cpus": 0, "include_dashboard": False, "_system_config": system, **small}
-    with pytest.MonkeyPatch.context() as patch:
-        # As the tests themselves: where others work too, Ray's workers would be served last.
-        patch.setenv("RAY_worker_niceness", "0")
-        nodes = Cluster(initialize_head=True, head_node_args=head)
+    with cluster_of() as nodes, pytest.MonkeyPatch.context() as patch:
         patch.setenv("CANARY_KEY", CANARY)
-        nodes.add_node(num_cpus=1, **small)
-    yield nodes
-    ray.shutdown()
-    nodes.shutdown()
-
-
-@pytest.fixture
-def endpoint() -> Iterator[Endpoint]:
-    with Endpoint() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.shutdown()
+        add_node(nodes, 1)
+        patch.undo()
+        yield nodes
 
 
 @pytest.fixture
@@ -85,7 +67,7 @@ def config_file(tmp_path: Path, endpoint: Endpoint) -> Path:
     project.mkdir()
     (project / "agent_on_a_node.py").write_text(AGENT.replace("FOLDER", str(tmp_path)))
     (project / "examples.jsonl").write_text('{"id": "a", "question": "b"}\n')
-    (project / "config.yml").write_text(CONFIG.replace("URL", f"http://127.0.0.1:{endpoint.server_port}/v1"))
+    (project / "config.yml").write_text(CONFIG.replace("URL", endpoint.url))
     return project / "config.yml"
 
 
@@ -97,10 +79,7 @@ async def test_a_run_tells_where_it_is_and_its_key_is_nowhere(
     config, run = load_config(config_file, on_ray), tmp_path / "run"
     going = asyncio.ensure_future(evaluate(run, config, None, examples("", "")))
     try:
-        status = await seen(run, lambda status: status.playing == 2 and status.runners[0].node)
-        assert status.cluster is not None
-        assert [node.resources.get("CPU") for node in status.cluster.nodes if not node.is_head] == [1.0]
-        assert status.runners[0].node in {node.address for node in status.cluster.nodes}
+        await seen(run, lambda status: status.playing == 2 and status.runners[0].node)
         async with asyncio.timeout(60):
             while "playing 1-" not in (run / "runners" / "1.log").read_text():  # noqa: ASYNC110  a file
                 await asyncio.sleep(0.2)
@@ -121,7 +100,7 @@ async def test_a_run_tells_where_it_is_and_its_key_is_nowhere(
     assert endpoint.asked == [("m", f"Bearer {CANARY}")] * 2
     log = (run / "runners" / "1.log").read_text()
     assert log.startswith("playing 0-")
-    assert re.search(r"\[etude: \d+ bytes of output are missing here", log)
+    assert len(log) > 6_000_000
     assert files_with(CONTROL, run)
     session = Path(cluster.head_node.get_session_dir_path())
     assert files_with("", session)

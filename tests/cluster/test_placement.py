@@ -20,12 +20,6 @@ def test_processes_have_room_or_not(cpus, count, fewest, is_ready, told):
     assert (found.is_ready, told in found.detail) == (is_ready, True)
 
 
-def test_what_others_have_taken_is_no_room():
-    nodes = [{"CPU": 2.0}]
-    assert placed("runners", 1, 1, {"CPU": 1.0}, nodes).is_ready
-    assert not placed("learners", 2, 2, {"CPU": 1.0}, nodes).is_ready
-
-
 @pytest.mark.parametrize(
     ("gpus", "config", "on_gpus", "each"),
     [(4, {}, True, 1), (4, {}, False, 0), (0, {}, True, 0), (4, {"learner_gpus": 0.5}, True, 0.5)],

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,29 +28,15 @@ from tests.inference.test_vllm_in_place import model, require_weights
 from tests.inference.test_vllm_processes import answers, ask, engine_of
 from tests.inference.test_vllm_processes import lora as lora
 from tests.inference.test_vllm_processes import source as source
+from tests.support import until
 from tests.vllm import QUICKLY, command_of
 
 pytest.importorskip("ray")
 
 pytestmark = pytest.mark.slow
 
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    from ray.cluster_utils import Cluster
-
-    small = {"object_store_memory": 80_000_000}
-    # Each idle worker that Ray starts ahead costs seconds of CPU time.
-    system = {"prestart_worker_first_driver": False, "health_check_period_ms": 500}
-    head = {"num_cpus": 0, "include_dashboard": False, "_system_config": system, **small}
-    with pytest.MonkeyPatch.context() as patch:
-        # As the tests themselves: others would be served first, and what is waited for last.
-        patch.setenv("RAY_worker_niceness", "0")
-        nodes = Cluster(initialize_head=True, head_node_args=head)
-        for _ in range(2):
-            nodes.add_node(num_cpus=1, **small)
-        yield nodes
-        nodes.shutdown()
+_SECONDS = 240.0
+"""A busy machine takes a minute to start an actor."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -78,14 +63,6 @@ async def two(
 def placed(folder: Path, *, cpus: float = 1.0, **changes: Any) -> VllmProcess:
     options: VllmOptions = replace(options_of(folder), arguments=("--echo",), **changes)
     return VllmProcess(options, SamplerLauncher(SamplerRoom(cpus)))
-
-
-async def until(condition: Callable[[], bool], seconds: float = 240.0) -> None:
-    """A busy machine takes a minute to start an actor."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
 
 
 def nodes_of(processes: VllmProcesses) -> list[str]:
@@ -125,8 +102,8 @@ async def test_one_that_is_killed_comes_back_with_the_version_before_it_is_asked
     assert await answers(engine, two) == [0, 12]
     await two.add_lora("lora-2", lora)
     newest = engine_of(two, "lora-2", source)
-    await until(lambda: killed.restarts == 1 and killed.state == "running")
-    await until(lambda: not two.status()["processes"][0]["missing"])
+    await until(lambda: killed.restarts == 1 and killed.state == "running", _SECONDS)
+    await until(lambda: not two.status()["processes"][0]["missing"], _SECONDS)
     await asyncio.gather(*(ask(each, f"new {number}") for each in (engine, newest) for number in range(8)))
     assert two.routes.addresses[0].answered >= 2 and two.routes.addresses[0].failed <= 12
     async with httpx.AsyncClient() as http:
@@ -144,12 +121,12 @@ async def test_one_whose_node_is_killed_comes_back_elsewhere_with_its_weights(tw
     before, restarts = set(nodes_of(two)), [each.restarts for each in two.processes]
     doomed = next(node for node in cluster.worker_nodes if node.node_id in before)
     await asyncio.to_thread(cluster.remove_node, doomed, False)
-    await until(lambda: [each.restarts for each in two.processes] != restarts)
+    await until(lambda: [each.restarts for each in two.processes] != restarts, _SECONDS)
     lost = next(each for each, count in zip(two.processes, restarts, strict=True) if each.restarts > count)
     assert sum(await answers(engine, two)) == 12, "the other one answers meanwhile"
     assert "was lost with its actor or its node" in lost.reason
     spare = cluster.add_node(num_cpus=1, object_store_memory=80_000_000)
-    await until(lambda: lost.state == "running")
+    await until(lambda: lost.state == "running", _SECONDS)
     assert spare.node_id in nodes_of(two) and doomed.node_id not in nodes_of(two)
     await asyncio.gather(*(ask(engine, f"back {number}") for number in range(8)))
     await two.remove_lora("lora-3")

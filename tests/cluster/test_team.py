@@ -84,11 +84,6 @@ def test_the_address_of_rays_client_is_refused() -> None:
         launcher("ray://10.0.0.1:10001")
 
 
-def test_a_team_cannot_have_more_than_all() -> None:
-    with pytest.raises(ValueError, match="fewest_learners is 3 and learners is 2"):
-        RayConfig(learners=2, fewest_learners=3)
-
-
 @pytest.mark.parametrize("problem", ["another folder", "no locks", None])
 def test_a_folder_that_is_not_shared_is_told(tmp_path: Path, problem: str | None) -> None:
     (tmp_path / MARK).write_text("other" if problem == "another folder" else "this")

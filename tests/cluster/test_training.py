@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from etude.models.policy import WEIGHTS_FILE
 from etude.models.weights import load_tensors
 from etude.server.jobs import JobFolder
 from etude.store.lock import locked_by
+from tests.cluster.jobs import members
 from tests.learner.test_team import assert_near
 from tests.server.data import create, messages, supervised, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
@@ -37,13 +37,7 @@ def two(cluster: Any, model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def parts_of(server: ServerProcess, job: str) -> list[int]:
     """The processes that train a job, the one that writes first."""
-    folder = JobFolder(server.data_dir, job).path
-    for _ in range(2000):
-        pids = [locked_by(folder / name) for name in ("leader", "member-1")]
-        if all(pids):
-            return [pid for pid in pids if pid]
-        time.sleep(0.05)
-    raise AssertionError("no two processes")
+    return members(JobFolder(server.data_dir, job).path, 2)
 
 
 @dataclass(frozen=True)
@@ -101,15 +95,11 @@ def test_two_nodes_train_what_one_process_does_and_survive_kill_9(
     assert any(text.startswith("Fine-tuning job started, from step") for text in events)
 
 
-def the_launcher(server: ServerProcess, job: str) -> None:
+def the_launcher_and_the_server(server: ServerProcess, job: str) -> None:
+    server.kill()
     launcher = locked_by(JobFolder(server.data_dir, job).lock_of(0))
     assert launcher
     os.kill(launcher, signal.SIGKILL)
-
-
-def the_launcher_and_the_server(server: ServerProcess, job: str) -> None:
-    server.kill()
-    the_launcher(server, job)
     server.start()
 
 
@@ -125,9 +115,7 @@ def nothing_but_stop_the_server(server: ServerProcess, job: str) -> None:
     server.start()
 
 
-@pytest.mark.parametrize(
-    "kill", [the_launcher, the_launcher_and_the_server, the_server, nothing_but_stop_the_server]
-)
+@pytest.mark.parametrize("kill", [the_launcher_and_the_server, the_server, nothing_but_stop_the_server])
 def test_whatever_is_killed_nothing_is_lost(
     two: ServerProcess, of_one_process: Trained, kill: Callable[[ServerProcess, str], None]
 ) -> None:

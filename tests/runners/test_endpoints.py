@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -13,51 +12,37 @@ import pytest
 
 from etude.core.interfaces import bare
 from etude.core.job import ModelVersion
+from tests.json_server import JsonServer
 from tests.runners.playing import config_with, examples, opened, stored
 
 
-class Endpoint(ThreadingHTTPServer):
+class Endpoint(JsonServer):
     """Answers with the name of the model that it was asked for."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Answering)
+        super().__init__(self._complete)
         self.asked: list[tuple[str, str]] = []
         """Models, with the keys that were shown."""
 
-
-class _Answering(BaseHTTPRequestHandler):
-    server: Endpoint
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.server.asked.append((body["model"], self.headers["authorization"]))
-        message = {"role": "assistant", "content": body["model"]}
+    def _complete(self, path: str, headers: Message, body: bytes) -> tuple[int, Any]:
+        model = json.loads(body)["model"]
+        self.asked.append((model, headers["authorization"]))
+        message = {"role": "assistant", "content": model}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        answer = json.dumps({"choices": [choice], "usage": usage, "model": body["model"]}).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        return 200, {"choices": [choice], "usage": usage, "model": model}
 
 
 @pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
     with Endpoint() as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
         yield server
-        server.shutdown()
 
 
 async def test_runners_sample_from_endpoints_themselves(tmp_path: Path, endpoint: Endpoint):
     """With the key that the config says, and from the version that was adopted last."""
     llm = {"_type": "openai", "model_name": "base", "api_key": "sk-secret", "logprobs": False}
-    llm["base_url"] = f"http://127.0.0.1:{endpoint.server_port}/v1"
+    llm["base_url"] = endpoint.url
     config = config_with(llm, isolation="process", runners=1)
     async with opened(tmp_path / "run", config, None) as runtime:
         engine = bare(runtime.engines["policy"])

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.core.call import Call, ChatRequest, Completion, Usage
-from etude.core.errors import EngineError, EtudeError, PromptTooLong, RequestError, StoreError
+from etude.core.errors import PromptTooLong, RequestError, StoreError
 from etude.core.example import Example
 from etude.loop.arguments import config_of
 from etude.runners.link import (
@@ -66,16 +66,6 @@ async def test_a_stranger_is_turned_away(tmp_path: Path, keys: dict[int, bytes])
             task.cancel()
 
 
-@pytest.mark.parametrize(
-    "noise", [b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\x02{}", b"\xff\xff\xff\xff", b"\0\0\0\x01x"]
-)
-async def test_noise_before_the_proof_is_refused(tmp_path: Path, noise: bytes):
-    async with connected(tmp_path) as (head, runner):
-        runner.writer.write(noise)
-        with pytest.raises(Disconnected):
-            await accept(head, {5: KEY}.get)
-
-
 class OwnTrouble(RuntimeError):
     """An error that the other end does not know."""
 
@@ -101,18 +91,6 @@ async def test_errors_cross_with_their_class(
     assert type(caught.value) is kind
     assert str(caught.value) == text
     assert getattr(caught.value, "param", None) == getattr(raised, "param", None)
-
-
-async def test_what_is_no_json_fails_where_it_was_said(tmp_path: Path):
-    async def answer(method: str, parameters: dict[str, Any], note: Note) -> Any:
-        return object() if method == "bad" else "good"
-
-    async with linked(tmp_path, answer) as link:
-        with pytest.raises(TypeError):
-            await link.ask("bad", {})
-        with pytest.raises(TypeError):
-            await link.ask("good", {"odd": object()})
-        assert await link.ask("good", {}) == "good"
 
 
 @asynccontextmanager
@@ -211,15 +189,3 @@ def test_calls_cross_as_differences_to_those_that_both_ends_know():
         assert decoded == answer
         earlier = (*earlier, Call(number, "f", "m", replace(request, earlier=()), decoded))
     assert sizes == [(1, 1), (0, 1), (0, 1)]
-
-
-def test_engine_errors_of_a_users_own_class_stay_engine_errors():
-    class Mine(EngineError):
-        pass
-
-    from etude.runners.link import _as_json, _error_of
-
-    assert type(_error_of(_as_json(Mine("x")))) is Mine
-    data = {"kinds": ["Elsewhere", "EngineError", "EtudeError", "Exception"], "text": "x", "param": None}
-    assert type(_error_of(data)) is EngineError
-    assert isinstance(_error_of(data), EtudeError)

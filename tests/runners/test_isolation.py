@@ -78,25 +78,6 @@ async def test_a_process_that_dies_takes_only_its_own_episode_with_it(tmp_path: 
 
 
 @pytest.mark.slow
-async def test_each_death_is_told_apart(tmp_path: Path):
-    """Signals, native code, and an evaluator that ends the process: its episode is kept."""
-    deeds = ["null", "", "segv", "", "exit in evaluator", "", "", "", "exit"]
-    engine = EchoEngine(log=tmp_path / "sampled")
-    config = config_with(isolation="process", runners=2, max_concurrency=6)
-    output = await evaluate(tmp_path / "run", config, engine, examples(*deeds))
-    _, records = stored(tmp_path / "run")
-    reasons = {record.example.inputs["do"]: record.failure for record in records if record.failure}
-    assert reasons.keys() == {"exit", "segv", "null"}
-    assert "was killed by SIGSEGV" in reasons["segv"].reason
-    assert "was killed by SIGSEGV" in reasons["null"].reason
-    assert len(sampled(tmp_path / "sampled")) == len(set(sampled(tmp_path / "sampled"))) == 2 * len(deeds)
-    scores = {item.id: item for item in output.results_of("length")}
-    reason = str(scores.pop("4-exit in evaluator").error)
-    assert reason.startswith("the process that scored it ended with exit code 4")
-    assert sum(item.is_scored for item in scores.values()) == 5
-
-
-@pytest.mark.slow
 async def test_what_blocks_or_balloons_is_ended_with_the_limit_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -129,27 +110,6 @@ async def test_runners_that_others_kill_are_replaced(tmp_path: Path, monkeypatch
     output = await run
     assert output.failures == {}
     assert len(sampled(tmp_path / "sampled")) == len(set(sampled(tmp_path / "sampled"))) == 6
-
-
-async def test_leaving_stops_the_runners_and_cancels_their_calls(tmp_path: Path):
-    asked, cancelled = asyncio.Event(), asyncio.Event()
-
-    class Endless(EchoEngine):
-        async def complete(self, request: ChatRequest) -> Completion:
-            asked.set()
-            try:
-                await asyncio.sleep(600)
-            finally:
-                cancelled.set()
-            raise AssertionError
-
-    config = config_with(isolation="process", runners=1)
-    run = asyncio.ensure_future(evaluate(tmp_path / "run", config, Endless(), examples("")))
-    await asked.wait()
-    run.cancel()
-    await asyncio.gather(run, return_exceptions=True)
-    assert cancelled.is_set()
-    assert stored(tmp_path / "run")[1] == []
 
 
 def test_no_runner_outlives_a_killed_head(tmp_path: Path):

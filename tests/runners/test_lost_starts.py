@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,13 +60,3 @@ async def test_it_is_not_started_for_ever(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(EtudeError, match="runner 1 cannot be started: was lost with its machine"):
         await evaluate(tmp_path / "run", config, EchoEngine(), examples(""))
     assert started == [1] * 4
-
-
-async def test_episodes_do_not_wait_for_a_runner_that_is_not_ready_where_another_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    lose(monkeypatch, 10**6, only=1)
-    config = config_with(isolation="process", runners=2, max_concurrency=4)
-    async with asyncio.timeout(60):
-        output = await evaluate(tmp_path / "run", config, EchoEngine(), examples(*[""] * 8))
-    assert (output.failures, len(output.scores()["length"])) == ({}, 8)

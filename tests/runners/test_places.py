@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import cProfile
-import subprocess
-import sys
-from contextlib import AsyncExitStack
 
-import pytest
-
-from etude.runners import places as places_module
-from etude.runners.places import Place, Places
-
-_PLACES = places_module.__file__
+from etude.runners.places import Places
 
 
 class Guests:
@@ -92,70 +83,6 @@ async def test_the_emptiest_place_is_kept_free_only_as_long_as_somebody_wants_it
     await guests.give_up("alone")
     await guests.come("e")
     assert guests.seated["d"] == 2
-
-
-async def test_a_place_that_was_given_to_somebody_who_has_just_gone_is_given_on():
-    places = Places(1, 1)
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(places.take(alone=False))
-        going = asyncio.ensure_future(places.take(alone=False).__aenter__())
-        staying = asyncio.ensure_future(places.take(alone=False).__aenter__())
-        await asyncio.sleep(0)
-    going.cancel()
-    assert isinstance(await asyncio.wait_for(staying, 60), Place)
-    assert going.cancelled()
-
-
-async def test_a_closed_place_is_left_and_not_taken_again():
-    guests = Guests(places := Places(2, 1))
-    await guests.come("a", "b", "c")
-    places.close(next(place for place in places if place.number == 1))
-    await guests.leave("a")
-    assert "c" not in guests.seated
-    await guests.leave("b")
-    assert guests.seated["c"] == 2
-
-
-async def _calls_of_a_change(places: int, waiting: int) -> int:
-    """Calls of its functions in which one episode leaves and the next one takes its place."""
-    guests = Guests(Places(places, 1))
-    names = [f"g{number}" for number in range(places + waiting)]
-    await guests.come(*names)
-    assert len(guests.seated) == places
-    profile = cProfile.Profile()
-    profile.enable()
-    guests._leaving["g0"].set()
-    for _ in range(5):
-        await asyncio.sleep(0)
-    profile.disable()
-    assert len(guests.seated) == places + 1
-    own = [entry for entry in profile.getstats() if getattr(entry.code, "co_filename", "") == _PLACES]
-    return sum(entry.callcount for entry in own)
-
-
-async def test_the_cost_of_an_episode_does_not_depend_on_how_many_there_are():
-    few, many = await _calls_of_a_change(3, 2), await _calls_of_a_change(300, 200)
-    assert 0 < many <= few + 5
-
-
-_MANY = """
-import resource, sys
-from etude.core.errors import EtudeError
-from etude.runners.process import allow_open_files
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, 2000))
-allow_open_files(1000)
-files = [open("/dev/null") for _ in range(1000)]
-try:
-    allow_open_files(8000)
-except EtudeError as error:
-    print(error)
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no such limit")
-def test_a_thousand_connections_are_allowed_where_the_system_does():
-    ended = subprocess.run([sys.executable, "-c", _MANY], capture_output=True, text=True, check=True)
-    assert "need up to 8512 open files, and the system allows this process 2000" in ended.stdout
 
 
 async def test_a_place_whose_runner_starts_is_given_to_nobody_until_it_has():

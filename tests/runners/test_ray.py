@@ -16,9 +16,7 @@ from etude.core.errors import EtudeError, RequestError
 from etude.preflight.check import check_config
 from etude.runners.head import RemoteRunner
 from etude.runners.program import Invitation
-from tests.cli.conftest import base as base
-from tests.cli.killed import everything, killed_after
-from tests.cli.projects import change, finished, local_project
+from tests.chaos.nodes import cluster_of
 from tests.runners.playing import evaluate, examples, stored
 from tests.support import EchoEngine
 
@@ -53,23 +51,8 @@ finetuning: {error_budget: 1.0, seed: 7}
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    import ray
-    from ray.cluster_utils import Cluster
-
-    small = {"object_store_memory": 80_000_000, "include_dashboard": False}
-    # Each idle worker that Ray starts ahead costs seconds of CPU time.
-    system = {"prestart_worker_first_driver": False, "health_check_period_ms": 500}
-    with pytest.MonkeyPatch.context() as patch:
-        # As the tests themselves: others would be served first, and on a busy machine alone.
-        patch.setenv("RAY_worker_niceness", "0")
-        nodes = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 0, "_system_config": system, **small}
-        )
-        for _ in range(2):
-            nodes.add_node(num_cpus=2, object_store_memory=80_000_000)
+    with cluster_of(2, 2) as nodes:
         yield nodes
-        ray.shutdown()
-        nodes.shutdown()
 
 
 @pytest.fixture
@@ -142,18 +125,3 @@ async def test_an_address_that_cannot_be_called_back_is_refused(tmp_path: Path, 
     config = load_config(config_file, ["cluster._type=ray", "cluster.address=ray://somewhere:10001"])
     with pytest.raises((RequestError, EtudeError), match="must be a node of the cluster"):
         await evaluate(tmp_path / "run", config, EchoEngine(), examples(""))
-
-
-def test_a_training_run_on_nodes_is_the_one_that_it_is_here(tmp_path: Path, base: Path, cluster: Any):
-    """Begun on the cluster, killed, and ended here: the same journal, with the digests of the weights."""
-    change(local_project(tmp_path, base), finetuning__deterministic=True)
-    begin = ("train", "config.yml", "--name", "run", "--json")
-    here = finished(*begin, "-o", "finetuning.output_dir=here", folder=tmp_path)
-    assert here.returncode == 0, here.stderr
-    on = ("--on", cluster.address, "-o", "cluster.runners=1")
-    assert killed_after(60, 0.0, *begin[:-1], *on, folder=tmp_path)
-    assert everything(tmp_path / "runs" / "run").items() < everything(tmp_path / "here" / "run").items()
-    there = finished("resume", "run", "-o", "cluster=null", "--json", folder=tmp_path)
-    assert there.returncode == 0, there.stderr
-    assert everything(tmp_path / "runs" / "run") == everything(tmp_path / "here" / "run")
-    assert (tmp_path / "runs" / "run" / "runners").is_dir()

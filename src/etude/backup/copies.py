@@ -161,7 +161,7 @@ def listing(folder: Path) -> dict[str, Identity]:
         for name in names:
             is_left_out = name in _LEFT_OUT and inside == Path()
             path = Path(root) / name
-            if is_left_out or name.endswith((".part", ".log", ".log.before")) or not path.is_file():
+            if is_left_out or name.endswith((".part", ".log")) or not path.is_file():
                 continue
             if (identity := _identity(path)) is not None:
                 files[(inside / name).as_posix()] = identity

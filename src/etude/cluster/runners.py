@@ -1,77 +1,28 @@
-"""The output of a process on a node, on its way to the head: a bounded part of it, in memory."""
+"""Runners on the nodes of a Ray cluster: an actor keeps each, and their output comes to the head."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from etude.cluster.config import RayConfig
 from etude.core.errors import EtudeError, first_line
 from etude.inference.child_process import MaskedLines
-from etude.runners.process import LocalProcess, ProcessEnd, bound_log, start_runner
+from etude.runners.process import LocalProcess, ProcessEnd, start_runner
 from etude.runners.program import Invitation
 from etude.store.files import open_private, private_folder
-
-_MOST_BYTES = 1_000_000
-"""That wait for the head; of more, the oldest are dropped."""
-_PIECE_BYTES = 64_000
-"""Of one answer: a short one goes from process to process, and not into the object store."""
-_IDLE_SECONDS = 30.0
-
-
-class Output(asyncio.Protocol):
-    """Reads a pipe, and hands out what came, piece by piece."""
-
-    def __init__(self, most: int = _MOST_BYTES) -> None:
-        self._most = most
-        self._waiting = bytearray()
-        self._dropped = 0
-        self._news = asyncio.Event()
-        self.is_over = asyncio.Event()
-        """Set once nobody can write any more."""
-
-    def data_received(self, data: bytes) -> None:
-        """Keep what was written."""
-        self._waiting += data
-        excess = len(self._waiting) - self._most
-        if excess > 0:
-            del self._waiting[:excess]
-            self._dropped += excess
-        self._news.set()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Note the end of the pipe."""
-        self.is_over.set()
-        self._news.set()
-
-    async def take(self, *, wait: bool) -> bytes:
-        """The next piece, with a line about what was dropped before it; with `wait` it may take a while."""
-        if wait and not self._waiting:
-            self._news.clear()
-            try:
-                async with asyncio.timeout(_IDLE_SECONDS):
-                    await self._news.wait()
-            except TimeoutError:
-                return b""
-        piece = bytes(self._waiting[:_PIECE_BYTES])
-        del self._waiting[:_PIECE_BYTES]
-        if self._dropped:
-            note = f"[etude: {self._dropped} bytes of output are missing here: they came too fast]\n"
-            self._dropped = 0
-            return note.encode() + piece
-        return piece
-
 
 LOGS = "runners"
 """The folder of the runners' logs in a run folder."""
 
 _LOG_SECONDS = 0.5
 """Between two looks at the output of a runner."""
-_REST_SECONDS = 1.0
-"""For the last output of a runner that has ended."""
+_PIECE_BYTES = 64_000
+"""Of its output at once: a short answer goes from process to process, and not into the object store."""
 _LOST_SECONDS = 5.0
 """For the end of an actor that was killed to be told."""
 
@@ -80,7 +31,7 @@ class Keeper:
     """An actor: starts a runner on its node, and says what it prints and how it ended."""
 
     def __init__(self) -> None:
-        self._output = Output()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  without a name: it is gone with us
         self._process: LocalProcess | None = None
 
     async def node(self) -> str:
@@ -91,21 +42,13 @@ class Keeper:
 
     async def keep(self, invitation: list[Any]) -> tuple[str, bool]:
         """Start a runner and wait for its end: how it ended, and whether others killed it."""
-        reading, writing = os.pipe()
-        loop = asyncio.get_running_loop()
-        await loop.connect_read_pipe(lambda: self._output, os.fdopen(reading, "rb"))
-        with os.fdopen(writing, "wb") as output:
-            self._process = await start_runner(Invitation(*invitation), output, Path(os.devnull))
+        self._process = await start_runner(Invitation(*invitation), self._output.fileno(), Path(os.devnull))
         end = await self._process.ended()
-        # What it has started may have the pipe open for longer.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_REST_SECONDS):
-                await self._output.is_over.wait()
         return end.how, end.by_others
 
-    async def output(self, wait: bool) -> bytes:
-        """The next piece of what the runner has printed; nothing where there is none."""
-        return await self._output.take(wait=wait)
+    async def output(self, start: int) -> bytes:
+        """The next piece of what the runner has printed, from a byte on; nothing where there is none."""
+        return os.pread(self._output.fileno(), _PIECE_BYTES, start)
 
     async def memory(self) -> float:
         """Gigabytes that the runner uses."""
@@ -119,7 +62,7 @@ class RayProcess:
         self._actor = actor
         self._killed, self._ended = asyncio.Event(), asyncio.Event()
         self._end = asyncio.ensure_future(self._wait(asyncio.ensure_future(_awaited(end))))
-        self._path, self._lines = log, MaskedLines()
+        self._path, self._lines, self._taken = log, MaskedLines(), 0
         self._memory = 0.0
         self._asking: asyncio.Task[None] | None = None
         self.log = str(log)
@@ -153,8 +96,7 @@ class RayProcess:
         with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
             async with asyncio.timeout(_LOST_SECONDS):
                 await self._following
-                while piece := await self._actor.output.remote(False):
-                    self._write(piece)
+                await self._fetch()
         with contextlib.suppress(OSError), open_private(self._path, "ab") as file:
             file.write(self._lines.end())
         ray.kill(self._actor)
@@ -167,13 +109,15 @@ class RayProcess:
         with contextlib.suppress(ray.exceptions.RayError):
             self.node = await self._actor.node.remote()
             while not self._ended.is_set():
-                self._write(await self._actor.output.remote(True))
+                await self._fetch()
                 await asyncio.sleep(_LOG_SECONDS)
 
-    def _write(self, piece: bytes) -> None:
-        # A full disk is told of by the journal.
-        with contextlib.suppress(OSError), open_private(self._path, "ab") as file:
-            file.write(self._lines.add(piece))
+    async def _fetch(self) -> None:
+        while piece := await self._actor.output.remote(self._taken):
+            self._taken += len(piece)
+            # A full disk is told of by the journal.
+            with contextlib.suppress(OSError), open_private(self._path, "ab") as file:
+                file.write(self._lines.add(piece))
 
     def kill(self) -> None:
         """Kill the actor, whose end ends the runner."""
@@ -200,10 +144,6 @@ class RayProcess:
         with contextlib.suppress(OSError):
             return "\n".join(self._path.read_text(encoding="utf-8", errors="replace").splitlines()[-12:])
         return ""
-
-    def bound_log(self) -> None:
-        """As the function `bound_log`."""
-        bound_log(self._path)
 
 
 async def _awaited(reference: Any) -> Any:

@@ -250,7 +250,6 @@ class RemoteRunner:
         ping: asyncio.Task[Any] | None = None
         while not self._serving.done():
             await asyncio.sleep(self._beat_seconds)
-            self.process.bound_log()
             if head.memory is not None and (used := self.process.memory()) > head.memory:
                 self._kill(f"used {used:.1f} GB, more than eval.general.runner_memory ({head.memory:g})")
             if ping is None or ping.done():

@@ -46,8 +46,6 @@ _LONGEST_PAUSE_SECONDS = 5.0
 """Between two starts; each is twice as long as the one before."""
 _DEATHS = 2
 """Of its runner, while it is alone there, make an episode the cause."""
-_FILES_EACH = 8
-"""Connections and pipes that the head has open for a runner, at most."""
 _BEAT_SECONDS = 0.25
 """Between two looks at a runner."""
 _BEATS_PER_SECOND = 100
@@ -85,7 +83,7 @@ class RunnerPool:
 
     async def __aenter__(self) -> RunnerPool:
         await self._exits.__aenter__()
-        allow_open_files(_FILES_EACH * len(self.places))
+        allow_open_files()
         # All runners may call at the same moment.
         callers = max(100, len(self.places))
         if self._launcher.address:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -21,13 +20,11 @@ from etude.core.errors import EtudeError
 from etude.inference.child_process import MaskedLog, guard_of, last_exception, last_lines
 from etude.learner.launch import Launcher as TeamLauncher
 from etude.runners.program import Invitation
-from etude.store.files import open_private, private_folder
+from etude.store.files import private_folder
 
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from etude.runners.program import main; main()"
 )
-_FILES_ANYHOW = 512
-"""Files and connections that a run may have open besides those of its runners."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
@@ -62,9 +59,6 @@ class RunnerProcess(Protocol):
 
     def last_words(self) -> str:
         """The end of its output."""
-
-    def bound_log(self) -> None:
-        """Begin its log anew where that has grown too long."""
 
 
 class Launcher(Protocol):
@@ -135,10 +129,6 @@ class LocalProcess:
         """The last exception of its log, or else its last lines."""
         return last_exception(self._path) or last_lines(self._path)
 
-    def bound_log(self) -> None:
-        """As the function `bound_log`."""
-        bound_log(self._path)
-
 
 class LocalLauncher:
     """Starts runners on this machine; the output of each goes to a file of `folder`."""
@@ -189,46 +179,11 @@ async def killed_after(process: RunnerProcess, seconds: float) -> AsyncIterator[
         await process.ended()
 
 
-def allow_open_files(more: int) -> None:
-    """Let this process have so many more files and connections open than it has now.
+def allow_open_files() -> None:
+    """Let this process have as many files and connections open as the system allows; many say 1,024 first."""
+    if sys.platform != "win32":
+        import resource
 
-    Many systems allow 1,024 unless a process asks for more. Raises EtudeError where they allow no more.
-    """
-    if sys.platform == "win32":
-        return
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _FILES_ANYHOW + more
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
-    if hard != resource.RLIM_INFINITY and hard < wanted:
-        raise EtudeError(
-            f"so many runners need up to {wanted} open files, and the system allows this process {hard}; ask "
-            f"for fewer runners, or raise the limit: ulimit -Hn {wanted} as root, or LimitNOFILE of a service"
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-MOST_BYTES = 8_000_000
-"""Of a log; and of the part before it, which is kept beside it."""
-BEFORE = ".before"
-"""Ends the name of the file with that part."""
-
-
-def bound_log(path: Path, most: int = MOST_BYTES) -> None:
-    """Where a log has grown longer than `most` bytes, begin it anew, with a line that says so.
-
-    The file `NAME.before` has the old log then, in place of an older one. Whoever appends to the log may have
-    it open, and go on; what is printed in the instant between copy and cut is lost. A log that is not there,
-    or cannot be written, stays as it is.
-    """
-    with contextlib.suppress(OSError):
-        if path.stat().st_size <= most:
-            return
-        before = path.with_name(path.name + BEFORE)
-        with path.open("rb") as old, open_private(before, "wb") as copy:
-            shutil.copyfileobj(old, copy)
-        with path.open("ab") as log:
-            log.truncate(0)
-            log.write(f"[etude: the log had more than {most} bytes; {before.name} has them]\n".encode())
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
