@@ -61,20 +61,6 @@ async def test_both_formats_say_the_same(journal: Journal) -> None:
     assert "«never»" in as_yaml(shown) and "«never»" in as_json(shown)
 
 
-async def test_what_went_wrong_is_shown(journal: Journal) -> None:
-    engine = scripted(verifier=["Decision: perhaps"], prover=[""])
-    record = await play_record(adp(), engine, journal, retries=1)
-    shown = transcript(record)
-    assert shown["ending"] == "undecided"
-    assert shown["turns"][0] == {
-        "round": 0,
-        "prover": "",
-        "prover.malformed": "an empty answer",
-        "prover.retries": ["an empty answer"],
-    }
-    assert shown["turns"][1]["verifier"] == "Decision: perhaps"
-
-
 async def test_where_a_play_branched_the_branches_are_shown(journal: Journal) -> None:
     engine = scripted(prover=["because"], verifier=["Decision: accept"])
     record = await play_record(adp(), engine, journal, widths={"prover": 2})
@@ -86,8 +72,3 @@ async def test_where_a_play_branched_the_branches_are_shown(journal: Journal) ->
     [first, _] = transcript(deeper)["branches"]
     assert list(first) == ["value", "turns", "branches"]
     assert [len(branch["turns"]) for branch in first["branches"]] == [1, 1]
-
-
-async def test_a_failed_episode_says_why(journal: Journal) -> None:
-    record = await play_record(adp(), scripted(), journal, about=example(None))
-    assert "truth of example 'e'" in transcript(record)["failure"]
