@@ -137,7 +137,6 @@ def test_any_architecture_is_trained_on_its_own_logprobs(name):
     assert_same(ours, gradient_by_autograd(of, grpo_by_hand(of, units, "token")), tolerance=2e-5)
 
 
-PAIRS = "pairs"
 OBJECTIVES = pytest.mark.parametrize(
     "objective",
     [

@@ -155,9 +155,6 @@ def test_numbers_of_turns_are_those_of_the_schedule():
     assert "You have one turn, and decide in it." in system_of(PROTOCOLS["adp"](), "verifier")
 
 
-# Answers.
-
-
 # Whole plays.
 
 
