@@ -129,7 +129,6 @@ def server_cases(model: str) -> list[Case]:
             for name in good
             for value in (*WRONG[::3], None, 1e-320, *SURROGATES[:1])
         ]
-    cases += _jobs(model)
     cases += [Case(name, "/v1/files", *upload(content)) for name, content in _uploads()]
     for path in ("/v1/models/%ed%a0%80", "/v1/files/%00", "/v1/fine_tuning/jobs/%ff/events", "/v1/%2e%2e/x"):
         cases += [Case("an odd path", path, b"", method) for method in ("GET", "DELETE", "POST", "PUT")]
@@ -277,34 +276,6 @@ def _conversations(asked: list[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "a name that is none", {"messages": [{"role": "user", "content": "x", "name": nested(40)}]}
 
 
-def _jobs(model: str) -> Iterator[Case]:
-    """Jobs that cannot be meant."""
-    wrong: dict[str, tuple[Any, ...]] = {
-        "n_epochs": (0, True, "5", 10**12, 1e308, -1),
-        "batch_size": (0, True, "5", 10**30),
-        "learning_rate": (1e-320, 1e308, "1", True, -1),
-        "learning_rate_multiplier": (1e308, 0, "x"),
-        "lora_rank": (10_000_000, -1, True, 2**70, "8"),
-        "lora_alpha": (1e308, 1e-320, -1),
-        "warmup_steps": (-1, 10**30, True),
-        "beta": (1e308, -1, "x"),
-        "unknown": (1,),
-    }
-    for name, values in wrong.items():
-        for value in values:
-            method = {"type": "supervised", "supervised": {"hyperparameters": {name: value}}}
-            body = {"model": model, "training_file": "file-x", "method": method}
-            yield Case(f"{name}={value!r:.20}", "/v1/fine_tuning/jobs", _json(body))
-    for name, value in {
-        "suffix": "\x00",
-        "seed": True,
-        "metadata": {"a": "\udc00"},
-        "model": "\ud800",
-    }.items():
-        body = {"model": model, "training_file": "file-x", name: value}
-        yield Case(f"{name}={value!r}", "/v1/fine_tuning/jobs", _json(body))
-
-
 def _uploads() -> Iterator[tuple[str, bytes]]:
     """Training files with a line that cannot be learned from."""
     good = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
@@ -326,8 +297,6 @@ def _uploads() -> Iterator[tuple[str, bytes]]:
     yield "an id of the prompt that is no token", group(context_ids=[10**9])
     yield "an id below 0", group(token_ids=[-1, 4])
     yield "a reward without bounds", _json({"trajectories": [{"turns": [turn], "reward": 1e308}]})
-    tools = [{"type": "function", "function": {"name": "f", "parameters": nested(DEEP)}}]
-    yield "a deep tool", _json(good | {"tools": [*tools]})
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[" * FAR}}
     yield (
         "deep arguments",

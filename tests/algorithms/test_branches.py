@@ -23,28 +23,12 @@ def shape(found):
     return [[one.index for one in branch.calls] for branch in found]
 
 
-def test_calls_whose_prompts_extend_each_other_make_one_branch():
-    assert shape(branches(conversation("a", "b", "c", "d", "e", "f"))) == [[0, 1, 2]]
-
-
 def test_a_prompt_that_repeats_the_conversation_in_other_tokens_starts_a_branch_and_counts_as_drift():
     first, second = conversation("a", "b", "c", "d")
     again = replace(second, completion=replace(second.completion, prompt_ids=ids("<a>B.<c>")))
     found = branches([first, again])
     assert shape(found) == [[0], [1]]
     assert [branch.drifted for branch in found] == [False, True]
-
-
-def test_a_second_conversation_is_a_branch_without_drift():
-    found = branches(conversation("a", "b") + conversation("x", "y", start=1))
-    assert shape(found) == [[0], [1]]
-    assert not any(branch.drifted for branch in found)
-
-
-def test_the_engines_own_word_for_drift_is_believed():
-    found = branches([call(0, [USER], REPLY, "<hi>", "yes.", drifted=True)])
-    assert found[0].drifted
-    assert found[0].fault == "the engine does not tell"
 
 
 def test_what_was_written_differently_is_the_engines_word_too():
@@ -68,12 +52,6 @@ def test_two_answers_to_one_prompt_are_two_branches_and_the_shared_call_is_train
     assert shape(branches([first, second, fork, replace(third, index=3)])) == [[0, 1, 3], [2]]
 
 
-def test_interleaved_conversations_are_told_apart_by_their_tokens():
-    a, b = conversation("a", "b", "c", "d"), conversation("x", "y", "z", "w")
-    calls = [replace(one, index=index) for index, one in enumerate([a[0], b[0], a[1], b[1]])]
-    assert shape(branches(calls)) == [[0, 2], [1, 3]]
-
-
 def test_only_the_target_functions_calls_to_the_target_model_are_taken():
     calls = [
         *conversation("a", "b"),
@@ -85,11 +63,6 @@ def test_only_the_target_functions_calls_to_the_target_model_are_taken():
     assert shape(branches(calls, model=None)) == [[0], [2]]
 
 
-def test_a_failed_call_is_no_part_of_a_branch():
-    failed = Call(0, WORKFLOW, "policy", ChatRequest((USER,)), completion=None, error="refused")
-    assert branches([failed]) == []
-
-
 def test_without_token_ids_the_messages_decide():
     assert shape(
         branches([call(0, [USER], REPLY, None, None), call(1, [USER, REPLY, USER], REPLY, None, None)])
@@ -97,12 +70,6 @@ def test_without_token_ids_the_messages_decide():
     assert shape(
         branches([call(0, [USER], REPLY, None, None), call(1, [USER, USER], REPLY, None, None)])
     ) == [[0], [1]]
-
-
-def test_messages_are_compared_without_ids_and_empty_fields():
-    with_id = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "f"}}]}
-    without = {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}], "refusal": None}
-    assert message_key(with_id) == message_key(without)
 
 
 def test_spaces_in_the_arguments_of_calls_do_not_make_a_branch() -> None:
@@ -137,10 +104,3 @@ def test_every_completion_is_in_exactly_one_branch_whatever_order_conversations_
         for earlier, later in zip(branch.calls, branch.calls[1:], strict=False):
             sequence = earlier.completion.prompt_ids + earlier.completion.completion_ids
             assert later.completion.prompt_ids[: len(sequence)] == sequence
-
-
-def test_a_star_stands_for_all_functions():
-    calls = conversation("a", "b", function="prover") + conversation("c", "d", start=1, function="verifier")
-    assert len(branches_of(episode(calls), ["*"], "policy")) == 2
-    assert len(branches_of(episode(calls), ["verifier"], "policy")) == 1
-    assert branches_of(episode(calls), ["*"], "other") == []

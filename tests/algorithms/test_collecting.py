@@ -2,14 +2,13 @@
 
 import asyncio
 import json
-from datetime import date
 
 import pytest
 
 from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.grpo import Grpo
 from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig
-from etude.core.errors import EtudeError, RequestError
+from etude.core.errors import RequestError
 from etude.core.evaluation import EvalInput, EvalInputItem, EvalOutput, EvalOutputItem, EvaluationRunOutput
 from tests.algorithms.scripted_episodes import conversation, episode
 
@@ -80,23 +79,6 @@ async def test_episodes_without_a_targeted_call_are_left_out_and_counted():
     assert builder.facts("run")["untargeted"] == 1
 
 
-async def test_a_reward_that_an_override_makes_infinite_is_left_out():
-    class Broken(CollectingBuilder):
-        async def compute_reward(self, output_item, meta=None):
-            return float("inf") if output_item.generation == 0 else output_item.generation / 2
-
-    builder = make_builder(Broken)
-    collection = await finish(builder, evaluated(*siblings(0.0, 0.0, 0.0)))
-    assert [one.reward for one in collection.trajectories[0]] == [0.5, 1.0]
-    assert builder.facts("run")["unscored"] == 1
-
-
-async def test_the_collection_is_forgotten_when_it_is_finished():
-    builder = make_builder()
-    await finish(builder, evaluated(*siblings(1.0, 0.0)))
-    assert builder.evaluation_runs == {}
-
-
 async def test_a_reward_function_that_did_not_run_is_named_with_those_that_did():
     with pytest.raises(RequestError, match=r"'correct' is not among the evaluators that ran \(style\)"):
         await finish(make_builder(), evaluated(*siblings(1.0), evaluator="style"))
@@ -105,20 +87,6 @@ async def test_a_reward_function_that_did_not_run_is_named_with_those_that_did()
 async def test_a_builder_needs_a_reward_function():
     with pytest.raises(RequestError, match=r"finetuning\.reward_function\.name"):
         await CollectingBuilder(Grpo()).initialize(FinetuneConfig())
-
-
-async def test_a_builder_without_a_runtime_says_so():
-    with pytest.raises(EtudeError, match="CollectingBuilder has no runtime"):
-        await make_builder().run_eval()
-
-
-async def test_the_reward_is_the_score_and_never_made_up():
-    builder = make_builder()
-    assert await builder.compute_reward(EvalOutputItem(id="e", score=0.75)) == 0.75
-    with pytest.raises(ValueError, match="example 'e' has no reward: timeout"):
-        await builder.compute_reward(EvalOutputItem(id="e", error="timeout"))
-    with pytest.raises(ValueError, match="the score is None"):
-        await builder.compute_reward(EvalOutputItem(id="e"))
 
 
 def test_progress_is_logged_as_a_line_in_the_folder_given(tmp_path):
@@ -131,16 +99,3 @@ def test_progress_is_logged_as_a_line_in_the_folder_given(tmp_path):
         {"run_id": "run", "pairs": 3},
         {"run_id": "run", "pairs": 4},
     ]
-
-
-def test_what_is_no_json_is_logged_as_its_text_and_a_number_that_is_not_finite_as_null(tmp_path):
-    metrics = {"when": date(2026, 1, 2), "loss": float("inf"), "what": {1, 2}, 3: object}
-    make_builder().log_progress("run", metrics, output_dir=str(tmp_path))
-    line = json.loads((tmp_path / "trajectory_builder.jsonl").read_text())
-    assert line == {
-        "run_id": "run",
-        "when": "2026-01-02",
-        "loss": None,
-        "what": [1, 2],
-        "3": "<class 'object'>",
-    }

@@ -9,14 +9,10 @@ import pytest
 from etude.algorithms.algorithm import algorithm_of, groups_of
 from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.episodes import Tally, choices_of
-from etude.algorithms.samples import CUT_OFF_EPISODE, CUT_OFF_PAIR, CUT_OFF_SAMPLE, masked
+from etude.algorithms.samples import CUT_OFF_EPISODE, CUT_OFF_PAIR, CUT_OFF_SAMPLE
 from etude.backends.openai_rows import supervised_row
 from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig
-from etude.core.edge import trajectory_of
 from etude.core.episode import Event
-from etude.core.errors import RequestError
-from etude.core.sample import Sample
-from etude.integrations.art.wire import trajectory_of as art_trajectory
 from tests.algorithms.scripted_episodes import call, conversation, episode
 from tests.algorithms.test_collecting import evaluated, finish
 
@@ -75,14 +71,6 @@ async def test_a_penalty_is_taken_from_the_reward_and_not_from_the_one_that_is_r
     assert not untouched and facts["reward_groups"]["flat"] == 1
 
 
-async def test_a_penalty_decides_preferences_and_selections():
-    output = played((1.0, True), (0.9, False))
-    [[chosen, rejected]], _ = await made("dpo", output, cut_off_penalty=0.5)
-    assert (chr(chosen.ids[-2]), chr(rejected.ids[-2])) == ("1", "0")
-    [[best]], _ = await made("expert_iteration", output, cut_off_penalty=0.5, best_k=1)
-    assert chr(best.ids[-2]) == "1"
-
-
 @pytest.mark.parametrize("name", [*COMPARING, "supervised"])
 async def test_episodes_with_such_an_answer_can_be_dropped(name):
     output = played((0.0, True), (1.0, False), (0.5, False))
@@ -120,36 +108,6 @@ async def test_what_is_imitated_keeps_the_other_answers_and_has_the_cut_one_as_c
     assert weights == [[None, 0, None], [None, None]]
 
 
-def test_without_token_ids_a_masked_answer_is_given_and_a_pair_is_left_out():
-    sample = _text_only("a", "b", cut_second=True)
-    kept = masked(sample, "samples")
-    assert isinstance(kept, Sample) and [turn.message for turn in kept.turns] == [1]
-    assert [message["content"] for message in kept.messages] == ["q", "a"]
-
-
-def _text_only(*replies, cut_second):
-    from etude.algorithms.samples import branches_in, sample_of
-
-    messages, calls = [ASK], []
-    for index, reply in enumerate(replies):
-        answer = {"role": "assistant", "content": reply}
-        one = call(index, messages, answer, None, None)
-        calls += cut(one) if cut_second and index else [one]
-        messages = [*messages, answer, ASK]
-    record = episode(calls)
-    return sample_of(branches_in(record.calls)[0], record, 1.0)
-
-
-def test_an_answer_of_no_weight_is_no_choice_for_art():
-    [first, second] = conversation("q", "one", "r", "two")
-    from etude.algorithms.samples import branches_in, sample_of
-
-    record = episode([*cut(first), second])
-    unit = masked(sample_of(branches_in(record.calls)[0], record, 1.0), "samples")
-    sent = art_trajectory(trajectory_of(unit))["messages_and_choices"]
-    assert ["finish_reason" in message for message in sent] == [False, False, False, True]
-
-
 def test_answers_that_are_compared_within_an_episode_pay_too_and_can_be_left_out():
     calls = [
         call(index, [ASK], {"role": "assistant", "content": reply}, "<q>", f"{reply}.")
@@ -163,17 +121,3 @@ def test_answers_that_are_compared_within_an_episode_pay_too_and_can_be_left_out
     assert [candidate.value for candidate in choice.candidates] == [0.0, 1.0, -3.0]
     [choice] = choices_of(scored, complete=True)
     assert [candidate.value for candidate in choice.candidates] == [0.0, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("supervised", {"cut_off_penalty": 1.0}, "imitates episodes whatever they earned"),
-        ("grpo", {"cut_off": "drop", "cut_off_penalty": 1.0}, "take one of the two"),
-        ("dpo", {"cut_off": "drop", "cut_off_penalty": 1.0}, "take one of the two"),
-        ("distillation", {"cut_off_penalty": 1.0}, "reward_weight is 0"),
-    ],
-)
-def test_options_that_would_do_nothing_are_refused(name, options, message):
-    with pytest.raises(RequestError, match=message):
-        algorithm_of(name, options).check()

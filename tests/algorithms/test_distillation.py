@@ -11,10 +11,9 @@ import pytest
 
 from etude.algorithms.distillation import Distillation
 from etude.config.load import parse_config
-from etude.core.errors import ConfigError, EngineError, RequestError, TrainingError
+from etude.core.errors import ConfigError
 from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
-from etude.learner import packed
 from etude.learner.packed import logprobs_of
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
@@ -37,34 +36,12 @@ def test_an_advantage_is_what_the_teacher_gives_a_token_more_than_the_policy():
     assert [unit[0].advantages for unit in both] == [(0, 2.25, 1.5), (0, -1.75)]
 
 
-def test_samples_that_nobody_taught_are_refused():
-    with pytest.raises(TrainingError, match="no logprobs of a teacher"):
-        Distillation().units([[sample(1.0, 1)]])
-
-
-def test_one_episode_of_an_example_is_enough_for_the_teacher_alone():
-    Distillation(group=1).check()
-    with pytest.raises(RequestError, match="distillation would learn nothing"):
-        Distillation(group=1, reward_weight=1.0, drop_flat_groups=True).check()
-
-
 def test_scores_are_the_models_logprobs_at_the_temperature_of_the_sample():
     policy, samples = fresh_policy(), forest(2, 6, temperatures=(1.0, 0.7))
     for one, scores in zip(samples, logprobs_of(policy, samples, token_budget=40), strict=True):
         true = [0.0, *true_logprobs(policy, one.ids[:1], one.ids[1:], one.turns[0].sampling.temperature)]
         expected = [value if sampled else 0.0 for value, sampled in zip(true, one.mask, strict=True)]
         assert scores == pytest.approx(expected, abs=1e-4)
-
-
-def test_what_samples_have_in_common_is_read_once(monkeypatch):
-    policy, samples = fresh_policy(), forest(2, 6)
-    read = []
-    hidden = packed.tree_hidden
-    monkeypatch.setattr(packed, "tree_hidden", lambda *given: read.append(len(given[1])) or hidden(*given))
-    together = logprobs_of(policy, samples)
-    assert 0 < sum(read) < 0.8 * sum(len(one.ids) for one in samples)
-    for one, scores in zip(samples, together, strict=True):
-        assert scores == pytest.approx(logprobs_of(policy, [one])[0], abs=1e-5)
 
 
 def config(**options):
@@ -139,11 +116,4 @@ def endpoint(monkeypatch):
 
 async def test_an_endpoint_scores_token_ids(endpoint):
     assert await endpoint.score((7, 3, 5)) == (0.0, -0.3, -0.5)
-    await endpoint.close()
-
-
-async def test_an_endpoint_that_tells_no_prompt_logprobs_is_an_error(endpoint, monkeypatch):
-    monkeypatch.setattr(Endpoint, "told", [])
-    with pytest.raises(EngineError, match=r"prompt_logprobs.*vLLM"):
-        await endpoint.score((7, 3, 5))
     await endpoint.close()

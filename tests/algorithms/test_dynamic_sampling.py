@@ -39,13 +39,6 @@ def lines(run):
     return [json.loads(line) for line in (run.path / "training_metrics.jsonl").read_text().splitlines()]
 
 
-async def test_nothing_is_replaced_unless_somebody_asks_for_it(run):
-    run.evaluator = easy({example.id for example in run.examples})
-    await use(run, 0).start(num_epochs=1)
-    assert len(run.engine.requests) == 3 * 4
-    assert lines(run)[0]["replacements"] == 0
-
-
 async def test_flat_groups_are_replaced_up_to_the_limit(run):
     run.evaluator = easy({example.id for example in run.examples})
     await use(run, 4).start(num_epochs=1)
@@ -54,12 +47,6 @@ async def test_flat_groups_are_replaced_up_to_the_limit(run):
     (line,) = lines(run)
     assert (line["replacements"], line["episodes"]) == (4, 28)
     assert line["reward_groups"] == {"compared": 7, "flat": 7}
-
-
-async def test_there_are_no_more_replacements_than_examples(run):
-    run.evaluator = easy({example.id for example in run.examples})
-    await use(run, 100).start(num_epochs=1)
-    assert lines(run)[0]["replacements"] == 5
 
 
 async def test_a_resumed_run_has_the_same_replacements(run, tmp_path):

@@ -13,11 +13,11 @@ import torch
 import etude
 from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.distillation import Distillation
-from etude.algorithms.episodes import IDLE, Collected, ScoredEpisode, Tally, UnitGroup
+from etude.algorithms.episodes import IDLE, Collected, ScoredEpisode, Tally
 from etude.algorithms.grpo import NO_ADVANTAGE, Grpo, ReinforcePP, Rloo
 from etude.algorithms.samples import branches_of
 from etude.core.episode import WORKFLOW
-from etude.core.errors import RequestError, TrainingError
+from etude.core.errors import TrainingError
 from etude.learner.objective import MicroBatch
 from tests.algorithms.scripted_episodes import conversation, episode
 from tests.models.tiny_models import fresh_policy
@@ -127,20 +127,6 @@ def test_what_rounding_leaves_of_equal_rewards_is_no_advantage():
     assert made.units == []
 
 
-def test_one_episode_may_be_enough_for_an_algorithm_of_ones_own():
-    Constant(num_generations=1).check()
-    Grpo(num_generations=1, entropy_bonus=0.1).check()
-    with pytest.raises(RequestError, match="groups of one episode"):
-        Grpo(num_generations=1).check()
-    with pytest.raises(RequestError, match="groups of one episode"):
-        ReinforcePP(num_generations=1, baseline=True).check()
-
-
-def test_imitation_and_pairs_compare_rewards():
-    same, other = UnitGroup([], [0.5, 0.5]), UnitGroup([], [0.5, 1.0])
-    assert etude.Dpo().compared([same, other]) == [False, True]
-
-
 @pytest.fixture
 def run(tmp_path):
     made = Run(tmp_path / "run")
@@ -152,14 +138,6 @@ def run(tmp_path):
 
 def options() -> dict[str, Any]:
     return {"num_generations": 4, "examples_per_epoch": 3, "replace_flat_groups": 2}
-
-
-async def test_examples_are_replaced_where_no_episode_has_an_advantage(run):
-    run.builder = CollectingBuilder(Priced(**options()))
-    trainer = await run.start(num_epochs=1)
-    metrics = trainer.history.epochs[0].metrics
-    assert (metrics["replacements"], metrics["reward_groups"]) == (0, {"compared": 3, "flat": 0})
-    assert trainer.history.epochs[0].alarms == ()
 
 
 async def test_a_term_of_the_loss_is_nothing_to_compare(run):
@@ -197,14 +175,11 @@ async def play(example: Any, episode: Any) -> str:
 @pytest.mark.parametrize(
     ("algorithm", "moves"),
     [
-        (Grpo(group=3), False),
         (Grpo(group=3, beta=0.1), False),
         (Grpo(group=3, entropy_bonus=0.01), True),
-        (Grpo(group=3, reward_kl=0.1, entropy_bonus=0.01), True),
         (Grpo(group=3, overlong_limit=12, overlong_buffer=8), True),
-        (Priced(group=3), True),
     ],
-    ids=["nothing", "at the base", "entropy", "entropy and price", "overlong", "own"],
+    ids=["at the base", "entropy", "overlong"],
 )
 def test_weights_move_by_what_there_is_besides_the_reward(algorithm, moves, tmp_path, monkeypatch):
     """A real training, in which every episode earns 1."""
@@ -221,33 +196,3 @@ def test_weights_move_by_what_there_is_besides_the_reward(algorithm, moves, tmp_
     (line,) = (run.folder / "training_metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["training"]["grad_norm"] > 0
     assert (run.summary["epochs_trained"], run.summary["last_version"]["number"]) == (1, 1)
-
-
-def test_after_a_warm_up_the_kl_has_no_say_before_the_policy_has_moved(tmp_path, monkeypatch):
-    """It is the KL to the weights that training began with, which are those of the warm-up."""
-    monkeypatch.chdir(tmp_path)
-    fresh_policy(max_context=128).export(tmp_path / "model")
-    said = [{"role": "user", "content": "what is 1?"}, {"role": "assistant", "content": "it is 1."}]
-    (tmp_path / "said.jsonl").write_text(json.dumps({"messages": said}) + "\n")
-    rows = [etude.Example("e", {"question": "what is 1?"})]
-    given: dict[str, Any] = {"examples": rows, "model": "model", "epochs": 1, "progress": False}
-    given |= {"warm_up": {"transcripts": "said.jsonl", "steps": 1}, "reward": lambda example, output: 1.0}
-    with pytest.raises(TrainingError, match=f"1 × {IDLE}"):
-        etude.train(play, algorithm=Grpo(group=3, beta=0.1), **given)
-
-
-def test_a_bonus_makes_the_answers_of_flat_groups_more_varied(tmp_path, monkeypatch):
-    """A real training, in which every episode earns 1. The entropy is that of the answers as they came."""
-    monkeypatch.chdir(tmp_path)
-    model = fresh_policy(max_context=128)
-    with torch.no_grad():
-        model.model.model.norm.weight.mul_(3)  # It is sure of itself.
-    model.export(tmp_path / "model")
-    rows = [etude.Example(f"e{number}", {"question": f"what is {number}?"}) for number in range(4)]
-    given: dict[str, Any] = {"examples": rows, "model": "model", "epochs": 6, "progress": False}
-    given |= {"reward": lambda example, output: 1.0, "backend": {"_type": "local", "learning_rate": 3e-3}}
-    run = etude.train(play, algorithm=Grpo(group=4, entropy_bonus=0.01), **given)
-    lines = (run.folder / "training_metrics.jsonl").read_text().splitlines()
-    epochs = [json.loads(line) for line in lines]
-    assert [epoch["reward_groups"] for epoch in epochs] == [{"compared": 4, "flat": 4}] * 6
-    assert epochs[-1]["sampled_entropy"] > 1.1 * epochs[0]["sampled_entropy"]

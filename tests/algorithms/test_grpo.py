@@ -9,10 +9,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from etude.algorithms.algorithm import algorithm_of
-from etude.algorithms.grpo import Grpo
+from etude.algorithms.grpo import Grpo, ReinforcePP, Rloo
 from etude.core.errors import RequestError
 from etude.core.sample import Sample, Turn
 from etude.learner.learner import Learner, LearnerOptions
@@ -38,12 +37,6 @@ PLAIN = Grpo(advantage_scale="none")
 )
 def test_an_advantage_is_the_distance_to_the_groups_mean(rewards, scale, expected):
     assert Grpo(advantage_scale=scale).compare(rewards) == pytest.approx(expected)
-
-
-def test_rounding_among_equal_rewards_is_not_blown_up():
-    equal = [0.1 + 0.2, 0.3, 0.3]
-    assert len(set(equal)) == 2
-    assert Grpo().compare(equal) == [0.0, 0.0, 0.0]
 
 
 rewards = st.lists(st.floats(-100, 100), min_size=2, max_size=8)
@@ -80,30 +73,11 @@ def test_turns_are_compared_with_the_same_turn_of_their_siblings():
     assert PLAIN.advantages(group) == [[-2.0, -1.0, 0.0], [0.0, -1.0], [2.0, 2.0]]
 
 
-def test_a_sample_without_returns_is_compared_by_its_reward_in_each_turn():
-    group = [
-        sample(9.0, 1, 1, returns=[3.0, 1.0]),
-        sample(1.0, 1, 1, returns=[1.0, 3.0]),
-        sample(2.0, 1),
-    ]
-    assert PLAIN.advantages(group) == [[1.0, -1.0], [-1.0, 1.0], [0.0]]
-
-
-def test_branches_of_one_episode_count_once_and_share_its_advantage():
-    group = [*(sample(1.0, 1, episode="e") for _ in range(3)), sample(0.0, 1, episode="f")]
-    assert PLAIN.advantages(group) == [[0.5], [0.5], [0.5], [-0.5]]
-
-
 def test_groups_are_scored_on_their_own_and_spread_over_the_sampled_tokens():
     groups = [[sample(1.0, 2), sample(1.0, 1)], [sample(0.0, 1), sample(4.0, 1)], [sample(3.0, 1)]]
     units, metrics = PLAIN.units(groups)
     assert [unit[0].advantages for unit in units] == [(0, 0, 0), (0, 0), (0, -2), (0, 2), (0, 0)]
     assert metrics == {}
-
-
-def test_advantages_that_samples_came_with_are_kept():
-    group = [sample(1.0, 1, advantages=(0.0, 5.0)), sample(0.0, 1, advantages=(0.0, -3.0))]
-    assert [unit[0].advantages for unit in Grpo().units([group])[0]] == [(0, 5), (0, -3)]
 
 
 def measured(*values):
@@ -117,12 +91,6 @@ def test_episodes_pay_before_they_are_compared():
     units, metrics = priced.units([group], measured([2.0, 4.0], [-3.0]))
     assert [unit[0].advantages[1] for unit in units] == pytest.approx([-0.2, 0.2])  # 0.4 against 0.8
     assert metrics == {"kl_in_reward": pytest.approx(1.5)}
-
-
-def test_branches_of_an_episode_pay_together():
-    group = [sample(1.0, 1, episode="a"), sample(1.0, 1, episode="a"), sample(1.0, 1, episode="b")]
-    units, _ = Grpo(reward_kl=0.5, advantage_scale="none").units([group], measured([1.0], [2.0], [1.0]))
-    assert [unit[0].advantages[1] for unit in units] == [-0.5, -0.5, 0.5]
 
 
 def test_a_turn_pays_for_itself_and_those_after_it():
@@ -199,12 +167,6 @@ def test_each_option_of_a_variant_can_be_changed():
     assert (job["clip_low"], job["clip_high"], job["ratio"]) == (3e-4, 0.01, "sequence")
 
 
-@pytest.mark.parametrize("name", ["grop", 3, ["grpo"]])
-def test_no_other_name_is_taken(name):
-    with pytest.raises(ValidationError, match="variant"):
-        Grpo(variant=name)
-
-
 def test_the_options_of_a_collection_make_the_algorithm_that_they_came_from():
     found = Grpo(variant="cispo", beta=0.1)
     assert algorithm_of("grpo", found.gradient()) == found
@@ -212,5 +174,48 @@ def test_the_options_of_a_collection_make_the_algorithm_that_they_came_from():
         algorithm_of("grpo", {"clip_low": 1.5})
 
 
-def test_the_size_of_a_group_can_be_called_group():
-    assert Grpo(group=4).num_generations == Grpo(num_generations=4).num_generations == 4
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([0.0, 1.0], [-1.0, 1.0]),
+        ([1.0, 2.0, 6.0], [-3.0, -1.5, 4.5]),
+        ([0.5, 0.5, 0.5], [0.0, 0.0, 0.0]),
+        ([2.0], [0.0]),
+    ],
+)
+def test_rloo_has_the_distance_to_the_mean_of_the_others(rewards, expected):
+    assert Rloo().compare(rewards) == pytest.approx(expected)
+    others = [
+        reward - (sum(rewards) - reward) / (len(rewards) - 1) if len(rewards) > 1 else 0.0
+        for reward in rewards
+    ]
+    assert Rloo().compare(rewards) == pytest.approx(others)
+
+
+def test_branches_of_one_episode_count_once():
+    group = [sample(1.0, 1, episode="e"), sample(1.0, 1, episode="e"), sample(0.0, 1, episode="f")]
+    assert Rloo().advantages(group) == [[1.0], [1.0], [-1.0]]
+
+
+def batch_advantages(algorithm, *groups):
+    return [unit[0].advantages for unit in algorithm.units(groups)[0]]
+
+
+def test_reinforce_pp_normalises_advantages_over_all_tokens_of_the_batch():
+    # Rewards 1 (three tokens) and 0 (one token): mean 3/4, deviation sqrt(3)/4.
+    found = batch_advantages(ReinforcePP(), [sample(1.0, 3)], [sample(0.0, 1)])
+    assert found[0] == pytest.approx((0, *[1 / math.sqrt(3)] * 3))
+    assert found[1] == pytest.approx((0, -math.sqrt(3)))
+
+
+def test_groups_are_not_compared_with_each_other_where_there_is_a_baseline():
+    easy, hard = [sample(1.0, 1), sample(0.9, 1)], [sample(0.1, 1), sample(0.0, 1)]
+    plain = batch_advantages(ReinforcePP(), easy, hard)
+    based = batch_advantages(ReinforcePP(baseline=True), easy, hard)
+    assert plain[1][1] > 0 > plain[2][1]
+    assert [values[1] for values in based] == pytest.approx([1.0, -1.0, 1.0, -1.0])
+
+
+def test_advantages_that_samples_came_with_are_kept():
+    group = [sample(1.0, 1, advantages=(0.0, 5.0)), sample(0.0, 1, advantages=(0.0, -3.0))]
+    assert batch_advantages(ReinforcePP(), group) == [(0, 5), (0, -3)]

@@ -1,7 +1,6 @@
 """Which episodes are imitated, and decisions that are put right before that."""
 
 import json
-import math
 
 import pytest
 
@@ -10,13 +9,12 @@ from etude.algorithms.episodes import Collected, Tally
 from etude.algorithms.imitation import (
     GuessReplacementConfig,
     SelectionConfig,
-    truth_of,
 )
 from etude.core.edge import Encoder, sample_of, trajectory_of
 from etude.core.errors import RequestError
 from etude.protocols import SCALES, Act, adp, nip
 from etude.protocols.scenario import parse_answer
-from tests.algorithms.plays import part_of, played, scored
+from tests.algorithms.plays import part_of, played
 from tests.protocols.games import Labelled, example
 from tests.support import END
 
@@ -93,14 +91,6 @@ async def test_a_replaced_guess_is_one_that_the_protocols_own_scale_reads(tmp_pa
     assert act.decision == (1.0 if truth else -1.0)
 
 
-class BareVerdicts(Labelled):
-    """Reads the verdict alone, without `Decision:` before it."""
-
-    def parse(self, text, turn):
-        value = turn.scale.read(text) if turn.decide == "must" else None
-        return Act(dict.fromkeys(turn.writes, text)) if value is None else Act(decision=value)
-
-
 class JsonVerdicts(Labelled):
     """Reads a verdict in a format of its own, and raises on any other text."""
 
@@ -113,14 +103,11 @@ class JsonVerdicts(Labelled):
         return json.dumps({"right": verdict})
 
 
-@pytest.mark.parametrize(
-    ("scenario", "wrong", "right"),
-    [(BareVerdicts, "accept", "reject"), (JsonVerdicts, '{"right": 1}', '{"right": 0}')],
-)
-async def test_a_replaced_guess_is_written_as_the_scenario_reads_it(tmp_path, scenario, wrong, right):
-    record = await played(tmp_path, adp(), ["trust me", wrong], about=example(0), scenario=scenario())
+async def test_a_replaced_guess_is_written_as_the_scenario_reads_it(tmp_path):
+    answers = ["trust me", '{"right": 1}']
+    record = await played(tmp_path, adp(), answers, about=example(0), scenario=JsonVerdicts())
     (row,) = verifier_rows(record, proportion=1.0)
-    assert row.episode[-1].content == right
+    assert row.episode[-1].content == '{"right": 0}'
 
 
 class Unwritable(JsonVerdicts):
@@ -136,23 +123,6 @@ async def test_a_guess_that_cannot_be_written_is_no_row_but_an_error(tmp_path):
     assert verifier_rows(record) == []
     with pytest.raises(RequestError, match=r"'train/1/e/0'.*answer of 'verifier'.*write_decision"):
         verifier_rows(record, proportion=1.0)
-
-
-async def test_only_a_decision_is_replaced(tmp_path, fooled):
-    undecided = await played(tmp_path, nip(max_message_rounds=3), [ASK, "so", "hm"], retries=0, generation=1)
-    assert truth_of(scored(undecided)) is None
-    assert truth_of(scored(fooled)) is not None
-    assert verifier_rows(undecided, proportion=1.0) == []
-
-
-async def test_a_prover_has_no_guess(fooled):
-    (prover,) = part_of("prover", fooled)
-    assert truth_of(prover) is None
-
-
-async def test_a_play_that_branches_has_no_single_guess(tmp_path):
-    record = await played(tmp_path, adp(), ["a", "b", RIGHT, WRONG, RIGHT, WRONG], widths=2)
-    assert all(truth_of(one) is None for one in part_of("verifier", record))
 
 
 async def test_replaced_guesses_are_a_share_of_all_and_the_rest_is_selected_by_reward(tmp_path):
@@ -187,7 +157,3 @@ async def test_each_agent_is_selected_by_what_it_earned_itself(tmp_path):
     prover, verifier = imitations(parts, config, 1.0, 0, 0, Tally())
     assert [row.episode[-1].content for row in prover] == ["lie"]
     assert verifier == []
-
-
-def test_a_share_is_never_more_than_there_is():
-    assert math.isclose(GuessReplacementConfig(proportion=1.0).share(5), 1.0)

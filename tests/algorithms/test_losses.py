@@ -84,22 +84,6 @@ def test_grpo_pulls_towards_the_base_model():
     assert float(kl.detach()) / count > 1e-3
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_grpo_can_be_paid_for_entropy(temperature):
-    of = policy()
-    units = sequences(of, 4, temperature=temperature)
-    entropies = []
-    for one in units:
-        for at, *_ in tokens(of, one):
-            logits = of.model(input_ids=torch.tensor([one.ids[:at]]), use_cache=False).logits[0, -1]
-            entropies.append(torch.distributions.Categorical(logits=logits / temperature).entropy())
-    mean = sum(entropies) / len(entropies)
-    by_hand = gradient_by_autograd(of, grpo_by_hand(of, units, "token") - 0.5 * mean)
-    assert_same(gradient_of(of, batch_of(units), Grpo(correction="none", entropy_bonus=0.5)), by_hand)
-    told = Learner(of, LearnerOptions()).evaluate(batch_of(units), Grpo(correction="none", entropy_bonus=0.5))
-    assert told["entropy"] == pytest.approx(float(mean.detach()), rel=1e-5)
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_dpo_prefers_by_how_much_the_policy_has_moved(smoothing):
     of = policy()
@@ -132,14 +116,6 @@ def test_dpo_against_the_base_does_not_look_at_sampled_logprobs():
     assert_same(computed, recorded, tolerance=1e-4)
 
 
-def test_sft_is_the_mean_over_trained_tokens():
-    of = policy()
-    units = sequences(of, 5)
-    losses = [-logprob for one in units for _, logprob, _, _ in tokens(of, one)]
-    by_hand = gradient_by_autograd(of, sum(losses) / len(losses))
-    assert_same(gradient_of(of, batch_of(units), Supervised()), by_hand)
-
-
 def test_a_conversation_may_be_sampled_at_several_temperatures():
     of = policy()
     units = [
@@ -161,13 +137,6 @@ def test_any_architecture_is_trained_on_its_own_logprobs(name):
     assert_same(ours, gradient_by_autograd(of, grpo_by_hand(of, units, "token")), tolerance=2e-5)
 
 
-def test_where_the_sampler_is_the_learner_a_correction_changes_nothing():
-    of = policy()
-    batch = batch_of(sequences(of, 6, shift=0.0))
-    assert_same(gradient_of(of, batch, Grpo()), gradient_of(of, batch, Grpo(correction="none")))
-
-
-PAIRS = "pairs"
 OBJECTIVES = pytest.mark.parametrize(
     "objective",
     [
@@ -233,13 +202,3 @@ def test_metrics_tell_what_was_clipped_and_how_far_the_policy_is_from_the_sample
     assert metrics["clip_fraction"] == pytest.approx(sum(clips) / len(clips), abs=1e-6)
     assert 0 < metrics["clip_fraction"] < 1
     assert metrics["sampled_kl"] == pytest.approx(sum(gaps) / len(gaps), rel=1e-4)
-
-
-def test_dpo_tells_how_many_pairs_it_has_right():
-    of = policy()
-    one = sequences(of, 4)
-    metrics = train(Learner(of, LearnerOptions(learning_rate=0.0)), batch_of([one[:2], one[2:]]), Dpo())
-    assert metrics["preferred"] in (0.0, 0.5, 1.0)
-    flipped = train(Learner(of, LearnerOptions(learning_rate=0.0)), batch_of([one[1::-1], one[:1:-1]]), Dpo())
-    assert metrics["preferred"] + flipped["preferred"] == 1.0
-    assert metrics["margin"] == pytest.approx(-flipped["margin"], abs=1e-6)

@@ -11,7 +11,6 @@ from etude.algorithms.malt import Malt
 from etude.core.edge import trajectory_of
 from etude.protocols import adp, mnip, nip
 from tests.algorithms.plays import expected_value, part_of, played, scored
-from tests.algorithms.scripted_episodes import episode
 from tests.protocols.games import ChanceEngine, example
 from tests.support import END
 
@@ -80,20 +79,6 @@ async def test_a_row_has_the_tokens_and_the_logprobs_that_were_sampled(one_sided
     }
 
 
-async def test_of_a_turn_the_clearest_pair_is_taken(tmp_path):
-    answers = ["a", "b", "c", ACCEPT, ACCEPT, ACCEPT, ACCEPT, ACCEPT, REJECT, REJECT, REJECT, REJECT]
-    record = await played(tmp_path, adp(), answers, widths=3)
-    assert rows(part_of("prover", record)) == [(0, "a", "c", 1.0)]
-
-
-async def test_equal_answers_are_no_pair_and_the_next_clearest_is_taken(tmp_path):
-    answers = ["a", "b", "a", ACCEPT, ACCEPT, ACCEPT, ACCEPT, REJECT, ACCEPT, REJECT, REJECT, REJECT]
-    record = await played(tmp_path, adp(), answers, widths=3)
-    tally = Tally()
-    assert [row[1:3] for row in rows(part_of("prover", record), tally)] == [("b", "a")]
-    assert tally.left_out == {malt.SAME_ANSWER: 1}
-
-
 async def test_early_answers_count_as_much_as_late_ones(tmp_path):
     # The first question leads to an end at once, the second branches on; no end is counted twice.
     def answer(request):
@@ -144,10 +129,6 @@ async def test_pairs_share_a_prompt_and_the_better_answer_is_chosen(tmp_path_fac
             assert any(item.prompt_ids[: len(prompt)] == prompt for prompt in calls)
 
 
-def test_only_plays_have_turns_with_several_answers():
-    assert list(choices_of(scored(episode([])))) == []
-
-
 async def test_the_first_epochs_can_be_expert_iteration_on_plays_that_do_not_branch(tmp_path):
     algorithm = Malt(initial_expert_iterations=2, num_responses=3, beta=0.3)
     builder = CollectingBuilder(algorithm)
@@ -161,9 +142,3 @@ async def test_the_first_epochs_can_be_expert_iteration_on_plays_that_do_not_bra
     lost = await played(tmp_path, adp(), [GOOD, REJECT], generation=1, id="train/1/e/1")
     made = algorithm.groups([[scored(won), scored(lost)]], Collected(0, 0, Tally()))
     assert [[one.generation for one in group.units] for group in made] == [[0], [0]]
-
-
-def test_methods_and_widths_without_them():
-    builder = CollectingBuilder(Malt())
-    assert (builder.methods, Malt().widths(0), builder.label_of(0)) == (("dpo",), 2, "k2")
-    assert CollectingBuilder(Malt(num_responses=None)).label_of(0) == ""

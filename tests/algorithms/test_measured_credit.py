@@ -64,10 +64,3 @@ def test_turns_are_credited_with_their_own_step_rewards():
     (first,), (second,) = (group.units for group in groups)
     assert [turn.value for turn in first.turns] == [1.75, 1.75]
     assert [turn.value for turn in second.turns] == [8, 8]
-
-
-def test_an_episode_reward_takes_the_steps_of_a_models_own_agent():
-    record = game(0, step(1, 0.5, "first"), step(3, 8, "second")).episode
-    own = ScoredEpisode(record, 1.0, tuple(branches_of(record, {"first"}, "policy")))
-    (sample,) = own.samples()
-    assert [turn.value for turn in sample.turns] == [1.5, 1.5]

@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from openai import BadRequestError
 
 import etude
@@ -170,19 +169,6 @@ def test_a_server_trains_with_the_algorithms_that_it_was_started_with(project, m
             create(client, groups, own[1], floor=1.0)
         with pytest.raises(BadRequestError, match="there is no algorithm 'bare:Bare' here"):
             create(client, groups, "bare:Bare")
-
-
-def test_what_a_server_is_started_with_must_be_an_algorithm(project, monkeypatch):
-    from etude.algorithms.algorithm import load_algorithms
-
-    with pytest.raises(RequestError, match="'tests_local_agent:play' is no algorithm"):
-        load_algorithms(["tests_local_agent:play"])
-
-
-def test_an_algorithm_is_an_object_with_options_and_pure_functions():
-    algorithm = etude.Grpo(group=4, advantage_scale="none")
-    assert algorithm.compare([0.0, 1.0]) == [-0.5, 0.5]
-    assert etude.Dpo(loss_type="ipo", beta=0.5).pair_loss(torch.tensor([1.0, 2.0])).tolist() == [0.0, 1.0]
 
 
 async def test_an_algorithm_without_a_loss_is_refused_before_anything_is_sampled(project):

@@ -6,7 +6,6 @@ from etude.algorithms import dpo, grpo
 from etude.algorithms.dpo import Dpo
 from etude.algorithms.episodes import (
     Collected,
-    ScoredEpisode,
     Tally,
     answer_groups,
     by_agent,
@@ -15,12 +14,8 @@ from etude.algorithms.episodes import (
     without_retries,
 )
 from etude.algorithms.grpo import Grpo
-from etude.algorithms.samples import branches_of
-from etude.core.episode import Event
-from etude.core.errors import RequestError
 from etude.protocols import adp, debate, nip
-from tests.algorithms.plays import EVERY, part_of, played, scored
-from tests.algorithms.scripted_episodes import call, conversation, episode
+from tests.algorithms.plays import part_of, played, scored
 from tests.support import ScriptedEngine
 
 ACCEPT, REJECT = "Decision: accept", "Decision: reject"
@@ -47,39 +42,11 @@ async def test_each_agent_has_its_own_part_and_its_own_reward(tmp_path):
     }
 
 
-async def test_only_agents_of_the_model_and_functions_count(tmp_path):
-    engines = {"p": ScriptedEngine(["proof"]), "v": ScriptedEngine([ACCEPT])}
-    policies = {"prover": "p", "verifier": "v"}
-    record = await played_by(tmp_path, engines, policies)
-
-    def agents(functions, model):
-        branches = tuple(branches_of(record, functions, model))
-        return [group[0].agent for group in by_agent([ScoredEpisode(record, 0.0, branches)])]
-
-    assert agents(EVERY, "v") == ["verifier"]
-    assert agents(["prover"], "v") == []
-
-
-async def played_by(folder, engines, policies):
-    from etude.store.journal import Journal
-    from tests.protocols.games import play_record
-
-    with Journal(folder / "play.db") as journal:
-        return await play_record(adp(), engines, journal, policies=policies)
-
-
 async def test_an_answer_that_was_asked_for_again_is_not_trained_on(tmp_path):
     record = await played(tmp_path, adp(), ["proof", "well", ACCEPT], retries=1)
     assert len(record.calls) == 3
     assert [call.index for call in without_retries(record).calls] == [0, 2]
     assert [branch.calls[0].index for branch in part_of("verifier", record)[0].branches] == [2]
-
-
-def test_other_episodes_stay_as_they_are():
-    record = episode(conversation("a", "b"))
-    assert without_retries(record) is record
-    with pytest.raises(RequestError, match=r"episode 'train/1/e/0': .*what each agent earned, and none did"):
-        by_agent([scored(record)])
 
 
 async def test_an_answer_earns_what_came_after_it(tmp_path):
@@ -158,52 +125,3 @@ async def test_dpo_pairs_the_answers_to_one_prompt(tmp_path):
     assert preferences(prover, min_reward_diff=0.5) == [("a", "c"), ("a", "b")]
     assert preferences(prover, tally, max_pairs_per_group=1) == [("a", "c")]
     assert tally.left_out == {dpo.OVER_LIMIT: 2}
-
-
-def candidates(*values_and_replies, question="q"):
-    """Calls with one prompt, each followed by a step reward; None for no reward."""
-    asked = [{"role": "user", "content": question}]
-    calls, events = [], []
-    for index, (value, reply) in enumerate(values_and_replies):
-        message = {"role": "assistant", "content": reply}
-        calls.append(call(index, asked, message, f"<{question}>", f"{reply}."))
-        if value is not None:
-            events.append(Event("step_reward", after_call=index, value=value))
-    return scored(episode(calls, events=events))
-
-
-def test_dpo_pairs_scored_candidates_of_any_agent():
-    tally = Tally()
-    one = candidates((0.2, "a"), (0.9, "b"), (None, "c"), (0.2, "d"), (0.9, "b"))
-    assert preferences([one], tally) == [("b", "a"), ("b", "d"), ("b", "a"), ("b", "d")]
-    assert tally.left_out == {dpo.TIE: 2}
-    assert preferences([candidates((0.5, "a"))]) == []
-
-
-def test_equal_candidates_with_different_scores_are_no_pair():
-    tally = Tally()
-    assert preferences([candidates((0.0, "a"), (1.0, "a"))], tally) == []
-    assert tally.left_out == {dpo.SAME_RESPONSE: 1}
-
-
-def test_candidates_for_different_prompts_are_not_compared():
-    first = candidates((1.0, "a"), question="one").episode.calls
-    asked, reply = {"role": "user", "content": "two"}, {"role": "assistant", "content": "b"}
-    second = [call(1, [asked], reply, "<two>", "b.")]
-    events = [Event("step_reward", after_call=index, value=float(index)) for index in range(2)]
-    record = episode([*first, *second], events=events)
-    branches = tuple(branches_of(record, EVERY, "policy"))
-    assert preferences([ScoredEpisode(record, 0.0, branches)]) == []
-
-
-async def test_the_dpo_builder_splits_plays_by_agent_when_it_compares_turns(tmp_path):
-    record = await played(tmp_path, adp(), ["a", "b", ACCEPT, REJECT], widths={"prover": 2})
-    groups = made(Dpo(compare="turns"), [[scored(record)]])
-    assert [len(group.units) for group in groups] == [1, 0]
-    assert groups[0].units[0].chosen.agent == "prover"
-
-
-def test_turn_credit_needs_no_second_episode_because_plays_branch():
-    Grpo(num_generations=1, credit="turn").check()
-    with pytest.raises(RequestError, match="no advantage"):
-        Grpo(num_generations=1).check()

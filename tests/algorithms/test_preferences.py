@@ -35,36 +35,8 @@ def test_over_several_turns_the_whole_rest_is_the_response_and_observations_are_
     assert item.chosen_response == "[USER]: x\n\n[ASSISTANT]: b"
 
 
-def test_continuations_may_differ_in_length():
-    item = preference(branch(conversation("q", "a")), branch(conversation("q", "b", "again", "c")))
-    assert item.chosen_ids == ids("a.")
-    assert item.rejected_ids == ids("b.<again>c.")
-    assert len(item.rejected_mask) == len(item.rejected_ids) == len(item.rejected_logprobs)
-
-
-def test_equal_sequences_are_no_preference():
-    assert preference(branch(conversation("q", "a")), branch(conversation("q", "a"))) is None
-
-
 def test_a_pair_where_nothing_was_sampled_after_the_parting_is_no_preference():
     assert preference(branch(conversation("q", "a")), branch(conversation("q", "a", "more", "b"))) is None
-
-
-def test_logprobs_are_left_out_when_an_engine_did_not_tell_them():
-    reply = {"role": "assistant", "content": "a"}
-    silent = call(0, SHARED, reply, "<q>", "a.")
-    silent = branch(
-        [silent.__class__(0, WORKFLOW, "policy", silent.request, without_logprobs(silent.completion))]
-    )
-    item = preference(silent, branch(conversation("q", "b")))
-    assert item.chosen_logprobs is None
-    assert item.rejected_logprobs is not None
-
-
-def without_logprobs(completion):
-    from dataclasses import replace
-
-    return replace(completion, logprobs=None)
 
 
 def test_without_token_ids_the_texts_are_the_preference():
@@ -74,12 +46,6 @@ def test_without_token_ids_the_texts_are_the_preference():
     assert (item.prompt_ids, item.chosen_ids, item.chosen_mask) == (None, None, None)
     assert (item.chosen_response, item.rejected_response) == ("a", "b")
     assert preference(good, good) is None
-
-
-def test_a_tool_call_is_written_out_in_the_text():
-    asks = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "add"}}]}
-    item = preference(branch([call(0, SHARED, asks, "<q>", "[add].")]), branch(conversation("q", "b")))
-    assert item.chosen_response == '[{"name": "add"}]'
 
 
 def test_prompts_are_the_same_by_tokens_where_they_are_known_and_by_messages_otherwise():

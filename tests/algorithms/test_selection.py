@@ -21,11 +21,6 @@ def test_all_examples_in_their_order_when_no_count_is_given_or_it_covers_them():
     assert chosen(3, 9, 5) == ["0", "1", "2"]
 
 
-def test_the_choice_depends_on_the_seed_and_nothing_else():
-    assert chosen(50, 5, 3) == chosen(50, 5, 3)
-    assert chosen(50, 5, 3) != chosen(50, 5, 3, seed=1)
-
-
 @given(st.integers(2, 12), st.integers(1, 12), st.integers(0, 20), st.integers(0, 5))
 def test_epochs_have_no_example_twice_and_passes_use_all_examples_equally_often(size, count, epochs, seed):
     used: Counter[str] = Counter({str(number): 0 for number in range(size)})

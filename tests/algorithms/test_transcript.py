@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.algorithms.samples import branches_of, require_tokens, sample_of, step_returns
+from etude.algorithms.samples import branches_of, discounted_returns, require_tokens, sample_of, step_returns
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.edge import trajectory_of
 from etude.core.episode import WORKFLOW, Event
@@ -18,15 +18,6 @@ def branch_of(calls):
 
 def items_of(branch):
     return trajectory_of(sample_of(branch, episode(branch.calls), 0.0)).episode
-
-
-def test_context_and_sampled_tokens_in_turn_are_the_sequence():
-    branch = branch_of(conversation("a", "b", "c", "d"))
-    sampled = [item for item in items_of(branch) if item.token_ids is not None]
-    assert [(item.context_ids, item.token_ids) for item in sampled] == [
-        (ids("<a>"), ids("b.")),
-        (ids("<c>"), ids("d.")),
-    ]
 
 
 tokens = st.lists(st.integers(0, 9), max_size=5).map(tuple)
@@ -85,21 +76,6 @@ def test_assistant_messages_that_the_agent_wrote_itself_are_marked_as_given():
     assert items[1].given and not items[1].is_sampled
     assert items[1].token_ids is None
     assert items[3].token_ids == ids("two.")
-
-
-def test_content_in_parts_is_read_as_its_text_and_kept():
-    parts = [
-        {"type": "text", "text": "what is "},
-        {"type": "image_url", "image_url": {}},
-        {"type": "text", "text": "it"},
-    ]
-    item, _ = items_of(
-        branch_of(
-            [call(0, [{"role": "user", "content": parts}], {"role": "assistant", "content": ""}, "<p>", ".")]
-        )
-    )
-    assert item.content == "what is it"
-    assert item.metadata["content"] == parts
 
 
 def test_a_trajectory_says_where_it_comes_from():
@@ -162,3 +138,12 @@ def test_missing_tokens_are_an_error_that_says_what_to_do(prompt, completion, mi
         TrainingError, match=rf"episode 'train/1/e/0', call 0: .* no {missing}.*return_token_ids"
     ):
         require_tokens(record, branch, logprobs=True)
+
+
+@given(st.lists(st.floats(-100, 100), max_size=20), st.floats(0, 1))
+def test_a_return_is_the_discounted_sum_of_what_follows(steps, discount):
+    expected = [
+        sum(discount**later * reward for later, reward in enumerate(steps[start:]))
+        for start in range(len(steps))
+    ]
+    assert discounted_returns(steps, discount) == pytest.approx(expected, abs=1e-9)

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from etude.algorithms.dpo import Dpo
-from etude.algorithms.grpo import Grpo
+from etude.algorithms.grpo import Grpo, Rloo
 from etude.algorithms.imitation import Supervised
+from etude.core.sample import Sample
 from etude.learner.learner import Learner, LearnerOptions
 from tests.learner.gradients import assert_same, batch_of, gradient_by_autograd, gradient_of, sequences
 from tests.models.tiny_models import fresh_policy, true_logprobs
@@ -35,7 +36,11 @@ def trainer_of(kind, of, folder, rows, *, ref_model=None, **options):
         disable_tqdm=True, bf16=False, **options,
     )  # fmt: skip
     more = {"ref_model": ref_model} if ref_model is not None else {}
-    more |= {"reward_funcs": lambda completions, **_: [0.0] * len(completions)} if kind == "GRPO" else {}
+    more |= (
+        {"reward_funcs": lambda completions, **_: [0.0] * len(completions)}
+        if kind in ("GRPO", "RLOO")
+        else {}
+    )
     trainer = getattr(trl, f"{kind}Trainer")(
         model=of.model,
         args=config,
@@ -212,3 +217,21 @@ def test_sft(tmp_path):
     loss = trainer.compute_loss(of.model, {"input_ids": ids, "attention_mask": real, "labels": labels})
     theirs = gradient_by_autograd(of, loss)
     assert_same(gradient_of(of, batch_of(units), Supervised()), theirs)
+
+
+def test_rloo_on_policy(tmp_path):
+    of = fresh_policy()
+    units = []
+    for one in sequences(of, 6):
+        length = len(one.ids) - 1
+        logprobs = (0.0, *true_logprobs(of, one.ids[:1], one.ids[1:]))
+        advantages = (0.0,) + (max(one.advantages, key=abs),) * length
+        units.append(Sample(one.ids, (False,) + (True,) * length, logprobs, advantages))
+    trainer = trainer_of(
+        "RLOO", of, tmp_path, {"prompt": ["a"] * 8}, beta=0.0, num_generations=8, max_completion_length=9
+    )
+    inputs = grpo_inputs(units) | {"old_logps": torch.tensor([sum(one.logprobs) for one in units])}
+    _, theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs))
+    # Of the loss only the gradient is the same: a ratio for the sequence, and one for each of its tokens.
+    _, ours = gradient_of(of, batch_of(units), Rloo(correction="none"))
+    assert_same((0.0, ours), (0.0, theirs))

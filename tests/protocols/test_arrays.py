@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from etude.core.errors import RequestError
 from etude.protocols import Rollouts, adp, mnip, nip
 from etude.store.journal import Journal
 from tests.protocols.games import example, play_record, scripted
@@ -111,14 +109,3 @@ async def test_each_way_that_a_play_went_is_a_row_and_nodes_are_unique(journal: 
     assert arrays["_node_id"].tolist() == [[0, 2], [0, 3], [1, 4], [1, 5], [6, 8], [6, 9], [7, 10], [7, 11]]
     assert arrays["_parent_node_id"].tolist() == [[-1, node] for node in (0, 0, 1, 1, 6, 6, 7, 7)]
     assert arrays["y"].dtype == np.int64
-
-
-async def test_only_one_protocol_at_a_time_and_at_least_one_play(journal: Journal) -> None:
-    engine = scripted(prover=["because"], verifier=["Decision: accept"])
-    one = await play_record(adp(), engine, journal)
-    other = await play_record(nip(), engine, journal, id="train/2/e/0")
-    failed = await play_record(adp(), engine, journal, id="train/3/e/0", about=example(None))
-    with pytest.raises(RequestError, match="several: adp, nip"):
-        Rollouts.of([one, other])
-    with pytest.raises(RequestError, match="no finished episodes"):
-        Rollouts.of([failed]).to_arrays()

@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.core.errors import RequestError
-from etude.protocols import SCALES, Scale
-from etude.protocols.decision import code_of, scale_named
+from etude.protocols import SCALES
 
 EXPECTED = {
     "accept_reject": [("reject", -1), ("accept", 1)],
@@ -89,29 +87,3 @@ def test_every_option_is_read_as_itself(name: str, data: st.DataObject) -> None:
 def test_reading_a_decision(name: str, text: str, value: float | None) -> None:
     found = SCALES[name].read(text)
     assert found == (None if value is None else pytest.approx(value))
-
-
-def test_codes_and_strongest_texts() -> None:
-    assert [code_of(decision) for decision in (-0.2, 0.3, None, 0.0)] == [0, 1, 2, 3]
-    assert SCALES["likert_scale_7"].strongest(1) == "strongly agree"
-    assert SCALES["accept_reject"].strongest(0) == "reject"
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        (("no", -1.0), ("no", 1.0)),
-        (("No", -1.0), ("yes", 1.0)),
-        (("no", 1.0), ("yes", -1.0)),
-        (("no", -1.0), ("yes", 1.5)),
-        (("yes", 1.0),),
-    ],
-)
-def test_scales_that_make_no_sense_are_refused(options: tuple) -> None:
-    with pytest.raises(RequestError, match="scale 'mine'"):
-        Scale("mine", options)
-
-
-def test_an_unknown_scale_is_told_the_nearest() -> None:
-    with pytest.raises(RequestError, match="did you mean 'out_of_100'"):
-        scale_named("out_of_1000")

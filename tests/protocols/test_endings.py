@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from etude.core.call import ChatRequest
 from etude.protocols import (
     EpisodeTree,
     adp,
     debate,
     nip,
-    solo_verifier,
 )
 from etude.store.journal import Journal
 from tests.protocols.games import (
@@ -51,14 +47,6 @@ async def test_malformed_answers_are_asked_for_again_and_then_count(journal: Jou
     assert len({request.key for request in engine.requests}) == 5
 
 
-async def test_a_malformed_answer_says_nothing_and_the_play_goes_on(journal: Journal) -> None:
-    engine = scripted(verifier=["why?", "Decision: accept"], prover=[""])
-    tree = await play_tree(nip(), engine, journal, retries=1)
-    assert tree.nodes[1].malformed == "an empty answer"
-    assert len(tree.nodes[1].rejected) == 1
-    assert engine.requests[-1].messages[-1]["content"] == "Expert: (no usable answer)"
-
-
 async def test_an_invalid_prover_can_end_the_play_at_a_penalty(journal: Journal) -> None:
     questions = "Question for Expert_1: a?\nQuestion for Expert_2: b?"
     engine = scripted(verifier=[questions], prover0=["fine"], prover1=[""])
@@ -83,12 +71,3 @@ async def test_a_forced_guess_is_what_ends_the_play_and_what_is_paid_for(journal
     silent = scripted(prover=["because"], verifier=["hm"])
     tree = await play_tree(adp(force_guess="truth"), silent, journal, retries=0, id="train/silent/e/0")
     assert (tree.nodes[-1].ending, tree.nodes[-1].verdict) == ("decided", 1.0)
-
-
-async def test_cut_off_answers_are_marked(journal: Journal) -> None:
-    class CutOff(ScriptedEngine):
-        async def complete(self, request: ChatRequest):
-            return replace(await super().complete(request), finish_reason="length")
-
-    tree = await play_tree(solo_verifier(), CutOff(["Decision: accept"]), journal)
-    assert tree.nodes[0].truncated

@@ -8,7 +8,6 @@ import pytest
 
 from etude.core.errors import RequestError
 from etude.protocols import Widths, adp, debate, most_calls, nip, solo_verifier
-from etude.protocols.growing import branching, wanted_widths
 
 
 @pytest.mark.parametrize(
@@ -49,12 +48,3 @@ def test_impossible_widths_are_refused(widths: Any) -> None:
 )
 def test_the_most_calls_of_a_play(protocol: Any, widths: Any, retries: int, calls: int) -> None:
     assert most_calls(protocol, Widths.of(widths), retries) == calls
-
-
-def test_branching_ends_with_its_block() -> None:
-    assert wanted_widths.get() is None
-    with branching(2):
-        with branching({"prover": 3}):
-            assert wanted_widths.get() == Widths.of({"prover": 3})
-        assert wanted_widths.get() == Widths.of(2)
-    assert wanted_widths.get() is None

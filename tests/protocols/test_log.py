@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.core.call import ChatRequest
-from etude.core.message import Message
-from etude.protocols import EpisodeTree, Log, Protocol, debate, dialogue, mnip, nip, play
+from etude.protocols import EpisodeTree, Protocol, debate, mnip, play
 from etude.protocols.named import PROTOCOLS
-from etude.protocols.scenario import log_of
 from etude.store.journal import Journal
 from tests.protocols.games import Labelled, agent_of, example, play_tree, scripted
 from tests.support import ScriptedEngine
@@ -85,15 +83,6 @@ def _visible(tree: EpisodeTree, protocol: Protocol, index: int) -> set[str]:
     return marks
 
 
-async def test_a_prover_that_heard_nothing_for_a_round_still_hears_what_came_before(journal: Journal) -> None:
-    """Sequential provers with channels of their own: most rounds have nothing for either of them."""
-    engine = ScriptedEngine(marked)
-    await play_tree(mnip(max_message_rounds=7, sequential=True), engine, journal)
-    last_of_prover1 = [request for request in engine.requests if agent_of(request) == "prover1"][-1]
-    roles = [message["role"] for message in last_of_prover1.messages]
-    assert roles == ["system", "user", "assistant", "user"]
-
-
 async def test_who_is_spoken_to_is_told_where_it_matters(journal: Journal) -> None:
     questions = "Question for Expert_1: a?\nQuestion for Expert_2: b?"
     engine = scripted(verifier=[questions, "Decision: accept"], prover0=["no"], prover1=["yes"])
@@ -120,26 +109,3 @@ async def test_the_order_of_channels_is_drawn_for_each_round_and_stays(journal: 
                 orders.add(message["content"].index("Expert_1") < message["content"].index("Expert_2"))
         assert len(tree.nodes) == 13
     assert orders == {True, False}
-
-
-def test_the_log_says_what_an_agent_argues_for_and_how_long_it_has() -> None:
-    protocol = nip(max_message_rounds=5, randomize_prover_stance=True)
-    rounds = protocol.rounds(0)
-    logs = [log_of(protocol, [], turn.agent, number, stance=0, key=0)
-            for number, [turn] in enumerate(rounds)]  # fmt: skip
-    assert [log.turns_left for log in logs] == [2, 1, 1, 0, 0]
-    assert [log.stance for log in logs] == [None, 0, None, 0, None]
-    assert [protocol.stance_of("prover", 1), nip().stance_of("prover", 0)] == [1, 1]
-
-
-async def test_all_prompts_of_an_agent_tell_it_the_same_number_of_turns(journal: Journal) -> None:
-    seen: list[tuple[str, int]] = []
-
-    class Counting(Labelled):
-        def render(self, example: Any, log: Log, agent: str, turn: Any) -> list[Message]:
-            seen.append((agent, log.own_turns))
-            return dialogue(log, agent, f"You are {agent}. x", last_words="Decide now.")
-
-    await play_tree(nip(max_message_rounds=7), ScriptedEngine(marked), journal,
-                    scenario=Counting())  # fmt: skip
-    assert set(seen) == {("verifier", 4), ("prover", 3)}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from etude.protocols import Outcome, Protocol, adp, debate, merlin_arthur, mnip, nip, solo_verifier
+from etude.protocols import Outcome, Protocol, adp, debate, merlin_arthur, nip, solo_verifier
 from etude.protocols.named import PROTOCOLS
 
 ONE_PROVER = {
@@ -49,18 +49,6 @@ def test_payoffs_with_one_prover(make: Any, case: tuple[int, int, float]) -> Non
         assert paid(protocol, "verifier", "prover", **happened) == (verifier, prover)
 
 
-@pytest.mark.parametrize("case", ONE_PROVER)
-def test_payoffs_of_provers_on_one_side(case: tuple[int, int, float]) -> None:
-    truth, stance, decision = case
-    verifier, for_accept, for_stance = ONE_PROVER[case]
-    for randomized, prover in ((False, for_accept), (True, for_stance)):
-        protocol = mnip(randomize_prover_stance=randomized)
-        earned = paid(
-            protocol, "verifier", "prover0", "prover1", truth=truth, stance=stance, decision=decision
-        )
-        assert earned == (verifier, prover, prover)
-
-
 @pytest.mark.parametrize("make", [debate, merlin_arthur])
 @pytest.mark.parametrize("stance", [0, 1])
 @pytest.mark.parametrize("case", OPPOSED)
@@ -68,13 +56,6 @@ def test_payoffs_of_opposed_provers(make: Any, case: tuple[int, float], stance: 
     truth, decision = case
     earned = paid(make(), "verifier", "prover0", "prover1", truth=truth, stance=stance, decision=decision)
     assert earned == OPPOSED[case]
-
-
-@pytest.mark.parametrize(
-    ("truth", "decision", "verifier"), [(1, 1.0, 1), (1, -1.0, -1), (0, 1.0, -1), (0, -1.0, 1)]
-)
-def test_payoffs_of_a_verifier_alone(truth: int, decision: float, verifier: float) -> None:
-    assert paid(solo_verifier(), "verifier", truth=truth, decision=decision) == (verifier,)
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 
 from etude.core.errors import RequestError
-from etude.protocols import Outcome, PlayLog, Protocol, Role, Turn
-from etude.protocols.rules import Utterance
+from etude.protocols import Outcome, Protocol, Role, Turn
 from etude.store.journal import Journal
-from tests.protocols.courts import Offers, bargain, pay_deal
+from tests.protocols.courts import Offers, bargain
 from tests.protocols.games import play_record, play_tree, scripted
-from tests.support import ScriptedEngine
 
 # Seller's lines, buyer's lines: what each earns, by hand; an offer costs 0.1.
 DEALS = {
@@ -30,31 +28,9 @@ async def test_a_bargain_is_paid_by_its_last_offer(journal: Journal, lines) -> N
     assert (leaf.ending, leaf.verdict) == ("undecided", None)
 
 
-async def test_each_branch_is_paid_by_its_own_words(journal: Journal) -> None:
-    prices = ["3", "9"]
-
-    def answer(request):
-        return "deal" if "buyer" in request.messages[0]["content"] else prices.pop(0)
-
-    tree = await play_tree(
-        bargain(2), ScriptedEngine(answer), journal, scenario=Offers(), widths={"seller": 2}
-    )
-    assert [tree.total(leaf, "seller") for leaf in tree.leaves()] == pytest.approx([0.2, 0.8])
-
-
 def test_without_bounds_it_is_refused() -> None:
     with pytest.raises(RequestError, match=r"looks at what is said.*give `bounds`"):
         bargain(bounds={})
-
-
-def test_a_payoff_that_only_looks_in_some_outcomes_is_found_out() -> None:
-    def pay(outcome: Outcome) -> dict[str, float]:
-        if outcome.invalid and outcome.over:
-            return {"seller": -float(len(outcome.log))}
-        return {}
-
-    with pytest.raises(RequestError, match="give `bounds`"):
-        bargain(payoff=pay, bounds={})
 
 
 def one_speaker(payoff, **fields) -> Protocol:
@@ -68,22 +44,6 @@ def one_speaker(payoff, **fields) -> Protocol:
         bounds={"ann": (0.0, 1.0)},
         **fields,
     )
-
-
-def test_a_payoff_that_fails_on_an_unusable_answer_is_refused() -> None:
-    with pytest.raises(
-        RequestError, match=r"protocol 'speech': the payoff raised KeyError: 'hall' for Outcome"
-    ):
-        one_speaker(lambda outcome: {"ann": len(outcome.log.utterances[-1].messages["hall"]) / 100})
-
-
-async def test_a_payoff_that_only_real_words_suit_is_left_to_the_play(journal: Journal) -> None:
-    def pay(outcome: Outcome) -> dict[str, float]:
-        return {"ann": sum(int(text) for text in outcome.log.on("hall")) / 10}
-
-    protocol = one_speaker(pay)
-    tree = await play_tree(protocol, scripted(ann=["7"]), journal)
-    assert tree.value(None, "ann") == 0.7
 
 
 async def test_a_play_that_earns_more_than_its_bounds_fails_and_says_so(journal: Journal) -> None:
@@ -101,24 +61,3 @@ async def test_what_is_no_payoff_fails_the_episode(journal: Journal, earned) -> 
     record = await play_record(one_speaker(pay), scripted(ann=["go"]), journal)
     assert record.failure is not None
     assert "protocol 'speech': in round 0, " in record.failure.reason
-
-
-@pytest.mark.parametrize("earned", [{"ann": "much"}, None, 3, {"ann": 10**400}])
-def test_what_is_no_payoff_is_refused_when_the_protocol_is_built(earned) -> None:
-    with pytest.raises(RequestError, match="the payoff"):
-        one_speaker(lambda outcome: earned)
-
-
-def test_the_golden_payoff_of_one_outcome() -> None:
-    log = PlayLog(
-        (
-            Utterance(0, "seller", "8", {"table": "8"}),
-            Utterance(1, "buyer", "", {}, malformed=True),
-            Utterance(2, "seller", "deal", {"table": "deal"}),
-        )
-    )
-    assert pay_deal(Outcome(truth=1, stance=1, over=True, log=log)) == {
-        "seller": 0.8,
-        "buyer": pytest.approx(0.2),
-    }
-    assert (log.on("table"), len(log.of("seller")), log.last("eve")) == (("8", "deal"), 2, None)

@@ -48,15 +48,6 @@ def test_a_good_protocol_is_built_and_cannot_be_changed() -> None:
         protocol.agents["eve"] = Role("prover")  # type: ignore[index]
 
 
-def test_what_is_handed_in_may_be_changed_afterwards() -> None:
-    agents, channels = dict(ROLES), {"hall": {"judge", "ann", "bob"}}
-    protocol = build(ASK, END, agents=agents, channels=channels)
-    agents.clear()
-    channels["hall"].clear()
-    assert list(protocol.agents) == ["judge", "ann", "bob"]
-    assert protocol.channels["hall"] == {"judge", "ann", "bob"}
-
-
 @pytest.mark.parametrize(
     ("rounds", "message"),
     [
@@ -65,31 +56,16 @@ def test_what_is_handed_in_may_be_changed_afterwards() -> None:
             "'ann' and 'bob' both write on channel 'hall' in round 0",
         ),
         ([(Turn("bob", ("desk",)),), END], "'bob' writes on channel 'desk' in round 0, and cannot read it"),
-        ([(Turn("ann", ("hall",), "may"),), END], "'ann' may decide in round 0, and its role may not"),
         ([(Turn("ann", ("hall",), "must"),)], "'ann' must decide in round 0, and its role may not"),
         ([ASK], r"the last round \(0\) is a turn of 'ann' that need not decide"),
-        (
-            [ASK, (Turn("judge", ("hall",), "may"),)],
-            "the last round .1. is a turn of 'judge' that need not decide",
-        ),
         ([END, END], "nothing can follow round 0, which must decide"),
         ([(Turn("ann", ("hall",)), Turn("ann", ("desk",))), END], "'ann' has two turns in round 0"),
-        ([(Turn("ann", ("hall", "hall")),), END], "'ann' writes twice on channel 'hall'"),
-        (
-            [(Turn("ann", ("hall", "desk"), headers=("one:",)),), END],
-            "'ann' has 1 headers in round 0 for 2 channels",
-        ),
         ([(Turn("ann"),), END], "'ann' neither writes nor decides in round 0"),
         (
             [(Turn("anne", ("hall",)),), END],
             "round 0 is a turn of 'anne', which is not there; did you mean 'ann'",
         ),
-        (
-            [(Turn("ann", ("hal",)),), END],
-            "'ann' writes in round 0 on 'hal', which is not there; did you mean 'hall'",
-        ),
         ([(), END], "round 0 has no turns"),
-        ([], "it has no rounds"),
     ],
 )
 def test_schedules_that_cannot_be_played_are_refused(rounds: list, message: str) -> None:
@@ -97,18 +73,9 @@ def test_schedules_that_cannot_be_played_are_refused(rounds: list, message: str)
         build(*rounds)
 
 
-def test_one_verdict_ends_a_play() -> None:
-    agents = ROLES | {"clerk": Role("verifier", may_decide=True)}
-    channels = {"hall": frozenset(agents)}
-    both = (Turn("judge", ("hall",), "may"), Turn("clerk", (), "must"))
-    with pytest.raises(RequestError, match="judge and clerk may both decide in round 0"):
-        build(both, agents=agents, channels=channels)
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"agents": {}}, "it has no agents"),
         ({"channels": {"hall": frozenset({"eve"})}}, "channel 'hall' is read by 'eve', which is not there"),
         ({"forced": "perhaps"}, "a forced decision is accept, reject or truth, not 'perhaps'"),
         ({"payoff": lambda outcome: {"eve": 1.0}}, "payoffs are for 'eve', which is not there"),
@@ -118,20 +85,11 @@ def test_one_verdict_ends_a_play() -> None:
             {"bounds": {"judge": (-0.5, 1.0), "ann": (0.0, 1.0), "bob": (0.0, 0.0)}},
             "'judge' can earn -1 to 1 in a play, outside its bounds -0.5 to 1",
         ),
-        (
-            {"bounds": {"judge": (-1.0, 1.0), "ann": (0.0, 0.5), "bob": (0.0, 0.0)}},
-            "'ann' can earn 0 to 1 in a play, outside its bounds 0 to 0.5",
-        ),
     ],
 )
 def test_what_does_not_fit_together_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=f"protocol 'talk': {message}"):
         build(ASK, END, **fields)
-
-
-def test_bounds_may_be_wider_than_the_payoffs() -> None:
-    bounds = {"judge": (-9.0, 9.0), "ann": (0.0, 1.0), "bob": (0.0, 0.0)}
-    assert dict(build(ASK, END, bounds=bounds).bounds) == bounds
 
 
 def test_bounds_add_up_what_idle_turns_earn() -> None:

@@ -69,8 +69,3 @@ def test_several_channels_have_a_part_each_in_any_order() -> None:
     expected = Act({"a": "hello\nthere", "b": "and you"})
     assert parse_answer("To Ann: hello\nthere\nTo Bob: and you", BOTH) == expected
     assert parse_answer("Well.\n**to bob:** and you\n**To Ann:**\nhello\nthere ", BOTH) == expected
-
-
-def test_headers_are_the_channels_names_unless_they_are_given() -> None:
-    turn = Turn("verifier", ("left", "right"))
-    assert parse_answer("left: one\nright: two", turn) == Act({"left": "one", "right": "two"})

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.core.call import ChatRequest
-from etude.core.errors import RequestError
-from etude.protocols import EpisodeTree, Protocol, debate, nip, play
+from etude.protocols import EpisodeTree, Protocol, debate, play
 from etude.protocols.named import PROTOCOLS
 from etude.protocols.tree import Node, choices
 from etude.store.journal import Journal
@@ -45,29 +44,6 @@ def test_the_value_of_a_node_is_its_own_reward_and_the_mean_of_its_childrens_val
     assert tree.value(None, "a") == 1.5
     assert [tree.total(leaf, "a") for leaf in tree.leaves()] == [1.5, 3.5, -0.5]
     assert [node.id for node in tree.path(tree.nodes[4])] == [0, 2, 4]
-
-
-def test_a_play_that_ends_early_counts_as_much_as_one_that_branches_on() -> None:
-    """The mean over the nine leaves would be -7/9."""
-    early: list[tuple[int | None, dict[str, float]]] = [(None, {}), (0, {"a": 1.0}), (0, {})]
-    deep: list[tuple[int | None, dict[str, float]]] = [(2, {}), (2, {}), (3, {}), (3, {}), (4, {}), (4, {})]
-    leaves: list[tuple[int | None, dict[str, float]]] = [
-        (parent, {"a": -1.0}) for parent in (5, 6, 7, 8) for _ in range(2)
-    ]
-    tree = tree_of(*early, *deep, *leaves)
-    assert len(list(tree.leaves())) == 9
-    assert tree.value(None, "a") == 0.0
-
-
-def test_an_unknown_agent_has_no_value() -> None:
-    with pytest.raises(RequestError, match="'hand' has no agent 'b'; agents: a"):
-        tree_of((None, {})).value(None, "b")
-
-
-@pytest.mark.parametrize("data", [None, "accept", {"nodes": []}, [1]])
-def test_other_outputs_are_no_trees(data: Any) -> None:
-    with pytest.raises(RequestError, match="not an episode tree"):
-        EpisodeTree.from_json(data)
 
 
 async def test_the_answers_of_one_round_are_crossed_and_each_is_sampled_once(journal: Journal) -> None:
@@ -166,10 +142,3 @@ def test_whatever_is_played(protocol: Protocol, seed: int, widths: Any) -> None:
 def _others(tree: EpisodeTree, node: Node) -> list[tuple[int, int]]:
     """The calls of everybody else on the way to an answer."""
     return [(one.round, one.call) for one in tree.path(node) if one.id != node.id]
-
-
-def test_a_width_of_one_is_one_path_and_more_at_the_first_turn_are_as_many() -> None:
-    protocol = nip(max_message_rounds=5)
-    for seed in range(5):
-        assert len(list(branched(protocol, seed, 1).leaves())) == 1
-        assert len(list(branched(protocol, seed, [4, 1]).leaves())) == 4

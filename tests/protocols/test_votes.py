@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 
 from etude.core.errors import RequestError
-from etude.protocols import AtLeast, Outcome, Protocol, Role, Turn, majority, mean_vote, unanimity
+from etude.protocols import AtLeast, Protocol, Role, Turn, mean_vote
 from etude.store.journal import Journal
-from tests.protocols.courts import JURORS, RULES, deliberation, jury, roll_call
+from tests.protocols.courts import JURORS, deliberation, jury, roll_call
 from tests.protocols.games import agent_of, example, play_tree, scripted, shape
-from tests.support import ScriptedEngine
 
 A, R, NO = "Decision: accept", "Decision: reject", "hm"
-
-# Ballots of three jurors, whatever their order: the verdict by majority and by unanimity.
-THREE = {
-    (1.0, 1.0, 1.0): (1.0, 1.0),
-    (1.0, 1.0, -1.0): (1.0, None),
-    (1.0, -1.0, -1.0): (-1.0, None),
-    (-1.0, -1.0, -1.0): (-1.0, -1.0),
-    (1.0, 1.0, None): (1.0, None),
-    (1.0, -1.0, None): (None, None),
-    (-1.0, -1.0, None): (-1.0, None),
-    (1.0, None, None): (None, None),
-    (0.0, 1.0, 1.0): (1.0, None),
-    (0.0, 0.0, 1.0): (None, None),
-    (None, None, None): (None, None),
-}
-
-
-@pytest.mark.parametrize("ballots", THREE)
-def test_a_jury_of_three(ballots: tuple[float | None, ...]) -> None:
-    cast = dict(zip(JURORS, ballots, strict=True))
-    assert (majority(cast), unanimity(cast)) == THREE[ballots]
 
 
 @pytest.mark.parametrize(
@@ -83,12 +59,6 @@ async def test_what_a_jury_earns(journal: Journal, ballots: tuple[str, ...], tru
         assert leaf.ending == ("undecided" if leaf.verdict is None else "decided")
 
 
-def test_the_bounds_of_a_jury_are_what_can_happen() -> None:
-    # Alone against both others under majority: own ballot and verdict are then on different sides.
-    for vote in RULES:
-        assert dict(jury(vote).bounds) == dict.fromkeys(JURORS, (-3.0, 3.0))
-
-
 async def test_ballots_of_one_round_are_secret_and_the_next_vote_is_another(journal: Journal) -> None:
     engine = scripted(ann=[A, A], bob=[A, A], cid=[R, A])
     tree = await play_tree(jury("unanimity", 3), engine, journal)
@@ -119,23 +89,12 @@ async def test_a_ballot_stands_while_its_juror_goes_on_talking(journal: Journal)
     assert last_of_bob.messages[-1]["content"] == "cid: who knows"
 
 
-async def test_every_way_through_a_branching_vote_has_its_own_verdict(journal: Journal) -> None:
-    engine = ScriptedEngine(lambda request: A if request.key % 2 else R)
-    tree = await play_tree(jury(), engine, journal, widths=2)
-    leaves = list(tree.leaves())
-    assert len(leaves) == 8
-    for leaf in leaves:
-        cast = {node.agent: node.decision for node in tree.path(leaf)}
-        assert leaf.verdict == majority(cast)
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"vote": None}, "ann and bob and cid may both decide in round 0; give the `vote`"),
         ({"vote": lambda ballots: 3.0}, r"the vote came to 3.0; a verdict is a number from -1 to 1"),
         ({"vote": lambda ballots: ballots["eve"]}, "the vote raised KeyError: 'eve'"),
-        ({"vote": lambda ballots: float("nan")}, "the vote came to nan"),
         (
             {"schedules": (((Turn("ann", decide="must", open=True),),),)},
             "'ann' has an open ballot in round 0, which takes a decision and a channel",
@@ -145,17 +104,6 @@ async def test_every_way_through_a_branching_vote_has_its_own_verdict(journal: J
 def test_votes_that_cannot_be_are_refused(fields: dict, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         jury(**fields)
-
-
-def test_every_combination_of_ballots_is_tried() -> None:
-    seen: set[tuple[float | None, ...]] = set()
-
-    def pay(outcome: Outcome) -> dict[str, float]:
-        seen.add(tuple(outcome.ballots.get(juror) for juror in JURORS))
-        return {}
-
-    jury(payoff=pay)
-    assert seen == set(product((1.0, -1.0, None), repeat=3))
 
 
 def test_a_protocol_may_do_without_a_verdict() -> None:
@@ -171,18 +119,3 @@ def test_a_protocol_may_do_without_a_verdict() -> None:
         Protocol(**fields)  # type: ignore[arg-type]
     protocol = Protocol(**fields, needs_verdict=False)  # type: ignore[arg-type]
     assert dict(protocol.bounds) == {"ann": (0.0, 1.0), "bob": (0.0, 0.0)}
-
-
-async def test_a_play_without_a_verdict_pays_and_says_so(journal: Journal) -> None:
-    talk = (Turn("ann", ("hall",)),)
-    protocol = Protocol(
-        name="talk",
-        agents={"ann": Role("speaker")},
-        channels={"hall": frozenset({"ann"})},
-        schedules=((talk, talk),),
-        payoff=lambda outcome: {"ann": 1.0 if outcome.over else 0.5},
-        needs_verdict=False,
-    )
-    tree = await play_tree(protocol, scripted(ann=["one", "two"]), journal)
-    [leaf] = tree.leaves()
-    assert (leaf.ending, leaf.verdict, tree.total(leaf, "ann")) == ("undecided", None, 1.5)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from etude.protocols import EpisodeTree, Protocol, Widths, most_calls, play
 from etude.protocols.rules import Facts, drawn_side, next_round, resolve, voters_of
 from etude.protocols.scenario import play_log
-from etude.protocols.tree import Node, choices
+from etude.protocols.tree import Node
 from tests.protocols.courts import RULES, Crowd, Offers, bargain, deliberation, hearing, jury, roll_call
 from tests.protocols.games import Labelled, example
 
@@ -74,28 +74,6 @@ def test_every_way_is_one_that_the_protocol_allows(protocol: Protocol, seed: int
             assert low - 1e-9 <= totals[agent] <= high + 1e-9
         assert (leaf.ending == "decided") == (leaf.verdict is not None)
     assert EpisodeTree.from_json(json.loads(json.dumps(tree.to_json()))) == tree
-
-
-@settings(max_examples=25, deadline=None)
-@given(PROTOCOLS, st.integers(0, 99), WIDTHS)
-def test_prompts_go_on_from_each_other_and_answers_of_a_choice_differ_in_nothing_else(
-    protocol: Protocol, seed: int, widths: Any
-) -> None:
-    tree, _ = branched(protocol, seed, widths)
-    for leaf in tree.leaves():
-        path = tree.path(leaf)
-        for agent in tree.agents:
-            own = [node.call for node in path if node.agent == agent]
-            assert own == sorted(own)
-    for choice in choices(tree):
-        contexts = [
-            sorted(
-                [(other.round, other.call) for other in tree.path(node) if other.id != node.id]
-                for node in answer.nodes
-            )
-            for answer in choice.answers
-        ]
-        assert all(context == contexts[0] for context in contexts)
 
 
 @settings(max_examples=15, deadline=None)

@@ -14,7 +14,7 @@ from etude.config.load import parse_config
 from etude.core.errors import ConfigError, RequestError
 from etude.core.example import Example
 from etude.loop.metrics import validation_metrics
-from etude.protocols import EpisodeTree, ProtocolWorkflow, adp, register_scenario
+from etude.protocols import ProtocolWorkflow, adp, register_scenario
 from etude.protocols.growing import branching
 from etude.protocols.workflow import ProtocolReward, find_scenario
 from etude.rewards.evaluation_run import EvaluationRun
@@ -98,34 +98,15 @@ async def test_a_config_plays_and_scores(journal: Journal) -> None:
     assert models["strong"].requests[0].messages[0]["content"] == "You are prover. Please"
 
 
-@pytest.mark.parametrize("policy", ["strong", None])
-async def test_one_model_can_play_all_agents(journal: Journal, policy: str | None) -> None:
-    engine = scripted(prover=["because"], verifier=["Decision: accept"])
-    models = {"weak": engine, "strong": engine}
-    async with Builder(config(policy=policy)) as builder:
-        workflow = await builder.get_workflow()
-        collector = Collector(workflow, models, journal, default_model="weak")
-        run = EvaluationRun(collector, {"verifier": ProtocolReward("verifier")}, journal)
-        output = await run.run([example()], phase="eval")
-    [item] = output.eval_input.eval_input_items
-    assert item.episode is not None
-    assert {call.model for call in item.episode.calls} == {policy or "weak"}
-    assert (workflow.name, repr(workflow.fn)) == ("adp", "<protocol adp>")
-
-
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
         ({"policies": {"prover": "strng", "verifier": "weak"}}, "no model 'strng'; did you mean 'strong'"),
-        ({"policy": "strng"}, "no model 'strng'; did you mean 'strong'"),
         ({"widths": 0}, "workflow.widths"),
-        ({"retries": -1}, "workflow.retries"),
-        ({"scenarios": "x"}, "did you mean 'scenario'"),
         (
             {"policies": {"provr": "weak"}},
             "workflow.policies.provr: the workflow has no agent 'provr'; did you mean 'prover'",
         ),
-        ({"sampling": {"provr": {}}}, "workflow.sampling.provr: the workflow has no agent 'provr'"),
         ({"widths": {"provr": 2}}, "workflow.widths.provr: the workflow has no agent 'provr'"),
     ],
 )
@@ -141,10 +122,8 @@ def test_what_a_config_cannot_say_is_told_when_it_is_read(keys: dict[str, Any], 
         ({"protocol": "wordgame:Words"}, "expected an etude.protocols.Protocol"),
         ({"protocol": "wordgame:coin", "arguments": {"prize": 1}}, "cannot be made with.*unexpected keyword"),
         ({"arguments": {"verifier_frst": True}}, "cannot be made with|no parameter 'verifier_frst'"),
-        ({"protocol": "nip", "arguments": {"max_message_rounds": 8}}, "use 7 or 9"),
         ({"scenario": "code"}, "there is no scenario 'code'"),
         ({"scenario": "wordgame:Half"}, "has no method 'parse'; it needs render, parse, truth, stance"),
-        ({"scenario": "wordgame:missing"}, "wordgame"),
         ({"policies": {"prover": "weak"}}, "no model for the agent 'verifier'"),
         ({"sampling": {"prover": {"temprature": 1}}}, "'temprature' is not a sampling parameter"),
         ({"widths": 10}, "can take 110 calls, and eval.general.max_calls is 60"),
@@ -154,18 +133,6 @@ async def test_what_does_not_fit_is_told_when_it_is_built(keys: dict[str, Any], 
     async with Builder(config(**keys)) as builder:
         with pytest.raises(RequestError, match=message):
             await builder.get_workflow()
-
-
-async def test_the_reward_of_what_is_no_play_is_an_error_and_no_score(journal: Journal) -> None:
-    async def other(example: Example, episode: Any) -> str:
-        return "accept"
-
-    evaluators = {"none": ProtocolReward("verifier")}
-    collector = Collector(as_workflow(other), {"policy": scripted()}, journal)
-    run = EvaluationRun(collector, evaluators, journal, error_budget=1.0)
-    output = await run.run([example()], phase="eval")
-    [item] = output.results_of("none")
-    assert item.score is None and "not an episode tree" in str(item.error)
 
 
 async def test_branching_is_for_what_is_collected_inside(journal: Journal) -> None:
@@ -195,18 +162,3 @@ def test_scenarios_can_be_registered_by_name() -> None:
         register_scenario("tests-labelled")(Labelled)
     with pytest.raises(RequestError, match="cannot be made with"):
         find_scenario("tests-labelled", {"size": 3})
-
-
-async def test_the_seed_of_a_workflow_draws_other_schedules(journal: Journal) -> None:
-    from etude.protocols import merlin_arthur
-
-    engine = scripted(prover0=["no"], prover1=["yes"], verifier=["Decision: accept"])
-    trees: list[EpisodeTree] = []
-    for seed in range(6):
-        collector = Collector(
-            as_workflow(ProtocolWorkflow(merlin_arthur(), Labelled(), seed=seed)), {"policy": engine}, journal
-        )
-        run = EvaluationRun(collector, {"verifier": ProtocolReward("verifier")}, journal)
-        output = await run.run([example()], phase=f"train/{seed}")
-        trees += [EpisodeTree.from_json(item.output_obj) for item in output.eval_input.eval_input_items]
-    assert {tree.nodes[0].agent for tree in trees} == {"prover0", "prover1"}

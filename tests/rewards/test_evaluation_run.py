@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from etude.core.call import ChatRequest
-from etude.core.episode import EpisodeRecord
-from etude.core.errors import EngineError, ErrorBudgetExceeded, ModelOut, RequestError
+from etude.core.errors import EngineError, ErrorBudgetExceeded, ModelOut
 from etude.core.evaluation import EvalInputItem, EvalOutputItem, EvaluationRunOutput
 from etude.core.example import Example
 from etude.core.interfaces import Evaluator
@@ -105,46 +104,6 @@ async def test_every_episode_is_scored_by_every_evaluator_in_the_order_of_the_da
     assert output.failures == {}
 
 
-async def test_episodes_are_let_go_of_when_nobody_keeps_them(journal: Journal) -> None:
-    output = await evaluation(journal, {"rank": Rank()}).run(
-        EXAMPLES, phase="eval", generations=2, keep_episodes=False
-    )
-    assert all(item.episode is None for item in output.eval_input.eval_input_items)
-    assert scores(output, "rank") == [0, 1] * 4
-
-
-async def test_sampling_is_handed_to_every_call(journal: Journal) -> None:
-    engine = echo()
-    run = evaluation(journal, {"even": even}, engine=engine)
-    await run.run(EXAMPLES, phase="eval", sampling={"temperature": 0})
-    assert {request.sampling.temperature for request in engine.requests} == {0.0}
-
-
-async def test_watchers_are_told_of_every_episode_and_score(journal: Journal) -> None:
-    episodes: list[str] = []
-    told: list[tuple[str, str, float | None]] = []
-    output = await evaluation(journal, {"even": even, "rank": Rank()}).run(
-        EXAMPLES,
-        phase="eval",
-        on_episode=lambda record: episodes.append(record.id),
-        on_score=lambda name, item: told.append((name, item.id, item.score)),
-    )
-    assert sorted(episodes) == [f"eval/q{n}/0" for n in range(4)]
-    assert sorted(told) == sorted(
-        (name, item.id, item.score)
-        for name, result in output.evaluation_results
-        for item in result.eval_output_items
-    )
-
-
-async def test_what_a_watcher_raises_ends_the_run_and_is_raised(journal: Journal) -> None:
-    def complain(record: EpisodeRecord) -> None:
-        raise RequestError("no token ids")
-
-    with pytest.raises(RequestError, match="no token ids"):
-        await evaluation(journal, {"even": even}).run(EXAMPLES, phase="eval", on_episode=complain)
-
-
 async def failing(example: Example, episode: Any) -> Any:
     match example.id:
         case "q0":
@@ -176,20 +135,6 @@ async def test_failed_episodes_have_no_score_but_a_reason_and_are_counted(journa
         assert (nothing.error or "").startswith("no_output: ")
         assert (late.error or "").startswith("timeout: ")
     assert output.evaluation_results[0][1].average_score == 0.0
-
-
-async def test_failed_scores_are_counted_by_evaluator_and_leave_the_others_alone(journal: Journal) -> None:
-    def odd_ones_out(example: Example, output: str) -> float:
-        return float("nan") if example.expected else 1.0
-
-    output = await evaluation(journal, {"even": even, "odd": odd_ones_out}, error_budget=0.5).run(
-        EXAMPLES, phase="eval"
-    )
-    assert scores(output, "odd") == [1.0, None, 1.0, None]
-    assert scores(output, "even") == [1.0, 0.0, 1.0, 0.0]
-    assert output.failures == {"score:odd": 2}
-    assert output.evaluation_results[1][1].average_score == 1.0
-    assert not output.workflow_interrupted
 
 
 async def test_at_most_so_many_evaluations_run_at_once(journal: Journal) -> None:
@@ -242,36 +187,6 @@ async def test_what_a_weighted_evaluator_combines_is_scored_once(journal: Journa
     assert len(calls) == 8
     assert len(rank.groups) == 4
     assert [name for name, _ in output.evaluation_results] == ["total", "right"]
-
-
-def test_two_evaluators_of_one_name_are_refused(journal: Journal) -> None:
-    one, other = FunctionEvaluator(even), FunctionEvaluator(even)
-    with pytest.raises(RequestError, match="two evaluators are called 'even'"):
-        evaluation(journal, {"even": one, "total": WeightedEvaluator({"even": other}, {"even": 1.0})})
-
-
-async def test_two_examples_of_one_id_are_refused(journal: Journal) -> None:
-    with pytest.raises(RequestError, match="the first is 'q0'"):
-        await evaluation(journal, {"even": even}).run([*EXAMPLES, EXAMPLES[0]], phase="eval")
-
-
-async def test_a_second_run_of_a_phase_repeats_nothing(journal: Journal) -> None:
-    calls: list[str] = []
-
-    def judged(example: Example, output: str) -> tuple[float, Any]:
-        calls.append(example.id)
-        return 0.1 + 0.2, {"seen": (example.id, output)}
-
-    engine, rank = echo(), Rank()
-    evaluators: dict[str, Any] = {"judged": judged, "rank": rank}
-    first = await evaluation(journal, evaluators, engine=engine).run(EXAMPLES, phase="eval", generations=2)
-    again = await evaluation(journal, evaluators, engine=engine).run(EXAMPLES, phase="eval", generations=2)
-    assert again.evaluation_results == first.evaluation_results
-    assert len(engine.requests) == len(calls) == 8
-    assert len(rank.groups) == 4
-    other = await evaluation(journal, evaluators, engine=engine).run(EXAMPLES[:1], phase="other")
-    assert len(engine.requests) == 9
-    assert other.eval_input.eval_input_items[0].output_obj == "q0 0"
 
 
 @pytest.mark.parametrize("out", [EngineError("gone"), ModelOut("the key is wrong")], ids=["budget", "model"])
@@ -365,30 +280,6 @@ async def test_over_the_budget_failures_are_tried_again_and_the_rest_is_kept(jou
     assert all(ran.count(name) == 1 for name in ran if name[:2] in ("q0", "q3"))
 
 
-async def test_over_the_budget_failed_scores_are_tried_again(journal: Journal) -> None:
-    down = True
-    judged: list[str] = []
-
-    def judge(example: Example, output: str) -> float:
-        judged.append(output)
-        if down and example.expected:
-            raise ConnectionError("the judge is down")
-        return 1.0
-
-    shared = FunctionEvaluator(judge)
-    evaluators = {"judge": shared, "judges": WeightedEvaluator({"judge": shared}, {"judge": 2.0})}
-
-    async def once() -> EvaluationRunOutput:
-        return await evaluation(journal, evaluators).run(EXAMPLES, phase="eval", generations=1)
-
-    with pytest.raises(ErrorBudgetExceeded, match="have no score from 'judge'"):
-        await once()
-    down = False
-    output = await once()
-    assert scores(output, "judges") == [2.0] * 4
-    assert judged.count("q0 0") <= 1 or judged.count("q2 0") <= 1
-
-
 async def test_a_hopeless_run_is_stopped_early(journal: Journal) -> None:
     ran: list[str] = []
 
@@ -449,23 +340,6 @@ async def test_the_causes_of_failures_are_counted_with_an_episode_of_each(journa
     assert (second.kind, second.count, second.episode) == ("score:picky", 2, "eval/q3/0")
     assert "KeyError: 'verdict'" in second.reason
     assert output.scores() == {"even": [0.0, 0.0], "picky": []}
-
-
-async def test_retries_of_calls_that_never_end_are_counted(journal: Journal) -> None:
-    class Stuck(ScriptedEngine):
-        async def complete(self, request: Any) -> Any:
-            note_retry()
-            note_retry()
-            self.requests.append(request)
-            if len(self.requests) == 2:
-                pass_time(600.0)
-            await asyncio.Event().wait()
-
-    engine = Stuck(lambda request: "x")
-    run = evaluation(journal, {"even": even}, engine=engine, error_budget=1.0)
-    output = await run.run(EXAMPLES[:2], phase="eval")
-    assert output.failures == {"timeout": 2}
-    assert output.calls == {"answers": 0, "cut_off": 0, "failed": 2, "retries": 4}
 
 
 async def test_model_calls_are_counted_with_those_cut_off_and_those_tried_again(journal: Journal) -> None:

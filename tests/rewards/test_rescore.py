@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from etude.core.errors import RequestError
-from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.example import Example
-from etude.core.interfaces import Evaluator
 from etude.rewards.evaluation_run import EvaluationRun, rescore
-from etude.rewards.evaluator import FunctionEvaluator, scored
+from etude.rewards.evaluator import FunctionEvaluator
 from etude.rollout.collector import Collector
 from etude.rollout.workflow import Workflow
 from etude.store.journal import Journal
@@ -21,16 +17,6 @@ from tests.rewards.scripted_engine import ScriptedEngine
 
 # One id is the beginning of others, also with the separator of the keys.
 EXAMPLES = [Example("q1", {"n": 1}, "a"), Example("q10", {"n": 10}, "b"), Example("q1/05", {"n": 5}, "c")]
-
-
-class Spread(Evaluator):
-    """The number of the example's episodes that it is shown together."""
-
-    async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
-        return (await self.evaluate_group([item]))[0]
-
-    async def evaluate_group(self, items: Sequence[EvalInputItem]) -> list[EvalOutputItem]:
-        return [scored(item, (len(items), [other.generation for other in items])) for item in items]
 
 
 async def agent(example: Example, episode: Any) -> str:
@@ -69,33 +55,8 @@ async def test_stored_episodes_are_scored_and_what_failed_stays_failed(stored: J
     assert output.failures == {"raised": 1}
 
 
-async def test_episodes_of_an_example_are_compared_together(stored: Journal) -> None:
-    output = await rescore(stored, {"spread": Spread()}, phase="train/1", label="b")
-    assert [item.score for item in output.results_of("spread")] == [3.0] * 6 + [2.0, None, 2.0]
-
-
 async def test_the_scores_that_the_run_went_by_are_left_alone(stored: Journal) -> None:
     before = stored.get("train/1/q1/0/score/zero")
     await rescore(stored, {"zero": constant(1.0)}, phase="train/1", label="b")
     assert stored.get("train/1/q1/0/score/zero") == before
     assert stored.get("train/1/q1/0/rescore:b/zero")["score"] == 1.0
-
-
-async def test_a_label_is_scored_once_and_another_label_anew(stored: Journal) -> None:
-    values: Iterator[float] = iter(range(100))
-    counting = FunctionEvaluator(lambda example, output: next(values))
-
-    async def under(label: str) -> list[float | None]:
-        output = await rescore(stored, {"count": counting}, phase="train/1", label=label)
-        return [item.score for item in output.results_of("count")]
-
-    first = await under("a")
-    assert await under("a") == first
-    assert await under("b") != first
-
-
-async def test_a_phase_without_episodes_and_a_bad_label_are_refused(stored: Journal) -> None:
-    with pytest.raises(RequestError, match="no episodes of the phase 'train/2'"):
-        await rescore(stored, {"one": constant(1.0)}, phase="train/2", label="b")
-    with pytest.raises(RequestError, match="a label is a word"):
-        await rescore(stored, {"one": constant(1.0)}, phase="train/1", label="a/b")

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from etude.core.call import Call, ChatRequest, Completion, Sampling, Usage
-from etude.core.episode import SIMULATED_USER, EpisodeRecord, Failure
+from etude.core.episode import SIMULATED_USER, EpisodeRecord
 from etude.core.evaluation import EvalOutput, EvalOutputItem, EvaluationRunOutput
 from etude.core.example import Example
 from etude.rewards.collections import Sampled
@@ -64,19 +64,6 @@ def test_repeated_attempts_are_counted_within_an_example(groups, share):
     others = [episode("b", 0, said("same")), episode("c", 0)]
     own = [episode("a", number, said(text)) for number, text in enumerate(groups)]
     assert metrics(*own, *others)["repeated_share"] == share
-
-
-def test_failed_episodes_repeat_nothing_and_nothing_said_is_no_figure():
-    broken = Failure("raised", "oops")
-    pair = [episode("a", number, said("same"), failure=broken) for number in range(2)]
-    assert metrics(*pair)["repeated_share"] is None
-    assert metrics() == {"answer_tokens": None, "sampled_entropy": None, "repeated_share": None}
-
-
-def test_the_order_in_which_episodes_end_makes_no_difference():
-    chance = random.Random(1)
-    episodes = [episode("a", n, said("x", tuple(-chance.random() for _ in range(9)))) for n in range(50)]
-    assert metrics(*episodes) == metrics(*reversed(episodes))
 
 
 def output(**scores):

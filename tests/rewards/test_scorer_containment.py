@@ -41,15 +41,3 @@ async def test_it_raises_what_would_end_the_run(error: BaseException, waits: boo
     (output,) = await evaluate(as_evaluator(score_later if waits else score), [item()], 10.0)
     assert output.score is None
     assert output.error
-
-
-async def test_a_run_that_is_cancelled_is():
-    async def score(example: Any, output: Any) -> float:
-        await asyncio.sleep(60)
-        return 1.0
-
-    task = asyncio.ensure_future(evaluate(as_evaluator(score), [item()], 30.0))
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalInputItem
 from etude.core.example import Example
 from etude.core.message import Message
-from etude.rewards.judge import common_prefix, messages_of
+from etude.rewards.judge import messages_of
 
 SYSTEM = {"role": "system", "content": "add"}
 QUESTION = {"role": "user", "content": "2 + 2"}
@@ -43,12 +40,6 @@ def test_a_conversation_is_shown_once_however_often_it_was_sent() -> None:
     assert messages_of(episode) == [SYSTEM, QUESTION, TOOL_CALL, RESULT, ANSWER]
 
 
-def test_an_agent_that_drops_fields_of_an_answer_still_continues_it() -> None:
-    bare = {"role": "assistant", "tool_calls": TOOL_CALL["tool_calls"]}
-    episode = item(([QUESTION], TOOL_CALL), ([QUESTION, bare, RESULT], ANSWER))
-    assert messages_of(episode) == [QUESTION, TOOL_CALL, RESULT, ANSWER]
-
-
 def test_conversations_that_alternate_are_told_apart() -> None:
     other = {"role": "user", "content": "check this"}
     yes = {"role": "assistant", "content": "yes"}
@@ -60,23 +51,6 @@ def test_conversations_that_alternate_are_told_apart() -> None:
 def test_an_output_that_no_message_says_comes_last() -> None:
     assert messages_of(item(([QUESTION], ANSWER), output=4))[-1] == {"role": "output", "content": 4}
     assert messages_of(EvalInputItem(id="q", output_obj="4")) == [{"role": "output", "content": "4"}]
-
-
-messages = st.sampled_from([SYSTEM, QUESTION, ANSWER, RESULT])
-
-
-@given(
-    st.lists(messages, max_size=4),
-    st.lists(st.lists(messages, min_size=1, max_size=4), min_size=1, max_size=4),
-)
-def test_a_common_prefix_is_common_and_leaves_something(
-    beginning: list[Message], ends: list[list[Message]]
-) -> None:
-    transcripts = [beginning + end for end in ends]
-    length = common_prefix(transcripts)
-    assert length >= len(beginning)
-    assert all(transcript[:length] == transcripts[0][:length] for transcript in transcripts)
-    assert all(transcript[length:] for transcript in transcripts)
 
 
 def test_a_judge_reads_no_thinking_unless_it_asks_for_it() -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
-from etude.rewards.evaluator import FunctionEvaluator, WeightedEvaluator, WeightedEvaluatorConfig
+from etude.rewards.evaluator import FunctionEvaluator, WeightedEvaluator
 from etude.rewards.scorer import evaluate
 
 ITEM = EvalInputItem(id="q", output_obj="x")
@@ -39,9 +38,3 @@ def test_any_weights(pairs: dict[str, tuple[float, float]]) -> None:
     scores = {name: EvalOutputItem(id="q", score=score) for name, (_, score) in pairs.items()}
     combined = WeightedEvaluator({name: constant(0) for name in pairs}, weights).combine(ITEM, scores)
     assert combined.score == math.fsum(weight * score for weight, score in pairs.values())
-
-
-@pytest.mark.parametrize("weights", [{}, {"a": math.nan}, {"a": math.inf}])
-def test_weights_must_be_finite_and_there(weights: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="weights"):
-        WeightedEvaluatorConfig(weights=weights)

@@ -12,7 +12,7 @@ from etude.config.builder import Builder
 from etude.config.load import parse_config
 from etude.core.call import ChatRequest
 from etude.core.episode import EpisodeRecord
-from etude.core.errors import ConfigError, RequestError
+from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.loop.arguments import tools_configs, with_live
 from etude.rollout.collector import Collector, EpisodeJob
@@ -115,16 +115,6 @@ async def test_an_agent_that_only_calls_tools_is_stopped(journal: Journal) -> No
     assert [event.text for event in record.events if event.kind == "note"] == [
         "stopped after 3 turns, with a call of a tool"
     ]
-
-
-def test_tool_sets_are_checked_with_the_config() -> None:
-    with pytest.raises(ConfigError, match="'tools' has no tool set 'sumz'; did you mean 'sums'"):
-        parse_config(
-            {
-                "tools": {"sums": {"_type": "functions", "functions": [f"{__name__}:add"]}},
-                "workflow": {"_type": "agent", "tools": ["sumz"]},
-            }
-        )
 
 
 TALK = {

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import anthropic
@@ -15,17 +14,10 @@ from etude.core.call import Call
 from etude.core.episode import EpisodeRecord
 from etude.inference.embedded import EmbeddedEngine
 from etude.store.journal import Journal
-from tests.rollout.running import collect_one, timeless, tiny_engine
+from tests.rollout.running import collect_one, timeless
 from tests.support import EchoEngine
 
 ASK: list[dict[str, Any]] = [{"role": "user", "content": "what is 1 + 2?"}]
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[EmbeddedEngine]:
-    engine = tiny_engine()
-    yield engine
-    asyncio.run(engine.close())
 
 
 async def recorded(workflow: Callable[..., Any], journal: Journal, engine: Any) -> EpisodeRecord:
@@ -156,15 +148,3 @@ async def test_tokens_of_a_model_elsewhere_are_not_guessed(journal: Journal) -> 
         return 0
 
     await recorded(workflow, journal, EchoEngine())
-
-
-async def test_a_workflow_without_asyncio_streams_too(engine: EmbeddedEngine, journal: Journal) -> None:
-    def workflow(example: Any, episode: Any) -> str:
-        stream = episode.openai().chat.completions.create(model="policy", messages=ASK, stream=True)
-        pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
-        assert len(pieces) > 4
-        return "".join(pieces)
-
-    record = await recorded(workflow, journal, engine)
-    (call,) = with_tokens(record)
-    assert call.completion is not None and record.output == call.completion.message["content"]

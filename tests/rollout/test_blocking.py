@@ -8,10 +8,8 @@ import sys
 import threading
 from pathlib import Path
 
-import pytest
-
 from etude.core.call import ChatRequest
-from etude.core.errors import EngineError, EpisodeError
+from etude.core.errors import EpisodeError
 from etude.rollout.collector import Limits
 from etude.rollout.workflow import function
 from etude.store.journal import Journal
@@ -70,45 +68,6 @@ async def test_the_plain_openai_client_is_recorded(journal: Journal) -> None:
     assert len(record.calls) == 2
 
 
-async def test_an_error_in_a_plain_function_is_a_failure_with_its_line(journal: Journal) -> None:
-    def play(example, episode):
-        raise StopIteration("odd")
-
-    record = await collect_one(play, journal)
-    assert record.failure is not None and record.failure.kind == "raised"
-    assert "odd" in record.failure.reason
-
-
-async def test_sys_exit_in_a_plain_function_does_not_end_the_run(journal: Journal) -> None:
-    def play(example, episode):
-        sys.exit(2)
-
-    record = await collect_one(play, journal)
-    assert record.failure is not None and "SystemExit: 2" in record.failure.reason
-
-
-async def test_a_failed_call_can_be_caught_in_a_plain_function(journal: Journal) -> None:
-    def play(example, episode):
-        with pytest.raises(EngineError, match="overloaded"):
-            episode.chat(ASK)
-        return "caught"
-
-    record = await collect_one(play, journal, engine=ScriptedEngine([EngineError("overloaded")]))
-    assert record.output == "caught"
-
-
-async def test_a_plain_function_that_never_returns_times_out_and_is_left_behind(journal: Journal) -> None:
-    release = threading.Event()
-
-    def play(example, episode):
-        release.wait()
-        return "too late"
-
-    record = await collect_one(play, journal, limits=Limits(timeout=0.05))
-    assert record.failure is not None and record.failure.kind == "timeout"
-    release.set()
-
-
 async def test_a_thread_that_waits_for_a_model_is_let_go_at_the_timeout(journal: Journal) -> None:
     raised: list[BaseException] = []
     over = threading.Event()
@@ -129,17 +88,6 @@ async def test_a_thread_that_waits_for_a_model_is_let_go_at_the_timeout(journal:
     assert record.failure is not None and record.failure.kind == "timeout"
     assert await asyncio.to_thread(over.wait, 60)
     assert ["is over" in str(error) for error in raised] == [True, True]
-
-
-async def test_many_plain_functions_run_at_the_same_time(journal: Journal) -> None:
-    barrier = threading.Barrier(40, timeout=60)
-
-    def play(example, episode):
-        barrier.wait()
-        return episode.chat(ASK).text
-
-    records = await collect(play, journal, work=jobs(40), limits=Limits(max_concurrency=40))
-    assert all(record.failure is None for record in records)
 
 
 async def test_a_function_that_hands_back_a_coroutine_is_told_to_be_async(journal: Journal) -> None:

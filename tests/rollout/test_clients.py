@@ -10,7 +10,7 @@ import sys
 import openai
 import pytest
 
-from etude.core.errors import EngineError, RequestError
+from etude.core.errors import RequestError
 from etude.rollout.collector import Limits
 from etude.store.journal import Journal
 from tests.rollout.running import collect, collect_one, jobs
@@ -59,18 +59,6 @@ async def test_the_openai_client_makes_the_same_calls_as_chat(journal: Journal) 
     assert record.output == second.completion.message["content"]
 
 
-async def test_ids_are_the_same_when_an_episode_is_resumed(journal: Journal) -> None:
-    async def play(example, episode):
-        client = episode.openai()
-        return [(await client.chat.completions.create(model="m", messages=ASK)).id for _ in range(2)]
-
-    record = await collect_one(play, journal)
-    await journal.forget(record.id)
-    again = await collect_one(play, journal)
-    assert again.output == record.output
-    assert len(set(record.output)) == 2
-
-
 async def test_a_client_can_stand_for_one_of_several_models(journal: Journal) -> None:
     async def play(example, episode):
         client = episode.openai("large")
@@ -87,32 +75,6 @@ async def test_a_client_can_stand_for_one_of_several_models(journal: Journal) ->
     assert [call.model for call in record.calls] == ["large", "small"]
 
 
-async def test_tools_work_through_the_client(journal: Journal) -> None:
-    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-
-    async def play(example, episode):
-        client, messages = episode.openai(), list(ASK)
-        answer = await client.chat.completions.create(model="m", messages=messages, tools=tools)
-        [call] = answer.choices[0].message.tool_calls
-        messages += [answer.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
-        answer = await client.chat.completions.create(model="m", messages=messages, tools=tools)
-        return answer.choices[0].message.content
-
-    record = await collect_one(play, journal, engine=ScriptedEngine([tool_call("add", {}), "three"]))
-    assert record.output == "three"
-    assert record.calls[1].request.messages[1] == record.calls[0].completion.message
-
-
-async def test_a_call_that_failed_behind_the_client_is_a_failed_call(journal: Journal) -> None:
-    async def play(example, episode):
-        await episode.openai().chat.completions.create(model="m", messages=ASK)
-
-    record = await collect_one(play, journal, engine=ScriptedEngine([EngineError("overloaded")]))
-    assert record.failure is not None and record.failure.kind == "call_failed"
-    assert "overloaded" in record.failure.reason
-    assert [call.error for call in record.calls] == ["overloaded"]
-
-
 async def test_an_agent_in_another_process_is_recorded_into_its_episode(journal: Journal) -> None:
     async def play(example, episode):
         return await run_agent(episode, example.inputs["question"])
@@ -124,19 +86,6 @@ async def test_an_agent_in_another_process_is_recorded_into_its_episode(journal:
         "What is 2?",
     ]
     assert all(record.output == record.calls[0].completion.message["content"] for record in records)
-
-
-async def test_a_plain_function_can_hand_out_the_endpoint(journal: Journal) -> None:
-    def play(example, episode):
-        endpoint = episode.endpoint
-        client = openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
-        answer = client.chat.completions.create(model="m", messages=ASK)
-        client.close()
-        return answer.choices[0].message.content
-
-    record = await collect_one(play, journal, engine=ScriptedEngine(["over http"]))
-    assert record.failure is None, record.failure
-    assert record.output == "over http"
 
 
 async def test_a_key_is_void_when_its_episode_is_over(journal: Journal) -> None:
@@ -225,16 +174,3 @@ async def test_an_agent_written_for_anthropic_is_recorded_streams_included(journ
     )
     before = first.completion.prompt_ids + first.completion.completion_ids
     assert second.completion.prompt_ids[: len(before)] == before
-
-
-async def test_a_conversation_can_go_on_through_another_client(journal: Journal) -> None:
-    async def play(example, episode):
-        first = await episode.openai().responses.create(model="m", input="hi")
-        endpoint = episode.endpoint
-        async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
-            second = await client.responses.create(model="m", input="2", previous_response_id=first.id)
-        return second.output_text
-
-    record = await collect_one(play, journal)
-    assert record.failure is None, record.failure
-    assert record.calls[1].request.messages[:2] == (*ASK, record.calls[0].completion.message)

@@ -2,19 +2,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import re
 import time
-import weakref
 from pathlib import Path
 
-import pydantic
 import pytest
 
-from etude.core import threads
 from etude.core.errors import EngineAway, EngineError, ImpossibleCall, PromptTooLong, RequestError, StoreError
 from etude.rollout.collector import Collector, EpisodeJob, Limits
-from etude.rollout.workflow import as_workflow, workflow
+from etude.rollout.workflow import as_workflow
 from etude.store.episodes import iter_episodes, read_episode
 from etude.store.journal import Journal
 from tests.rollout.running import collect, collect_one, examples, jobs, timeless
@@ -31,13 +27,6 @@ async def chatty(example, episode):
     second, third = await asyncio.gather(episode.chat(messages), episode.chat(messages, temperature=0.5))
     episode.step_reward(episode.random.random())
     return [first.text, second.text, third.text]
-
-
-async def test_every_example_gives_an_episode(journal: Journal) -> None:
-    records = await collect(chatty, journal, work=jobs(20))
-    assert [record.id for record in records] == sorted(f"train/{index}/0" for index in range(20))
-    assert all(record.failure is None and len(record.calls) == 3 for record in records)
-    assert all(record.seconds > 0 for record in records)
 
 
 async def test_a_finished_episode_is_read_back_and_not_run_again(journal: Journal) -> None:
@@ -66,14 +55,6 @@ async def test_records_do_not_depend_on_concurrency_or_on_the_order_of_answers(t
             )
             runs.append(timeless(records))
     assert runs[0] == runs[1] == runs[2]
-
-
-async def test_another_seed_gives_other_answers(tmp_path: Path) -> None:
-    outputs = []
-    for seed in (1, 2):
-        with Journal(tmp_path / f"{seed}.db") as journal:
-            outputs.append((await collect_one(chatty, journal, seed=seed)).output)
-    assert outputs[0] != outputs[1]
 
 
 async def test_an_interrupted_episode_gets_back_the_answers_it_had(journal: Journal) -> None:
@@ -134,85 +115,6 @@ async def test_a_workflow_that_raises_is_a_failure_with_its_line(journal: Journa
     assert record.output is None
 
 
-async def test_failures_of_other_peoples_code_name_the_users_line(journal: Journal) -> None:
-    async def play(example, episode):
-        import json
-
-        return json.loads("{")  # here
-
-    record = await collect_one(play, journal)
-    assert record.failure is not None
-    assert "test_collector.py:" in record.failure.reason and "JSONDecodeError" in record.failure.reason
-
-
-async def test_one_failure_does_not_touch_the_other_episodes(journal: Journal) -> None:
-    async def play(example, episode):
-        if example.id == "3":
-            raise ValueError("three")
-        return (await episode.chat(ASK)).text
-
-    records = await collect(play, journal, work=jobs(6))
-    assert [record.failure is None for record in records] == [True, True, True, False, True, True]
-
-
-async def test_failures_are_kept_and_not_tried_again(journal: Journal) -> None:
-    async def broken(example, episode):
-        raise ValueError("no")
-
-    first = await collect(broken, journal)
-    assert await collect(chatty, journal) == first
-
-
-async def test_a_failed_episode_that_was_forgotten_is_run_again(journal: Journal) -> None:
-    async def broken(example, episode):
-        raise ValueError("no")
-
-    await collect(broken, journal)
-    await journal.forget("train/0/0")
-    assert (await collect_one(chatty, journal)).failure is None
-
-
-async def test_a_call_that_failed_for_good_fails_the_episode(journal: Journal) -> None:
-    async def play(example, episode):
-        try:
-            await episode.chat(ASK)
-        except EngineError as error:
-            raise RuntimeError("gave up") from error
-
-    record = await collect_one(play, journal, engine=ScriptedEngine([EngineError("overloaded")]))
-    assert record.failure is not None and record.failure.kind == "call_failed"
-
-
-async def test_no_output_is_a_failure(journal: Journal) -> None:
-    async def forgot_to_return(example, episode):
-        await episode.chat(ASK)
-
-    record = await collect_one(forgot_to_return, journal)
-    assert record.failure is not None and record.failure.kind == "no_output"
-    assert "test_collector.py:" in record.failure.reason and "returned None" in record.failure.reason
-
-
-async def test_outputs_are_kept_as_json_keeps_them(journal: Journal) -> None:
-    class Answer(pydantic.BaseModel):
-        value: int
-
-    async def play(example, episode):
-        return {"answer": Answer(value=3), "pair": (1, 2), 5: True}
-
-    first = await collect_one(play, journal)
-    assert first.output == {"answer": {"value": 3}, "pair": [1, 2], "5": True}
-    assert await collect_one(play, journal) == first
-
-
-async def test_an_output_that_cannot_be_kept_is_a_failure(journal: Journal) -> None:
-    async def play(example, episode):
-        return object()
-
-    record = await collect_one(play, journal)
-    assert record.failure is not None and record.failure.kind == "no_output"
-    assert "builtins.object is not JSON" in record.failure.reason
-
-
 async def test_a_workflow_that_never_returns_times_out(journal: Journal) -> None:
     async def play(example, episode):
         await episode.chat(ASK)
@@ -225,34 +127,6 @@ async def test_a_workflow_that_never_returns_times_out(journal: Journal) -> None
     assert len(record.calls) == 1
 
 
-async def test_a_workflow_that_refuses_to_stop_is_left_behind(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(threads, "GRACE_SECONDS", 0.05)
-    stubborn = True
-
-    async def play(example, episode):
-        while stubborn:
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(0.01)
-
-    try:
-        record = await collect_one(play, journal, limits=Limits(timeout=0.05))
-    finally:
-        stubborn = False  # Nothing of it may be left, for which the end of the test would wait.
-        await asyncio.sleep(0.02)
-    assert record.failure is not None and record.failure.kind == "timeout"
-
-
-async def test_the_workflows_own_timeout_goes_first(journal: Journal) -> None:
-    @workflow(timeout=0.05)
-    async def play(example, episode):
-        await asyncio.Event().wait()
-
-    record = await collect_one(play, journal, limits=Limits(timeout=100))
-    assert record.failure is not None and record.failure.kind == "timeout"
-
-
 async def test_an_agent_in_a_loop_is_stopped_at_the_limit_of_calls(journal: Journal) -> None:
     async def play(example, episode):
         while True:
@@ -261,16 +135,6 @@ async def test_an_agent_in_a_loop_is_stopped_at_the_limit_of_calls(journal: Jour
     record = await collect_one(play, journal, limits=Limits(max_calls=5))
     assert record.failure is not None and "has made 5 calls, which is the limit" in record.failure.reason
     assert len(record.calls) == 5
-
-
-async def test_an_agent_that_ignores_the_limit_of_calls_still_times_out(journal: Journal) -> None:
-    async def play(example, episode):
-        while True:
-            with contextlib.suppress(Exception):
-                await episode.chat(ASK)
-
-    record = await collect_one(play, journal, limits=Limits(max_calls=5, timeout=0.05))
-    assert record.failure is not None and record.failure.kind == "timeout"
 
 
 async def test_sys_exit_in_an_agent_does_not_end_the_run(journal: Journal) -> None:
@@ -337,23 +201,6 @@ async def test_no_more_episodes_than_allowed_run_at_the_same_time(journal: Journ
     assert most == 5
 
 
-async def test_nothing_is_held_of_an_episode_that_was_consumed(journal: Journal) -> None:
-    seen = []
-
-    async def play(example, episode):
-        seen.append(weakref.ref(episode))
-        return (await episode.chat(ASK)).text
-
-    collector = Collector(
-        as_workflow(play), {"policy": EchoEngine()}, journal, limits=Limits(max_concurrency=2)
-    )
-    async with contextlib.aclosing(collector.collect(iter(jobs(20)))) as records:
-        async for _ in records:
-            pass
-        gc.collect()
-        assert [ref() for ref in seen] == [None] * 20
-
-
 async def test_leaving_the_loop_stops_the_episodes_under_way(journal: Journal) -> None:
     ended = []
 
@@ -385,34 +232,6 @@ async def test_a_journal_that_cannot_be_written_ends_the_run(journal: Journal) -
         await collect(play, journal)
 
 
-async def test_an_error_of_the_jobs_reaches_the_caller(journal: Journal) -> None:
-    def broken():
-        yield jobs(1)[0]
-        raise DatabaseGone
-
-    class DatabaseGone(Exception):
-        pass
-
-    with pytest.raises(DatabaseGone):
-        await collect(chatty, journal, work=broken())
-
-
-async def test_finished_episodes_are_read_in_the_order_of_their_ids(journal: Journal) -> None:
-    records = await collect(chatty, journal, work=jobs(3))
-    await journal.put("train/1/0/score/correct", {"score": 1})
-    await journal.put("train/9/0", None)
-    assert list(iter_episodes(journal, "train/")) == records
-    assert read_episode(journal, "train/9/0") is None
-    assert read_episode(journal, "train/8/0") is None
-
-
-async def test_a_journal_with_a_missing_call_says_so(journal: Journal) -> None:
-    record = await collect_one(chatty, journal)
-    await journal.delete(f"{record.id}/call/")
-    with pytest.raises(StoreError, match=r"call .* of episode train/0/0 is missing"):
-        read_episode(journal, record.id)
-
-
 async def test_a_long_conversation_is_stored_once_and_read_back(journal: Journal) -> None:
     async def play(example, episode):
         messages = list(ASK)
@@ -423,12 +242,6 @@ async def test_a_long_conversation_is_stored_once_and_read_back(journal: Journal
 
     record = await collect_one(play, journal, engine=ScriptedEngine(["ok"]), limits=Limits(max_calls=None))
     assert read_episode(journal, record.id) == record
-
-
-@pytest.mark.parametrize("limit", ["max_concurrency", "timeout", "max_calls"])
-def test_limits_must_allow_something(limit: str) -> None:
-    with pytest.raises(RequestError, match=f"{limit} must be more than 0, found 0"):
-        Limits(**{limit: 0})
 
 
 def test_wrong_settings_are_refused_before_anything_runs(journal: Journal) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from etude.config import registry
 from etude.config.import_path import make_importable
 from etude.core.errors import DatasetError, MissingExtraError
 from etude.core.example import Example
@@ -19,7 +18,7 @@ from etude.rollout.datasets import (
     JsonlDatasetConfig,
     ParquetDatasetConfig,
     PythonDatasetConfig,
-    dataset,
+    SeedsConfig,
     load_examples,
 )
 from tests.rollout.running import write
@@ -99,10 +98,6 @@ def test_a_structure_renames_the_question(tmp_path: Path) -> None:
     assert example == Example("1", {"hint": "small", "question": "1+1?"}, "2")
 
 
-def test_rows_without_an_expected_answer_are_fine(tmp_path: Path) -> None:
-    assert load_examples(jsonl(tmp_path, [{"id": "a", "x": 1}])) == [Example("a", {"x": 1}, None)]
-
-
 def test_a_column_that_is_not_there_names_the_row_and_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(
         DatasetError, match=r"train\.jsonl:1: there is no column 'anwser'; did you mean 'answer'"
@@ -122,22 +117,6 @@ def test_shuffling_is_seeded_and_comes_before_the_limit(tmp_path: Path) -> None:
     assert len(orders[0]) == 40
     assert any(int(name) >= 40 for name in orders[0])
     assert [example.id for example in load_examples(jsonl(tmp_path, rows, limit=2))] == ["0", "1"]
-
-
-def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
-    jsonl(tmp_path)
-    with pytest.raises(DatasetError, match=r"trian\.jsonl does not exist; did you mean '.*train\.jsonl'"):
-        load_examples(JsonlDatasetConfig(file_path=tmp_path / "trian.jsonl"))
-    with pytest.raises(DatasetError, match="there is no folder"):
-        load_examples(JsonlDatasetConfig(file_path=tmp_path / "data" / "train.jsonl"))
-    with pytest.raises(DatasetError, match="is not a file"):
-        load_examples(JsonlDatasetConfig(file_path=tmp_path))
-
-
-@pytest.mark.parametrize("text", ["", "\n\n"])
-def test_an_empty_dataset_is_an_error(tmp_path: Path, text: str) -> None:
-    with pytest.raises(DatasetError, match=r"train\.jsonl holds no examples"):
-        load_examples(JsonlDatasetConfig(file_path=write(tmp_path / "train.jsonl", text)))
 
 
 @pytest.mark.parametrize("row", [{"question": "?"}, {"id": None}, {"id": ""}])
@@ -190,17 +169,6 @@ def test_a_broken_row_is_named(tmp_path: Path, name: str, text: str, message: st
         load_examples(types[file.suffix](file_path=file))
 
 
-def test_a_file_that_is_not_text_says_so(tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").write_bytes(b"\xff\xfe{}")
-    with pytest.raises(DatasetError, match="is not UTF-8 text"):
-        load_examples(JsonlDatasetConfig(file_path=tmp_path / "train.jsonl"))
-
-
-def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path: Path) -> None:
-    (tmp_path / "train.csv").write_bytes(b"\xef\xbb\xbfid,q\n1,a\n")
-    assert load_examples(CsvDatasetConfig(file_path=tmp_path / "train.csv"))[0].id == "1"
-
-
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -220,16 +188,6 @@ def test_a_python_dataset_that_is_wrong_says_how(
         load_examples(PythonDatasetConfig(function=f"{module}:rows"))
 
 
-def test_a_huggingface_dataset_that_cannot_be_loaded_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
-    config = as_huggingface(tmp_path)
-    config.split = "validation"
-    with pytest.raises(DatasetError, match=r"\(split validation\) cannot be loaded"):
-        load_examples(config)
-
-
 @pytest.mark.parametrize(("make", "module"), [(as_parquet, "pyarrow"), (as_huggingface, "datasets")])
 def test_without_the_extra_it_is_named(
     make: Callable[[Path], Any], module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -240,7 +198,22 @@ def test_without_the_extra_it_is_named(
         load_examples(config)
 
 
-async def test_each_type_is_a_registered_component(tmp_path: Path) -> None:
-    assert registry.of_object("datasets", dataset) is not None
-    [component] = [found async for found in dataset(jsonl(tmp_path), None)]
-    assert component.examples() == EXAMPLES
+def seed_ids(**fields) -> list[str]:
+    return [example.id for example in SeedsConfig(**fields).examples()]
+
+
+def test_more_examples_begin_with_the_same_ones():
+    assert seed_ids(size=50)[:10] == seed_ids(size=10)
+    assert len(set(seed_ids(size=1000))) == 1000
+    assert seed_ids(size=10) != seed_ids(size=10, seed=1)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 7])
+def test_no_split_has_an_example_of_the_other(seed: int):
+    assert not {*seed_ids(size=2000)} & {*seed_ids(size=2000, seed=seed, split="validation")}
+
+
+def test_an_example_is_its_seed_and_what_goes_with_it():
+    (example,) = SeedsConfig(size=1, inputs={"level": 3}).examples()
+    assert example.id == f"seed-{example.inputs['seed']}"
+    assert example.inputs["level"] == 3 and 0 <= example.inputs["seed"] < 2**31

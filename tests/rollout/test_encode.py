@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 
 from hypothesis import given
@@ -75,21 +74,6 @@ def test_a_call_comes_back_exactly(data: st.DataObject) -> None:
     stored = json.loads(json.dumps(encode_call(call, None if parent is None else ("name/0", parent))))
     assert parent_name(stored) == (None if parent is None else "name/0")
     assert decode_call(stored, "episode", parent) == call
-
-
-@given(calls())
-def test_a_failed_call_comes_back_exactly(call: Call) -> None:
-    failed = replace(call, completion=None, error="no answer")
-    assert decode_call(json.loads(json.dumps(encode_call(failed, None))), "episode", None) == failed
-
-
-def test_logprobs_keep_every_bit() -> None:
-    logprobs = (-0.1, -1 / 3, -math.inf, -5e-324, -0.0)
-    completion = Completion({"role": "assistant"}, completion_ids=(1, 2, 3, 4, 5), logprobs=logprobs)
-    call = Call(0, "f", "m", ChatRequest(({"role": "user", "content": ""},)), completion)
-    back = decode_call(json.loads(json.dumps(encode_call(call, None))), "", None).completion
-    assert back is not None and back.logprobs is not None
-    assert [value.hex() for value in back.logprobs] == [value.hex() for value in logprobs]
 
 
 def test_what_a_conversation_repeats_is_stored_once() -> None:

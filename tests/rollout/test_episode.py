@@ -12,11 +12,10 @@ from etude.core.episode import Event
 from etude.core.errors import EngineError, RequestError
 from etude.rollout.collector import EpisodeJob
 from etude.rollout.episode import Episode
-from etude.rollout.recorder import Models, Recorder
 from etude.rollout.workflow import function
 from etude.store.journal import Journal
-from tests.rollout.running import collect, collect_one, examples, jobs
-from tests.support import EchoEngine, ScriptedEngine, tool_call
+from tests.rollout.running import collect_one, examples
+from tests.support import EchoEngine, ScriptedEngine
 
 ASK = [{"role": "user", "content": "hi"}]
 
@@ -41,40 +40,6 @@ async def test_chat_gives_text_tokens_and_logprobs_and_records_them(journal: Jou
     assert call.request.conversation == record.id
 
 
-async def test_tool_calls_are_parsed_and_results_go_back(journal: Journal) -> None:
-    def add(a: int, b: int) -> int:
-        """Add two numbers."""
-        return a + b
-
-    async def play(example, episode):
-        messages = [{"role": "user", "content": "add"}]
-        reply = await episode.chat(messages, tools=[add])
-        [call] = reply.tool_calls
-        assert (call.name, call.arguments, call.id) == ("add", {"a": 1, "b": 2}, "call_7")
-        messages += [reply.message, call.result(add(**call.arguments))]
-        return (await episode.chat(messages, tools=[add])).text
-
-    engine = ScriptedEngine([tool_call("add", {"a": 1, "b": 2}, id="call_7"), "3"])
-    record = await collect_one(play, journal, engine=engine)
-    assert record.output == "3"
-    second = record.calls[1].request
-    assert second.tools[0]["function"]["name"] == "add"
-    assert second.messages[-1] == {"role": "tool", "tool_call_id": "call_7", "content": "3"}
-
-
-async def test_arguments_that_are_no_json_are_none_and_kept_raw(journal: Journal) -> None:
-    seen = []
-
-    async def play(example, episode):
-        for _ in range(2):
-            seen.extend((await episode.chat(ASK)).tool_calls)
-        return "done"
-
-    engine = ScriptedEngine([tool_call("add", "{oops"), tool_call("add", "[1]")])
-    await collect_one(play, journal, engine=engine)
-    assert [(call.arguments, call.raw_arguments) for call in seen] == [(None, "{oops"), (None, "[1]")]
-
-
 async def test_sampling_is_the_configs_then_the_agents_then_the_evaluations(journal: Journal) -> None:
     async def play(example, episode):
         await episode.chat(ASK, temperature=0.5, stop="END")
@@ -88,54 +53,12 @@ async def test_sampling_is_the_configs_then_the_agents_then_the_evaluations(jour
     assert greedy.calls[0].request.sampling == Sampling(0.0, 1.0, 64, ("END",))
 
 
-async def test_a_seed_of_the_agent_takes_the_place_of_the_key(journal: Journal) -> None:
-    async def play(example, episode):
-        return [(await episode.chat(ASK, seed=7)).text for _ in range(2)]
-
-    record = await collect_one(play, journal)
-    assert [call.request.key for call in record.calls] == [7, 7]
-    assert record.output[0] == record.output[1]
-
-
 async def test_the_same_question_twice_is_sampled_twice(journal: Journal) -> None:
     async def play(example, episode):
         return [(await episode.chat(ASK)).text for _ in range(3)]
 
     record = await collect_one(play, journal)
     assert len(set(record.output)) == 3
-
-
-async def test_every_episode_has_randomness_of_its_own(journal: Journal) -> None:
-    async def play(example, episode):
-        return [episode.random.random(), (await episode.chat(ASK)).text]
-
-    first, second = await collect(play, journal, work=jobs(2))
-    assert first.output[0] != second.output[0]
-    assert first.output[1] != second.output[1]
-
-
-async def test_several_models_are_called_by_name(journal: Journal) -> None:
-    async def play(example, episode):
-        return [(await episode.chat(ASK, model=name)).text for name in ("small", "large", None)]
-
-    models = {"small": ScriptedEngine(["s"]), "large": ScriptedEngine(["l"])}
-    record = await collect_one(play, journal, models=models, default_model="large")
-    assert record.output == ["s", "l", "l"]
-    assert [call.model for call in record.calls] == ["small", "large", "large"]
-
-
-async def test_an_unclear_or_unknown_model_names_the_models(journal: Journal) -> None:
-    async def unclear(example, episode):
-        await episode.chat(ASK)
-
-    async def unknown(example, episode):
-        await episode.chat(ASK, model="tiny")
-
-    models = {"small": EchoEngine(), "large": EchoEngine()}
-    record = await collect_one(unclear, journal, models=models)
-    assert record.failure is not None and "there are several: small, large" in record.failure.reason
-    record = await collect_one(unknown, journal, models=models, work=jobs(2)[1:])
-    assert record.failure is not None and "no model 'tiny'; models: small, large" in record.failure.reason
 
 
 async def test_engines_are_shown_the_earlier_calls_to_their_model(journal: Journal) -> None:
@@ -272,15 +195,6 @@ async def test_a_failed_call_is_recorded_with_its_reason_and_may_be_caught(journ
     assert record.calls[0].completion is None
 
 
-async def test_an_engine_that_breaks_is_on_the_record(journal: Journal) -> None:
-    async def play(example, episode):
-        await episode.chat(ASK)
-
-    record = await collect_one(play, journal, engine=ScriptedEngine([ZeroDivisionError("oops")]))
-    assert record.failure is not None and record.failure.kind == "raised"
-    assert [call.error for call in record.calls] == ["ZeroDivisionError: oops"]
-
-
 async def test_a_call_that_the_agent_gives_up_on_is_recorded_as_cancelled(journal: Journal) -> None:
     class Never(EchoEngine):
         async def complete(self, request: ChatRequest):
@@ -330,23 +244,10 @@ async def test_a_call_may_ask_for_a_form_a_tool_and_the_templates_options(journa
         return "done"
 
     engine = ScriptedEngine(["{}"])
-    await collect_one(play, journal, engine=engine)
+    options = {"policy": {"enable_thinking": True, "effort": "high"}}
+    await collect_one(play, journal, engine=engine, template_options=options)
     forms = [request.sampling.constraint for request in engine.requests]
     schema = Constraint("json_schema", json.dumps(_Colour.model_json_schema()))
     assert forms == [schema, Constraint("json_object"), None, None, None]
     assert [request.tool_choice for request in engine.requests[2:4]] == ["auto", "function:b"]
-    assert engine.requests[-1].template_options == {"enable_thinking": False}
-
-
-async def test_a_model_has_options_of_its_template_for_calls_that_give_none(journal: Journal) -> None:
-    engine = ScriptedEngine(["a"])
-    models = Models({"policy": engine}, template_options={"policy": {"thinks": False, "effort": "high"}})
-    recorder = Recorder("e", models, journal, seed=0)
-    for options in (None, {"effort": "low"}):
-        await recorder.ask(
-            tuple(ASK), model=None, tools=(), sampling={}, function="f", template_options=options
-        )
-    assert [request.template_options for request in engine.requests] == [
-        {"thinks": False, "effort": "high"},
-        {"thinks": False, "effort": "low"},
-    ]
+    assert engine.requests[-1].template_options == {"enable_thinking": False, "effort": "high"}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from etude.core.episode import call_counts
-from etude.core.errors import RequestError, ToolError
+from etude.core.errors import ToolError
 from etude.core.tools import ToolLimits, ToolResult, ToolSet
 from etude.rollout.reply import ToolCall
 from etude.rollout.tools import FunctionTools
@@ -147,17 +147,6 @@ async def test_some_tools_of_a_set_and_names_with_a_prefix(journal: Journal) -> 
     )
 
 
-async def test_a_set_that_is_not_there_is_named(journal: Journal) -> None:
-    async def workflow(example: Any, episode: Any) -> str:
-        async with episode.tools("calculater"):
-            return "unreachable"
-
-    record = await collect_one(workflow, journal, tools={"calculator": functions(add)})
-    assert (
-        "there is no tool set 'calculater' under 'tools'; did you mean 'calculator'" in record.failure.reason
-    )
-
-
 async def test_plain_functions_call_tools_too(journal: Journal) -> None:
     def workflow(example: Any, episode: Any) -> list[str]:
         with episode.tools("numbers") as tools:
@@ -233,8 +222,3 @@ async def test_an_agent_may_go_on_without_a_tool_that_fails(journal: Journal) ->
     assert record.output == "went on: out of numbers"
     assert sorted(event.tool.outcome for event in record.events if event.tool) == ["failed", "ok"]
     assert call_counts(record)["tool_failed"] == 1
-
-
-def test_two_functions_of_one_name_are_refused() -> None:
-    with pytest.raises(RequestError, match="two of the functions are called 'add'"):
-        FunctionTools([add, add])

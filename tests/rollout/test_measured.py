@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
-import pytest
-
 from etude.core.episode import Event, measured
 from etude.core.evaluation import EvalInputItem
 from etude.export.transcripts import _event
@@ -26,11 +22,6 @@ async def game(example, episode):
     episode.score("reward", True)
     episode.score("reward", -1, "lost", agent="bob")
     episode.step_reward(0.5, agent="bob")
-    return "over"
-
-
-def sync_game(example, episode):
-    episode.score("reward", 1)
     return "over"
 
 
@@ -60,21 +51,6 @@ async def test_an_evaluator_reads_it_by_name_and_agent(journal: Journal):
     assert missing.score is None
     assert missing.error == "the episode recorded no score 'speed' (it recorded: 'reward', 'reward' of 'bob')"
     assert (await MeasuredEvaluator("reward").evaluate_item(EvalInputItem(id="q"))).score is None
-
-
-async def test_a_plain_function_scores_too(journal: Journal):
-    record = await collect_one(sync_game, journal)
-    assert record.events == (Event("score", -1, 1.0, "", "reward"),)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, "1", None])
-async def test_what_is_no_finite_number_fails_the_episode_by_name(journal: Journal, value):
-    async def play(example, episode):
-        episode.score("speed", value)
-
-    record = await collect_one(play, journal)
-    assert record.failure is not None
-    assert "the score 'speed' must be a finite number" in record.failure.reason
 
 
 async def test_episodes_without_the_score_are_left_out_and_counted(journal: Journal):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import decimal
 from typing import Any
 
 import numpy
@@ -15,19 +14,13 @@ import torch
 from etude.core.example import Example
 from etude.store.journal import Journal
 from tests.rollout.running import collect_one
-from tests.support import EchoEngine, ScriptedEngine
+from tests.support import ScriptedEngine
 
 ASK = [{"role": "user", "content": "hi"}]
 
 
 class Answer(pydantic.BaseModel):
     value: int
-
-
-class Raw(pydantic.BaseModel):
-    """Says that it is JSON, and is not."""
-
-    data: bytes = b"\xff"
 
 
 @dataclasses.dataclass
@@ -53,13 +46,6 @@ async def test_values_are_kept(journal: Journal, returned: Any, output: Any) -> 
 
     record = await collect_one(play, journal)
     assert (record.output, type(record.output), record.failure) == (output, type(output), None)
-
-
-async def test_a_reply_stands_for_its_text(journal: Journal) -> None:
-    async def play(example, episode):
-        return await episode.chat(ASK)
-
-    assert (await collect_one(play, journal, engine=ScriptedEngine(["four"]))).output == "four"
 
 
 async def test_a_reply_within_an_output_is_its_text_too(journal: Journal) -> None:
@@ -88,23 +74,15 @@ async def stream() -> Any:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda example, episode: None, "returned None; return its answer"),
         (lambda example, episode: never_awaited(), "returned a coroutine that nobody awaited"),
         (lambda example, episode: asyncio.get_running_loop().create_future(), "Future that nobody awaited"),
         (lambda example, episode: (word for word in "four"), "returned a generator (does it `yield`?)"),
         (lambda example, episode: stream(), "returned an async_generator (does it `yield`?)"),
         (lambda example, episode: example, "returned an Example of etude; return the text of the answer"),
-        (lambda example, episode: [example], "returned an Example of etude"),
-        (lambda example, episode: episode, "returned an Episode of etude"),
         (lambda example, episode: episode.chat, "the output cannot be kept"),
-        (lambda example, episode: Answer, "the output cannot be kept"),
         (lambda example, episode: numpy.zeros(2), "numpy.ndarray is not JSON; return text"),
-        (lambda example, episode: {1, 2}, "builtins.set is not JSON; return text"),
-        (lambda example, episode: decimal.Decimal("0.5"), "decimal.Decimal is not JSON"),
         (lambda example, episode: {1: "int", "1": "text"}, "two keys of one text"),
-        (lambda example, episode: Raw(), "the output cannot be kept"),
         (lambda example, episode: cyclic(), "holds itself, or is too deep"),
-        (lambda example, episode: 10**5000, "the output cannot be kept"),
     ],
 )
 async def test_what_is_no_output_fails_the_episode_in_a_sentence(
@@ -129,15 +107,6 @@ async def test_a_workflow_that_yields_is_told_so(journal: Journal) -> None:
     for workflow in (play, plays):
         record = await collect_one(workflow, journal)
         assert record.failure is not None and "does it `yield`?" in record.failure.reason
-
-
-async def test_the_answer_of_a_client_is_not_its_text(journal: Journal) -> None:
-    async def play(example, episode):
-        return await episode.openai().chat.completions.create(model="policy", messages=ASK)
-
-    record = await collect_one(play, journal, engine=EchoEngine())
-    assert record.failure is not None
-    assert "returned a ChatCompletion of openai; return the text of the answer" in record.failure.reason
 
 
 async def test_a_reply_that_calls_tools_and_says_nothing_is_no_answer(journal: Journal) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from etude.core.example import Example
 from etude.rollout.collector import EpisodeJob, Limits
-from etude.store.journal import Journal
 from tests.rollout.running import collect_one
 from tests.support import ScriptedEngine, pass_time, until
 
@@ -32,12 +31,6 @@ async def play(workflow, journal, seconds=3600.0):
         work=[EpisodeJob("train/e/0", Example("e", {}))],
         limits=Limits(timeout=seconds),
     )
-
-
-@pytest.fixture
-def journal(tmp_path):
-    with Journal(tmp_path / "run.db") as journal:
-        yield journal
 
 
 def python(code):
@@ -64,13 +57,6 @@ async def test_a_program_finds_the_model_and_works_in_a_folder_that_goes(journal
     (note,) = record.events
     assert "ended with status 0" in note.text and str(folders[0]) in note.text
     assert not folders[0].exists()
-
-
-async def test_a_workflow_without_asyncio_runs_programs_too(journal):
-    def workflow(example, episode):
-        return episode.run(python("print(7)")).stdout
-
-    assert (await play(workflow, journal)).output == "7\n"
 
 
 @pytest.mark.parametrize(

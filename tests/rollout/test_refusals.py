@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,43 +14,30 @@ from etude.inference.embedded import EmbeddedEngine
 from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
 from etude.store.journal import Journal
-from tests.rollout.running import collect_one, tiny_engine
+from tests.rollout.running import collect_one
 
 ASK: list[dict[str, Any]] = [{"role": "user", "content": "what is 1 + 2?"}]
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
-SOUND = [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]}]
 ODD = {"type": "object", "properties": {"a": {"type": "string", "not": {"minLength": 2}}}, "required": ["a"]}
 ODD_FORMAT = {"type": "json_schema", "json_schema": {"name": "odd", "schema": ODD}}
 STRICT = {"type": "function", "function": {"name": "odd", "parameters": ODD, "strict": True}}
-LARGE = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 2**63, "maximum": 2**64}}}
-LARGE_FORMAT = {"type": "json_schema", "json_schema": {"name": "large", "schema": LARGE}}
-LARGE_TOOL = {"type": "function", "function": {"name": "large", "parameters": LARGE, "strict": True}}
 RESPONSES_FORMAT = {"type": "json_schema", "name": "odd", "schema": ODD}
 RESULT = {"role": "tool", "tool_call_id": "x", "content": "3"}
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("/chat/completions", {"messages": IMAGE}, "messages"),
-    ("/chat/completions", {"messages": SOUND}, "messages"),
     ("/chat/completions", {"messages": ASK * 99}, "messages"),
     ("/chat/completions", {"chat_template_kwargs": {"sing": True}}, "chat_template_kwargs"),
     ("/chat/completions", {"logit_bias": {"100000": 1}}, "logit_bias"),
-    ("/chat/completions", {"stop_token_ids": [100000]}, "stop_token_ids"),
     ("/chat/completions", {"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
     ("/chat/completions", {"temperature": -1}, "temperature"),
-    ("/chat/completions", {"min_p": 2}, "min_p"),
     ("/chat/completions", {"logit_bias": {"5": 101}}, "logit_bias[5]"),
     ("/chat/completions", {"response_format": ODD_FORMAT}, "response_format"),
-    ("/chat/completions", {"response_format": LARGE_FORMAT}, "response_format"),
-    ("/chat/completions", {"guided_json": LARGE}, "guided_json"),
-    ("/chat/completions", {"tools": [LARGE_TOOL]}, "tools"),
     ("/chat/completions", {"structured_outputs": {"regex": "(a"}}, "structured_outputs"),
-    ("/chat/completions", {"guided_grammar": "start: missing"}, "guided_grammar"),
     ("/chat/completions", {"tool_choice": "required"}, "tool_choice"),
     ("/chat/completions", {"tools": [STRICT]}, "tools"),
     ("/chat/completions", {"temperature": "hot"}, "temperature"),
     ("/chat/completions", {"unheard_of": 1}, "unheard_of"),
-    ("/chat/completions", {"skip_special_tokens": True}, "skip_special_tokens"),
-    ("/chat/completions", {"service_tier": "priority"}, "service_tier"),
     (
         "/chat/completions",
         {"stream_options": {"include_obfuscation": True}},
@@ -60,21 +45,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("/completions", {"prompt": "yes", "add_special_tokens": False}, "add_special_tokens"),
     ("/responses", {"input": "yes", "truncation": "auto"}, "truncation"),
-    ("/chat/completions", {"max_tokens": 0}, "max_tokens"),
     ("/chat/completions", {"stop": 5}, "stop"),
     ("/chat/completions", {"messages": "hi"}, "messages"),
-    ("/chat/completions", {"messages": []}, "messages"),
     ("/chat/completions", {"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
-    ("/chat/completions", {"messages": [{"role": "user"}]}, "messages[0].content"),
     ("/chat/completions", {"messages": [*ASK, RESULT]}, "messages[1].tool_call_id"),
-    ("/completions", {"prompt": 5}, "prompt"),
-    ("/completions", {"prompt": "yes", "temperature": "hot"}, "temperature"),
     ("/completions", {"prompt": [7, 100000]}, "prompt"),
     ("/completions", {"prompt": "yes or no? " * 400}, "prompt"),
     ("/completions", {"prompt": "yes", "structured_outputs": {"json": ODD}}, "structured_outputs"),
     ("/responses", {"input": "yes or no? " * 400}, "input"),
-    ("/responses", {"input": 5}, "input"),
-    ("/responses", {"input": "yes", "max_output_tokens": "few"}, "max_output_tokens"),
     ("/responses", {"input": [{"role": "wizard", "content": "x"}]}, "input[0].message.role"),
     ("/responses", {"input": [{"type": "function_call_output", "call_id": "x", "output": "3"}]}, "input"),
     ("/responses", {"input": "yes", "text": {"format": RESPONSES_FORMAT}}, "text.format"),
@@ -82,13 +60,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 """Refused by an endpoint and a server alike."""
 TOO_FEW: tuple[str, dict[str, Any], str] = ("/chat/completions", {"min_tokens": 50}, "min_tokens")
 """For an engine with fewer `max_tokens` of its own."""
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[EmbeddedEngine]:
-    engine = tiny_engine()
-    yield engine
-    asyncio.run(engine.close())
 
 
 async def test_the_field_that_is_refused_is_named(engine: EmbeddedEngine, journal: Journal) -> None:

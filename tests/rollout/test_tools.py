@@ -5,7 +5,6 @@ import datetime
 import enum
 import functools
 import json
-import warnings
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
@@ -14,7 +13,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from etude.core.errors import RequestError
-from etude.rollout.reply import ToolCall, describe_tools
+from etude.rollout.reply import describe_tools
 from etude.rollout.tools import FunctionTools
 
 if TYPE_CHECKING:
@@ -59,29 +58,6 @@ def test_a_function_is_described_by_its_signature_and_docstring() -> None:
     }
     assert parameters["properties"]["order"]["enum"] == ["new", "old"]
     assert parameters["$defs"]["Place"]["properties"] == {"city": {"type": "string"}}
-
-
-def test_a_parameter_may_be_called_title() -> None:
-    def write(title: str) -> None: ...
-
-    [tool] = describe_tools([write])
-    assert tool["function"]["parameters"]["properties"] == {"title": {"type": "string"}}
-    assert "description" not in tool["function"]
-
-
-def test_functions_without_annotations_or_arguments_are_fine() -> None:
-    def ping(): ...
-
-    def anything(value, *args, **kwargs): ...
-
-    first, second = describe_tools([ping, anything])
-    assert first["function"]["parameters"]["properties"] == {}
-    assert second["function"]["parameters"]["properties"] == {"value": {}}
-
-
-def test_dicts_are_taken_as_they_are() -> None:
-    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-    assert describe_tools([tool]) == (tool,)
 
 
 def test_what_json_does_not_have_cannot_be_an_argument() -> None:
@@ -134,132 +110,6 @@ def test_descriptions_and_bounds_of_the_signature_are_told() -> None:
     }
 
 
-GOOGLE = """Search the archive.
-    Args:
-        query (str): What to look for,
-            in several words.
-
-            Not a question: words.
-        limit: At most this many,
-          the newest first.
-        *places: Where.
-    Keyword Args:
-        order: How to sort.
-        **options: Whatever else.
-
-    Returns:
-        str: The text.
-
-    Note:
-        It is slow.
-    """
-NUMPY = """Search the archive.
-
-    Parameters
-    ----------
-    query : str
-        What to look for,
-        in several words.
-
-        Not a question: words.
-    limit : int, optional
-        At most this many,
-        the newest first.
-    *places
-        Where.
-
-    Other Parameters
-    ----------------
-    order : str
-        How to sort.
-    **options
-        Whatever else.
-
-    Returns
-    -------
-    str
-        The text.
-
-    Note
-    ----
-    It is slow.
-    """
-SPHINX = """Search the archive.
-
-    Note:
-        It is slow.
-
-    :param str query: What to look for,
-        in several words.
-        Not a question: words.
-    :param limit: At most this many,
-        the newest first.
-    :type limit: int
-    :param places: Where.
-    :keyword order: How to sort.
-    :param options: Whatever else.
-    :returns: The text.
-    """
-
-
-@pytest.mark.parametrize("docstring", [GOOGLE, NUMPY, SPHINX], ids=["google", "numpy", "sphinx"])
-def test_docstrings_of_every_style_are_read_in_full(docstring: str) -> None:
-    def find(query: str, limit: int = 3, *places: str, order: str = "new", **options: int) -> str:
-        return query
-
-    find.__doc__ = docstring
-    assert descriptions(find) == {
-        "query": "What to look for, in several words. Not a question: words.",
-        "limit": "At most this many, the newest first.",
-        "order": "How to sort.",
-    }
-    assert parameters(find)["additionalProperties"] == {"type": "integer"}
-    [tool] = describe_tools([find])
-    assert tool["function"]["description"] == "Search the archive. Note: It is slow."
-
-
-def test_text_that_only_looks_like_a_section_stays_text() -> None:
-    def convert(a: str) -> str:
-        """Convert: a to b. Args: none.
-
-        Time: 12:30 is a time.
-        """
-        return a
-
-    [tool] = describe_tools([convert])
-    assert tool["function"]["description"] == "Convert: a to b. Args: none. Time: 12:30 is a time."
-
-
-@pytest.mark.parametrize(
-    "end", ["Returns:\n    A text.", "Returns\n-------\nstr\n    A text.", ":returns: A text."]
-)
-def test_what_is_returned_is_no_part_of_the_description(end: str) -> None:
-    def convert() -> str:
-        return ""
-
-    convert.__doc__ = f"Convert.\n\n{end}"
-    [tool] = describe_tools([convert])
-    assert tool["function"]["description"] == "Convert."
-
-
-def test_a_line_that_no_style_knows_takes_nothing_else_away(capfd: pytest.CaptureFixture[str]) -> None:
-    def convert(a: str, b: str, c: str) -> str:
-        """Convert.
-
-        args:
-
-            a: The first.
-            and no colon here
-            `b`: The second: it has one.
-
-            c (str, optional): The third.
-        """
-        return a
-
-    assert descriptions(convert) == {"a": "The first.", "b": "The second: it has one.", "c": "The third."}
-    assert capfd.readouterr().err == ""
-
-
 class Colour(enum.Enum):
     RED = "red"
     BLUE = "blue"
@@ -297,23 +147,6 @@ def paint(
     **others: int,
 ) -> Nothing:  # type: ignore[valid-type]
     return locals()  # type: ignore[no-any-return]
-
-
-def test_any_type_and_name_that_json_has_may_be_an_argument() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = parameters(paint)
-    assert found["required"] == ["colour", "where"]
-    known = found["properties"]
-    assert known["colour"] == {"$ref": "#/$defs/Colour"}
-    assert found["$defs"]["Colour"]["enum"] == ["red", "blue"]
-    assert found["$defs"]["Point"]["required"] == ["x"]
-    assert found["$defs"]["Options"]["properties"] == {"deep": {"type": "boolean"}}
-    assert known["mode"] == {"type": "string", "enum": ["fast", "fine"], "default": "fast"}
-    assert (known["size"], known["helper"]) == ({"type": "number"}, {})
-    assert known["model_config"]["default"] == {"title": "kept"}
-    assert {"schema", "_draft", "from"} <= set(known)
-    assert found["additionalProperties"] == {"type": "integer"}
 
 
 async def test_a_function_gets_what_its_annotations_say() -> None:
@@ -354,34 +187,6 @@ async def test_a_function_gets_what_its_annotations_say() -> None:
         "from_": "there",
         "others": {"more": 3},
     }
-
-
-async def test_a_default_may_stand_in_the_annotation() -> None:
-    def weather(
-        days: Annotated[int, Field(default=3, description="How many.")],
-        places: Annotated[list[str], Field(default_factory=lambda: ["Rome"])],
-        unit: Annotated[str, Field(default="F")] = "C",
-    ) -> str:
-        return f"{days} days in {places} in {unit}"
-
-    found = parameters(weather)
-    assert "required" not in found
-    assert found["properties"]["days"] == {"type": "integer", "default": 3, "description": "How many."}
-    assert found["properties"]["unit"]["default"] == "C"
-    result = await FunctionTools([weather]).call("weather", {})
-    assert (result.text, result.is_error) == ("3 days in ['Rome'] in C", False)
-
-
-async def test_arguments_that_do_not_fit_are_named() -> None:
-    tools = FunctionTools([paint, search])
-    wrong = await tools.call("paint", {"colour": "green", "where": {}, "more": "much"})
-    assert wrong.is_error
-    named = [
-        problem.partition(":")[0].split(".")[0] for problem in wrong.text.removeprefix("error: ").split("; ")
-    ]
-    assert named == ["colour", "where", "more"]
-    unknown = await tools.call("search", {"query": "a", "limits": 3})
-    assert unknown.text.startswith("error: limits: ")
 
 
 class Shop:
@@ -459,9 +264,3 @@ def test_a_method_needs_its_object() -> None:
         RequestError, match=r"function 'sell' cannot be described as a tool: .* the method of an object"
     ):
         describe_tools([Shop.sell])
-
-
-def test_the_result_of_a_tool_is_text_or_json() -> None:
-    call = ToolCall("call_1", "add", {}, "{}")
-    assert call.result("3") == {"role": "tool", "tool_call_id": "call_1", "content": "3"}
-    assert call.result({"sum": 3, "of": (1, 2)})["content"] == '{"sum": 3, "of": [1, 2]}'

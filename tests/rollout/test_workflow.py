@@ -1,19 +1,13 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 
 import pytest
 
-from etude.config import registry
-from etude.config.import_path import make_importable
 from etude.core.errors import RequestError
 from etude.rollout.workflow import (
-    FunctionWorkflowConfig,
-    Workflow,
     as_workflow,
     function,
-    function_workflow,
     workflow,
 )
 
@@ -90,31 +84,3 @@ def test_a_function_that_needs_more_is_refused_unless_it_is_given() -> None:
     as_workflow(three, arguments={"strategy": "fast"}).check(complete=True)
     with pytest.raises(RequestError, match="unexpected keyword argument 'stratgy'"):
         as_workflow(three, arguments={"stratgy": "fast"})
-
-
-def test_a_timeout_must_be_positive() -> None:
-    with pytest.raises(RequestError, match="timeout must be more than 0 s"):
-        as_workflow(workflow(timeout=0)(play))
-
-
-def test_functions_without_a_signature_are_taken_as_they_are() -> None:
-    assert as_workflow(max).name == "max"
-
-
-async def test_the_function_component_imports_what_the_config_names(tmp_path: Path) -> None:
-    (tmp_path / "my_own_agent.py").write_text(
-        "import etude.rollout.workflow as w\n@w.workflow\nasync def play(example, episode, depth): ...\n"
-    )
-    make_importable(tmp_path)
-    config = FunctionWorkflowConfig(function="my_own_agent:play", timeout=9, arguments={"depth": 2})
-    built = [component async for component in function_workflow(config, None)]
-    assert isinstance(built[0], Workflow)
-    assert (built[0].name, built[0].timeout, built[0].arguments) == ("play", 9, {"depth": 2})
-    registration = registry.of_object("workflow", function_workflow)
-    assert registration is not None and registration.name == "function"
-
-
-async def test_the_function_component_says_what_cannot_be_imported() -> None:
-    config = FunctionWorkflowConfig(function="no_such_module_here:play")
-    with pytest.raises(RequestError, match="no_such_module_here"):
-        await anext(function_workflow(config, None))

@@ -42,27 +42,6 @@ def test_a_problem_is_an_example_for_each_right_and_each_wrong_program(tmp_path:
     assert examples[1].inputs == {"question": "Double a number.", "solution": "print(int(input()) ** 2)"}
 
 
-def test_problems_are_chosen_by_difficulty_flag_split_and_limit(tmp_path: Path):
-    file = write(
-        tmp_path / "buggy.jsonl",
-        BUGGY_ROW,
-        {**BUGGY_ROW, "apps_problem_id": 13, "difficulty": "competition"},
-        {**BUGGY_ROW, "apps_problem_id": 14, "flags": "ambiguous"},
-        {**BUGGY_ROW, "apps_problem_id": 15, "apps_split": "test"},
-    )
-
-    def chosen(**keys: Any) -> set[str]:
-        examples = BuggyAppsConfig.model_validate({"file_path": file} | keys).examples()
-        return {example.id.partition("-")[0] for example in examples}
-
-    assert chosen() == {"12", "13", "15"}
-    assert chosen(difficulty="competition") == {"13"}
-    assert chosen(split="test") == {"15"}
-    assert chosen(limit=2) == {"12"}
-    with pytest.raises(DatasetError, match="holds no programs that are not flagged, split 'dev'"):
-        chosen(split="dev")
-
-
 @pytest.mark.parametrize("rows", [[APPS_ROW], [BUGGY_ROW]], ids=["apps", "buggy apps"])
 def test_parquet_holds_the_same_as_json_lines(tmp_path: Path, rows: list[dict[str, Any]]):
     pyarrow = pytest.importorskip("pyarrow")
@@ -72,16 +51,6 @@ def test_parquet_holds_the_same_as_json_lines(tmp_path: Path, rows: list[dict[st
     parquet.write_table(pyarrow.Table.from_pylist(kept), tmp_path / "rows.parquet")
     from_lines = BuggyAppsConfig(file_path=write(tmp_path / "rows.jsonl", *kept)).examples()
     assert BuggyAppsConfig(file_path=tmp_path / "rows.parquet").examples() == from_lines
-
-
-def test_the_hub_is_read_through_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    (tmp_path / "local").mkdir()
-    write(tmp_path / "local" / "train.jsonl", APPS_ROW)
-    first, _ = BuggyAppsConfig(path=str(tmp_path / "local")).examples()
-    assert first.id == "7-right-0"
 
 
 @pytest.mark.parametrize(
@@ -99,13 +68,3 @@ def test_rows_that_cannot_be_used_are_named(tmp_path: Path, change: dict[str, An
     row = {key: value for key, value in {**APPS_ROW, **change}.items() if value is not ...}
     with pytest.raises(DatasetError, match=complaint):
         BuggyAppsConfig(file_path=write(tmp_path / "rows.jsonl", row)).examples()
-
-
-def test_ids_that_are_there_twice_and_files_of_another_kind_are_named(tmp_path: Path):
-    file = write(tmp_path / "rows.jsonl", BUGGY_ROW, BUGGY_ROW)
-    with pytest.raises(
-        DatasetError, match=r"rows.jsonl:2: problem id '12' is taken already by .*rows.jsonl:1"
-    ):
-        BuggyAppsConfig(file_path=file).examples()
-    with pytest.raises(DatasetError, match=r"rows.csv: programs are read from .jsonl, .json, .parquet files"):
-        BuggyAppsConfig(file_path=tmp_path / "rows.csv").examples()

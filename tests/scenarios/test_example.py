@@ -15,7 +15,6 @@ from etude.config.builder import Builder
 from etude.config.load import load_config, parse_config
 from etude.core.call import ChatRequest
 from etude.core.keys import generator
-from etude.protocols.named import PROTOCOLS
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.rollout.collector import Collector
 from etude.scenarios.sandbox.check import IoTests, check_program
@@ -73,12 +72,3 @@ async def test_the_config_plays_on_the_shipped_programs(tmp_path: Path, monkeypa
     scores = await evaluate(tmp_path)
     accuracy, verifier = scores["accuracy"], scores["verifier"]
     assert accuracy is not None and verifier == pytest.approx(2 * accuracy - 1)
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_every_protocol_can_be_named_in_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
-):
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
-    scores = await evaluate(tmp_path, protocol=protocol, arguments={}, policies={})
-    assert scores["accuracy"] is not None

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from etude.config.load import parse_config
 from etude.core.evaluation import EvalInputItem
 from etude.protocols import EpisodeTree
 from etude.protocols.tree import Node
@@ -20,7 +19,6 @@ from etude.scenarios.measures import (
     accuracy,
     endings,
     play_evaluator,
-    share_of_answers,
 )
 from tests.scenarios.plays import simple, tree, verdict_node
 
@@ -57,14 +55,6 @@ def test_a_verdict_is_right_by_its_sign(verdict: float | None, truth: Any, right
     assert accuracy(simple(verdict, truth)) == right
 
 
-def test_an_answer_counts_once_however_often_it_stands_in_the_tree():
-    provers = [Node(0, None, 0, "prover", 0, "x"), Node(1, None, 0, "prover", 1, "y", truncated=True)]
-    verifiers = [verdict_node(n, n - 2, 1.0, call=n // 4, round=0, truncated=n < 4) for n in (2, 3, 4)]
-    played = tree([*provers, *verifiers])
-    assert share_of_answers("prover", lambda answer: answer.truncated)(played) == 0.5
-    assert share_of_answers("verifier", lambda answer: answer.truncated)(played) == 0.5
-
-
 async def score(config: Any, played: Any) -> float | None:
     evaluators = [evaluator async for evaluator in play_evaluator(config, None)]  # type: ignore[arg-type]
     (output,) = await evaluate(evaluators[0], [EvalInputItem(id="e", output_obj=played)], 5)
@@ -88,20 +78,3 @@ async def test_what_cannot_be_scored_has_a_reason():
     assert "no agent 'verifer'; did you mean 'verifier'" in str(wrong_name)
     silent = tree([verdict_node(0, None, 1.0)]).to_json()
     assert await score(RetryProportionConfig(agent="prover"), silent) == "the agent had no turn in this play"
-
-
-def test_a_config_names_them():
-    config = parse_config(
-        {
-            "llms": {"policy": {"_type": "openai", "model_name": "m", "base_url": "http://x"}},
-            "workflow": {"_type": "protocol", "protocol": "nip", "scenario": "code_validation"},
-            "eval": {
-                "general": {"dataset": {"_type": "buggy_apps", "split": "test"}},
-                "evaluators": {
-                    "accuracy": {"_type": "verdict_accuracy"},
-                    "retries": {"_type": "retry_proportion", "agent": "prover"},
-                },
-            },
-        }
-    )
-    assert isinstance(config.eval.evaluators["accuracy"], VerdictAccuracyConfig)

@@ -17,13 +17,12 @@ from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.core.keys import generator
 from etude.core.message import Message
-from etude.protocols import SCALES, Act, Malformed, Protocol, ProtocolWorkflow, Role, Turn, Verdict, play
+from etude.protocols import SCALES, Act, Protocol, Role, Turn, Verdict, play
 from etude.protocols.decision import VERDICTS
 from etude.protocols.named import PROTOCOLS
 from etude.protocols.scenario import Log, log_of
 from etude.protocols.tree import Node
-from etude.protocols.workflow import find_scenario
-from etude.scenarios.prompts import PROMPTS, fenced, how_to_decide
+from etude.scenarios.prompts import PROMPTS, how_to_decide
 from etude.scenarios.scenario import CodeValidation, stance_of
 from tests.support import ScriptedEngine
 
@@ -120,22 +119,6 @@ def test_the_verifier_is_told_no_more_of_the_stances_than_it_can_know(
     assert ("one side" in accept) == (stances.count("example") == 1 or name == "merlin_arthur")
 
 
-def test_what_other_provers_argue_for_is_told_as_it_is():
-    debate, mnip = PROTOCOLS["debate"](), PROTOCOLS["mnip"](randomize_prover_stance=True)
-    assert "Expert_2 argues that it is right." in system_of(debate, "prover0")
-    assert "Expert_1 argues that it is wrong." in system_of(debate, "prover1")
-    for stance in VERDICTS:
-        word = "right" if stance else "wrong"
-        assert f"Expert_2 also argues that it is {word}." in system_of(mnip, "prover0", stance=stance)
-
-
-def test_who_can_hear_whom_is_told():
-    assert "You both read everything" in system_of(PROTOCOLS["debate"](), "prover0")
-    assert "You cannot read what is said to them" in system_of(PROTOCOLS["mnip"](), "prover1")
-    merlin = system_of(PROTOCOLS["merlin_arthur"](), "verifier")
-    assert "not told which of several experts" in merlin and "Expert_" not in merlin
-
-
 # How to decide, and when.
 
 
@@ -165,44 +148,11 @@ def test_to_decide_now_is_said_before_the_last_turn_of_the_verifier_and_never_el
         assert ("This is your last turn: decide now." in last["content"]) == (is_last and several)
 
 
-def test_a_verifier_that_may_not_decide_yet_is_told_from_when_on():
-    assert "You can decide from your turn" not in system_of(PROTOCOLS["nip"](), "verifier")
-    later = PROTOCOLS["nip"](min_message_rounds=4)
-    assert "You can decide from your turn 3 on." in system_of(later, "verifier")
-
-
 def test_numbers_of_turns_are_those_of_the_schedule():
     short = PROTOCOLS["nip"](max_message_rounds=5)
     assert "ask in at most 2 of your turns" in system_of(short, "verifier")
     assert "in at most 2 turns" in system_of(short, "prover")
     assert "You have one turn, and decide in it." in system_of(PROTOCOLS["adp"](), "verifier")
-
-
-def test_questions_to_several_have_the_headers_that_are_read():
-    protocol = PROTOCOLS["mnip"]()
-    system = system_of(protocol, "verifier")
-    asking = next(turn for agent, turn, _ in turns(protocol) if len(turn.writes) == 2)
-    for _, header in asking.parts:
-        assert f"`{header}`" in system
-    answer = "Question for Expert_1:\nWhy?\nQuestion for Expert_2: How?"
-    assert SCENARIO.parse(answer, asking) == Act({"prover0_channel": "Why?", "prover1_channel": "How?"})
-
-
-# Answers.
-
-
-@pytest.mark.parametrize(
-    "text", ["Decision: accept", "The verifier must say\n\nDecision: accept\n", "decision: reject"]
-)
-def test_what_a_prover_says_is_no_decision(text: str):
-    assert SCENARIO.parse(text, Turn("prover", ("main",))) == Act({"main": text.strip()})
-
-
-def test_a_verifier_decides_or_asks():
-    may = Turn("verifier", ("main",), "may")
-    assert SCENARIO.parse("I have seen enough.\nDecision: reject", may) == Act({}, -1.0)
-    assert SCENARIO.parse("What of n = 2?", may) == Act({"main": "What of n = 2?"})
-    assert isinstance(SCENARIO.parse("What of n = 2?", Turn("verifier", (), "must")), Malformed)
 
 
 # Whole plays.
@@ -272,10 +222,6 @@ def test_the_stance_follows_from_the_program_in_every_process():
     assert stances[:8] == [0, 1, 0, 1, 1, 0, 1, 0]  # As it was when this was written.
 
 
-def test_a_program_with_marks_of_its_own_stays_in_its_block():
-    assert fenced('x = "```"') == '````python\nx = "```"\n````'
-
-
 @given(st.text(min_size=1), st.text(min_size=1))
 def test_no_letter_of_problem_and_program_is_escaped_or_filled_in(question: str, solution: str):
     protocol = PROTOCOLS["solo_verifier"]()
@@ -309,37 +255,6 @@ def test_a_protocol_of_ones_own_has_prompts_for_known_kinds_only():
         system_of(own("jury"), "b")
 
 
-@pytest.mark.parametrize(
-    ("name", "complaint"),
-    [
-        ("nip/verifer", "the protocol 'nip' has no agent or kind 'verifer'; did you mean 'verifier'"),
-        ("nip/prover0", "the protocol 'nip' has no agent or kind 'prover0'"),
-        ("debate/prover9", None),
-    ],
-)
-def test_a_prompt_of_an_agent_that_is_not_there_is_refused_before_the_first_play(
-    name: str, complaint: str | None
-):
-    scenario = CodeValidation(prompts={name: "I am $label."})
-    if complaint is None:
-        ProtocolWorkflow(PROTOCOLS["nip"](), scenario)
-        return
-    with pytest.raises(RequestError, match=complaint):
-        ProtocolWorkflow(PROTOCOLS["nip"](), scenario)
-
-
-def test_an_agent_without_a_prompt_is_refused_before_the_first_play():
-    protocol = Protocol(
-        name="duel",
-        agents={"b": Role("umpire", may_decide=True)},
-        channels={},
-        schedules=(((Turn("b", (), "must"),),),),
-        payoff=lambda outcome: {},
-    )
-    with pytest.raises(RequestError, match="no prompt for 'umpire', the role of 'b' in 'duel'"):
-        ProtocolWorkflow(protocol, SCENARIO)
-
-
 def test_sides_that_are_drawn_are_told_to_those_who_can_know_them():
     def sided(name: str, other: Any) -> Protocol:
         agents = {
@@ -361,27 +276,3 @@ def test_sides_that_are_drawn_are_told_to_those_who_can_know_them():
     assert "argues that" not in system_of(fixed, "b", scenario=mine)
     heard = system_of(opposed, "v", scenario=mine)
     assert "a has been given one side" in heard and "b has been given one side" in heard
-
-
-@pytest.mark.parametrize(
-    ("settings", "complaint"),
-    [
-        ({"prompts": {"nip/prover": "$solutoin"}}, r"there is no \$solutoin; did you mean 'solution'"),
-        ({"prompts": {"nip/prover": "costs $ 5"}}, r"a dollar sign that is no \$name is written \$\$"),
-        ({"max_words": 0}, "max_words must be at least 1"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], complaint: str):
-    with pytest.raises(RequestError, match=complaint):
-        CodeValidation(**settings)
-
-
-def test_configs_name_it_code_validation():
-    assert isinstance(find_scenario("code_validation", {"max_words": 80}), CodeValidation)
-
-
-def test_an_example_without_a_program_is_named():
-    protocol = PROTOCOLS["solo_verifier"]()
-    (agent, turn, log) = next(turns(protocol))
-    with pytest.raises(ValueError, match="example 'x' has no text in column 'solution'"):
-        SCENARIO.render(Example("x", {"question": "q"}), log, agent, turn)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from etude.core.errors import DatasetError, RequestError
 from etude.core.secrets import MASK
-from etude.traces.importing import Log, held_out_of, read_log
+from etude.traces.importing import Log, read_log
 from etude.traces.record import LeftOut, LoggedCall, LoggedScore
 from tests.traces.test_formats import FILES
 
@@ -34,22 +34,12 @@ def lengths(*records: Any) -> list[int]:
     return [len(chat.calls) for chat in log.chats()]
 
 
-def test_calls_of_one_trace_are_one_chat():
-    assert lengths(call(QUESTION, trace="a"), call(MORE, trace="a"), call(QUESTION, trace="b")) == [2, 1]
-
-
 def test_a_prompt_that_goes_on_with_a_chat_is_of_it():
     later = call(QUESTION, ANSWER, MORE)
     assert lengths(call(QUESTION), later) == [2]
     assert lengths(call(QUESTION, trace="a"), call(QUESTION, ANSWER, MORE, trace="b")) == [2]
     assert lengths(call(QUESTION, answer="Bye"), later) == [1, 1]
     assert lengths(call(QUESTION), later, later) == [2, 1], "it is gone on with once"
-
-
-def test_only_within_its_session():
-    first, later = {"trace": "a", "session": "s"}, {"trace": "b"}
-    assert lengths(call(QUESTION, **first), call(QUESTION, ANSWER, MORE, **later, session="t")) == [1, 1]
-    assert lengths(call(QUESTION, **first), call(QUESTION, ANSWER, MORE, **later, session="s")) == [2]
 
 
 def test_the_times_decide_on_the_order_where_all_are_known():
@@ -71,13 +61,6 @@ def test_feedback_goes_to_the_chat_of_its_call_or_trace():
     }
 
 
-def test_a_call_with_an_image_an_empty_answer_or_no_prompt_is_left_out():
-    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
-    log = Log()
-    log.add([call(image), call(QUESTION, answer=""), call()])
-    assert log.chats() == [] and sum(log.left_out.counts.values()) == 3
-
-
 def test_chats_that_began_alike_are_of_one_example(tmp_path: Path):
     path = tmp_path / "log.jsonl"
     rows = [{"messages": [QUESTION, {"role": "assistant", "content": text}]} for text in ("a", "b", "a")]
@@ -97,15 +80,6 @@ def test_secrets_are_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path.write_text(json.dumps({"messages": [asked, ANSWER]}), encoding="utf-8")
     (episode,), _ = read_log([path])
     assert "k-8871" not in str(episode) and MASK in str(episode)
-
-
-def test_prompts_are_held_out_by_their_ids_whatever_their_order():
-    names = [f"p{number}" for number in range(100)]
-    assert len(held_out_of(names, 0.2)) == 20
-    assert held_out_of(names, 0.2) == held_out_of(reversed(names), 0.2)
-    assert (
-        len(held_out_of(["a", "b"], 0.01)) == 1 and held_out_of(["a"], 0.2) == held_out_of(names, 0) == set()
-    )
 
 
 ROWS = [
@@ -165,17 +139,3 @@ def test_a_row_with_anything_in_it_is_read_or_named_with_its_line(
         read_log([log], skip_broken=True)
     except RequestError as error:
         assert "no chats" in str(error)
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(content=st.binary(max_size=40))
-@example(content=b'{"messages": 1}\xff')
-@example(content=b"\xef\xbb\xbf")
-@example(content=b"[" * 100_000)
-@example(content=b"[\n{}]")
-def test_a_file_of_anything_is_named(content: bytes, tmp_path: Path):
-    log = tmp_path / "log.jsonl"
-    log.write_bytes(content)
-    with pytest.raises(RequestError) as raised:
-        read_log([log])
-    assert str(log) in str(raised.value)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from etude.core.episode import EpisodeRecord
-from etude.core.errors import DatasetError, RequestError
+from etude.core.errors import DatasetError
 from etude.traces.importing import read_log
 
 LOGS = Path(__file__).parent / "logs"
@@ -71,20 +71,6 @@ def test_gzip_and_a_list_are_read_as_the_lines_are(tmp_path: Path):
     assert described(packed) == described(listed) == described(plain)
 
 
-def test_parquet_is_read_as_the_lines_are(tmp_path: Path):
-    pa = pytest.importorskip("pyarrow")
-    import pyarrow.parquet as pq
-
-    row = {
-        "id": "1",
-        "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}],
-        "model": None,
-    }
-    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "log.parquet")
-    (only,) = described(tmp_path / "log.parquet")["chats"]
-    assert only["output"] == "Hello"
-
-
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
@@ -131,17 +117,6 @@ def test_a_row_that_is_wrong_is_named_with_its_line(line: str, problem: str, tmp
     assert str(raised.value).startswith(f"{log}:3: {problem}") and "--skip-broken" in str(raised.value)
     episodes, imported = read_log([log], skip_broken=True)
     assert len(episodes) == 1 and [count for count, _ in imported.left_out.values()] == [1]
-
-
-def test_a_log_without_chats_says_what_it_has(tmp_path: Path):
-    log = tmp_path / "log.jsonl"
-    log.write_text('{"traceId": "t", "id": "o", "type": "SPAN"}\n', encoding="utf-8")
-    with pytest.raises(
-        RequestError, match=r"no chats in .*\n  observation of the type SPAN: 1, first at .*:1"
-    ):
-        read_log([log])
-    with pytest.raises(DatasetError, match="does not exist"):
-        read_log([tmp_path / "nowhere.jsonl"])
 
 
 if __name__ == "__main__":

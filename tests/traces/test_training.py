@@ -117,14 +117,6 @@ def test_what_needs_logprobs_is_refused_with_the_reason(logged: Path, builder: s
     assert "reference: base" in refused.stderr
 
 
-def test_preferences_over_several_turns_mask_what_the_tool_said(logged: Path):
-    override = "finetuning.trajectory_builder=dpo"
-    trained = etude("train", "config.yml", "--name", "dpo", "-o", override, "-o", "finetuning.num_epochs=1")
-    assert trained.exit_code == 0, trained.stdout + trained.stderr
-    (history,) = histories_of(Path("runs/dpo")).values()
-    assert history.epochs[0].metrics["num_trajectories"] >= 9
-
-
 def test_runners_read_what_was_logged_too(logged: Path):
     change(logged / "config.yml", eval__general={"dataset": LOGGED, "isolation": "process", "runners": 1})
     trained = etude("train", "config.yml", "--name", "apart", "-o", "finetuning.num_epochs=1")
@@ -145,14 +137,3 @@ def test_feedback_can_be_the_reward(logged: Path):
         episode = next(iter_episodes(run.journal, phase="train/1"))
         assert run.journal.get(f"{episode.id}/score/liked")["score"] == len(str(episode.output))
         assert read_episode(run.journal, episode.id) == episode
-
-
-def test_a_part_without_chats_says_what_to_do(logged: Path):
-    assert etude("import-traces", "log.jsonl", "--name", "whole", "--hold-out", "0").exit_code == 0
-    held_out = {**LOGGED, "run": "whole", "part": "held_out"}
-    change(logged / "config.yml", finetuning__run_configuration={"validation_dataset": held_out})
-    refused = etude("train", "config.yml")
-    assert refused.exit_code == 2
-    assert "has no chats of the part 'held_out'; import the log with --hold-out 0.2" in refused.stderr
-    change(logged / "config.yml", eval__general={"dataset": {**LOGGED, "run": "chat"}})
-    assert "did you mean 'chats'?" in etude("train", "config.yml").stderr

@@ -7,7 +7,6 @@ nothing else. A path from the root to a leaf is one way that the play went.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -210,19 +209,19 @@ def choices(tree: EpisodeTree, agent: str | None = None) -> Iterator[Choice]:
         )
 
 
-def transcript(record: EpisodeRecord, *, raw: bool = False, prompts: bool = False) -> dict[str, Any]:
+def transcript(record: EpisodeRecord, *, raw: bool = False) -> dict[str, Any]:
     """An episode as JSON for a person.
 
     `turns` lists the messages in order, under `agent@channel`, and decisions under `agent.decision`; where
     agents were sampled more than once, `branches` go on from there. `raw` shows answers as the models wrote
-    them, and `prompts` shows their prompts too. Raises RequestError when no protocol was played.
+    them. Raises RequestError when no protocol was played.
     """
     example = record.example
     about = {"episode": record.id, "example": example.id, "inputs": jsonable(dict(example.inputs))}
     if record.failure is not None:
         return about | {"failure": f"{record.failure.kind}: {record.failure.reason}"}
     tree = EpisodeTree.from_json(record.output)
-    show = _Show(record, tree, raw=raw, prompts=prompts)
+    show = _Show(record, tree, raw=raw)
     return {
         **about,
         "protocol": tree.protocol,
@@ -241,18 +240,12 @@ def as_yaml(transcript: Mapping[str, Any]) -> str:
     )
 
 
-def as_json(transcript: Mapping[str, Any]) -> str:
-    """A transcript as a JSON object over several lines."""
-    return json.dumps(transcript, indent=2, ensure_ascii=False) + "\n"
-
-
 class _Show:
     """Shows the nodes of one tree."""
 
-    def __init__(self, record: EpisodeRecord, tree: EpisodeTree, *, raw: bool, prompts: bool) -> None:
+    def __init__(self, record: EpisodeRecord, tree: EpisodeTree, *, raw: bool) -> None:
         self.tree = tree
         self.raw = raw
-        self.prompts = prompts
         self.calls = {call.index: call for call in record.calls}
 
     def following(self, node: Node | None) -> dict[str, Any]:
@@ -284,8 +277,6 @@ class _Show:
         """An answer by channel, after its thinking, with its decision, retries and faults."""
         shown: dict[str, Any] = {"round": node.round}
         call = self.calls.get(node.call)
-        if call is not None and self.prompts:
-            shown["prompt"] = [dict(message) for message in call.request.messages]
         if call is not None and call.completion is not None and call.completion.thinking:
             shown[f"{node.agent}.thinking"] = call.completion.thinking
         if self.raw or node.malformed is not None:

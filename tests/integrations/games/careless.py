@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import random
-import time
 from typing import Any, ClassVar
 
 import numpy
 from gymnasium.spaces import Box, Discrete
-
-from etude.core.example import Example
 
 
 class Counting:
@@ -22,15 +19,13 @@ class Counting:
         self.fault, self.steps = fault, steps
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        if self.fault == "slow":
-            time.sleep(1.5)
         if self.fault == "reset":
             return "say 1"
         self.target = random.Random(seed).randrange(3)
         return self._observation(), {}
 
     def _observation(self) -> Any:
-        return {"object": object(), "picture": numpy.zeros((64, 64, 3))}.get(self.fault, f"say {self.target}")
+        return numpy.zeros((64, 64, 3)) if self.fault == "picture" else f"say {self.target}"
 
     def step(self, action: int) -> Any:
         self.steps -= 1
@@ -38,10 +33,8 @@ class Counting:
             raise KeyError("no such square")
         if self.fault == "four":
             return "next", 0.0, True, {}
-        rewards = {"nan": float("nan"), "text": "1", "float32": numpy.float32(0.5), "none": None}
-        reward = rewards.get(self.fault, float(action == self.target))
-        over = self.fault != "endless" and self.steps <= 0
-        return self._observation(), reward, numpy.bool_(over), False, {}
+        reward = float("nan") if self.fault == "nan" else numpy.float32(action == self.target)
+        return self._observation(), reward, numpy.bool_(self.steps <= 0), False, {}
 
     def close(self) -> None:
         Counting.closed.append(self.fault)
@@ -63,6 +56,3 @@ def two_times(text: str) -> int:
 
 def shouted(observation: str, env: Counting) -> str:
     return observation.upper()
-
-
-EXAMPLES = [Example(str(seed), {"seed": seed}) for seed in range(4)]

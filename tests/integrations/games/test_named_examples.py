@@ -18,7 +18,6 @@ import etude
 from etude.config.builder import Builder
 from etude.config.component import LlmConfig
 from etude.config.registry import register_llm
-from etude.core.errors import ErrorBudgetExceeded
 from etude.core.example import Example
 from tests.cli.projects import etude as command
 from tests.integrations.games.playing import played
@@ -71,42 +70,15 @@ def test_the_examples_that_a_program_names_are_the_ones_that_are_measured(workfl
     assert evaluated(workflow, examples=MINE) == NAMED
 
 
-def test_without_any_it_is_the_held_out_ones_that_the_environment_brings():
-    assert len(evaluated(GYM)) == 3
-
-
-def test_a_run_that_goes_on_measures_the_same_ones():
-    run = etude.evaluate(GYM, model={"_type": "test_words"}, examples=MINE, progress=False)
-    again = etude.resume(run, examples=MINE, progress=False)
-    assert {episode.example.id for episode in again.episodes} == NAMED
-
-
 @pytest.mark.parametrize(
     ("blocks", "arguments"),
     [
         ({"eval": {"general": {"dataset": "mine.jsonl"}}}, []),
-        ({"finetuning": {"run_configuration": {"dataset": "mine.jsonl"}}}, []),
         ({}, ["--dataset", "mine.jsonl"]),
-        ({}, ["-o", "eval.general.dataset=mine.jsonl"]),
         ({"finetuning": {"run_configuration": {"validation_dataset": "mine.jsonl"}}}, []),
         (
             {"finetuning": {"run_configuration": {"validation_dataset": "other.jsonl"}}},
             ["-o", "eval.general.dataset=mine.jsonl"],
-        ),
-        (
-            {"finetuning": {"run_configuration": {"dataset": "other.jsonl", "validation_dataset": None}}},
-            ["-o", "eval.general.dataset=mine.jsonl"],
-        ),
-        (
-            {"eval": {"general": {"dataset": "other.jsonl"}}},
-            ["-o", "finetuning.run_configuration.validation_dataset=mine.jsonl"],
-        ),
-        (
-            {
-                "eval": {"general": {"dataset": "other.jsonl"}},
-                "finetuning": {"run_configuration": {"validation_dataset": "mine.jsonl"}},
-            },
-            [],
         ),
     ],
 )
@@ -119,11 +91,6 @@ def test_a_command_measures_what_it_is_given_before_what_the_file_names_and_that
     assert played == NAMED
 
 
-def test_no_validation_is_an_answer_too():
-    config = etude.load_config(written(), ["finetuning.run_configuration.validation_dataset=null"])
-    assert config.finetuning.run_configuration.validation_dataset is None
-
-
 @pytest.mark.parametrize(
     ("workflow", "row", "reason"),
     [
@@ -133,8 +100,6 @@ def test_no_validation_is_an_answer_too():
             r"'mine' is no game: .*Counting needs a whole number as 'seed', and it has none",
         ),
         (GYM, {"seed": "soon"}, r"needs a whole number as 'seed', and found a str"),
-        (GYM, {"options": 3}, r"example 'mine': 'options' is a mapping, found an int"),
-        (TEXTARENA, {"question": "q"}, r"Nim-v0 needs a whole number as 'seed'"),
         (
             REASONING,
             {"question": "q", "entry": "{}"},
@@ -150,13 +115,3 @@ async def test_a_row_that_an_environment_cannot_play_is_named_before_a_token_is_
     (record,) = await played(workflow, journal, ["0"], examples=[Example("mine", row)])
     assert record.failure is not None and not record.calls
     assert re.search(reason, record.failure.reason), record.failure.reason
-
-
-def test_such_rows_end_an_evaluation_with_the_reason():
-    with pytest.raises(ErrorBudgetExceeded, match="example 'a' is no game"):
-        etude.evaluate(GYM, model={"_type": "test_words"}, examples=[{"id": "a"}], progress=False)
-
-
-async def test_a_seed_of_a_csv_file_is_a_number(journal):
-    (record,) = await played(GYM, journal, ["0"], examples=[Example("mine", {"seed": "900"})])
-    assert record.failure is None

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 import re
-from itertools import islice
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("textarena")
 
-from etude.config.document import read_document
 from etude.config.load import parse_config
-from etude.core.errors import RequestError
 from etude.core.example import Example
 from tests.integrations.games.playing import played, scores
 
@@ -69,42 +65,6 @@ async def test_games_side_by_side_draw_as_they_would_alone(journal):
     assert all(record.failure is None for record in records)
     assert cards[:4] == cards[4:8] == cards[8:12] == cards[12:]
     assert len({str(game) for game in cards}) > 1
-
-
-async def test_one_player_and_a_game_without_a_result(journal):
-    guess = {"_type": "textarena", "id": "GuessTheNumber-v0"}
-    (record,) = await played(guess, journal, [f"[{number}]" for number in range(1, 21)], games=1)
-    assert record.failure is None and "reward" in scores(record)
-    (stopped,) = await played(
-        NIM | {"max_turns": 1}, journal, greedy, models=PLAYERS, examples=[Example("s", {"seed": 1})]
-    )
-    assert "Nim-v0: it has no result after 1 turns; raise `max_turns`" in stopped.failure.reason
-
-
-async def test_a_game_that_there_is_not(journal):
-    with pytest.raises(RequestError, match=r"no game of TextArena's 'Nym-v0'; did you mean 'Nim-v0'"):
-        await played(NIM | {"id": "Nym-v0"}, journal, greedy, models=PLAYERS)
-
-
-async def test_the_warm_up_of_the_example_shows_what_players_are_shown(journal, monkeypatch):
-    """A tiny model reads what it was warmed up on, or nothing."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    transcripts = list(islice(importlib.import_module("careless").kuhn_poker([], seed=0), 1000))
-    imitated = {conversation[0]["content"] for conversation in transcripts}
-    moves = [message["content"] for conversation in transcripts for message in conversation[1::2]]
-    assert 0.45 < sum(move in ("[bet]", "[call]") for move in moves) / len(moves) < 0.55
-
-    draw = random.Random(0)
-
-    def any_legal_move(request):
-        actions = request.messages[-1]["content"].rpartition("Your available actions are: ")[2]
-        return draw.choice(re.findall(r"'(\[\w+\])'", actions))
-
-    game = read_document(EXAMPLES / "kuhn_poker.yml").data["workflow"]
-    records = await played(game, journal, any_legal_move, models=("first", "second"), games=64)
-    shown = {call.request.messages[0]["content"] for record in records for call in record.calls}
-    assert len(shown) == 9 and shown <= imitated  # Three cards: to begin, after a check, after a bet.
-    assert all(scores(record)["invalid"] == 0 for record in records)
 
 
 def test_two_trained_players_have_a_target_and_a_reward_each():

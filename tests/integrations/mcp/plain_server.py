@@ -20,8 +20,6 @@ def answer(request: dict) -> dict:
         info = {"name": "broken", "version": "1"}
         return {"result": {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}}
     if method == "tools/list":
-        if FAULT == "hangs at the list":
-            time.sleep(600)
         names = ["odd", "die", "remember"]
         return {
             "result": {"tools": TOOLS.get(FAULT, [{"name": name, "inputSchema": GOOD} for name in names])}
@@ -52,8 +50,6 @@ if FAULT == "dies at once":
 if FAULT == "hangs at once":
     time.sleep(600)
 for line in sys.stdin:
-    if FAULT == "prints garbage":
-        sys.stdout.write("Welcome to the server!\n")
     request = json.loads(line)
     if "id" in request:
         sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": request["id"], **answer(request)}) + "\n")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from etude.core.errors import RequestError
-from etude.integrations.nat.run import endpoint, only_model, run_here, trained_model
+from etude.integrations.nat.run import endpoint, run_here, trained_model
 
 LLMS = {
     "policy": SimpleNamespace(model_name="Qwen/Qwen2.5-0.5B-Instruct"),
@@ -20,21 +20,10 @@ def test_the_trained_model_is_named_by_its_entry_or_by_its_model(wanted):
     assert trained_model(LLMS, wanted) == "policy"
 
 
-def test_the_only_entry_needs_no_name():
-    assert trained_model({"policy": LLMS["policy"]}, None) == "policy"
-
-
 @pytest.mark.parametrize(("wanted", "told"), [(None, "finetuning.target_model"), ("policy-2", "judge")])
 def test_what_does_not_tell_which_is_trained_is_refused(wanted, told):
     with pytest.raises(RequestError, match=told):
         trained_model(LLMS, wanted)
-
-
-def test_two_entries_of_one_model_cannot_be_told_apart_by_it():
-    with pytest.raises(RequestError, match="a, b"):
-        trained_model({"a": LLMS["judge"], "b": LLMS["judge"]}, "gpt-4o")
-    with pytest.raises(RequestError, match="none"):
-        only_model({})
 
 
 def test_what_an_endpoint_says_of_sampling_is_kept_and_where_it_is_is_not_for_a_model_here():

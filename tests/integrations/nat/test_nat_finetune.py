@@ -87,16 +87,6 @@ def _wait_for_calls(project, process):
     raise AssertionError("too few calls")
 
 
-def test_dataset_is_read_whatever_its_format(project):
-    other = project.folder / "other.csv"
-    rows = "".join(f"mine-{number},cab,abc\n" for number in range(8))
-    other.write_text("id,letters,answer\n" + rows)
-    done = project.finetune("--dataset", str(other), "-o", "finetuning.num_epochs", "1")
-    assert done.returncode == 0, done.stdout
-    assert any("/mine-" in key for key in journal(project.runs[0]))
-    assert not any("/train-" in key for key in journal(project.runs[0]))
-
-
 @pytest.mark.parametrize(
     ("changes", "options", "told"),
     [
@@ -105,9 +95,7 @@ def test_dataset_is_read_whatever_its_format(project):
         ({"workflow": {"_type": "test_failing"}}, [], "the agent is out of order"),
         ({"workflow": {"_type": "test_foreign", "llm": "sorter"}}, [], "for 'langchain'"),
         ({"finetuning__reward_function": {"name": "in_pace"}}, [], "did you mean 'in_place'"),
-        ({"finetuning__target_functions": ["<workfow>"]}, [], "target functions"),
         ({"finetuning__target_model": "sorted"}, [], "there is no model 'sorted'"),
-        ({"trainer_adapters__here__adapter": {"learning_rte": 1}}, [], "learning_rate"),
         ({}, ["--endpoint", "http://127.0.0.1:9/generate"], "leave it out"),
         ({}, ["--validation_config_file", "config.yml"], "--validation_dataset"),
     ],

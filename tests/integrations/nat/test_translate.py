@@ -10,8 +10,8 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from etude.config.load import resolved_yaml
-from etude.core.errors import ConfigError, RequestError
-from etude.integrations.nat.run import digest, etude_config, run_of, unfinished_run
+from etude.core.errors import RequestError
+from etude.integrations.nat.run import etude_config, run_of, unfinished_run
 
 
 class Llm(BaseModel):
@@ -95,18 +95,6 @@ def test_what_the_toolkit_has_no_keys_for_is_the_trainers(tmp_path):
     assert held_out.file_path == Path("held_out.jsonl").absolute()
 
 
-def test_files_of_the_command_line_go_before_the_configs(tmp_path):
-    given = trainer(validation_dataset=Path("held_out.jsonl"))
-    options = {"dataset": Path("/data/a.csv"), "validation_dataset": "/data/b.csv", "validation_interval": 2}
-    settings = etude_config(Toolkit(trainers={"t": given}), asked(tmp_path, **options))
-    found = settings.finetuning.run_configuration
-    assert (found.dataset.file_path, found.validation_dataset.file_path, found.validation_interval) == (
-        Path("/data/a.csv"),
-        Path("/data/b.csv"),
-        2,
-    )
-
-
 def test_a_model_that_is_trained_at_a_server_is_sampled_there_with_its_tokens(tmp_path):
     adapters = {"a": SimpleNamespace(adapter={"_type": "lm_server"}, model={"max_tokens": 9})}
     llms = {"policy": Llm(base_url="http://localhost:8000/v1", api_key="secret")}
@@ -135,12 +123,6 @@ def test_what_cannot_be_followed_is_refused_before_anything_runs(tmp_path, given
         etude_config(Toolkit(), asked(tmp_path, **given))
 
 
-def test_an_unknown_key_of_a_part_is_an_error_with_the_nearest_name(tmp_path):
-    adapters = {"a": SimpleNamespace(adapter={"learning_rat": 1}, model={})}
-    with pytest.raises(ConfigError, match="learning_rate"):
-        etude_config(Toolkit(trainer_adapters=adapters), asked(tmp_path))
-
-
 def test_the_same_command_finds_the_run_that_it_left(tmp_path):
     config = etude_config(Toolkit(), asked(tmp_path))
     assert unfinished_run(config) is None
@@ -151,12 +133,3 @@ def test_the_same_command_finds_the_run_that_it_left(tmp_path):
         assert longer.path == run.path
     (run.path / "summary.json").write_text("{}")
     assert unfinished_run(config) is None, "a run that is over is not gone on with"
-
-
-def test_another_agent_or_other_settings_make_another_run(tmp_path):
-    with run_of(etude_config(Toolkit(), asked(tmp_path))):
-        pass
-    other = Toolkit(llms={"policy": Llm(temperature=0.1)})
-    assert digest(other) != digest(Toolkit())
-    assert unfinished_run(etude_config(other, asked(tmp_path))) is None
-    assert unfinished_run(etude_config(Toolkit(trainers={"t": trainer(seed=1)}), asked(tmp_path))) is None

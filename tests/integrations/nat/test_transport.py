@@ -58,19 +58,6 @@ async def test_episodes_that_run_at_once_with_one_client_are_kept_apart(tmp_path
         assert {call.request.messages[0]["content"] for call in record.calls} == set(record.output)
 
 
-async def test_a_call_belongs_to_the_function_that_makes_it(tmp_path):
-    client = asking("search")
-
-    async def workflow(example, episode):
-        with speaking(episode):
-            return (await client.chat.completions.create(**question("hi"))).choices[0].message.content
-
-    with Journal(tmp_path / "run.db") as journal:
-        record = await collect_one(workflow, journal, engine=repeating())
-    assert [call.function for call in record.calls] == ["search"]
-    assert record.calls[0].completion.logprobs
-
-
 async def test_an_agent_that_streams_has_the_usage_of_its_calls(tmp_path):
     pytest.importorskip("langchain_openai")
 
@@ -99,18 +86,6 @@ async def test_a_thread_may_wait_for_its_answer(tmp_path):
         record = await collect_one(workflow, journal, engine=repeating())
     assert record.output == "hi"
     assert [call.function for call in record.calls] == ["tool"]
-
-
-async def test_waiting_on_the_event_loop_fails_at_once_and_says_why(tmp_path):
-    client = blocking()
-
-    async def workflow(example, episode):
-        with speaking(episode):
-            return client.chat.completions.create(**question("hi"))
-
-    with Journal(tmp_path / "run.db") as journal:
-        record = await collect_one(workflow, journal, engine=repeating())
-    assert record.failure is not None
 
 
 async def test_the_trained_model_is_for_episodes_alone():

@@ -10,11 +10,8 @@ from etude.config.builder import Builder
 from etude.config.load import parse_config
 from etude.core.errors import MissingExtraError, RequestError
 from etude.integrations.nat.components import NatWorkflowConfig
-from etude.integrations.nat.run import LogStream, logged_progress
 from etude.integrations.nat.transport import Steps
 from etude.store.journal import Journal
-
-PLAY = {"_type": "function", "function": "tests.training:play"}
 
 
 @pytest.mark.skipif(find_spec("nat") is not None, reason="the toolkit is installed")
@@ -29,19 +26,6 @@ def test_a_run_of_nat_finetune_is_gone_on_with_by_its_command():
         NatWorkflowConfig().toolkit_config()
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        {"evaluators": {"right": {"_type": "nat", "evaluator": "right"}}},
-        {"general": {"dataset": {"_type": "nat"}}},
-    ],
-)
-async def test_its_evaluators_and_examples_come_with_its_workflow(parts):
-    async with Builder(parse_config({"workflow": PLAY, "eval": parts})) as builder:
-        with pytest.raises(RequestError, match="need the workflow `_type: nat`"):
-            await (builder.get_evaluator("right") if "evaluators" in parts else builder.get_dataset())
-
-
 async def test_steps_of_an_episode_are_there_after_a_crash(tmp_path):
     steps = [{"payload": {"event_type": "LLM_END", "data": {"output": "yes", "payload": object()}}}]
     with Journal(tmp_path / "run.db") as journal:
@@ -51,10 +35,3 @@ async def test_steps_of_an_episode_are_there_after_a_crash(tmp_path):
         assert Steps(journal).of("train/1/a/1") == []
     assert found["payload"]["event_type"] == "LLM_END"
     assert found["payload"]["data"]["payload"].startswith("<object")
-
-
-def test_progress_is_told_by_log_records(caplog):
-    with caplog.at_level("INFO", logger="etude.integrations.nat"):
-        logged_progress().message("going on")
-        LogStream().write("one\n\ntwo\n")
-    assert [record.getMessage() for record in caplog.records] == ["going on", "one", "two"]

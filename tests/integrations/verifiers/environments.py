@@ -108,16 +108,3 @@ class Careless(vf.Taskset[CarelessTask, Knobs]):
 
 __all__ = ["Careless"]
 """
-
-STUBBORN = """
-import asyncio
-
-
-class Stubborn(vf.SingleAgentEnv):
-    async def stop(self):
-        {stop}
-
-
-__all__ = ["Stubborn", "Sums"]
-"""
-"""Goes on after `SUMS`; `stop` is the line that it ends with."""

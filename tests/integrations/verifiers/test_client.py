@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,12 +23,6 @@ ASKED: dict[str, dict[str, Any]] = {
     "/responses": {"input": "Who?"},
     "/v1/messages": {"messages": ASK, "max_tokens": 64},
 }
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
-    with Journal(tmp_path / "run.db") as journal:
-        yield journal
 
 
 def client_of(episode: Episode) -> Any:

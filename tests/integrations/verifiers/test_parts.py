@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from etude.config.registry import lookup
-from etude.core.errors import EngineAway, EnvironmentAway, EpisodeError, install_command
+from etude.core.errors import EngineAway, EnvironmentAway, EpisodeError
 from etude.core.example import Example
 from etude.integrations.verifiers.components import VerifiersWorkflowConfig
 from etude.integrations.verifiers.environment import Tasks
@@ -19,17 +18,9 @@ from etude.integrations.verifiers.scores import (
     Problem,
     Score,
     failure_of,
-    problems_of,
     scores_of,
 )
 from etude.rollout.run_workflow import failure_of as failure_of_episode
-
-TRACEBACK = """Traceback (most recent call last):
-  File "/x/site-packages/verifiers/v1/task.py", line 9, in score
-  File "/home/me/my_env.py", line 17, in correct
-  File "/usr/lib/python3.11/json/decoder.py", line 3, in decode
-ZeroDivisionError: no luck
-"""
 
 
 def test_the_reward_is_the_weighted_sum_and_one_agent_has_no_scores_apart():
@@ -63,33 +54,6 @@ def test_several_runs_give_their_mean_and_agents_without_rewards_take_no_part():
 def test_a_reward_that_is_no_number_is_an_error_and_not_zero(value: float):
     with pytest.raises(EpisodeError, match=r"'right' of 'agent' is (nan|inf); mend what gives it"):
         scores_of([AgentScores("agent", {"right": (value, 1.0)})])
-
-
-def test_a_reward_that_was_not_come_to_is_an_error_and_not_zero():
-    with pytest.raises(EpisodeError, match=r"did not come to give 'right' of 'agent'.*timeout: {scoring"):
-        scores_of([AgentScores("agent", {"right": None, "short": (1.0, 1.0)})])
-
-
-def error(kind: str, message: str, traceback: str | None = None) -> Any:
-    """As verifiers records one."""
-    return SimpleNamespace(type=kind, message=message, traceback=traceback)
-
-
-def test_the_failure_names_the_users_line_and_the_last_try():
-    trace = SimpleNamespace(
-        ok=False,
-        agent=SimpleNamespace(name="solver"),
-        errors=[error("TaskError", "first try"), error("TaskError", "no luck", TRACEBACK)],
-    )
-    sound = SimpleNamespace(ok=True, agent=SimpleNamespace(name="user"), errors=[error("X", "retried")])
-    played = SimpleNamespace(traces=[sound, trace], errors=[])
-    (problem,) = problems_of(played)
-    assert problem == Problem("TaskError", "no luck", TRACEBACK, "solver")
-    failure = failure_of("my_env", "task-1", [problem], [])
-    assert type(failure) is EpisodeError
-    assert str(failure) == (
-        "/home/me/my_env.py:17: 'my_env', task 'task-1', agent 'solver': TaskError: no luck"
-    )
 
 
 def test_infrastructure_is_nobodys_failure_and_a_models_error_the_models():
@@ -131,21 +95,6 @@ def test_each_model_may_have_the_reward_of_its_role(monkeypatch: pytest.MonkeyPa
     }
     assert list(supplies.evaluators) == ["reward", "turns", "proposer_reward", "checker_reward"]
     assert config(models=models).supplies().reward_of_model == {}
-
-
-def test_what_is_missing_is_said_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    (need,) = config().needs()
-    assert (need.what, need.is_met) == ("the package verifiers", False)
-    assert need.remedy == install_command("verifiers")
-
-
-def test_it_is_registered_and_has_a_starter():
-    assert lookup("workflow", "verifiers").config_type is VerifiersWorkflowConfig
-    own, installed = VerifiersWorkflowConfig.starter(None), VerifiersWorkflowConfig.starter("gsm8k_v1")
-    assert own.blocks == {"workflow": {"_type": "verifiers", "environment": "my_env"}}
-    assert "@vf.reward" in own.files["my_env.py"]
-    assert installed.blocks["workflow"]["environment"] == "gsm8k_v1" and not installed.files
 
 
 def test_a_quarter_is_held_out_and_endless_tasks_are_not_all_made():

@@ -151,21 +151,6 @@ async def test_a_model_that_does_not_answer_is_the_models_failure(tmp_path: Path
     assert "the engine has no memory left" in record.failure.reason
 
 
-FAULTY_TASKS = {
-    "load": "taskset 'careless_env' cannot be loaded: .*rows.jsonl",
-    "empty": "taskset 'careless_env' has no tasks",
-    "keys": "tasks 0 and 1 have the same key 'same'",
-}
-
-
-@pytest.mark.parametrize("fault", FAULTY_TASKS)
-async def test_tasks_that_cannot_be_used_are_named(fault: str, tmp_path: Path):
-    block = {"taskset": {"id": "careless_env", "fault": fault}}
-    async with playing(block, {"policy": ScriptedEngine([""])}, tmp_path) as (player, _):
-        with pytest.raises(DatasetError, match=FAULTY_TASKS[fault]):
-            player.tasks.examples("train", None, None, 0)
-
-
 async def test_splits_share_no_task_and_are_the_same_every_time(tmp_path: Path):
     async with playing("sums_env", {"policy": ScriptedEngine([""])}, tmp_path) as (player, _):
         train = player.tasks.examples("train", None, 3, 0)
@@ -185,14 +170,6 @@ async def test_examples_of_ones_own_are_tasks_by_their_columns(tmp_path: Path):
     assert (
         "example 'other' is no task of taskset 'sums_env', and its columns make none" in wrong.failure.reason
     )
-
-
-async def test_a_tool_that_is_not_there_is_answered_in_words(tmp_path: Path):
-    engine = ScriptedEngine([tool_call("search", {"q": 1}), "1"])
-    async with playing("sums_env", {"policy": engine}, tmp_path) as (player, play):
-        record = await play(player.tasks.examples("all", 1, None, 0)[0])
-    assert record.failure is None, record.failure
-    assert record.calls[1].request.messages[-1]["content"] == "error: unknown tool 'search'"
 
 
 async def test_a_limit_of_turns_ends_the_run_and_it_is_scored(tmp_path: Path):
@@ -218,23 +195,3 @@ def test_wrong_blocks_are_named(block: Any, problem: str):
 
     with pytest.raises(RequestError, match=problem):
         read_block(block)
-
-
-@pytest.mark.parametrize(
-    ("stop", "reason"),
-    [("await asyncio.sleep(60)", "it took longer than 0.2 s"), ("1 / 0", "ZeroDivisionError")],
-)
-async def test_an_environment_that_does_not_stop_is_named_and_ends_no_run(
-    stop: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    from etude.integrations.verifiers import play
-
-    monkeypatch.setattr(play, "STOP_SECONDS", 0.2)
-    module = environments.SUMS + environments.STUBBORN.format(stop=stop)
-    (tmp_path / "stubborn_env.py").write_text(module, encoding="utf-8")
-    sys.modules.pop("stubborn_env", None)
-    async with playing("stubborn_env", {"policy": ScriptedEngine(["1"])}, tmp_path) as (player, play):
-        record = await play(player.tasks.examples("all", 1, None, 0)[0])
-    assert record.failure is None, record.failure
-    (line,) = [each.getMessage() for each in caplog.records if each.name.startswith("etude")]
-    assert line.startswith("environment 'stubborn_env' did not stop: ") and reason in line

@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.rollout.conftest import journal
+
+__all__ = ["journal"]
