@@ -295,10 +295,7 @@ def _proof(
 
     def schedule(cycle: Cycle) -> tuple[Round, ...]:
         count = _round_count(name, max_rounds, cycle)
-        if not 1 <= min_rounds <= count:
-            raise RequestError(
-                f"{name}: min_message_rounds must lie between 1 and {count}, found {min_rounds}"
-            )
+        _check_min_rounds(name, min_rounds, count)
 
         def turn(agent: str, number: int) -> Turn:
             if agent != VERIFIER:
@@ -321,12 +318,12 @@ def _proof(
         channel: [prover for prover in stances if public or channels[prover] == channel]
         for channel in everywhere
     }
-    schedules, payoff = [schedule(cycle) for cycle in cycles], ProofPayoff(terms, VERIFIER, tuple(stances))
+    schedules, payoff = tuple(map(schedule, cycles)), ProofPayoff(terms, VERIFIER, tuple(stances))
     return Protocol(
         name=name,
         agents=provers | {VERIFIER: Role("verifier", may_decide=True, label=_LABELS[VERIFIER])},
         channels={channel: frozenset({VERIFIER, *names}) for channel, names in readers.items()},
-        schedules=tuple(schedules),
+        schedules=schedules,
         payoff=payoff,
         bounds=_bounds(payoff, stances, schedules),
         shuffle_channels=shuffle_channels,
@@ -366,6 +363,13 @@ def _ends(terms: Terms, end: Outcome, turns: Round, *, last: bool) -> Iterator[O
         yield from (replace(end, decision=value) for value in turns[0].scale.values)
         if last:
             yield end
+
+
+def _check_min_rounds(protocol: str, min_rounds: int, count: int) -> None:
+    if not 1 <= min_rounds <= count:
+        raise RequestError(
+            f"{protocol}: min_message_rounds must lie between 1 and {count}, found {min_rounds}"
+        )
 
 
 def _round_count(protocol: str, max_rounds: int | None, cycle: Cycle) -> int:

@@ -7,7 +7,6 @@ nothing else. A path from the root to a leaf is one way that the play went.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -239,11 +238,6 @@ def as_yaml(transcript: Mapping[str, Any]) -> str:
     return yaml.dump(
         transcript, Dumper=_Dumper, sort_keys=False, allow_unicode=True, explicit_start=True, width=100
     )
-
-
-def as_json(transcript: Mapping[str, Any]) -> str:
-    """A transcript as a JSON object over several lines."""
-    return json.dumps(transcript, indent=2, ensure_ascii=False) + "\n"
 
 
 class _Show:
