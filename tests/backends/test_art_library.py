@@ -23,7 +23,7 @@ from etude.inference.openai_config import OpenAiLlmConfig  # noqa: E402
 from etude.integrations.art.adapter import ARTTrainerAdapter  # noqa: E402
 from etude.integrations.art.client import ArtInference  # noqa: E402
 from etude.integrations.art.config import ARTTrainerAdapterConfig  # noqa: E402
-from etude.integrations.art.wire import groups_of, model_of  # noqa: E402
+from etude.integrations.art.wire import ArtModel, groups_of  # noqa: E402
 from tests.backends.art_stand_in import StandIn, running, serving  # noqa: E402
 from tests.backends.test_art_wire import collection, said  # noqa: E402
 
@@ -190,7 +190,9 @@ def test_our_json_is_what_the_classes_of_art_write():
 
 
 def test_our_model_is_what_their_client_sends():
-    ours = model_of(ARTTrainerAdapterConfig(backend={"ip": "gpu", "name": "agent"}))
+    ours = ArtModel.of(ARTTrainerAdapterConfig(backend={"ip": "gpu", "name": "agent"})).model_dump(
+        by_alias=True
+    )
     theirs = art.TrainableModel(
         name="agent",
         project="trainer_project",

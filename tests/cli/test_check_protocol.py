@@ -199,15 +199,6 @@ def test_a_comparison_that_can_never_be_made_is_found(
     assert shown.exit_code == (2 if broken else 0)
 
 
-def test_a_tree_of_too_many_calls_is_found(folder: Path) -> None:
-    builder = {"_type": "malt", "num_responses": 40}
-    project(folder, trajectory_builders__mine=builder)
-    shown = etude("check", "config.yml")
-    assert shown.exit_code == 2
-    told = " ".join(shown.stdout.split())
-    assert "a play of 'adp' can take 1640 calls, and eval.general.max_calls is 1000" in told
-
-
 def test_a_comparison_that_can_never_be_made_is_not_trained(folder: Path) -> None:
     project(folder, trajectory_builders__mine=TURNS)
     shown = etude("train", "config.yml")
@@ -218,7 +209,7 @@ def test_a_comparison_that_can_never_be_made_is_not_trained(folder: Path) -> Non
 
 
 COURT = '''
-from etude.protocols import Act, Fork, Protocol, Role, Scenario, Turn
+from etude.protocols import Fork, Protocol, Role, Turn
 
 ROLES = {"prover": Role("speaker"), "verifier": Role("verifier", may_decide=True)}
 HALL = {"hall": frozenset(ROLES)}
@@ -243,26 +234,6 @@ def pay(outcome):
 
 def broken():
     raise ValueError("no court today")
-
-
-class Odd(Scenario):
-    """Reads verdicts in words that nobody is told."""
-
-    def render(self, example, log, agent, turn):
-        return [{"role": "user", "content": "?"}]
-
-    def truth(self, example):
-        return 1
-
-    def parse(self, text, turn):
-        if turn.decide == "no":
-            return Act({"main": text})
-        return Act(decision={"thumbs up": 1.0, "thumbs down": -1.0}[text])
-
-
-class Even(Odd):
-    def write_decision(self, verdict, turn):
-        return "thumbs up" if verdict else "thumbs down"
 '''
 
 
@@ -273,30 +244,6 @@ def test_a_protocol_that_cannot_be_made_is_found(folder: Path) -> None:
     [found] = [one for one in json.loads(shown.stdout)["findings"] if one["what"] == "workflow"]
     assert found["status"] == "error"
     assert "court.py" in found["detail"] and "ValueError: no court today" in found["detail"]
-
-
-@pytest.mark.parametrize(("scenario", "code"), [("Odd", 2), ("Even", 0)])
-@pytest.mark.parametrize(
-    "builder",
-    [
-        {"_type": "expert_iteration", "guess_replacement": {"proportion": 0.5}},
-        {
-            "_type": "malt",
-            "initial_expert_iterations": 1,
-            "expert_iteration": {"guess_replacement": {"proportion": 0.5}},
-        },
-    ],
-)
-def test_a_guess_that_the_scenario_could_not_read_is_found(
-    folder: Path, builder: dict[str, Any], scenario: str, code: int
-) -> None:
-    (folder / "court.py").write_text(COURT)
-    project(folder, trajectory_builders__mine=builder, workflow__scenario=f"court:{scenario}")
-    shown = etude("check", "config.yml", "--json")
-    assert shown.exit_code == code, shown.stdout
-    failed = [one for one in json.loads(shown.stdout)["findings"] if one["status"] == "error"]
-    assert [one["what"] for one in failed] == (["training judge"] if code else [])
-    assert all("Odd reads no answer of 'verifier' as reject" in one["detail"] for one in failed)
 
 
 NAMES = (

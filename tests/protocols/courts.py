@@ -56,6 +56,7 @@ def jury(vote: Any = "majority", rounds: int = 1, *, scale: str = "accept_reject
         "channels": {},
         "schedules": ((ballot,) * rounds,),
         "payoff": pay_jury,
+        "bounds": dict.fromkeys(JURORS, (-3.0, 3.0)),
         "vote": RULES.get(vote, vote),
     }
     return Protocol(**given | fields)

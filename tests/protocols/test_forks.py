@@ -70,12 +70,6 @@ async def test_each_branch_goes_where_it_was_sent_itself(journal: Journal) -> No
     )
 
 
-def test_the_bounds_are_those_of_all_options() -> None:
-    fine = hearing()
-    # At the worst two idle turns and the wrong verdict; the right one at once at the best.
-    assert dict(fine.bounds) == {"judge": (-1.5, 1.0), "expert": (-1.0, 1.0), "neighbour": (-1.0, 1.0)}
-
-
 TALK = {"hall": frozenset({"ann", "judge"}), "desk": frozenset({"judge"})}
 END = (Turn("judge", decide="must"),)
 
@@ -104,7 +98,6 @@ SPEAK = {"speak": (Turn("ann", ("hall",)),), "pass": ()}
             "option 'speak' of round 1, and cannot",
         ),
         (lambda log: "pass", {"pass": ()}, [END], "round 1 has no turns"),
-        (lambda log: "spek", SPEAK, [END], "a fork chose 'spek', which is not there; did you mean 'speak'"),
         (lambda log: "speak", SPEAK, [], r"the last round \(1\) is a turn of 'ann' that need not decide"),
     ],
 )

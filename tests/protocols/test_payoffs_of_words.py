@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from etude.core.errors import RequestError
 from etude.protocols import Outcome, Protocol, Role, Turn
 from etude.store.journal import Journal
 from tests.protocols.courts import Offers, bargain
@@ -26,11 +25,6 @@ async def test_a_bargain_is_paid_by_its_last_offer(journal: Journal, lines) -> N
     assert (tree.value(None, "seller"), tree.value(None, "buyer")) == pytest.approx(DEALS[lines])
     [leaf] = tree.leaves()
     assert (leaf.ending, leaf.verdict) == ("undecided", None)
-
-
-def test_without_bounds_it_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"looks at what is said.*give `bounds`"):
-        bargain(bounds={})
 
 
 def one_speaker(payoff, **fields) -> Protocol:

@@ -8,7 +8,7 @@ from etude.core.errors import RequestError
 from etude.protocols import AtLeast, Protocol, Role, Turn, mean_vote
 from etude.store.journal import Journal
 from tests.protocols.courts import JURORS, deliberation, jury, roll_call
-from tests.protocols.games import agent_of, example, play_tree, scripted, shape
+from tests.protocols.games import agent_of, example, play_record, play_tree, scripted, shape
 
 A, R, NO = "Decision: accept", "Decision: reject", "hm"
 
@@ -93,8 +93,6 @@ async def test_a_ballot_stands_while_its_juror_goes_on_talking(journal: Journal)
     ("fields", "message"),
     [
         ({"vote": None}, "ann and bob and cid may both decide in round 0; give the `vote`"),
-        ({"vote": lambda ballots: 3.0}, r"the vote came to 3.0; a verdict is a number from -1 to 1"),
-        ({"vote": lambda ballots: ballots["eve"]}, "the vote raised KeyError: 'eve'"),
         (
             {"schedules": (((Turn("ann", decide="must", open=True),),),)},
             "'ann' has an open ballot in round 0, which takes a decision and a channel",
@@ -104,6 +102,19 @@ async def test_a_ballot_stands_while_its_juror_goes_on_talking(journal: Journal)
 def test_votes_that_cannot_be_are_refused(fields: dict, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         jury(**fields)
+
+
+@pytest.mark.parametrize(
+    ("vote", "told"),
+    [
+        (lambda ballots: 3.0, "in round 0, the vote came to 3.0"),
+        (lambda ballots: float("nan"), "the vote came to nan"),
+        (lambda ballots: ballots["eve"], "KeyError: 'eve'"),
+    ],
+)
+async def test_what_is_no_verdict_fails_the_episode(journal: Journal, vote, told: str) -> None:
+    record = await play_record(jury(vote), scripted(ann=[A], bob=[A], cid=[R]), journal)
+    assert record.failure is not None and told in record.failure.reason
 
 
 def test_a_protocol_may_do_without_a_verdict() -> None:
@@ -117,5 +128,4 @@ def test_a_protocol_may_do_without_a_verdict() -> None:
     }
     with pytest.raises(RequestError, match=r"last round \(1\) .* or say `needs_verdict=False`"):
         Protocol(**fields)  # type: ignore[arg-type]
-    protocol = Protocol(**fields, needs_verdict=False)  # type: ignore[arg-type]
-    assert dict(protocol.bounds) == {"ann": (0.0, 1.0), "bob": (0.0, 0.0)}
+    Protocol(**fields, needs_verdict=False)  # type: ignore[arg-type]

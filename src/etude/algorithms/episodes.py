@@ -274,7 +274,7 @@ class Choice:
     """Order within the episode, and for its agent, from 0."""
     candidates: tuple[Candidate, ...]
     bounds: tuple[float, float] | None = None
-    """The least and the most that the agent can earn in the play; None outside of protocols."""
+    """The least and the most that the agent can earn in the play; None where the protocol does not say."""
 
     def sample(self, candidate: Candidate, *, alone: bool = False) -> Sample:
         """The sample of an answer; `alone` it counts as an episode of its own in a group."""
@@ -341,7 +341,7 @@ def _in_play(scored: ScoredEpisode) -> Iterator[Choice]:
         candidates = tuple(
             Candidate(calls[answer.call], answer.value) for answer in choice.answers if answer.call in calls
         )
-        yield Choice(scored, index, candidates, tree.bounds[choice.agent])
+        yield Choice(scored, index, candidates, tree.bounds.get(choice.agent))
 
 
 def _in_calls(scored: ScoredEpisode) -> Iterator[Choice]:

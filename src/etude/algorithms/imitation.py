@@ -24,7 +24,6 @@ from etude.algorithms.episodes import (
     rewards_of,
     tree_of,
 )
-from etude.algorithms.protocol_checks import require_guesses
 from etude.algorithms.samples import sample_of
 from etude.core.edge import answered_as
 from etude.core.errors import RequestError
@@ -34,7 +33,6 @@ from etude.core.sample import Kind, Sample
 if TYPE_CHECKING:
     import torch
 
-    from etude.config.builder import Builder
     from etude.learner.objective import MicroBatch
 
 
@@ -103,11 +101,6 @@ class ExpertIteration(Supervised, SelectionConfig, name="expert_iteration"):
 
     rollouts: Literal["this_epoch", "all"] = "this_epoch"
     """`all`: select from the episodes of earlier epochs too."""
-
-    async def check_protocol(self, builder: Builder) -> None:
-        """Raise RequestError for guesses of a protocol that are to be replaced, and cannot be."""
-        if self.guess_replacement.proportion:
-            await require_guesses(builder)
 
     def method_at(self, epoch: int) -> tuple[str, dict[str, object]]:
         """The loss is that of `supervised`."""

@@ -15,8 +15,9 @@ from pydantic import AliasChoices, Field
 from etude.algorithms.dpo import Dpo, Preferences
 from etude.algorithms.episodes import Candidate, Choice, Collected, Group, Tally, UnitGroup, by_agent
 from etude.algorithms.imitation import SelectionConfig, Supervised, imitations
-from etude.algorithms.protocol_checks import require_branching, require_calls, require_guesses
+from etude.algorithms.protocol_checks import played_by, require_branching
 from etude.config.references import Refers
+from etude.core.errors import RequestError
 from etude.core.sample import Pair
 from etude.core.trajectory import Method
 from etude.protocols.growing import Widths
@@ -81,15 +82,15 @@ class Malt(Preferences, name="malt"):
         return epoch < self.initial_expert_iterations
 
     async def check_protocol(self, builder: Builder) -> None:
-        """Raise RequestError for answers of a protocol that are to be compared, and can never be, and for
-        guesses that cannot be replaced."""
+        """Raise RequestError for answers of a protocol that are to be compared, and can never be."""
+        played = await played_by(builder)
+        if played is not None and not played.protocol.bounds:
+            name = played.protocol.name
+            raise RequestError(f"malt compares with what agents can earn: '{name}' has to say its `bounds`")
         widths = None if self.num_responses is None else Widths.of(self.num_responses)
         where = "num_responses" if widths else "workflow.widths"
         remedy = f"Set `{where}` to 2 or more for one of them"
         await require_branching(builder, widths, "`_type: malt`", remedy)
-        await require_calls(builder, widths)
-        if self.initial_expert_iterations and self.expert_iteration.guess_replacement.proportion:
-            await require_guesses(builder)
 
     def groups(self, episodes: Sequence[Group], collected: Collected) -> list[UnitGroup]:
         """For each agent and example its pairs, judged by their answers' values; or plays to imitate."""

@@ -16,7 +16,7 @@ from etude.core.errors import EpisodeError, RequestError
 from etude.core.example import Example
 from etude.core.message import Message
 from etude.protocols.decision import VERDICTS, Verdict
-from etude.protocols.protocol import Protocol, within
+from etude.protocols.protocol import Protocol
 from etude.protocols.rules import (
     Facts,
     Outcome,
@@ -31,8 +31,9 @@ from etude.protocols.rules import (
     voters_of,
 )
 from etude.protocols.scenario import Act, Malformed, Scenario, answer_for, log_of, play_log
-from etude.protocols.survey import check_earned
 from etude.protocols.tree import EpisodeTree, Node, Rejected
+
+_TOLERANCE = 1e-9
 
 Width: TypeAlias = int | Sequence[int]
 """Answers for each turn; a list gives them by round, and its last number holds for the rounds after it."""
@@ -283,25 +284,24 @@ class Play:
                 following = self._ways(path, way.number + 1)
                 outcome = resolve(protocol, self._facts, way.turns, log, last=not following)
             earned = protocol.payoff(outcome)
-            check_earned(protocol, outcome, earned)
+            _check_earned(protocol, earned)
         rewards = {agent: float(value) for agent, value in earned.items() if value}
         node = replace(path[-1], rewards=rewards)
         if outcome.over:
             node = replace(node, ending=_ending(protocol, outcome), verdict=outcome.decision)
         self._nodes[node.id] = node
         path = (*path[:-1], node)
-        if outcome.over and protocol.has_given_bounds:
+        if outcome.over:
             self._check_bounds(path)
         return [replace(next_way, path=path) for next_way in following]
 
     def _check_bounds(self, path: tuple[Node, ...]) -> None:
-        """Hold a play to bounds that were given; those that were worked out are of what can happen."""
-        for agent, bounds in self.protocol.bounds.items():
+        for agent, (low, high) in self.protocol.bounds.items():
             total = math.fsum(node.rewards.get(agent, 0.0) for node in path)
-            if not within(total, bounds):
+            if not low - _TOLERANCE <= total <= high + _TOLERANCE:
                 raise EpisodeError(
                     f"protocol '{self.protocol.name}': '{agent}' earned {total:g} in this play, outside its "
-                    f"bounds {bounds[0]:g} to {bounds[1]:g}"
+                    f"bounds {low:g} to {high:g}"
                 )
 
     @contextmanager
@@ -311,6 +311,23 @@ class Play:
             yield
         except RequestError as error:
             raise EpisodeError(f"protocol '{self.protocol.name}': {where}{error}") from error
+
+
+def _check_earned(protocol: Protocol, earned: object) -> None:
+    """Raise RequestError for what is no mapping from agents of the protocol to finite numbers."""
+    if not isinstance(earned, Mapping):
+        raise RequestError(f"the payoff must be a mapping from agents to numbers, found {earned!r:.60}")
+    for agent, value in earned.items():
+        if agent not in protocol.agents:
+            raise RequestError(
+                f"payoffs are for '{agent}', which is not there" + alternatives(str(agent), protocol.agents)
+            )
+        try:
+            is_finite = math.isfinite(value)
+        except (TypeError, OverflowError):
+            is_finite = False
+        if not is_finite:
+            raise RequestError(f"the payoff of '{agent}' is {value!r:.60}")
 
 
 def _ending(protocol: Protocol, outcome: Outcome) -> str:

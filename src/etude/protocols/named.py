@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
@@ -12,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from etude.config.nearest import alternatives
 from etude.core.errors import RequestError
-from etude.protocols.decision import ACCEPT, REJECT, scale_named, sign
+from etude.protocols.decision import ACCEPT, REJECT, VERDICTS, scale_named, sign
 from etude.protocols.protocol import Protocol
 from etude.protocols.rules import Outcome, Role, Round, Stance, Turn
 
@@ -293,10 +295,7 @@ def _proof(
 
     def schedule(cycle: Cycle) -> tuple[Round, ...]:
         count = _round_count(name, max_rounds, cycle)
-        if not 1 <= min_rounds <= count:
-            raise RequestError(
-                f"{name}: min_message_rounds must lie between 1 and {count}, found {min_rounds}"
-            )
+        _check_min_rounds(name, min_rounds, count)
 
         def turn(agent: str, number: int) -> Turn:
             if agent != VERIFIER:
@@ -319,15 +318,58 @@ def _proof(
         channel: [prover for prover in stances if public or channels[prover] == channel]
         for channel in everywhere
     }
+    schedules, payoff = tuple(map(schedule, cycles)), ProofPayoff(terms, VERIFIER, tuple(stances))
     return Protocol(
         name=name,
         agents=provers | {VERIFIER: Role("verifier", may_decide=True, label=_LABELS[VERIFIER])},
         channels={channel: frozenset({VERIFIER, *names}) for channel, names in readers.items()},
-        schedules=tuple(schedule(cycle) for cycle in cycles),
-        payoff=ProofPayoff(terms, VERIFIER, tuple(stances)),
+        schedules=schedules,
+        payoff=payoff,
+        bounds=_bounds(payoff, stances, schedules),
         shuffle_channels=shuffle_channels,
         forced=terms.force_guess,
     )
+
+
+def _bounds(
+    payoff: ProofPayoff, stances: Mapping[str, Stance], schedules: Sequence[Sequence[Round]]
+) -> dict[str, tuple[float, float]]:
+    """The least and the most that each agent can earn: by each way that a play can end, after each round."""
+    totals: defaultdict[str, list[float]] = defaultdict(list)
+    for rounds, truth, stance in product(schedules, VERDICTS, VERDICTS):
+        sides = {prover: stance if side == "example" else side for prover, side in stances.items()}
+        known = Outcome(truth, stance, over=False, sides=sides)  # type: ignore[arg-type]
+        so_far: Mapping[str, float] = dict.fromkeys((VERIFIER, *stances), 0.0)
+        for number, turns in enumerate(rounds, 1):
+            decider = VERIFIER if turns[0].agent == VERIFIER else None
+            now = replace(known, decider=decider)
+            for end in _ends(payoff.terms, replace(now, over=True), turns, last=number == len(rounds)):
+                for agent, earned in payoff(end).items():
+                    totals[agent].append(so_far[agent] + earned)
+            so_far = {agent: so_far[agent] + earned for agent, earned in payoff(now).items()}
+    return {agent: (min(values), max(values)) for agent, values in totals.items()}
+
+
+def _ends(terms: Terms, end: Outcome, turns: Round, *, last: bool) -> Iterator[Outcome]:
+    """The ways that a play can end with a round."""
+    if end.decider is None:
+        if terms.prover_invalid_response_penalty is not None:
+            yield from (replace(end, invalid=frozenset({turn.agent})) for turn in turns)
+    elif turns[0].decide != "no":
+        forced = {"accept": ACCEPT, "reject": REJECT, "truth": end.truth}
+        if terms.force_guess is not None:
+            yield replace(end, decision=float(sign(forced[terms.force_guess])))
+            return
+        yield from (replace(end, decision=value) for value in turns[0].scale.values)
+        if last:
+            yield end
+
+
+def _check_min_rounds(protocol: str, min_rounds: int, count: int) -> None:
+    if not 1 <= min_rounds <= count:
+        raise RequestError(
+            f"{protocol}: min_message_rounds must lie between 1 and {count}, found {min_rounds}"
+        )
 
 
 def _round_count(protocol: str, max_rounds: int | None, cycle: Cycle) -> int:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
 
 from etude.config.nearest import alternatives
 from etude.core.errors import RequestError
 from etude.protocols.rules import (
     STANCES,
-    Bounds,
     Fork,
     Round,
     Rules,
@@ -22,9 +20,6 @@ from etude.protocols.rules import (
     turns_at,
     voters_of,
 )
-from etude.protocols.survey import Survey
-
-_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -33,55 +28,14 @@ class Protocol(Rules):
 
     Raises RequestError for two writers on a channel in one round, a writer that cannot read its channel,
     a deciding turn of an agent that may not decide, several deciders without a vote, a schedule that does
-    not end in a must-decide turn where a verdict is needed, payoffs outside the bounds or without bounds
-    where they look at what was said, a payoff, vote or fork that raises, and names that are not there.
+    not end in a must-decide turn where a verdict is needed, and names that are not there.
     """
 
-    has_given_bounds: bool = field(init=False, default=False)
-    """Whether the bounds were given and not worked out."""
-
     def __post_init__(self) -> None:
-        """Check everything, and work the bounds out."""
+        """Check everything."""
         super().__post_init__()
-        try:
-            for fault in _faults(self):
-                raise RequestError(fault)
-            bounds = _checked_bounds(self, Survey(self).earned)
-        except RequestError as error:
-            raise RequestError(f"protocol '{self.name}': {error}") from error
-        object.__setattr__(self, "has_given_bounds", bool(self.bounds))
-        object.__setattr__(self, "bounds", MappingProxyType(dict(bounds)))
-
-
-def within(value: float, bounds: tuple[float, float]) -> bool:
-    """Whether something earned lies within bounds, but for rounding."""
-    low, high = bounds
-    return low - _TOLERANCE <= value <= high + _TOLERANCE
-
-
-def _checked_bounds(rules: Rules, earned: Bounds | None) -> Bounds:
-    """The least and the most that each agent can earn: as given, or else as worked out."""
-    if not rules.bounds:
-        if earned is None:
-            raise RequestError(
-                "the payoff looks at what is said (`outcome.log`), so that its bounds cannot be worked out; "
-                "give `bounds`: for each agent the least and the most that it can earn in a play"
-            )
-        return earned
-    missing = [agent for agent in rules.agents if agent not in rules.bounds]
-    if missing:
-        raise RequestError(f"'{missing[0]}' has no bounds; give them for all agents or for none")
-    for agent, (low, high) in rules.bounds.items():
-        for fault in _unknown([agent], rules.agents, "bounds are for"):
-            raise RequestError(fault)
-        if not low <= high:
-            raise RequestError(f"the bounds of '{agent}' are {low:g} to {high:g}; the least comes first")
-        least, most = (low, high) if earned is None else earned[agent]
-        if not within(least, (low, high)) or not within(most, (low, high)):
-            raise RequestError(
-                f"'{agent}' can earn {least:g} to {most:g} in a play, outside its bounds {low:g} to {high:g}"
-            )
-    return rules.bounds
+        for fault in _faults(self):
+            raise RequestError(f"protocol '{self.name}': {fault}")
 
 
 def _faults(rules: Rules) -> Iterator[str]:
@@ -98,6 +52,12 @@ def _faults(rules: Rules) -> Iterator[str]:
         yield "it has no rounds"
     if rules.forced not in (None, "accept", "reject", "truth"):
         yield f"a forced decision is accept, reject or truth, not {rules.forced!r}"
+    yield from _unknown(rules.bounds, rules.agents, "bounds are for")
+    for agent in rules.agents if rules.bounds else ():
+        if agent not in rules.bounds:
+            yield f"'{agent}' has no bounds; give them for all agents or for none"
+        elif not rules.bounds[agent][0] <= rules.bounds[agent][1]:
+            yield f"the bounds of '{agent}' are {rules.bounds[agent]}; the least comes first"
     for schedule in rules.schedules:
         for number, stage in enumerate(schedule):
             for where, turns in _rounds(number, stage):

@@ -84,8 +84,7 @@ class Outcome:
     sides: Mapping[str, Verdict] = field(default_factory=dict, hash=False)
     """The verdict that each agent argues for in this play; those that argue for nothing are left out."""
     log: PlayLog = field(default_factory=PlayLog, hash=False)
-    """Everything that was said so far, this round included. A payoff that looks at it needs a protocol
-    with `bounds`: they cannot be worked out."""
+    """Everything that was said so far, this round included."""
 
 
 Payoff: TypeAlias = Callable[[Outcome], Mapping[str, float]]
@@ -197,7 +196,7 @@ class Rules:
     """The rounds. Where there are several schedules, each play draws one of them."""
     payoff: Payoff
     bounds: Bounds = field(default_factory=dict)
-    """The least and the most that each agent can earn in a play; worked out when left empty."""
+    """The least and the most that each agent can earn in a play; left empty: not known."""
     shuffle_channels: bool = False
     """Whether the channels of a round are read in an order that is drawn anew for each round."""
     forced: Literal["accept", "reject", "truth"] | None = None
@@ -218,6 +217,7 @@ class Rules:
         object.__setattr__(self, "agents", MappingProxyType(dict(self.agents)))
         object.__setattr__(self, "channels", MappingProxyType(readers))
         object.__setattr__(self, "schedules", schedules)
+        object.__setattr__(self, "bounds", MappingProxyType(dict(self.bounds)))
 
     @property
     def max_rounds(self) -> int:

@@ -26,7 +26,7 @@ from etude.core.interfaces import Engine, Evaluator
 from etude.core.keys import fold
 from etude.protocols.growing import FinalAnswer, Play, Question, Width, Widths, most_calls, wanted_widths
 from etude.protocols.named import PROTOCOLS
-from etude.protocols.protocol import Protocol, within
+from etude.protocols.protocol import Protocol
 from etude.protocols.rules import Turn
 from etude.protocols.scenario import Act, Malformed, Scenario
 from etude.protocols.tree import EpisodeTree, Rejected
@@ -301,9 +301,7 @@ class ProtocolReward(Evaluator):
         """Score one episode. Raises RequestError when no protocol was played, or not with this agent."""
         tree = EpisodeTree.from_json(item.output_obj)
         endings = Counter(leaf.ending for leaf in tree.leaves())
-        value, bounds = tree.value(None, self.agent), tree.bounds[self.agent]
-        # Bounds that were worked out are those of the outcomes that were tried.
-        return scored(item, (value, dict(endings)), bounds if within(value, bounds) else None)
+        return scored(item, (tree.value(None, self.agent), dict(endings)), tree.bounds.get(self.agent))
 
 
 _Width: TypeAlias = Annotated[int, Field(ge=1)]

@@ -130,15 +130,9 @@ def _parse_grade(answer: dict[str, Any], highest: float) -> tuple[float, str]:
         raise MalformedAnswer(f"its score is {score!r}, not a number")
     if not 0 <= score <= highest:
         raise MalformedAnswer(f"its score {score} is not between 0 and {highest:g}")
-    return float(score), parse_reasoning(answer)
-
-
-def parse_reasoning(answer: dict[str, Any]) -> str:
-    """The text under `reasoning`. Raises MalformedAnswer when there is none."""
-    reasoning = answer.get("reasoning")
-    if not isinstance(reasoning, str):
+    if not isinstance(answer.get("reasoning"), str):
         raise MalformedAnswer("its reasoning is not a text")
-    return reasoning
+    return float(score), answer["reasoning"]
 
 
 class LlmJudgeConfig(JudgeConfig, name="llm_judge"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -83,9 +82,7 @@ class RowsConfig(DatasetConfig):
         """
         source = getattr(self, self.source_key)
         for number, content in enumerate(self._contents(), start=1):
-            row = Row(f"{source}: row {number}", content)
-            _require_kept(row)
-            yield row
+            yield Row(f"{source}: row {number}", content)
 
     def _contents(self) -> Iterable[Any]:
         raise DatasetError(f"dataset type '{self.type_name}' has no reader")
@@ -256,19 +253,6 @@ def _example(config: RowsConfig, row: Row) -> Example:
         return Example(_id(config, columns, row.where), inputs, answer)
     except (ValueError, RecursionError) as error:
         raise DatasetError(f"{row.where}: no id can be made of this row: {error}") from error
-
-
-def _require_kept(row: Row) -> None:
-    """Raises DatasetError for a row of Python's that no journal can keep: a huge number, or endless lists."""
-    content = row.content
-    values = [dict(content.inputs), content.expected] if isinstance(content, Example) else dict(content)
-    try:
-        json.dumps(values, skipkeys=True, default=lambda value: None)
-    except (ValueError, RecursionError) as error:
-        raise DatasetError(
-            f"{row.where}: it has a whole number of more than 4300 digits, or is nested too deeply; give it "
-            "as text"
-        ) from error
 
 
 def _id(config: RowsConfig, columns: Mapping[str, Any], where: str) -> str:

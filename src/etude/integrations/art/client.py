@@ -16,7 +16,7 @@ from etude.core.errors import TrainingError
 from etude.core.json_text import read_json
 from etude.core.secrets import keep_secret
 from etude.integrations.art.config import ARTTrainerAdapterConfig
-from etude.integrations.art.wire import Json, model_of
+from etude.integrations.art.wire import ArtModel, Json
 from etude.wire.client import parse_completion
 from etude.wire.http_answers import UNCOMPRESSED, limiting_answers
 from etude.wire.retries import (
@@ -130,7 +130,7 @@ class ArtClient(_Peer):
             ". Is it running (`art run`), and is the address under 'backend' right?",
         )
         self._config = config
-        self._model = model_of(config)
+        self._model = ArtModel.of(config).model_dump(by_alias=True)
 
     async def check_health(self) -> None:
         """Raise ArtError unless the training server says that it is well."""

@@ -81,11 +81,6 @@ class ArtModel(BaseModel):
         )
 
 
-def model_of(config: ARTTrainerAdapterConfig) -> Json:
-    """The model of a config, as ART's client dumps it."""
-    return ArtModel.of(config).model_dump(by_alias=True)
-
-
 def groups_of(collection: TrajectoryCollection) -> ArtGroups:
     """The collection as ART's groups, without the trajectories that ART could not train on.
 
