@@ -108,24 +108,3 @@ def test_text_is_given_out_at_once_where_it_cannot_be_a_call(
     first = next((index for index, delta in enumerate(heard) if delta.content), None)
     if not thoughts and content and text[0].isalpha():
         assert first == 0, "within the first step"
-
-
-def test_a_prompt_as_it_stands_is_gone_on_from_without_reading() -> None:
-    heard, message = pieces_of("<think> {", ChatRequest((), prompt="x"))
-    assert "".join(delta.content for delta in heard) == message["content"] == "<think> {"
-
-
-def test_long_answers_are_read_a_few_times() -> None:
-    times = 0
-
-    class Counting(Letters):
-        def parse(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-            nonlocal times
-            times += 1
-            return super().parse(*args, **kwargs)
-
-    speech: Any = Speech(Counting())
-    stream = AnswerStream(speech, ChatRequest((), on_delta=lambda delta: None), ())
-    for _ in range(4000):
-        stream.add(SampledToken(ord("a"), -1.0))
-    assert times < 500

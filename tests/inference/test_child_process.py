@@ -24,14 +24,6 @@ async def test_a_group_whose_guard_is_given_up_is_killed():
     assert await asyncio.wait_for(process.wait(), 60) == -signal.SIGKILL
 
 
-async def test_a_group_whose_guard_cannot_be_started_is_killed(monkeypatch):
-    process = await sleeper()
-    monkeypatch.setattr("etude.inference.child_process.sys.executable", "/no/python")
-    with pytest.raises(FileNotFoundError):
-        await guard_of(process.pid)
-    assert await asyncio.wait_for(process.wait(), 60) == -signal.SIGKILL
-
-
 async def test_a_guard_leaves_a_group_alone_until_it_is_let_go():
     process = await sleeper()
     guard = await guard_of(process.pid)

@@ -128,14 +128,6 @@ def test_other_forms():
     assert all(re.fullmatch("x[0-9]{3}", answer.text) for answer in given[16:])
 
 
-def test_nothing_is_drawn_that_the_form_leaves_out_however_likely_it_is():
-    of = fresh_policy(1)
-    digit = of.tokenizer.convert_tokens_to_ids("3")
-    likely = {"logit_bias": ((digit, 100.0),)}
-    given = answers(of, *(request("regex", "[ab]{4}", key=key, **likely) for key in range(20)))
-    assert all(re.fullmatch("[ab]{4}", answer.text) for answer in given)
-
-
 MIXED = [
     Sampling(max_tokens=12),
     Sampling(max_tokens=12, constraint=Constraint("regex", "(what|[a-c]){3,9}")),
@@ -153,17 +145,6 @@ def test_an_answer_does_not_depend_on_its_company():
     for one, other in zip(alone, together, strict=False):
         assert one.ids == other.ids
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
-
-
-def test_the_same_seed_gives_the_same_answer_and_greedy_needs_none():
-    of = policy()
-    seeded = Sampling(max_tokens=12, seed=5, constraint=Constraint("regex", "[a-z]{8}"))
-    first, again = answers(of, TokenRequest(PROMPT, seeded, 1), TokenRequest(PROMPT, seeded, 2))
-    assert first.ids == again.ids
-    assert first.logprobs == pytest.approx(again.logprobs, abs=1e-5)
-    greedy = Sampling(max_tokens=12, temperature=0.0, top_k=2, constraint=Constraint("regex", "[a-z]{8}"))
-    first, again = answers(of, TokenRequest(PROMPT, greedy, 1), TokenRequest(PROMPT, greedy, 2))
-    assert first.ids == again.ids
 
 
 @pytest.mark.parametrize(
@@ -185,11 +166,6 @@ def test_a_form_that_no_answer_can_have_is_refused(kind, text, reason):
     (error,) = answers(policy(), request(kind, text))
     assert isinstance(error, ImpossibleCall)
     assert re.search(reason, str(error)), error
-
-
-def test_tokens_that_the_model_does_not_have_are_refused():
-    (error,) = answers(policy(), TokenRequest(PROMPT, Sampling(logit_bias=((10**6, 1.0),))))
-    assert "has the token 1000000, and the model's are below" in str(error)
 
 
 def calling(choice="auto", *, tools=(STRICT, PLAIN), parallel=True, key=0, **sampling):
@@ -247,14 +223,6 @@ def test_several_calls_are_one_answer_where_they_may_be():
     assert len(calls_of(answer)) == 1
 
 
-def test_the_form_of_an_answer_with_forced_calls_is_kept_with_it():
-    (answer,) = answers(policy(), calling("required", parallel=False))
-    assert answer.constraint is not None
-    assert answer.constraint.kind == "grammar"
-    (answer,) = answers(policy(), calling(tools=[PLAIN], max_tokens=3))
-    assert answer.constraint is None
-
-
 def test_calls_whose_arguments_are_not_json_are_refused_by_name():
     template = (
         "{% for message in messages %}<|{{ message.role }}|>{{ message.content or '' }}"
@@ -270,14 +238,6 @@ def test_calls_whose_arguments_are_not_json_are_refused_by_name():
     assert fine.usage.completion_tokens <= 2
     (error,) = answers(policy(), calling("function:nothing"))
     assert "names the tool 'nothing', and the request has add, look_up" in str(error)
-
-
-def test_a_vocabulary_that_is_padded_to_whole_words():
-    model = fresh_policy()
-    model.model.resize_token_embeddings(352)
-    model = type(model)(model.model, model.tokenizer, "padded", model.device)
-    given = answers(model, *(request("regex", "[ab]{4}|what", key=key) for key in range(8)))
-    assert all(re.fullmatch("[ab]{4}|what", answer.text) for answer in given)
 
 
 def thinking_policy():

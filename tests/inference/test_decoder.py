@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import random
-import weakref
 
 import pytest
-import torch
 
 from etude.core.call import Sampling
-from etude.inference import kv_slots, slot_decoder
+from etude.inference import kv_slots
 from etude.inference.decoder import RecomputeDecoder, make_decoder
 from etude.inference.fused_llama import FusedLlama
 from etude.inference.sampler import Row, uniforms
@@ -104,21 +102,6 @@ def test_a_prompt_is_read_once_for_all_its_samples_and_for_those_who_begin_like_
     assert_right(of, rows)
 
 
-def test_what_rows_begin_with_is_copied_whole_when_its_slot_is_taken_as_more_slots_are_made():
-    of, choose = policy(), random.Random(7)
-    decoder = make_decoder(of, slots=8, deterministic=False)
-    system = [choose.randrange(7, 300) for _ in range(70)]
-
-    def ask(count):
-        prompts = [[*system, *(choose.randrange(7, 300) for _ in range(9))] for _ in range(count)]
-        rows = [Row(str(choose.random()), ids, Sampling(), uniforms(choose.randrange(99))) for ids in prompts]
-        run(decoder, rows, {row: len(row.ids) + 4 for row in rows})
-        return rows
-
-    ask(8)
-    assert_right(of, ask(24))
-
-
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
 def test_conversations_that_take_turns_keep_what_was_read_wherever_it_is_moved(name):
     of, choose = IN_SLOTS[name](), random.Random(6)
@@ -134,13 +117,6 @@ def test_conversations_that_take_turns_keep_what_was_read_wherever_it_is_moved(n
         assert_right(of, rows)
         for row in rows:
             spoken[row.conversation] = [*row.ids, *(choose.randrange(7, 300) for _ in range(9))]
-
-
-def test_a_single_token_is_a_prompt():
-    of = policy()
-    row = Row("a", [9], Sampling(), uniforms(0))
-    run(make_decoder(of, slots=8, deterministic=False), [row], {row: 40})
-    assert_right(of, [row])
 
 
 def test_those_who_wait_go_on_when_the_one_they_wait_for_is_gone():
@@ -178,35 +154,6 @@ def test_forgetting_in_the_middle_reads_again_and_goes_on():
             assert {row.cached for row in rows} == {0}
         decoder.step(rows)
     assert_right(of, rows)
-
-
-def test_the_old_copy_of_the_weights_is_gone_before_the_new_one_is_made(monkeypatch):
-    copies = []
-
-    class Copy(FusedLlama):
-        def __init__(self, *args, **kwargs):
-            assert not [other for other in copies if other() is not None]
-            copies.append(weakref.ref(self))
-            super().__init__(*args, **kwargs)
-
-    monkeypatch.setattr(slot_decoder, "FusedLlama", Copy)
-    decoder = make_decoder(policy(), slots=8, deterministic=False)
-    decoder.step(rows_of_many_lengths(3)[0])
-    rows = [Row(str(n), [9, 10 + n], Sampling(), uniforms(n)) for n in range(3)]
-    for _ in range(3):
-        decoder.step(rows)
-    decoder.forget()
-    assert len(copies) == 2
-
-
-def test_a_prompt_waits_for_company_but_not_for_long():
-    decoder = make_decoder(policy(), slots=8, deterministic=False)
-    speaking = [Row(str(n), [9, 10], Sampling(), uniforms(n)) for n in range(9)]
-    decoder.step(speaking)
-    late = Row("late", [11, 12, 13], Sampling(), uniforms(99))
-    for _ in range(9):
-        decoder.step([*speaking, late])
-    assert late.logprobs
 
 
 def test_rows_that_speak_go_on_while_a_long_prompt_is_read():
@@ -277,12 +224,3 @@ def test_a_deterministic_recomputing_decoder_gives_the_same_bits_whatever_the_co
         return rows[0].ids, rows[0].logprobs
 
     assert mine(0) == mine(6)
-
-
-def test_the_model_attends_as_usual_between_steps():
-    of = policy()
-    usual = of.model.config._attn_implementation
-    rows, until = rows_of_many_lengths(40)
-    run(make_decoder(of, slots=8, deterministic=False), rows, until)
-    assert of.model.config._attn_implementation == usual
-    assert not torch.is_inference_mode_enabled()

@@ -20,7 +20,6 @@ from tests.models.tiny_models import (
     chatml_policy,
     fresh_policy,
     policy,
-    said,
     true_logprobs,
     user,
 )
@@ -86,14 +85,6 @@ async def test_a_completion_has_the_prompt_the_sampled_tokens_and_their_logprobs
         len(found.completion_ids),
     )
     assert found.model_version == 0
-
-
-async def test_temperature_divides_the_logits():
-    async with engine_of() as engine:
-        found = await engine.complete(asked(temperature=0.5))
-    assert found.logprobs == pytest.approx(
-        true_logprobs(policy(), found.prompt_ids, found.completion_ids, temperature=0.5), abs=1e-5
-    )
 
 
 async def test_greedy_is_what_generate_gives():
@@ -174,19 +165,6 @@ def _change_the_weights(of):
         of.mark_changed(1)
 
 
-async def test_a_kept_conversation_is_read_again_after_the_weights_have_changed():
-    of = fresh_policy()
-    async with engine_of(of) as engine:
-        first = asked(conversation="c")
-        before = await engine.complete(first)
-        _change_the_weights(of)
-        history = [*first.messages, before.message, user("b")]
-        after = await engine.complete(asked(history, conversation="c", earlier=[answered(first, before)]))
-    assert after.logprobs == pytest.approx(
-        true_logprobs(of, after.prompt_ids, after.completion_ids), abs=1e-5
-    )
-
-
 async def test_the_memory_of_sampling_goes_before_training_and_comes_back():
     of = fresh_policy()
     async with engine_of(of) as engine:
@@ -202,18 +180,6 @@ async def test_the_memory_of_sampling_goes_before_training_and_comes_back():
         assert held() is None
         after = await engine.complete(request)
     assert after.completion_ids == before.completion_ids
-
-
-async def test_the_end_of_turn_is_a_token_of_the_completion_and_not_of_its_text():
-    of = policy()
-    async with engine_of() as engine:
-        requests = [asked(key=key, temperature=2.0, max_tokens=100) for key in range(30)]
-        found = await asyncio.gather(*(engine.complete(request) for request in requests))
-    stopped = [one for one in found if one.finish_reason == "stop"]
-    assert stopped
-    for one in stopped:
-        assert one.completion_ids[-1] in of.stop_ids
-        assert one.message == said(of.template.decode(one.completion_ids[:-1]))
 
 
 async def test_max_tokens_and_the_context_cut_a_completion():
@@ -299,16 +265,6 @@ async def test_a_model_that_breaks_fails_all_who_wait_and_the_engine_goes_on():
     )
 
 
-async def test_a_malformed_response_template_fails_requests_and_not_the_engine(monkeypatch):
-    of = chatml_policy()
-    monkeypatch.setattr(of.template.tokenizer, "response_template", {"of its": "own"}, raising=False)
-    async with engine_of(of) as engine:
-        with pytest.raises(EngineError, match=r"response_template of the tokenizer.*is malformed"):
-            await engine.complete(asked())
-        monkeypatch.undo()
-        assert (await engine.complete(asked())).completion_ids
-
-
 async def test_damaged_weights_are_named():
     of = fresh_policy()
     with torch.no_grad():
@@ -335,23 +291,6 @@ async def test_closing_fails_what_is_in_flight_and_what_comes_later():
     with pytest.raises(EngineError, match="the engine is closed"):
         await engine.complete(asked())
     await engine.close()
-
-
-def test_an_event_loop_that_ends_with_requests_in_flight_does_no_harm():
-    engine = EmbeddedEngine(policy())
-
-    async def give_up():
-        task = asyncio.create_task(engine.complete(asked(max_tokens=400)))
-        await asyncio.sleep(0)
-        task.cancel()
-
-    async def go_on():
-        found = await engine.complete(asked())
-        await engine.close()
-        return found
-
-    asyncio.run(give_up())
-    assert asyncio.run(go_on()).completion_ids
 
 
 async def test_more_requests_than_places_all_get_their_answer():

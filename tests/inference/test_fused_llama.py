@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from etude.core.call import Sampling
-from etude.inference import fused_weights, slot_decoder
+from etude.inference import fused_weights
 from etude.inference.decoder import make_decoder
 from etude.inference.fused_weights import can_fuse
 from etude.inference.sampler import Row, uniforms
@@ -146,18 +146,6 @@ def test_lora_weights_far_smaller_than_a_bfloat16_of_the_base_count():
         (base.base_layer.weight + change).to(torch.bfloat16) == base.base_layer.weight
     ).float().mean() > 0.7
     assert [row.logprobs for row in sampled(of)] != before
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_a_base_that_is_shared_later_is_sampled_as_before(deterministic, monkeypatch):
-    monkeypatch.setattr(slot_decoder, "_COPIED", 0)
-    of = fresh_policy()
-    decoder = make_decoder(of, slots=8, deterministic=deterministic)
-    other = of.beside()
-    decoder.forget()
-    row = Row("a", [9, 10, 11], Sampling(), uniforms(0))
-    decoder.step([row])
-    assert row.logprobs == pytest.approx(true_logprobs(other, row.ids[:3], row.ids[3:]), abs=1e-5)
 
 
 def test_other_models_are_asked_themselves():

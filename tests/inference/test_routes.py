@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -32,12 +30,6 @@ def test_a_conversation_stays_whatever_others_come_and_go(count, conversations, 
         routes.choose(f"other {number}")
         routes.end(f"other {random.randrange(20)}")
     assert homes(routes, random.sample(conversations, len(conversations))) == before
-
-
-@given(counts, names)
-def test_new_ones_take_turns(count, conversations):
-    shares = Counter(homes(Routes(URLS[:count]), conversations).values())
-    assert max(shares.values()) <= math.ceil(len(conversations) / count)
 
 
 @given(counts, names, st.integers(0, 7))
@@ -128,19 +120,6 @@ async def test_when_all_are_set_aside_the_next_to_be_probed_is_tried_and_never_o
     assert routes.choose("talk") is third
     assert routes.choose("talk", avoid=[third.url]) is first
     await routes.close()
-
-
-async def test_the_only_address_goes_on_and_one_without_a_probe_too():
-    alone, unwatched = watched(1, {}), Routes(URLS[:2])
-    for routes in (alone, unwatched):
-        routes.failed(routes.addresses[0], math.inf, "gone", is_gone=True)
-        assert not routes.addresses[0].is_aside and routes.addresses[0].failed == 1
-
-
-@pytest.mark.parametrize("urls", [(), ("http://a/v1", "http://a/v1")])
-def test_addresses_are_different_ones(urls):
-    with pytest.raises(ValueError, match="one address or several different ones"):
-        Routes(urls)
 
 
 def test_without_an_episode_the_beginning_says_what_belongs_together():

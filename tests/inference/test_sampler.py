@@ -70,15 +70,6 @@ def test_temperature_zero_takes_the_best_token_and_tells_its_logprob_under_the_m
     assert logprobs.tolist() == pytest.approx([math.log(softmax(LOGITS)[0])] * 3, abs=1e-6)
 
 
-def test_greedy_and_sampled_rows_share_a_step():
-    ids, logprobs = sample(
-        torch.tensor([LOGITS, LOGITS]), [Sampling(temperature=0.0), Sampling(temperature=0.5)], [0.999, 0.999]
-    )
-    assert ids[0] == 0
-    assert ids[1] > 0
-    assert logprobs[1].item() == pytest.approx(math.log(softmax(LOGITS, 0.5)[ids[1]]), abs=1e-5)
-
-
 @given(
     st.lists(st.floats(-30, 30), min_size=1, max_size=8),
     st.sampled_from([0.3, 1.0, 3.0]),
@@ -90,11 +81,6 @@ def test_a_drawn_token_always_has_probability(logits, temperature, top_p, unifor
     ids, logprobs = draw(logits, temperature=temperature, top_p=top_p, uniform=[uniform])
     assert 0 <= ids[0] < len(logits)
     assert math.isfinite(logprobs[0])
-
-
-def test_equal_tokens_stay_in_the_nucleus_by_their_order():
-    ids, _ = draw([0.0] * 4, top_p=0.5, uniform=[0.0, 0.3, 0.6, 0.99])
-    assert set(ids.tolist()) == {0, 1}
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -113,18 +99,6 @@ def test_a_rows_draws_depend_on_its_key_alone():
     assert sampled(0) == sampled(3) == sampled(17)
 
 
-def test_a_plain_rows_draws_are_the_same_bits_whatever_others_want():
-    logits = [number / 7 for number in range(40)]
-
-    def sampled(*others):
-        rows = [Row("", [1], wanted, uniforms(key)) for key, wanted in enumerate([Sampling(), *others])]
-        for _ in range(10):
-            append_samples(rows, torch.tensor([logits] * len(rows)))
-        return rows[0].ids, rows[0].logprobs
-
-    assert sampled() == sampled(Sampling(temperature=0.0), Sampling(temperature=0.7, top_p=0.5))
-
-
 @pytest.mark.parametrize("words", [2**12, 2**12 + 7, 50_000])
 def test_a_draw_among_many_words_is_where_the_running_sum_of_their_masses_is(words):
     generator = torch.Generator().manual_seed(words)
@@ -141,12 +115,3 @@ def test_a_draw_among_many_words_is_where_the_running_sum_of_their_masses_is(wor
     assert torch.isfinite(logprobs).all()
     expected = torch.log_softmax(logits_BV.double(), dim=-1).gather(1, ids[:, None])[:, 0]
     torch.testing.assert_close(logprobs.double(), expected, atol=1e-5, rtol=0)
-
-
-@given(st.floats(0, 1, exclude_max=True, width=32), st.integers(0, 4999))
-@settings(max_examples=60, deadline=None)
-def test_of_many_words_the_only_possible_one_is_drawn(uniform, word):
-    logits_BV = torch.full((1, 5000), -torch.inf)
-    logits_BV[0, word] = 3.0
-    ids, logprobs = sample(logits_BV, [Sampling()], [uniform])
-    assert (ids.item(), logprobs.item()) == (word, 0.0)

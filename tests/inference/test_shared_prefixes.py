@@ -17,7 +17,7 @@ from etude.inference import ragged_decoder, single_tokens
 from etude.inference import single_tokens as module
 from etude.inference.decoder import make_decoder
 from etude.inference.sampler import Row, uniforms
-from etude.inference.single_tokens import Prefix, Run, SingleTokens, plan_of, shared_prefixes
+from etude.inference.single_tokens import Prefix, SingleTokens, plan_of, shared_prefixes
 from etude.inference.slot_table import shared_length
 from etude.learner.learner import Learner, LearnerOptions
 from tests.inference.test_decoder import assert_right, run
@@ -56,51 +56,6 @@ def prefixes(monkeypatch):
     return seen
 
 
-def tokens_of(text):
-    return [ord(letter) for letter in text]
-
-
-TABLES = {
-    "nothing in common": (["abcdefgh", "bcdefghi", "cdefghij"], []),
-    "one prompt": (["promptA", "promptB", "promptC"], [((0, 1, 2), 6)]),
-    "too short for two": (["samplerA", "samplerB", "xyzxyzxyz"], []),
-    "long enough for two": (["longer prefix A", "longer prefix B"], [((0, 1), 14)]),
-    "two prompts, rows among each other": (
-        ["aaaaaaaaaa1", "bbbbbbbbbb1", "aaaaaaaaaa2", "bbbbbbbbbb2"],
-        [((0, 2), 10), ((1, 3), 10)],
-    ),
-    "a long system prompt and short questions": (
-        ["system prompt Q1a", "system prompt Q1b", "system prompt Q2a", "system prompt Q2b"],
-        [((0, 1, 2, 3), 15)],
-    ),
-    "a short system prompt and long questions": (
-        ["sysfirst question a", "sysfirst question b", "sysother question a", "sysother question b"],
-        [((0, 1), 18), ((2, 3), 18)],
-    ),
-    "one that begins like a group, and is shorter": (
-        ["same prefix A", "same prefix B", "same"],
-        [((0, 1), 12)],
-    ),
-    "two that are the same": (["abcdefghijkl", "abcdefghijkl"], [((0, 1), 11)]),
-}
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_prefixes_that_save_more_than_they_cost(name, monkeypatch):
-    monkeypatch.setattr(module, "_PREFIX", 9)
-    texts, expected = TABLES[name]
-    found = shared_prefixes([tokens_of(text) for text in texts], [len(text) - 1 for text in texts], 1)
-    assert sorted((prefix.rows, prefix.length) for prefix in found) == expected
-
-
-def test_only_what_is_cached_counts(monkeypatch):
-    monkeypatch.setattr(module, "_PREFIX", 9)
-    ids = [tokens_of("one prompt for all")] * 3
-    assert shared_prefixes(ids, [17, 12, 17], 1) == [Prefix((0, 1, 2), 12)]
-    assert shared_prefixes(ids, [17, 0, 17], 1) == [Prefix((0, 2), 17)]
-    assert shared_prefixes(ids, [17, 0, 0], 1) == []
-
-
 def most_saved(ids, cached, cost):
     """By any way to cut the rows, in the order of their tokens, in parts."""
     order = sorted(range(len(ids)), key=ids.__getitem__)
@@ -135,28 +90,6 @@ def test_no_other_partition_saves_more(ids, cost):
         saved = sum((len(prefix.rows) - 1) * prefix.length - cost for prefix in found)
         # A prefix of one token is not worth a thought; it would save one for each row.
         assert most_saved(ids, cached, cost) - len(ids) <= saved <= most_saved(ids, cached, cost)
-
-
-def test_neighbours_read_together_what_is_cheaper_than_calls(monkeypatch):
-    monkeypatch.setattr(module, "_PREFIX", 10)
-    monkeypatch.setattr(module, "_RUN", 20)
-    nothing = [[row] * 200 for row in range(4)]
-    assert plan_of(nothing, [100, 105, 30, 31], range(4), 1).runs == [
-        Run(slice(0, 2), 0, 112),
-        Run(slice(2, 4), 0, 38),
-    ]
-    same = [[*range(50), row] * 2 for row in range(3)]
-    found = plan_of([*same, nothing[0]], [55, 60, 59, 63], range(4), 1)
-    assert found.prefixes == [Prefix((0, 1, 2), 50)]
-    assert found.runs == [Run(slice(0, 3), 49, 61), Run(slice(3, 4), 0, 64)]
-
-
-def test_prefixes_are_left_where_rows_are_so_scattered_that_calls_take_longer(monkeypatch):
-    monkeypatch.setattr(module, "_PREFIX", 10)
-    ids = [row for number in range(6) for row in ([*range(40), number], [100 + number] * 41)]
-    for cost, expected in ((10, [Prefix((0, 2, 4, 6, 8, 10), 40)]), (50, [])):
-        monkeypatch.setattr(module, "_RUN", cost)
-        assert plan_of(ids, [40] * 12, range(12), 1).prefixes == expected
 
 
 def rows_of(choose, groups, most, system):
@@ -258,32 +191,6 @@ def test_a_prefix_is_shared_beside_prompts_that_are_read_and_where_slots_are_not
         assert_right(of, rows)
         return
     assert off(exact, rows) < 0.02
-
-
-def test_one_that_takes_the_place_of_another_has_a_prefix_of_its_own(cheap, prefixes):
-    """As many rows as before, in the same slots."""
-    rows, of = grouped(3), policy()
-    decoder = make_decoder(of, slots=3, deterministic=False)
-    for _ in range(3):
-        decoder.step(rows)
-    decoder.release(rows[1])
-    other = Row("other", [9, 8], Sampling(), uniforms(9))
-    rows[1] = other
-    for _ in range(9):
-        decoder.step(rows)
-    assert prefixes[-1] and all(1 not in prefix.rows for prefix in prefixes[-1])
-    assert_right(of, rows)
-
-
-def test_a_change_of_weights_in_the_middle_reads_again(cheap, prefixes):
-    rows, of = grouped(3), policy()
-    decoder = make_decoder(of, slots=8, deterministic=False)
-    for step in range(9):
-        if step == 4:
-            decoder.forget()
-        decoder.step(rows)
-    assert len(prefixes) > 1
-    assert_right(of, rows)
 
 
 def test_nothing_is_shared_where_numbers_must_not_depend_on_neighbours(cheap, prefixes):

@@ -31,23 +31,6 @@ def test_the_next_turn_finds_what_the_last_one_read():
     assert read(table, "a", 1, 2, 8, 8, 8) == (slot, 2)
 
 
-def test_the_last_token_is_always_read_anew():
-    table = SlotTable(kept=4, least=1)
-    slot, _ = read(table, "a", 1, 2, 3)
-    assert read(table, "a", 1, 2, 3) == (slot, 2)
-
-
-def test_of_several_branches_the_longest_is_taken_up():
-    table = SlotTable(kept=4, least=1)
-    branches = [row("a", 1, 2), row("a", 1, 2, 3, 4), row("a", 1, 7)]
-    for one in branches:
-        table.place(one, reuse=True)
-        one.cached = len(one.ids)
-    for one in branches:
-        table.release(one)
-    assert read(table, "a", 1, 2, 3, 4, 5) == (branches[1].slot, 4)
-
-
 def test_a_conversation_keeps_its_slot_until_all_are_taken_and_it_is_the_oldest():
     table = SlotTable(kept=10, least=1)
     slots = [read(table, name, 1, 2)[0] for name in "abcdefghij"]
@@ -57,29 +40,6 @@ def test_a_conversation_keeps_its_slot_until_all_are_taken_and_it_is_the_oldest(
         read(table, name, 1, 2)
     assert read(table, "b", 1, 2, 3)[1] == 0
     assert read(table, "a", 1, 2, 3, 4)[1] == 3
-
-
-def test_there_is_a_slot_for_every_row_at_once():
-    table = SlotTable(kept=2, least=1)
-    rows = [row(str(number), 1, 2) for number in range(50)]
-    for one in rows:
-        table.place(one, reuse=True)
-    assert len({one.slot for one in rows}) == 50
-
-
-def test_after_forgetting_nothing_counts_as_read():
-    table = SlotTable(kept=4, least=1)
-    read(table, "a", 1, 2, 3)
-    flying = row("b", 1, 2)
-    table.place(flying, reuse=True)
-    flying.cached = 2
-    table.forget()
-    assert flying.cached == 0
-    assert read(table, "a", 1, 2, 3, 4)[1] == 0
-
-
-def test_a_row_that_never_got_a_slot_may_be_released():
-    SlotTable(kept=2, least=1).release(row("a", 1))
 
 
 def placed(table, conversation, *ids):
@@ -99,55 +59,6 @@ def test_samples_of_one_prompt_wait_for_the_first_and_copy_what_it_has_read():
     assert table.copies() == [Copy(rows[0].slot, one.slot, 99) for one in rows[1:]]
     assert [one.cached for one in rows] == [100, 99, 99]
     assert not any(map(table.waits, rows))
-
-
-def test_short_prompts_are_shared_whole_and_the_shortest_are_not():
-    table = SlotTable(kept=8, least=1)
-    rows = [placed(table, str(number), *LONG[:12]) for number in range(3)]
-    assert [table.waits(one) for one in rows] == [False, True, True]
-    rows[0].cached = 12
-    assert [one.length for one in table.copies()] == [11, 11]
-    assert not any(table.waits(placed(table, str(number), *LONG[:7])) for number in range(2))
-
-
-def test_samples_of_a_question_share_it_and_not_only_what_all_questions_begin_with():
-    table = SlotTable(kept=8, least=1)
-    questions = (*LONG[:70], 1, 2, 3), (*LONG[:70], 4, 5, 6)
-    rows = [placed(table, f"{number}", *ids) for ids in questions for number in range(2)]
-    rows[0].cached = 73
-    assert [(one.source, one.length) for one in table.copies()] == [(rows[0].slot, 72), (rows[0].slot, 70)]
-    rows[2].cached = 73
-    assert table.copies() == [Copy(rows[2].slot, rows[3].slot, 72)]
-
-
-def test_another_conversation_copies_the_tokens_with_which_it_begins_alike():
-    table = SlotTable(kept=8, least=1)
-    slot, _ = read(table, "a", *LONG)
-    other = placed(table, "b", *LONG[:70], 1, 2)
-    assert table.copies() == [Copy(slot, other.slot, 70)]
-    assert other.cached == 70
-    assert not table.waits(placed(table, "c", *LONG[:50], 1, 2))
-    assert table.copies() == []
-
-
-def test_what_is_copied_in_this_step_is_not_copied_on_in_it():
-    table = SlotTable(kept=8, least=1)
-    read(table, "a", *LONG[:70])
-    middle = placed(table, "b", *LONG)
-    last = placed(table, "c", *LONG, 1)
-    assert [one.length for one in table.copies()] == [70, 70]
-    assert (middle.cached, last.cached) == (70, 70)
-
-
-def test_without_the_one_whom_it_waits_for_a_row_reads_for_itself():
-    table = SlotTable(kept=8, least=1)
-    first, second, third = (placed(table, name, *LONG) for name in "abc")
-    table.release(second)
-    table.release(first)
-    assert table.waits(third)
-    assert table.copies() == []
-    assert not table.waits(third)
-    assert third.cached == 0
 
 
 def test_a_slot_that_has_moved_or_was_taken_is_not_mistaken_for_what_it_held():
@@ -192,13 +103,3 @@ def test_what_many_begin_with_is_read_once_over_all_phases_with_the_same_weights
     assert tokens_read(table, list(examples)) <= 600 * 50
     table.forget()
     assert tokens_read(table, list(examples)) == 3 * 500 + 600 * 50
-
-
-def test_a_prompt_that_nobody_begins_with_any_more_goes_at_last():
-    table = SlotTable(kept=8, least=1)
-    for number in range(20):
-        read(table, str(number), *LONG, number)
-    strangers = [[*range(1000 * number, 1000 * number + 70)] for number in range(1, 80)]
-    tokens_read(table, strangers, beside=1)
-    placed(table, "late", *LONG, 7)
-    assert table.copies() == []

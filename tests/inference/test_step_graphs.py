@@ -92,18 +92,6 @@ def test_new_weights_are_sampled_from_in_the_same_memory_and_elsewhere():
         assert (record.recorded > recorded) == elsewhere
 
 
-def test_more_columns_are_recorded_anew():
-    of, record = policy(max_context=4096), Recorder()
-    decoder = decoder_of(of, record)
-    short, long = (
-        Row(name, [9] * length, Sampling(), uniforms(1)) for name, length in [("a", 4), ("b", 900)]
-    )
-    run(decoder, [short], {short: 12})
-    run(decoder, [short, long], {short: 24, long: 912})
-    assert_right(of, [short, long], 1e-4)
-    assert len(decoder._graphs._graphs) < record.recorded
-
-
 @pytest.mark.parametrize("fault", ["refuses", "wrong"])
 def test_what_cannot_be_recorded_is_sampled_plainly_and_that_is_said_once(fault, caplog):
     def record(function):

@@ -135,19 +135,6 @@ async def test_logprobs_are_those_of_the_learner_for_the_base_and_for_lora_weigh
     await gone.close()
 
 
-@pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("served", ["stand-in"], indirect=True, scope="module")
-async def test_seeds_repeat_and_stop_strings_cut(served, source):
-    engine = engine_of(served, str(source), source)
-    one, same, other = [await engine.sample(TokenRequest(PROMPT, key=key)) for key in (3, 3, 4)]
-    assert one.ids == same.ids != other.ids
-    letter = next(letter for letter in one.text if letter.isalpha())
-    cut = await engine.sample(TokenRequest(PROMPT, Sampling(stop=(letter,)), key=3))
-    assert cut.text == one.text[: one.text.index(letter)] and cut.finish_reason == "stop"
-    assert cut.ids == one.ids[: len(cut.ids)]
-    await engine.close()
-
-
 @pytest.mark.slow
 @commands
 async def test_a_crash_is_noticed_and_mended_with_its_lora_weights(command, source, tmp_path):
@@ -234,16 +221,6 @@ async def test_the_prompts_logprobs_are_the_models_own(served, source):
 
 
 SPELLED_OUT = ("temperature", "top_p", "max_tokens", "top_k", "min_p", "min_tokens", "frequency_penalty")
-
-
-@pytest.mark.vllm
-@pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("served", ["real"], indirect=True, scope="module")
-async def test_the_real_vllm_takes_every_parameter(served, source):
-    engine = engine_of(served, str(source), source)
-    sampled = await engine.sample(TokenRequest(PROMPT, EVERYTHING, key=3))
-    assert len(sampled.ids) >= 2 and 4 not in sampled.ids
-    await engine.close()
 
 
 @pytest.mark.vllm
@@ -337,36 +314,6 @@ async def test_a_process_that_hangs_is_started_anew(source, tmp_path):
         assert process.pid != first
 
 
-async def test_a_model_that_cannot_be_served_is_told_with_the_last_lines(source, tmp_path):
-    options = replace(silent(tmp_path), arguments=("--fail",))
-    process = VllmProcess(options)
-    with pytest.raises(
-        EngineError, match=r"at its start vLLM ended with code 1[\s\S]*no room for the KV cache"
-    ):
-        await process.start(str(source))
-    assert process.state == "failed"
-    with pytest.raises(EngineAway):
-        await process.ready(1)
-
-
-async def test_a_program_that_is_not_there_is_named(source, tmp_path):
-    options = replace(silent(tmp_path), command=("no-such-vllm",))
-    with pytest.raises(EngineError, match="'no-such-vllm' cannot be started"):
-        await VllmProcess(options).start(str(source))
-
-
-async def test_restarts_that_fail_come_to_an_end(source, tmp_path):
-    options = replace(silent(tmp_path), attempts=2)
-    async with running(options, source) as process:
-        process.options = replace(options, arguments=("--fail",))
-        os.kill(process.pid, signal.SIGKILL)
-        await until(lambda: process.state == "failed")
-        assert "2 times in vain" in process.reason
-        process.options = options
-        await process.start(str(source))
-        assert process.state == "running", "asked to start again, it does"
-
-
 async def test_what_a_killed_parent_left_is_killed_by_the_next(source, tmp_path):
     async with running(silent(tmp_path), source) as orphaned:
         left = orphaned.pid
@@ -381,12 +328,6 @@ async def test_another_process_with_the_number_is_left_alone(source, tmp_path):
     (tmp_path / "vllm.pid").write_text(json.dumps({"pid": os.getpid(), "started": "1"}))
     async with running(silent(tmp_path), source) as process:
         assert process.state == "running"
-
-
-async def test_stopping_ends_the_process(source, tmp_path):
-    async with running(silent(tmp_path), source) as process:
-        pid = process.pid
-    assert not alive(pid) and process.state == "stopped"
 
 
 def alive(pid: int) -> bool:

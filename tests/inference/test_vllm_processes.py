@@ -144,13 +144,6 @@ async def test_weights_that_a_process_does_not_take_are_not_asked_for_there_unti
     await asyncio.gather(engine.close(), base.close())
 
 
-@pytest.mark.asyncio(loop_scope="module")
-async def test_weights_that_no_process_takes_are_refused(two, source, tmp_path):
-    with pytest.raises(EngineError, match="404"):
-        await two.add_lora("lora-3", tmp_path / "nowhere")
-    assert two.status()["processes"][0]["missing"] == []
-
-
 @pytest.mark.slow
 async def test_processes_that_do_not_start_are_told_and_the_others_go_on(source, lora, tmp_path):
     each = options(tmp_path, 2)
@@ -172,23 +165,4 @@ async def test_processes_that_do_not_start_are_told_and_the_others_go_on(source,
     await processes.stop()
     with pytest.raises(EngineAway, match="does not run"):
         await ask(engine, "stopped")
-    await engine.close()
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_a_call_whose_listener_has_heard_tokens_is_not_made_again(two, source, monkeypatch):
-    engine, asked = engine_of(two, source, source), []
-
-    async def choices(self, base_url, body):
-        asked.append(base_url)
-        yield {"token_ids": [1], "logprobs": {"token_logprobs": [-0.5], "top_logprobs": [{}]}}
-        raise EngineAway("vLLM went away")
-
-    monkeypatch.setattr(VllmEngine, "_choices", choices)
-    with pytest.raises(EngineAway):
-        await engine.sample(TokenRequest((5, 40)), lambda token: None)
-    assert len(asked) == 1
-    with pytest.raises(EngineAway):
-        await engine.sample(TokenRequest((5, 40)))
-    assert len(set(asked[1:])) == len(asked[1:]) == 2, "without one it is, at the other process"
     await engine.close()

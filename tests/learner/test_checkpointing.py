@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 import torch
 
@@ -11,7 +9,7 @@ from etude.algorithms.grpo import Grpo
 from etude.core.errors import RequestError
 from etude.learner.learner import Learner, LearnerOptions
 from etude.models.policy import LoraOptions
-from tests.learner.gradients import assert_same, batch_of, gradient_of, train
+from tests.learner.gradients import assert_same, batch_of, gradient_of
 from tests.learner.trees import forest
 from tests.models.tiny_models import family, fresh_policy
 
@@ -31,25 +29,6 @@ def test_the_gradient_is_the_same(packing, kind):
     plain = gradient_of(of, batch, objective, packing=packing)
     again = gradient_of(of, batch, objective, packing=packing, gradient_checkpointing=True)
     assert_same(again, plain)
-
-
-@pytest.mark.parametrize("packing", ["tree", "padded"])
-def test_layers_are_computed_again_for_the_gradient_alone(packing):
-    of = fresh_policy()
-    calls: Counter[str] = Counter()
-    for name, module in of.model.named_modules():
-        if name.endswith("down_proj"):
-            module.register_forward_pre_hook(lambda *_, name=name: calls.update([name]))
-    batch = batch_of(forest(1, 30))
-    learner = Learner(of, LearnerOptions(packing=packing, gradient_checkpointing=True))
-    learner.evaluate(batch, Grpo())  # Tries the model, the first time.
-    calls.clear()
-    learner.evaluate(batch, Grpo())
-    assert set(calls.values()) == {1} and len(calls) == 2
-    calls.clear()
-    train(learner, batch, Grpo())
-    assert set(calls.values()) == {2} and len(calls) == 2
-    assert not any("forward" in vars(module) for module in of.model.modules())
 
 
 def test_a_model_that_does_not_say_what_its_layers_are_is_refused():

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from etude.core.sample import Sample
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.packed import PackedStep
-from etude.learner.packing import Row, runs
-from etude.learner.padding import padded_row
+from etude.learner.packing import runs
 from etude.learner.team import Team
 from etude.learner.tree import token_tree
 from tests.learner.gradients import assert_same, batch_of, gradient_of
@@ -63,16 +62,6 @@ def test_siblings_stay_together():
     sequences = [(*stems[number % 2], 30 + number, 40) for number in range(8)]
     row = PackedStep(units_of(sequences)).row()
     assert [row.part(rank, 2) for rank in range(2)] == [[0, 2, 4, 6], [1, 3, 5, 7]]
-
-
-def test_padded_units_of_like_length_go_together():
-    row = padded_row(units_of([(1,) * length for length in (9, 2, 8, 3, 2, 3)]))
-    assert [row.part(rank, 2) for rank in range(2)] == [[1, 3, 4, 5], [0, 2]]
-
-
-def test_more_processes_than_units_leave_some_without():
-    assert [Row((0,), (5,), (5,)).part(rank, 3) for rank in range(3)] == [[0], [], []]
-    assert runs((), (), 2) == [(0, 0), (0, 0)]
 
 
 class Pretended(Team):

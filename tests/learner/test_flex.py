@@ -72,15 +72,6 @@ def test_the_block_mask_is_the_one_that_torch_makes(tree, window):
             assert torch.equal(ours[0, 0, row, :count], theirs[0, 0, row, :count])
 
 
-def test_a_large_mask_is_made_in_parts(monkeypatch):
-    layout = layout_of(tree_of(90, 5), "plain flex")
-    whole = flex.block_mask(layout.ends_N, layout.depths_N, 4)
-    monkeypatch.setattr(flex, "_PAIRS", 1)
-    parts = flex.block_mask(layout.ends_N, layout.depths_N, 4)
-    assert torch.equal(whole.kv_indices, parts.kv_indices)
-    assert torch.equal(whole.full_kv_num_blocks, parts.full_kv_num_blocks)
-
-
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (4, None), (None, 2.0), (4, 2.0)])
 @pytest.mark.parametrize(("heads", "groups", "width"), [(4, 2, 16), (6, 2, 8), (3, 3, 24), (14, 2, 8)])
 def test_it_is_the_attention_of_the_tiles(with_gradients, window, softcap, heads, groups, width):

@@ -52,40 +52,6 @@ def test_the_short_way_gives_the_same(monkeypatch, dtype, held, warm, entropies)
         assert error < (1e-5 if dtype == torch.float32 else 4e-2)
 
 
-def test_its_logits_become_their_gradient_and_so_it_is_there_once():
-    hidden, weight, targets = choices(torch.float32)
-    head = Head(lambda hidden: hidden @ weight.t(), weight)
-    total = selective_logprobs(head, hidden, targets, [None] * COUNT, VOCABULARY).sum()
-    total.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        total.backward()
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [
-        Shape(Sampling(top_k=3)),
-        Shape(Sampling(temperature=0.5, top_p=0.9)),
-        Shape(bias=((3,), (1.0,))),
-        Shape(barred=(2,)),
-        Shape(repeated=(1, 2)),
-        Shape(penalties=((1,), (-1.0,))),
-    ],
-)
-def test_what_does_more_than_a_temperature_goes_the_long_way(shape):
-    assert not shape.is_tempered
-    hidden, _, targets = choices(torch.float32)
-    asked = []
-
-    def logits(hidden):
-        asked.append(len(hidden))
-        return torch.zeros(len(hidden), VOCABULARY)
-
-    head = Head(logits, torch.zeros(VOCABULARY, WIDTH))
-    selective_logprobs(head, hidden, targets, [None] * (COUNT - 1) + [shape], VOCABULARY)
-    assert asked == [COUNT]
-
-
 def test_only_heads_that_are_a_plain_product_go_the_short_way():
     of = fresh_policy()
     module = of.model.get_output_embeddings()

@@ -13,7 +13,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from etude.learner.head import last_hidden
-from etude.learner.memory import ModelNumbers, fits
+from etude.learner.memory import ModelNumbers
 from etude.learner.tree import TreeLayout, token_tree
 from etude.learner.tree_model import tree_hidden
 from etude.models import memory
@@ -71,25 +71,6 @@ def test_weights_gradients_moments_and_copies_are_counted_by_their_bytes():
     half = replace(numbers, size=2).training(on_gpu=True)
     assert half.copies == 4 * count, "masters in float32"
     assert numbers.training(on_gpu=True, parts=4).moments == 2 * count
-
-
-def test_activations_grow_with_the_tokens_and_less_so_with_checkpointing():
-    numbers = ModelNumbers.of(fresh_policy())
-    few, many = (numbers.training(tokens, tokens, on_gpu=True).activations for tokens in (100, 200))
-    assert many == 2 * few
-    assert numbers.training(200, 200, on_gpu=True, checkpointed=True).activations < many
-
-
-def test_a_cpu_runs_fewer_tokens_through_a_larger_model_at_a_time():
-    numbers = ModelNumbers.of(fresh_policy())
-    assert numbers.token_budget(on_gpu=True) == numbers.token_budget(on_gpu=False) == 16384
-    larger, huge = (replace(numbers, layers=layers, width=layers * 16) for layers in (40, 400))
-    assert 1024 < larger.token_budget(on_gpu=False) < 16384
-    assert huge.token_budget(on_gpu=False) == 1024
-
-
-def test_only_what_surely_does_not_fit_is_refused():
-    assert fits(120, 100) and not fits(130, 100)
 
 
 def test_the_free_memory_of_a_gpu_counts_what_torch_holds_and_does_not_use(monkeypatch: pytest.MonkeyPatch):

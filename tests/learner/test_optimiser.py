@@ -99,42 +99,6 @@ def test_gradients_of_many_passes_are_summed_up_in_float32(packing):
     assert all(weight.grad is None for weight in of.trainable().values())
 
 
-def test_lora_weights_on_a_bfloat16_model_are_their_own_masters():
-    of = half_policy(lora=True)
-    learner = Learner(of, OPTIONS)
-    assert all(weight.dtype == torch.float32 for weight in of.trainable().values())
-    assert all(learner.optimiser.masters[name] is weight for name, weight in of.trainable().items())
-    train(learner, job(), Supervised(), **STEPS)
-    assert {value.dtype for name, value in of.model.named_parameters() if "lora_" not in name} == {
-        torch.bfloat16
-    }
-
-
-def test_in_float32_there_is_nothing_beside_the_weights():
-    learner = Learner(fresh_policy(), OPTIONS)
-    train(learner, job(), Supervised(), **STEPS)
-    assert not [name for name in learner.optimiser.tensors() if name.endswith("/master")]
-    assert {name.rpartition("/")[2] for name in learner.optimiser.tensors()} == {
-        "step",
-        "exp_avg",
-        "exp_avg_sq",
-    }
-
-
-def test_weights_that_others_load_are_trained_from():
-    of = half_policy()
-    learner = Learner(of, OPTIONS)
-    train(learner, job(), Supervised(), **STEPS)
-    learner.reset()
-    of.load_tensors(of.base_tensors())
-    train(learner, job(1), Supervised(), **STEPS)
-    fresh = Learner(half_policy(), OPTIONS)
-    train(fresh, job(1), Supervised(), **STEPS)
-    assert all(
-        torch.equal(mine, fresh.optimiser.masters[name]) for name, mine in learner.optimiser.masters.items()
-    )
-
-
 def test_a_training_in_one_precision_is_gone_on_with_in_another(tmp_path):
     full, half = Learner(fresh_policy(), OPTIONS), Learner(half_policy(), OPTIONS)
     for learner, other, name in ((full, half, "full"), (half, full, "half")):
@@ -147,23 +111,6 @@ def test_a_training_in_one_precision_is_gone_on_with_in_another(tmp_path):
         assert other.step == learner.step
         assert {value.dtype for value in other.optimiser.tensors().values()} == {torch.float32}
         train(other, job(1), Supervised(), **STEPS)
-
-
-def test_what_training_holds_is_eighteen_bytes_a_weight():
-    of = half_policy()
-    learner = Learner(of, OPTIONS)
-    count = sum(weight.numel() for weight in of.trainable().values())
-    learner.add_gradient(job(), Supervised())
-    masters = learner.optimiser.masters.values()
-    learner.optimiser.adam.step()
-    moments = [
-        value
-        for parts in learner.optimiser.adam.state.values()
-        for name, value in parts.items()
-        if name != "step"
-    ]
-    held = [*of.trainable().values(), *masters, *(one.grad for one in masters), *moments]
-    assert sum(tensor.numel() * tensor.itemsize for tensor in held) == 18 * count
 
 
 def test_on_cuda_a_step_is_one_kernel_and_goes_on_from_a_checkpoint():

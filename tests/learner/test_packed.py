@@ -13,11 +13,10 @@ from etude.algorithms.dpo import Dpo
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import Supervised
 from etude.learner import tree
-from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.packed import PackedStep
 from etude.learner.tree_model import why_not_trees
 from etude.models.policy import LoraOptions
-from tests.learner.gradients import assert_same, batch_of, gradient_of, train
+from tests.learner.gradients import assert_same, batch_of, gradient_of
 from tests.learner.trees import forest
 from tests.models.tiny_models import family, fresh_policy, policy
 
@@ -78,11 +77,10 @@ def moved(of):
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-@pytest.mark.parametrize("seed", range(3))
-def test_every_objective_has_the_gradient_of_padding(name, seed):
+def test_every_objective_has_the_gradient_of_padding(name):
     objective = OBJECTIVES[name]
     of = moved(fresh_policy())
-    batch = batch_of(units_for(objective, forest(seed, 40, temperatures=(1.0, 0.7))))
+    batch = batch_of(units_for(objective, forest(1, 40, temperatures=(1.0, 0.7))))
     assert_same(*both(of, batch, objective))
 
 
@@ -139,15 +137,6 @@ def test_lora_weights_have_the_gradient_of_padding():
     assert_same(*both(of, batch_of(forest(2, 30)), Grpo()))
 
 
-def test_steps_repeat_bit_for_bit():
-    def digest():
-        learner = Learner(fresh_policy(), LearnerOptions(learning_rate=1e-2))
-        train(learner, batch_of(forest(4, 40)), Grpo(), passes=2)
-        return learner.policy.digest()
-
-    assert digest() == digest()
-
-
 @pytest.mark.parametrize(("packing", "bonus"), [("tree", 0.0), ("tree", 0.3), ("padded", 0.3)])
 def test_chosen_tokens_without_logits_of_all_at_once(monkeypatch, packing, bonus):
     batch, objective = batch_of(forest(5, 40, temperatures=(1.0, 0.5))), Grpo(entropy_bonus=bonus)
@@ -182,8 +171,3 @@ def test_logits_are_never_there_for_all_positions(monkeypatch, name, packing):
         gradient_of(of, batch, objective, packing=packing)
     trained = sum(weight != 0 for unit in batch for one in unit for weight in one.loss_weights)
     assert largest.numbers <= max(most, 60 * 60 * 48) < trained * vocabulary
-
-
-def test_sequences_that_have_little_in_common_are_padded():
-    one, other = forest(1, 40)[:1], forest(2, 40)[:1]
-    assert not PackedStep(batch_of([*one, *other])).pays

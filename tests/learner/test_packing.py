@@ -39,29 +39,9 @@ def test_two_packs_are_never_made_where_one_has_room_for_both(sequences, token_b
             assert pack == other or together > token_budget
 
 
-def test_what_fits_is_one_pack():
-    assert packed([[(1, 2)], [(3, 4)], [(1, 3)]], 100) == ([[0, 1, 2]], [5])
-
-
-def test_trees_that_fit_stay_whole():
-    first, second = ([[(*prompt, answer)] for answer in range(4)] for prompt in ((7, 7), (8, 8)))
-    found, sizes = packed([first[0], second[0], first[1], second[1], *first[2:], *second[2:]], 7)
-    assert sorted(found) == [[0, 2, 4, 5], [1, 3, 6, 7]]
-    assert sizes == [6, 6]
-
-
 def test_a_tree_that_is_too_large_is_cut_where_its_prompt_is_repeated_least():
     system = (1, 2, 3, 4)
     units = [[(*system, question, answer)] for question in (7, 8) for answer in range(3)]
     found, sizes = packed(units, 9)
     assert found == [[0, 1, 2], [3, 4, 5]]
     assert sizes == [8, 8]
-
-
-def test_a_unit_above_the_budget_takes_along_only_what_is_a_part_of_it():
-    assert packed([[tuple(range(20))], [(1,)], [(2,)]], 5)[0] == [[0], [1, 2]]
-    conversation = tuple(range(20))
-    assert packed([[conversation[:8]], [(1,)], [conversation], [conversation[:14]]], 5) == (
-        [[0, 2, 3], [1]],
-        [20, 1],
-    )

@@ -11,8 +11,6 @@ import torch
 
 from etude.algorithms.grpo import Grpo
 from etude.learner.launch import LocalLauncher
-from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.team import Team
 from etude.models.weights import load_tensors
 from tests.learner.gradients import train
 from tests.learner.team_process import CASES, SHARDED, STEP, batch, learner_of, trained, trained_on_few
@@ -140,13 +138,3 @@ def test_a_process_that_hangs_is_waited_for_so_long_and_no_longer(tmp_path):
     done = launched("hangs", tmp_path, TEAM_TIMEOUT="5")
     assert done.returncode != 0
     assert "lost: another process of this training ended, or does not answer" in done.stderr
-
-
-def test_a_process_alone_is_a_team(two):
-    team = Team()
-    assert team.leads and team.sum({"loss": 0.1}) == {"loss": 0.1}
-    assert team.any(True) and not team.any(False)
-    weights = torch.nn.Parameter(torch.ones(2))
-    team.sum_gradients([weights])
-    assert weights.grad is None
-    assert Learner(learner_of("tree", "full").policy, LearnerOptions()).team.size == 1

@@ -45,11 +45,3 @@ def test_what_comes_before_a_token_is_told_by_where_subtrees_end(sequences):
         for depth, place in enumerate(path):
             before = [k for k in range(len(tree)) if k <= place < tree.ends[k]]
             assert before == path[: depth + 1].tolist()
-
-
-def test_a_prompt_with_three_answers():
-    tree = token_tree([(5, 6, 8), (5, 6, 7), (5, 6)])
-    assert tree.ids.tolist() == [5, 6, 7, 8]
-    assert tree.depths.tolist() == [0, 1, 2, 2]
-    assert tree.ends.tolist() == [4, 4, 3, 4]
-    assert [path.tolist() for path in tree.paths] == [[0, 1, 3], [0, 1, 2], [0, 1]]

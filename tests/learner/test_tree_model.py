@@ -56,17 +56,3 @@ def test_a_model_whose_logits_come_out_otherwise_does_not_take_trees():
 
     of.model.forward = squared
     assert "are off by" in why_not_trees(of.model)
-
-
-def test_a_window_that_is_not_told_to_the_attention_is_found_out():
-    of = family("MistralConfig", sliding_window=6)
-    of.model.config.sliding_window = None
-    of.model.config.layer_types = ["sliding_attention"] * 2
-    assert "not all layers" in why_not_trees(of.model)
-
-
-def test_trying_a_model_leaves_it_as_it_was():
-    of = fresh_policy()
-    usual = of.model.config._attn_implementation
-    why_not_trees(of.model)
-    assert of.model.config._attn_implementation == usual

@@ -27,56 +27,36 @@ def read(text, schema):
     ("text", "schema", "value"),
     [
         ("True", BOOLEAN, True),
-        ("true", BOOLEAN, True),
         (" False\n", BOOLEAN, False),
-        ("maybe", BOOLEAN, "maybe"),
         ("1", BOOLEAN, "1"),
         ("True", STRING, "True"),
-        ("True", INTEGER, "True"),
         ("None", NULL, None),
         ("null", {"anyOf": [INTEGER, NULL]}, None),
         ("None", {"type": ["string", "null"]}, None),
         ("null", {"type": "integer", "nullable": True}, None),
         ("null", STRING, "null"),
-        ("None", INTEGER, "None"),
         ("7", {"anyOf": [INTEGER, NULL]}, 7),
-        ("-7", INTEGER, -7),
-        ("7.0", INTEGER, 7.0),
         ("7.5", INTEGER, "7.5"),
-        ("7", NUMBER, 7),
         ("1e-07", NUMBER, 1e-7),
-        ("NaN", NUMBER, "NaN"),
         ("9" * 30, INTEGER, int("9" * 30)),
         ("123", STRING, "123"),
-        ("123", {"anyOf": [STRING, NULL]}, "123"),
         ("123", {"oneOf": [STRING, INTEGER]}, 123),
-        ("abc", {"oneOf": [STRING, INTEGER]}, "abc"),
-        ("", STRING, ""),
         ("  a\n\n b\n", STRING, "  a\n\n b\n"),
-        ("[1, 2]", STRING, "[1, 2]"),
         ("[true, null]", ARRAY, [True, None]),
         ("['a', True, None]", ARRAY, ["a", True, None]),
-        ("[1, 2", ARRAY, "[1, 2"),
         ('{"a": {"b": null}}', OBJECT, {"a": {"b": None}}),
         ("{'a': False}", OBJECT, {"a": False}),
-        ("{1, 2}", OBJECT, "{1, 2}"),
         ("{}", {"$ref": "#/$defs/Place"}, {}),
         ("3", {"$ref": "#/$defs/a~1b"}, 3),
         ("1", {"$ref": "#/$defs/Colour"}, "1"),
-        ("3", {"$ref": "#/$defs/nobody"}, 3),
-        ("2", {"enum": [1, 2]}, 2),
         ("2", {"enum": ["1", "2", None]}, "2"),
         ("None", {"enum": ["1", "2", None]}, None),
         ("True", {"const": True}, True),
         ("1", {"allOf": [{"anyOf": [INTEGER, STRING]}, STRING]}, "1"),
-        ("50", {"type": "integer", "maximum": 10}, 50),
         ("True", {}, True),
-        ("abc", {}, "abc"),
         ('"abc"', {}, '"abc"'),
         ("True", True, True),
-        ("True", {"enum": 5}, True),
         ("True", {"anyOf": BOOLEAN, "allOf": BOOLEAN, "oneOf": 5}, True),
-        ("True", {"type": [BOOLEAN, "boolean"]}, True),
         ("[" * 5000, ARRAY, "[" * 5000),
     ],
 )
@@ -94,10 +74,6 @@ def test_an_argument_that_is_not_declared_is_what_others_may_be():
     texts["function"]["parameters"]["additionalProperties"] = STRING
     assert typed({"y": "3"}, "f", [free]) == {"y": 3}
     assert typed({"y": "3"}, "f", [texts]) == {"y": "3"}
-
-
-def test_the_arguments_of_an_unknown_tool_stay_texts():
-    assert typed({"x": "3"}, "g", [tool(x=INTEGER)]) == {"x": "3"}
 
 
 QWEN = "\n<function=f>\n<parameter=x>\n{}\n</parameter>\n<parameter=y>\n{}\n</parameter>\n</function>\n"
@@ -156,9 +132,3 @@ def test_strings_of_python_calls_are_escaped_or_raw():
         ("f", {"a": "it's\nC:\\new", "b": True}),
         ("g", {"c": ""}),
     ]
-
-
-@pytest.mark.parametrize("parameters", ["x", [], {"properties": []}, {"properties": 5}])
-def test_a_schema_that_is_none_allows_all(parameters):
-    wrong = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    assert typed({"x": "True"}, "f", [wrong]) == {"x": True}

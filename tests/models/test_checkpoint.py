@@ -81,18 +81,10 @@ def assert_taken(folder: Path) -> Policy:
     ("config", "weights", "told"),
     [
         (None, lambda held: held.pop(UP), [f"its files have no {UP}"]),
-        (None, lambda held: held.pop(EMBEDDING), ["have no", EMBEDDING]),
         ({"tie_word_embeddings": False}, None, [f"its files have no {HEAD}"]),
         ({"num_hidden_layers": 3}, None, ["have no model.layers.2.", "and 4 more"]),
-        ({"attention_bias": True}, None, ["have no model.layers.0.self_attn.k_proj.bias"]),
-        ({"num_hidden_layers": 1}, None, ["no use for: model.layers.1."]),
         (None, lambda held: held.update({"v_head.weight": torch.ones(1, 32)}), ["no use for: v_head.weight"]),
         ({"vocab_size": 400}, None, [f"have another shape of {EMBEDDING} ([", ", 32], and [400, 32] by"]),
-        (
-            {"intermediate_size": 64},
-            None,
-            ["layers.0.mlp.up_proj.weight ([48, 32], and [64, 32] by", "and 1 more"],
-        ),
         (
             None,
             lambda held: held.update({HEAD: torch.zeros_like(held[EMBEDDING])}),
@@ -123,14 +115,6 @@ def test_shards_that_are_missing_are_refused(folder, tmp_path):
     index = json.loads((sharded / "model.safetensors.index.json").read_text())
     (sharded / index["weight_map"][UP]).unlink()
     assert_refused(sharded, "cannot load the model", index["weight_map"][UP])
-
-
-def test_files_that_are_cut_short_or_not_there_are_refused(folder):
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-    assert_refused(folder, "cannot load the model")
-    path.unlink()
-    assert_refused(folder, "cannot load the model", "model.safetensors")
 
 
 def test_weights_of_pickled_files_are_held_to_the_config_as_well(folder):
@@ -167,13 +151,6 @@ def test_weights_that_a_model_is_known_to_come_with_are_no_fault(tmp_path):
         assert_taken(folder)
 
 
-def test_nothing_is_logged_of_what_the_error_says(folder, caplog):
-    assert_refused(changed(folder, {"num_hidden_layers": 3}), "model.layers.2.")
-    apart = changed(folder, {"num_hidden_layers": 2}, lambda held: held.update({HEAD: held[EMBEDDING] + 1}))
-    assert_refused(apart, "two weights that the config says are one")
-    assert not caplog.records
-
-
 def _resized(folder: Path, rows: int) -> None:
     def cut(held: Weights) -> None:
         held[EMBEDDING] = held[EMBEDDING][:rows].clone()
@@ -201,13 +178,9 @@ def test_a_token_that_was_added_is_refused_where_a_prompt_has_it(folder):
     ("name", "content", "told"),
     [
         ("config.json", {"num_attention_heads": 7}, "not a multiple of the number of attention heads (7)"),
-        ("config.json", {"num_hidden_layers": "two"}, "'num_hidden_layers' expected int, got str"),
         ("config.json", {"hidden_act": "nonesuch"}, "(KeyError: 'nonesuch'); get them again"),
-        ("config.json", {"num_attention_heads": 0}, "get them again"),
-        ("generation_config.json", "[1]", "get them again"),
         ("tokenizer.json", "{}", "(KeyError: 'added_tokens'); get them again"),
         ("model.safetensors", "version https://git-lfs.github.com/spec/v1", "too large); get them again"),
-        ("pytorch_model.bin", "abc", "get them again"),
         ("pytorch_model.bin", "cos\nsystem\n.", "damaged, or holds more than numbers; get the files again"),
     ],
 )
@@ -219,9 +192,3 @@ def test_files_that_transformers_stumbles_over_are_refused(folder, name, content
     if name == "pytorch_model.bin":
         (folder / "model.safetensors").unlink()
     assert_refused(folder, f"cannot load the model '{folder}': ", told)
-
-
-def test_a_missing_tokenizer_is_told_in_a_whole_sentence(folder):
-    for file in folder.glob("tokenizer*"):
-        file.unlink()
-    assert_refused(folder, "backend tokenizer from one of: (1) a `tokenizers` library serialization file")

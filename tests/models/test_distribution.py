@@ -51,19 +51,6 @@ def test_truncation_among_few_and_many_likely_tokens(changes, spread):
     assert len(set(mine) ^ set(theirs)) <= (1 if len(theirs) > 1000 else 0)
 
 
-def test_of_equal_tokens_the_first_stay():
-    assert kept([0.0] * 2000, Sampling(top_k=3)) == [0, 1, 2]
-    assert kept([0.0] * 1500 + [1.0], Sampling(top_k=3)) == [0, 1, 1500]
-    assert kept([0.0] * 4, Sampling(top_p=0.5)) == [0, 1]
-
-
-def test_rows_without_a_shape_stay_as_they_are():
-    logits = torch.randn(3, 40)
-    made = shaped(logits, [None, Shape(Sampling(temperature=0.5, top_k=2)), None])
-    assert torch.equal(made[[0, 2]], logits[[0, 2]])
-    assert int(made[1].isfinite().sum()) == 2
-
-
 def constrained(model, count: int, **changes):
     sampling = Sampling(constraint=Constraint("json_object"), **changes)
     return [model.speech.grammars.shaper(sampling, (8, 9)) for _ in range(count)]

@@ -65,56 +65,6 @@ def test_arguments_of_every_kind_come_back(name):
     assert not unread_values(template(name))
 
 
-PROPERTIES = {
-    "on": {"type": "boolean"},
-    "until": {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None},
-    "note": {"type": "string"},
-    "label": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None},
-    "place": {"$ref": "#/$defs/Place"},
-}
-PLACE = {"type": "object", "properties": {"city": {"type": "string"}, "is_far": {"type": "boolean"}}}
-SWITCH = {
-    "type": "function",
-    "function": {
-        "name": "switch",
-        "description": "Switch the light.",
-        "parameters": {
-            "type": "object",
-            "properties": {key: {"description": key, **schema} for key, schema in PROPERTIES.items()},
-            "required": ["on"],
-            "$defs": {"Place": PLACE},
-        },
-    },
-}
-STEPS = (
-    {"on": True, "until": None, "note": "False", "label": "12"},
-    {"on": False, "until": 7, "note": "None\n\n  of it", "label": None},
-    {"on": True, "place": {"city": "Rome", "is_far": False}},
-)
-
-
-@pytest.mark.parametrize("name", WITH_TOOLS)
-def test_a_conversation_of_calls_is_read_step_by_step(name):
-    of, messages, earlier = template(name), [QUESTION], []
-    for step, arguments in enumerate(STEPS):
-        request = ChatRequest(tuple(messages), (SWITCH,), earlier=tuple(earlier))
-        function = {"name": "switch", "arguments": json.dumps(arguments)}
-        call = {"id": f"call{step:05d}", "type": "function", "function": function}
-        prompt, answer = of.prompt(request).ids, {"role": "assistant", "content": "", "tool_calls": [call]}
-        ids = of.written_ids(request, answer)
-        message = of.parse(of.decode(ids[:-1]), [SWITCH], ids=ids, prompt_ids=prompt, first_call=len(earlier))
-        (found,) = message["tool_calls"]
-        assert found["id"] == call["id"]
-        assert json.dumps(json.loads(found["function"]["arguments"]), sort_keys=True) == json.dumps(
-            arguments, sort_keys=True
-        )
-        earlier.append(answered(request, Completion(message, prompt_ids=prompt, completion_ids=ids), step))
-        messages += [
-            message,
-            {"role": "tool", "tool_call_id": found["id"], "name": "switch", "content": "ok"},
-        ]
-
-
 def test_a_call_ends_a_thought_that_the_prompt_opened():
     of = template("deepseekv3")
     prompt, ids = cut("deepseekv3", "a call")
@@ -131,23 +81,12 @@ def test_a_call_ends_a_thought_that_the_prompt_opened():
     assert drafted["content"] == "No."
 
 
-@pytest.mark.parametrize("name", sorted(WITHOUT_TOOLS))
-def test_the_others_show_no_tools(name):
-    of = template(name)
-    assert of.prompt(ChatRequest((QUESTION,))) == of.prompt(ChatRequest((QUESTION,), (TOOL,)))
-
-
 def test_calls_that_a_template_only_shows_are_read_by_the_tokens_of_its_tokenizer():
     ids = template("lfm2").rendering.ids_of(["<|tool_call_start|>[f(a=1, b='x', c=true)]<|tool_call_end|>"])[
         0
     ]
     (call,) = read("lfm2", (), ids)["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"a": 1, "b": "x", "c": True}
-
-
-@pytest.mark.parametrize("name", THINKING)
-def test_thinking_is_a_part_of_its_own(name):
-    assert not template(name).family().missing("thinking")
 
 
 def test_tags_are_text_where_the_template_knows_no_thinking():
@@ -219,18 +158,6 @@ def test_thinking_that_a_family_drops_makes_a_branch_on_purpose(name):
         assert prompt.ids[: len(prompt_ids + ids)] == prompt_ids + ids
 
 
-def test_thinking_that_was_changed_is_another_conversation():
-    of = template("qwen3_8")
-    one = ChatRequest((QUESTION,))
-    ids = of.written_ids(one, PROBES["thinking"])
-    call = answered(one, Completion(PROBES["thinking"], prompt_ids=of.prompt(one).ids, completion_ids=ids))
-    changed = {**PROBES["thinking"], "reasoning_content": "Something else."}
-    prompt = of.prompt(ChatRequest((QUESTION, changed, MORE), earlier=(call,)))
-    assert prompt.fault is None
-    assert "Something else." in of.decode(prompt.ids)
-    assert THOUGHT not in of.decode(prompt.ids)
-
-
 def test_a_typed_out_tag_is_no_call():
     tag = '<tool_call>\n{"name": "probed_name", "arguments": {}}\n</tool_call>'
     of = template("qwen3")
@@ -262,13 +189,6 @@ def test_an_effort_that_a_template_has_no_word_for_can_still_be_none():
     assert asked("llama3_1", "none") == asked("llama3_1", None)
 
 
-def test_thinking_can_be_turned_off_where_there_is_none():
-    off = ChatRequest((QUESTION,), template_options={"enable_thinking": False})
-    assert template("llama3_1").prompt(off) == template("llama3_1").prompt(ChatRequest((QUESTION,)))
-    with pytest.raises(EngineError, match="has no option 'enable_thinking'"):
-        template("deepseek_r1_distill").prompt(off)
-
-
 def test_an_option_that_the_template_does_not_know_is_refused_by_name():
     request = ChatRequest((QUESTION,), template_options={"thinking_budget": 7})
     with pytest.raises(EngineError, match=r"has no option 'thinking_budget'.*enable_thinking"):
@@ -276,24 +196,3 @@ def test_an_option_that_the_template_does_not_know_is_refused_by_name():
     for own in ("messages", "add_generation_prompt", "tokenize", "bos_token"):
         with pytest.raises(EngineError, match="has no option"):
             template("llama3_1").prompt(ChatRequest((QUESTION,), template_options={own: "x"}))
-
-
-def test_other_options_than_before_are_drift():
-    of = template("qwen3")
-    one = ChatRequest((QUESTION,))
-    ids = of.written_ids(one, PROBES["a call"])
-    call = answered(one, Completion(PROBES["text"], prompt_ids=of.prompt(one).ids, completion_ids=ids))
-    options = {"enable_thinking": False}
-    prompt = of.prompt(
-        ChatRequest((QUESTION, PROBES["text"], MORE), earlier=(call,), template_options=options)
-    )
-    assert str(prompt.fault) == "template options: other ones than before are set"
-
-
-def test_families_are_told_apart_by_their_templates():
-    names = {
-        name: template(name).family().reader.name for name in ("qwen3", "qwen3_5_think", "qwen3_8", "glm4moe")
-    }
-    assert names == {"qwen3": "qwen3", "qwen3_5_think": "qwen3.5", "qwen3_8": "qwen3.8", "glm4moe": "glm-4.5"}
-    ways = {template(name).family().reader.way for name in ("gptoss", "lfm2_v2", "mistral_v3")}
-    assert ways == {"a response template of Etude"}

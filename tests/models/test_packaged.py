@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import pytest
 
 from etude.core.errors import RequestError
 from etude.inference.local import LocalLlmConfig
-from etude.models.packaged import SHA256
 from etude.models.policy import Policy
-from etude.models.source import PACKAGED, keep_base, locate, require_base
+from etude.models.source import PACKAGED, locate
 from etude.models.speech import Speech
 from etude.preflight.finding import Findings
 from etude.preflight.local_model import check_local_model, outline
-from etude.store.journal import Journal
 from tests.models.test_source import hub_away as hub_away
 from tests.pretrained import needs_real_model, real_gguf, real_model
 
@@ -35,31 +32,9 @@ def test_a_gguf_file_is_the_model_that_was_unpacked_from_it():
     assert packed.tokenizer.tokenize("a\n\n12") == ["a", "ĊĊ", "1", "2"]  # As the model's own tokenizer.
 
 
-def test_the_file_is_the_one_whose_digest_is_known():
-    assert hashlib.sha256(real_gguf().read_bytes()).hexdigest() == SHA256
-
-
 @pytest.mark.usefixtures("hub_away")
 def test_where_the_hub_is_away_its_name_is_the_folder_that_was_made():
     assert locate(PACKAGED) == str(real_model())
-
-
-def test_what_cannot_be_quantised_again_is_refused():
-    with pytest.raises(RequestError, match="4bit"):
-        Policy.load(real_gguf(), quantization="4bit")
-
-
-async def test_a_run_knows_its_file_again(tmp_path: Path):
-    """And refuses to go on from another one."""
-    file = tmp_path / "base.gguf"
-    file.symlink_to(real_gguf())
-    with Journal(tmp_path / "run.db") as journal:
-        await keep_base(journal, "policy", str(file))
-        assert require_base(journal, "policy", str(file))
-        file.unlink()
-        file.write_bytes(b"GGUF")
-        with pytest.raises(RequestError, match=r"base\.gguf is changed"):
-            require_base(journal, "policy", str(file))
 
 
 def test_a_broken_file_is_a_sentence(tmp_path: Path):

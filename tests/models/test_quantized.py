@@ -11,7 +11,7 @@ from etude.algorithms.grpo import Grpo
 from etude.backends.local_adapter import LocalAdapter
 from etude.backends.local_config import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig
-from etude.core.errors import CapabilityError, MissingExtraError, RequestError
+from etude.core.errors import CapabilityError, RequestError
 from etude.inference.decoder import make_decoder
 from etude.inference.local import LocalLlmConfig
 from etude.models import lora
@@ -46,17 +46,6 @@ def test_a_model_is_loaded_as_nf4_with_scales_that_are_quantised_too():
 def test_other_devices_are_refused_by_name(device):
     with pytest.raises(RequestError, match=f"needs a CUDA device.*'{device}': leave"):
         lora.require_four_bits(torch.device(device))
-
-
-def test_the_extra_is_named_where_it_is_missing(monkeypatch):
-    monkeypatch.setattr(lora, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"pip install .*\[bnb\]"):
-        lora.require_four_bits(CUDA)
-
-
-def test_nothing_is_loaded_where_it_is_refused(folder):
-    with pytest.raises(RequestError, match="needs a CUDA device"):
-        Policy.load(folder, device="cpu", quantization="4bit")
 
 
 def checked(folder, lora):

@@ -30,11 +30,6 @@ def call(name, arguments, number=0):
     return {"id": f"call{number:05d}", "type": "function", "function": function}
 
 
-def test_plain_text_is_the_content():
-    assert parse("it is 3.") == {"role": "assistant", "content": "it is 3."}
-    assert parse("") == {"role": "assistant", "content": ""}
-
-
 @pytest.mark.parametrize("syntax", SYNTAXES)
 @given(text=st.text(alphabet="ab :=/]}>|.\n", max_size=12))
 def test_text_without_a_mark_is_what_the_parser_makes_of_it(syntax, text):
@@ -44,14 +39,6 @@ def test_text_without_a_mark_is_what_the_parser_makes_of_it(syntax, text):
     parsing = TemplateReader(syntax, decode, SYNTAXES[syntax], is_own=True)
     for tools in ((), (CALCULATOR,)):
         assert known.read((), ids, tools) == parsing.read((), ids, tools)
-
-
-def test_a_tool_call_has_its_arguments_as_json_text():
-    assert parse(TAGGED) == {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [call("calculator", {"a": 1})],
-    }
 
 
 def test_several_calls_and_text_are_kept_apart_and_calls_are_numbered_through_the_conversation():
@@ -66,31 +53,11 @@ def test_several_calls_and_text_are_kept_apart_and_calls_are_numbered_through_th
         "<tool_call>{not json}</tool_call>",
         '<tool_call>{"name": "calculator", "arguments": {}',
         "<tool_call>[1]</tool_call>",
-        '<tool_call>{"arguments": {}}</tool_call>',
-        '<tool_call>{"name": 3}</tool_call>',
         f"{TAGGED}<tool_call>broken</tool_call>",
     ],
 )
 def test_a_malformed_call_stays_in_the_content_where_the_agent_can_see_it(text):
     assert parse(text) == {"role": "assistant", "content": text}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "wire"),
-    [('"{oops"', "{oops"), ("[1]", "[1]"), ('{"é": "ü"}', '{"é": "ü"}'), ("null", "null")],
-)
-def test_arguments_of_any_kind_are_handed_on(arguments, wire):
-    found = parse(f'<tool_call>{{"name": "calculator", "arguments": {arguments}}}</tool_call>')
-    assert found["tool_calls"][0]["function"]["arguments"] == wire
-
-
-def test_arguments_may_be_left_out():
-    found = parse('<tool_call>{"name": "calculator"}</tool_call>')
-    assert found["tool_calls"] == [call("calculator", {})]
-
-
-def test_without_tools_nothing_is_a_call():
-    assert parse(TAGGED, tools=()) == {"role": "assistant", "content": TAGGED}
 
 
 FORMS = [
@@ -106,7 +73,6 @@ FORMS = [
         "<|channel|>commentary json<|message|>{}",
         ("", "I look.", [("f", {})]),
     ),
-    ("gpt-oss", "<|channel|>analysis<|message|>Hm, and", ("Hm, and", "", [])),
     (
         "deepseek-v3",
         "<think>Hm.</think>So<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
@@ -124,7 +90,6 @@ FORMS = [
         "<|tool_call_start|>[f(1)]<|tool_call_end|>",
         ("", "<|tool_call_start|>[f(1)]<|tool_call_end|>", []),
     ),
-    ("lfm-2", "<|tool_call_start|>[f()]", ("", "<|tool_call_start|>[f()]", [])),
     ("lfm-2", "<|tool_call_start|>[" + "(" * 9999 + "]<|tool_call_end|>", None),
     (
         "mistral",
@@ -142,7 +107,6 @@ FORMS = [
         '"parameters": {"a": 1}}]<|END_ACTION|>',
         ("Hm.", "", [("f", {"a": 1})]),
     ),
-    ("cohere-2", "<|START_RESPONSE|>Yes.<|END_RESPONSE|>", ("", "Yes.", [])),
     (
         "muse-glimmer",
         " to=self<|message|>Hm.<|eom|><|start|>assistant to=f<|message|><atem:function_calls>\n"

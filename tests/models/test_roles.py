@@ -105,8 +105,3 @@ def test_a_message_that_is_left_out_all_the_same_is_an_error_that_names_it():
     ) as error:
         template_of(knows_no_tools).rendering.text(messages, (), {}, ask=True)
     assert error.value.param == "messages"
-
-
-def test_a_template_may_write_a_message_in_other_words():
-    louder = template_of(CHATML.replace("message.content", "message.content | upper"))
-    assert "A PROBED QUESTION?" in louder.rendering.text([QUESTION], (), {}, ask=True)

@@ -49,17 +49,12 @@ def number(**bounds: Any) -> dict[str, Any]:
 
 REFUSED: list[tuple[Any, str]] = [
     (integer(minimum=2**63, maximum=2**64), "minimum"),
-    (integer(minimum=10**400), "minimum"),
-    (integer(maximum=-(2**63) - 1), "maximum"),
     (integer(minimum=2**53 + 1), "minimum"),
-    (integer(exclusiveMinimum=2**53), "exclusiveMinimum"),
-    (number(minimum=1e19), "minimum"),
     ('{"type": "number", "minimum": 1e400}', "minimum"),
     (integer(multipleOf=2**70), "multipleOf"),
     ({"const": 2**53 + 1}, "const"),
     ({"enum": [1, 2**70]}, "enum"),
     ({"type": "object", "properties": {"a": integer(minimum=2**70)}}, "properties.a.minimum"),
-    ({"type": "object", "properties": {"default": integer(minimum=2**70)}}, "properties.default.minimum"),
     ({"anyOf": [{"type": "string"}, {"items": integer(minimum=2**70)}]}, "anyOf[1].items.minimum"),
     ({"$ref": "#/$defs/big", "$defs": {"big": integer(minimum=2**70)}}, "$defs.big.minimum"),
 ]
@@ -79,13 +74,9 @@ def test_a_number_that_cannot_be_kept_is_refused_by_its_path(
     ("schema", "inside", "outside"),
     [
         (integer(minimum=-(2**63), maximum=2**63 - 1), [0, 2**62, -(2**62)], [2**63, -(2**63) - 1]),
-        (number(minimum=-1e300, maximum=1e300), [0, -1.5, 10**18], []),
-        (integer(minimum=0, maximum=2**64 - 1), [0, 2**62], [-1, 2**64]),
-        (integer(exclusiveMinimum=-(2**63) - 1, exclusiveMaximum=2**63), [0, 2**62], [2**63]),
         (integer(minimum=2**53 - 1), [2**53 - 1, 2**53], [2**53 - 2]),
         (number(minimum=0.1, maximum=0.2), [0.1, 0.15, 0.2], [0.05, 0.25]),
         ({"const": 2**53 - 1, "default": 2**70}, [2**53 - 1], [2**53]),
-        ({"type": "string", "format": "password"}, ["a"], [1]),
         ({"type": "object", "properties": {"format": {"format": "path"}}}, [{"format": "a/b"}], ["a"]),
         ({"enum": [0.1, 3.141592653589793]}, [0.1, 3.141592653589793], [3.14159265358979]),
     ],

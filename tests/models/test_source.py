@@ -53,24 +53,16 @@ def hub_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        ("./modles/llama", "did you mean 'models/llama'?"),
         ("modles/llama", "did you mean './models/llama'?"),
-        ("models/lama", "the folder does not exist; did you mean 'models/llama'?"),
         ("models/other", "there is 'models/llama', 'models/qwen-small'"),
         ("models", "there is no config.json in that folder; there is 'models/llama', 'models/qwen-small'"),
-        ("my-modle", "there is no folder 'my-modle'; did you mean './my-model'?"),
         ("runs/r/checkpoint/v2", "did you mean 'runs/r/checkpoints/v2'?"),
-        ("runs/r/checkpoints/v3", "there is 'runs/r/checkpoints/v2'"),
         ("empty", "there is no config.json in that folder"),
         ("lora", "that folder holds LoRA weights, and no model: merge them into their base"),
         ("model.bin", "a model is a folder, or a file that ends in .gguf"),
-        ("a name with spaces", "the folder does not exist"),
         ("/nowhere/at/all", "there is no model at '/nowhere/at/all': the folder does not exist"),
-        ("~/nothing-of-the-kind", "the folder does not exist"),
-        ("~nobody-of-this-name/model", "the folder does not exist"),
         ("owner/name/", "the folder does not exist"),
         ("x" * 5000 + "/", "the folder does not exist"),
-        (Path("modles"), "did you mean 'models'?"),
     ],
 )
 def test_what_is_meant_as_a_folder_is_refused_with_the_nearest_and_without_the_hub(

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from etude.core.call import ChatRequest, Completion
 from etude.core.errors import EngineError, RequestError
-from etude.core.message import message_key
 from etude.models.template import ChatTemplate
 from tests.models.tiny_models import CALCULATOR, CHATML, FORGETFUL, SEALED, answered, said, tokenizer, user
 
@@ -44,12 +43,6 @@ def turn(template, style, messages, reply, *, earlier=(), tools=(), cut=False):
     ids = clumsy(style, reply) + (() if cut else (end_of(style),))
     message = template.parse(reply, tools)
     return prompt, answered(request, Completion(message, prompt_ids=prompt.ids, completion_ids=ids))
-
-
-def test_the_prompt_of_the_tiny_template_is_role_tokens_and_texts():
-    prompt = template_of(TINY).prompt(ChatRequest((user("what is 1 plus 2?"),)))
-    assert tokenizer().decode(prompt.ids) == "<|user|>what is 1 plus 2?<|end|><|assistant|>"
-    assert not prompt.drifted
 
 
 @STYLES
@@ -162,13 +155,6 @@ def test_other_tools_than_before_are_shown_to_the_model_and_count_as_drift():
     assert "calculator" not in tokenizer(CHATML).decode(prompt.ids)
 
 
-def test_another_conversation_is_no_drift():
-    template = template_of(TINY)
-    _, one = turn(template, TINY, [user("a")], "b")
-    prompt, _ = turn(template, TINY, [user("x")], "y", earlier=[one])
-    assert not prompt.drifted
-
-
 texts = st.text("ab 1<|>é\n", max_size=5)
 exchanges = st.lists(st.tuples(texts, texts), min_size=1, max_size=4)
 
@@ -197,28 +183,6 @@ def test_a_transcript_is_what_prompts_and_completions_make_turn_by_turn(style, e
 
 
 @STYLES
-def test_a_transcript_with_tools_is_what_prompts_and_completions_make(style):
-    template = template_of(style)
-    call = {"type": "function", "function": {"name": "calculator", "arguments": '{"a": 1}'}}
-    messages = [
-        user("what is 1 plus 2?"),
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "call00000", "content": "3"},
-        said("it is 3."),
-    ]
-    ids, sampled = template.transcript(messages, [CALCULATOR])
-    edges = [at for at in range(1, len(ids)) if sampled[at] != sampled[at - 1]]
-    start, end, second = edges
-    request = ChatRequest(tuple(messages[:1]), (CALCULATOR,))
-    reply = template.parse(template.decode(ids[start : end - 1]), [CALCULATOR])
-    assert message_key(reply) == message_key(messages[1])
-    one = answered(request, Completion(reply, prompt_ids=ids[:start], completion_ids=ids[start:end]))
-    assert template.prompt(request).ids == ids[:start]
-    following = ChatRequest((messages[0], reply, messages[2]), (CALCULATOR,), earlier=(one,))
-    assert template.prompt(following).ids == ids[:second]
-
-
-@STYLES
 @given(talks=st.lists(exchanges, max_size=4))
 @settings(max_examples=30, deadline=None)
 def test_many_transcripts_at_once_are_those_of_each_by_itself(style, talks):
@@ -230,22 +194,10 @@ def test_many_transcripts_at_once_are_those_of_each_by_itself(style, talks):
     assert found == [template.transcript(messages, [CALCULATOR]) for messages in conversations]
 
 
-def test_a_transcript_that_the_template_refuses_is_named_among_many():
-    template = template_of(CHATML + "{%- if messages[0].content == 's' %}{{ 1 + '' }}{% endif %}")
-    refused = [{"role": "system", "content": "s"}, user("a"), said("b")]
-    with pytest.raises(EngineError, match=r"refused the messages .* roles: \['system', 'user'\]"):
-        template.transcripts([[user("a"), said("b")], refused])
-
-
 def test_a_transcript_that_the_template_would_rewrite_is_refused():
     thought = said("<think>hm</think>it is 3.")
     with pytest.raises(RequestError, match="cannot extend a conversation at message 4"):
         template_of(FORGETFUL).transcript([user("a"), thought, user("b"), said("c")])
-
-
-@STYLES
-def test_a_written_answer_ends_as_the_template_ends_a_turn(style):
-    assert template_of(style).completion_ids("it is 3.") == (*ids_of(style, "it is 3."), end_of(style))
 
 
 def test_content_in_parts_is_shown_as_its_text():

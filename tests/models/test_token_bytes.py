@@ -6,8 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from llguidance.hf import from_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
@@ -58,19 +56,3 @@ def test_they_are_those_that_llguidance_knows(tokenizer: Any) -> None:
     # With this byte, which is in no text, it marks special tokens.
     [marked] = [token for token, bytes in found.items() if bytes == b"\xff"]
     assert found == {token: known.decode_bytes([token]) for token in found} | {marked: b"\xff"}
-
-
-def test_tokens_of_a_text_have_its_bytes(tokenizer: Any) -> None:
-    # To a tokenizer whose blanks are signs, that sign in a text is a blank.
-    @given(st.text(st.characters(exclude_characters="▁", codec="utf-8"), max_size=12))
-    def holds(text: str) -> None:
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        unknown = tokenizer.unk_token_id
-        if unknown is None or unknown not in ids:
-            assert b"".join(token_bytes(tokenizer, token) for token in ids) == text.encode()
-
-    holds()
-
-
-def test_a_token_that_the_tokenizer_lacks_has_none(tokenizer: Any) -> None:
-    assert token_bytes(tokenizer, len(tokenizer) + 5) == b""

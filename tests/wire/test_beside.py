@@ -14,6 +14,8 @@ import pytest
 
 from etude.wire.gateway import Gateway
 
+LONG = "x" * 100_000
+
 
 class Patient:
     """A tokenizer, and all else that is asked of a model, that has its answer once the loop has turned."""
@@ -40,12 +42,9 @@ class Patient:
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/tokenize", {"prompt": "x" * 100_000}),
-        ("/tokenize", {"messages": [{"role": "user", "content": "x" * 100_000}]}),
-        (
-            "/v1/messages/count_tokens",
-            {"model": "m", "messages": [{"role": "user", "content": "x" * 100_000}]},
-        ),
+        ("/tokenize", {"prompt": LONG}),
+        ("/tokenize", {"messages": [{"role": "user", "content": LONG}]}),
+        ("/v1/messages/count_tokens", {"model": "m", "messages": [{"role": "user", "content": LONG}]}),
     ],
 )
 async def test_the_loop_turns_while_a_long_prompt_is_tokenised(path: str, body: dict[str, Any]) -> None:

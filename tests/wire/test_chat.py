@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import pytest
@@ -97,66 +96,20 @@ def test_a_stream_says_the_same_in_pieces(completion: Completion, body: ChatBody
     assert (chunks[-1].usage is not None) == body.include_usage
 
 
-def test_tokens_are_named_by_their_ids() -> None:
-    completion = Completion(
-        {"content": "x"}, completion_ids=(5, 6), logprobs=(-0.5, -math.inf), prompt_ids=(1,)
-    )
-    body = ChatBody("m", (), logprobs=True, return_token_ids=True)
-    wire = CHAT.reply([RecordedCompletion("id", "m", completion=completion)], body, {}, created=1)
-    content = wire["choices"][0]["logprobs"]["content"]
-    assert [(token["token"], token["logprob"]) for token in content] == [
-        ("token_id:5", -0.5),
-        ("token_id:6", -9999.0),
-    ]
-    assert wire["prompt_token_ids"] == (1,)
-    assert wire["choices"][0]["token_ids"] == (5, 6)
-
-
-def test_a_request_is_taken_apart() -> None:
-    body = CHAT.parse(
-        {
-            **ASK,
-            "tools": [{"type": "function", "function": {"name": "add"}}],
-            "temperature": 0.5,
-            "max_completion_tokens": 7,
-            "stop": ["a"],
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "logprobs": True,
-            "top_logprobs": 1,
-            "n": 1,
-            "tool_choice": "auto",
-            "response_format": {"type": "text"},
-            "user": "someone",
-            "frequency_penalty": None,
-        }
-    )
-    assert body.model == "m"
-    assert body.messages == ({"role": "user", "content": "hi"},)
-    assert body.tools[0]["function"]["name"] == "add"
-    assert body.sampling == {"temperature": 0.5, "stop": ("a",), "max_tokens": 7}
-    assert (body.stream, body.include_usage, body.logprobs) == (True, True, True)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "an answer has one form"),
-        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs must have one of"),
         ({"guided_choice": []}, "guided_choice must have one of"),
         ({"tool_choice": "required"}, "there are no tools to call"),
-        ({"tool_choice": "sometimes"}, "tool_choice must be auto, none, required"),
         ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, "there is no tool 'add'"),
-        ({"logit_bias": {"5": 101}}, r"logit_bias\[5\]: Input should be less than"),
         ({"constraint": {"kind": "regex", "__main__": []}}, "parameter 'constraint' is not supported"),
         ({"messages": [{"role": "robot", "content": "x"}]}, r"messages\[0\].role must be one of"),
-        ({"messages": [{"role": "user"}]}, r"messages\[0\].content is missing"),
         (
             {"messages": [{"role": "tool", "content": "x", "tool_call_id": "c"}]},
             r"messages\[0\].tool_call_id must be the id of a tool call",
         ),
         ({"messages": []}, "messages: List should have at least 1 item"),
-        ({"messages": [{"content": "hi"}]}, r"messages\[0\] must be a dict with a role"),
         ({"tools": [{"name": "add"}]}, "a tool must be"),
     ],
 )
@@ -192,13 +145,11 @@ AS_SCHEMA = Constraint("json_schema", json.dumps(SCHEMA))
     ("form", "constraint"),
     [
         ({"response_format": {"type": "text"}}, None),
-        ({"response_format": {"type": "json_object"}}, Constraint("json_object")),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
             AS_SCHEMA,
         ),
         ({"structured_outputs": {"json": SCHEMA, "regex": None}}, AS_SCHEMA),
-        ({"structured_outputs": {"json_object": True}}, Constraint("json_object")),
         ({"structured_outputs": {"choice": ["a", "b"]}}, Constraint("choice", '["a", "b"]')),
         ({"guided_json": json.dumps(SCHEMA)}, AS_SCHEMA),
         ({"guided_regex": "a+"}, Constraint("regex", "a+")),

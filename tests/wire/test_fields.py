@@ -20,7 +20,6 @@ from anthropic.types.beta import message_create_params as beta_message_create_pa
 from openai.types import chat, completion_create_params, responses, shared_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
-from openai.types.shared_params import response_format_json_schema
 from typing_extensions import get_type_hints, is_typeddict
 
 from etude.core.call import Completion
@@ -227,8 +226,6 @@ BETA = MESSAGES | {
     "mcp_servers": (free([]), refused([{"type": "url", "url": "x", "name": "x"}])),
     "thread": refused({"type": "continue", "previous_message_id": "msg_of_another"}),
 }
-USER = {"role": "user", "content": "hi"}
-MADE = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 
 
 def said(**fields: Any) -> dict[str, Any]:
@@ -237,11 +234,6 @@ def said(**fields: Any) -> dict[str, Any]:
 
 def block(**fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [fields]}]}
-
-
-def thought(**fields: Any) -> dict[str, Any]:
-    blocks = [fields, {"type": "text", "text": "x"}]
-    return {"messages": [*ASK, {"role": "assistant", "content": blocks}, *ASK]}
 
 
 def used(result: Mapping[str, Any], use: Mapping[str, Any]) -> dict[str, Any]:
@@ -283,43 +275,6 @@ PARTS = [
         frozenset({"continuous_usage_stats"}),
     ),
     Part(
-        "/responses",
-        (response_create_params.StreamOptions,),
-        {"include_obfuscation": (free(False), refused(True))},
-        lambda found: {"stream": True, "stream_options": found},
-    ),
-    Part(
-        "/chat/completions",
-        (chat_create_params.PromptCacheOptions,),
-        {"mode": free("explicit"), "ttl": free("30m")},
-        lambda found: {"prompt_cache_options": found},
-    ),
-    Part(
-        "/responses",
-        (response_create_params.PromptCacheOptions,),
-        {
-            "mode": free("explicit"),
-            "prewarm": (free(False), refused(True)),
-            "ttl": free("12h"),
-        },
-        lambda found: {"prompt_cache_options": found},
-    ),
-    Part(
-        "/chat/completions",
-        (response_format_json_schema.JSONSchema,),
-        {
-            "name": free("label"),
-            "description": free("label"),
-            "strict": free(True),
-            "schema": honoured({"type": "array"}),
-            "whitespace": refused("x"),
-        },
-        lambda found: {
-            "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA, **found}}
-        },
-        frozenset({"whitespace"}),
-    ),
-    Part(
         "/chat/completions",
         (shared_params.FunctionDefinition,),
         {
@@ -343,14 +298,6 @@ PARTS = [
         },
         lambda found: said(**found),
         frozenset({"reasoning"}),
-    ),
-    Part(
-        "/chat/completions",
-        (chat.ChatCompletionToolMessageParam,),
-        {"role": refused("function"), "content": honoured("4"), "tool_call_id": refused("c2")},
-        lambda found: {
-            "messages": [*ASK, MADE, {"role": "tool", "tool_call_id": "c1", "content": "3", **found}]
-        },
     ),
     Part(
         "/responses",
@@ -377,15 +324,6 @@ PARTS = [
             "mode": refused("pro"),
         },
         lambda found: {"reasoning": found},
-    ),
-    Part(
-        "/responses",
-        (responses.ResponseTextConfigParam,),
-        {
-            "format": (honoured({"type": "json_object"}), refused({"type": "json_object", "schema": SCHEMA})),
-            "verbosity": free("low"),
-        },
-        lambda found: {"text": found},
     ),
     Part(
         "/messages",
@@ -436,23 +374,6 @@ PARTS = [
             "disable_parallel_tool_use": honoured(True),
         },
         lambda found: {"tools": [{"name": "add"}], "tool_choice": {"type": "tool", "name": "add", **found}},
-    ),
-    Part(
-        "/messages",
-        (claude.TextBlockParam,),
-        {
-            "type": refused("image"),
-            "text": honoured("y"),
-            "cache_control": free({"type": "ephemeral"}),
-            "citations": free([]),
-        },
-        lambda found: block(**{"type": "text", "text": "x", **found}),
-    ),
-    Part(
-        "/messages",
-        (claude.ThinkingBlockParam,),
-        {"type": refused("document"), "thinking": honoured("y"), "signature": free("x")},
-        lambda found: thought(**{"type": "thinking", "thinking": "x", **found}),
     ),
     Part(
         "/messages",

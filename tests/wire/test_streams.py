@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from etude.core.call import Completion, Delta, Usage
-from etude.core.errors import EngineError
+from etude.core.errors import EngineError, EpisodeError, RequestError
 from etude.wire.answers import Heading, RecordedCompletion
 from etude.wire.dialect import ChatBody
 from etude.wire.endpoint import Endpoint, EndpointServer
@@ -145,6 +145,36 @@ async def test_a_stream_that_fails_half_way_is_an_error_of_the_client() -> None:
     with pytest.raises(openai.APIError, match="the engine broke"):
         async for _ in stream:
             pass
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (EngineError("not that"), openai.InternalServerError),
+        (RequestError("not that"), openai.BadRequestError),
+        (EpisodeError("not that"), openai.ConflictError),
+    ],
+)
+async def test_errors_are_the_sdks_and_are_not_retried(error: Exception, kind: type) -> None:
+    asked = 0
+
+    async def handler(body: ChatBody) -> RecordedCompletion:
+        nonlocal asked
+        asked += 1
+        raise error
+
+    client = recording_client(handler).with_options(max_retries=2)
+    with pytest.raises(kind, match="not that") as raised:
+        await client.chat.completions.create(model="m", messages=ASK)
+    assert raised.value.response.headers["x-etude-error"] == type(error).__name__
+    assert asked == 1
+
+
+async def test_broken_json_is_refused() -> None:
+    client = recording_client(Slow())
+    response = await client._client.post("http://recorded.invalid/v1/chat/completions", content=b"{")
+    assert response.status_code == 400
+    assert "not JSON" in response.json()["error"]["message"]
 
 
 async def test_an_answer_whose_client_hangs_up_is_sampled_to_its_end(server: EndpointServer) -> None:
