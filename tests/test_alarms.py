@@ -9,7 +9,7 @@ import pytest
 
 from etude.alarms.alarm import Alarm
 from etude.backends.capabilities import Capabilities
-from etude.core.errors import CapabilityError, RunPaused
+from etude.core.errors import RunPaused
 from etude.core.history import EpochEntry
 from etude.groups.lineage import LineageLog
 from etude.store.log import EpochLog, histories
@@ -142,16 +142,6 @@ async def test_stop_ends_the_run_early_with_the_reason_also_when_it_is_resumed(r
     assert resumed.engine.requests == [] and epochs_done(run) == [1, 2]
 
 
-async def test_a_stopped_run_goes_on_when_the_alarm_is_turned_off(run):
-    run.finetuning.alarms = alarm("stop", 2)
-    await run.start(num_epochs=4)
-    resumed = again(run)
-    resumed.finetuning.alarms = alarm("off", 2)
-    await resumed.start(num_epochs=4)
-    assert epochs_done(run) == [1, 2, 3, 4]
-    assert summary_of(run)["stopped"] is None
-
-
 async def test_pause_ends_the_process_once_and_the_run_goes_on_when_it_is_resumed(run):
     run.finetuning.alarms = alarm("pause", 2, 3)
     with pytest.raises(RunPaused, match="epoch 2: this epoch is not to be trusted") as paused:
@@ -177,23 +167,6 @@ async def killed_when_it_rings(run: Run, num_epochs: int = 4) -> Run:
     with pytest.raises(Interrupted):
         await run.start(num_epochs=num_epochs)
     return again(run)
-
-
-async def test_a_pause_that_a_kill_came_before_is_made_when_the_run_is_resumed(run):
-    run.finetuning.alarms = alarm("pause", 2)
-    resumed = await killed_when_it_rings(run)
-    with pytest.raises(RunPaused):
-        await resumed.start(num_epochs=4)
-    assert resumed.engine.requests == []
-    await again(run).start(num_epochs=4)
-    assert epochs_done(run) == [1, 2, 3, 4]
-
-
-async def test_a_stop_that_a_kill_came_before_is_made_when_the_run_is_resumed(run):
-    run.finetuning.alarms = alarm("stop", 2)
-    resumed = await killed_when_it_rings(run)
-    await resumed.start(num_epochs=4)
-    assert resumed.engine.requests == [] and epochs_done(run) == [1, 2]
 
 
 def check_way_back(run: Run) -> None:
@@ -246,24 +219,6 @@ async def test_what_was_collected_ahead_of_a_rollback_is_collected_again(run, tm
     resumed = await killed_when_it_rings(ahead(other), num_epochs=5)
     await resumed.start(num_epochs=5)
     assert everything(other) == everything(run)
-
-
-@pytest.mark.parametrize("run", ["epochs"], indirect=True)
-async def test_there_is_no_way_back_where_the_present_version_is_the_best(run):
-    run.finetuning.alarms = alarm("rollback", 1)
-    await run.start(num_epochs=2)
-    (first, second) = history_of(run).epochs
-    assert first.back_to is not None and first.back_to.number == 0, "v1 was not measured by then"
-    assert second.sampled_from.number == 0
-
-
-@pytest.mark.parametrize("run", ["epochs"], indirect=True)
-async def test_a_backend_that_cannot_go_back_is_refused_before_anything_is_sampled(run):
-    run.adapter = FakeAdapter(run.path.parent / "backend")
-    run.finetuning.alarms = alarm("rollback", 3)
-    with pytest.raises(CapabilityError, match=r"'finetuning.alarms.mine' asks to go back"):
-        await run.start(num_epochs=2)
-    assert run.engine.requests == []
 
 
 async def test_an_alarm_of_one_target_ends_the_run_of_all_and_says_whose_it_is(tmp_path):

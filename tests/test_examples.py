@@ -63,12 +63,6 @@ def test_the_calculator_knows_three_operations_and_nothing_else(load, expression
     assert load("calculator", "task").calculator(expression) == value
 
 
-def test_questions_are_different_and_have_answers_of_three_digits(load):
-    questions = load("calculator", "task").draw_questions(500, random.Random(1))
-    assert len(set(questions)) == 500
-    assert {len(question.answer) for question in questions} == {3}
-
-
 def test_the_careless_agent_is_right_in_about_a_third(load):
     base = load("calculator", "base")
     rng = random.Random(1)
@@ -116,18 +110,6 @@ def test_row_and_column_of_a_move_are_tokens_of_their_own(load):
     tokenizer = build_tokenizer(texts_of(games), splits=base.PIECES)
     tokens = tokenizer.convert_ids_to_tokens(tokenizer("<row>2</row><column>3</column>")["input_ids"])
     assert tokens == ["<row>", "2", "</row><column>", "3", "</column>"]
-
-
-def test_letters_in_place_are_counted(load):
-    score = load("sort", "agent").in_place
-    example = Example("one", {"letters": "fedcba"}, "abcdef")
-    assert [score(example, said) for said in ("abcdef", "abcdfe", "", "abcdefg")] == [1, 4 / 6, 0, 6 / 7]
-
-
-def test_notes_say_what_is_to_be_read(load):
-    notes = load("extraction", "task").draw_notes(200, random.Random(1))
-    for note, order in notes.items():
-        assert all(str(value) in note for value in order.model_dump().values())
 
 
 def test_the_careless_reader_mixes_half_of_the_fields_up_and_talks_at_times(load):

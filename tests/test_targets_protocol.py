@@ -6,7 +6,6 @@ import yaml
 from etude.config.load import parse_config, resolved_yaml
 from etude.core.keys import generator
 from etude.protocols import EpisodeTree
-from etude.protocols.tree import choices
 from etude.store.episodes import iter_episodes
 from etude.store.run_folder import RunFolder
 from tests.protocols.games import agent_of
@@ -94,43 +93,6 @@ async def test_both_models_are_trained_by(run, builder, method):
         assert (job["method"], job["parent"]) == (method, 0)
 
 
-@pytest.mark.parametrize(
-    ("builder", "made"),
-    [
-        # Each juror votes once, and is answered twice: pairs come from votes that differ.
-        ({"_type": "malt", "num_generations": 2}, "dpo"),
-        ({"_type": "grpo", "num_generations": 4, "credit": "turn"}, "grpo"),
-        (
-            {"_type": "expert_iteration", "num_generations": 4, "credit": "agent", "min_reward": 1.0},
-            "supervised",
-        ),
-    ],
-    ids=["malt", "grpo by turn", "expert iteration"],
-)
-async def test_the_models_of_a_jury_are_trained_by(run, builder, made):
-    jury = {
-        "_type": "protocol",
-        "protocol": "tests.protocols.courts:jury",
-        "scenario": "tests.protocols.games:Labelled",
-        "policies": {"ann": "prover", "bob": "prover", "cid": "verifier"},
-    }
-    await run.start(play(builder, workflow=jury, agents=("ann", "cid")))
-    for name in ("prover", "verifier"):
-        (entry,) = history_of(run, name).epochs
-        assert entry.skipped is None and entry.metrics["num_trajectories"] > 0
-        with RunFolder.read(run.path) as folder:
-            assert folder.journal.get(f"groups/{name}/jobs/run-epoch-1.{name}")["method"] == made
-    with RunFolder.read(run.path) as folder:
-        trees = [EpisodeTree.from_json(record.output) for record in iter_episodes(folder.journal)]
-    for tree in trees:
-        for choice in choices(tree):
-            assert {answer.node.agent for answer in choice.answers} == {choice.agent}
-            # A juror that voted right is worth more, whatever the others said: own ballot and verdict agree.
-            values = {answer.node.decision: answer.value for answer in choice.answers}
-            right = 1.0 if tree.truth else -1.0
-            assert len(values) < 2 or values[right] > values[-right]
-
-
 async def test_malt_answers_every_turn_twice_and_validates_with_plays_that_do_not_branch(run):
     validation = {"run_configuration": {"validation_dataset": "tests.test_targets_protocol:labelled"}}
     await run.start(play({"_type": "malt", "initial_expert_iterations": 1}, 2, finetuning=validation))
@@ -159,20 +121,6 @@ async def test_expert_iteration_can_select_from_all_earlier_episodes_without_run
     assert run.requests() == {"prover": 24, "verifier": 24}
     # The rewards that are shown are those of the epoch's own episodes.
     assert [entry.metrics["episodes"] for entry in history_of(run, "verifier").epochs] == [8, 8, 8]
-
-
-async def test_an_epoch_in_which_a_model_rested_is_not_sampled_afterwards(run):
-    builder = {"_type": "expert_iteration", "num_generations": 2, "min_reward": 0.9, "rollouts": "all"}
-    late = {"offset": 1}
-    await run.start(play(builder, 2, prover=late, verifier=late))
-    assert {one.conversation.split("/")[1] for one in run.engines["prover"].requests} == {"2"}
-
-
-async def test_a_curriculum_judges_plays_by_the_values_of_their_answers(run):
-    curriculum = {"curriculum_learning": {"enabled": True, "initial_percentile": 1.0}}
-    await run.start(play({"_type": "malt", "num_generations": 1}, finetuning=curriculum))
-    (entry,) = history_of(run, "verifier").epochs
-    assert entry.metrics["filtered_trajectories"] == entry.metrics["num_trajectories"] > 0
 
 
 async def test_guesses_are_put_right(run):

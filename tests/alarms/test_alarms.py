@@ -211,13 +211,6 @@ def test_validations_are_compared_with_validations():
     assert "v1 may be worse than" in event.text and "or the others have got better" in event.text
 
 
-def test_shaped_rewards_that_have_become_constant_can_be_a_collapse():
-    """Many equal rewards outside of [0, 1] have no interval."""
-    start = validation(0, 5.0, reward_low=4.0, reward_high=6.0)
-    assert rings(RewardCollapse(), [start, validation(1, -1.0, num_scored=60)]) == ".R"
-    assert rings(RewardCollapse(), [start, validation(1, -1.0, num_scored=1)]) == ".."
-
-
 class Broken(Alarm, name="broken_for_tests"):
     def look(self, entry, earlier):
         return {}["missing"]
@@ -235,8 +228,3 @@ def test_what_is_not_named_is_on_and_warns_and_what_is_off_is_not_there():
     assert {alarm.action for alarm in names.values()} == {"warn"}
     block = FinetuneConfig(alarms={"mismatch": Mismatch(action="off"), "mine": Mismatch(above=1.0)})
     assert alarms_of(block).keys() == names.keys() - {"mismatch"} | {"mine"}
-
-
-def test_a_mean_that_rises_by_a_part_of_the_reward_is_told_with_the_best():
-    (event,) = rung(PartialReward(), earned([0.0] * 48 + [0.2] * 16, [0.2] * 64))[1]
-    assert "risen from 0.050 to 0.200, and the best has not: best 0.2 (64 of 64, none has 1)" in event.text

@@ -7,7 +7,6 @@ import re
 import resource
 import shutil
 import sqlite3
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -38,142 +37,86 @@ def refused(shown, code, *texts):
     assert [text for text in texts if not re.search(text, told)] == [], told
 
 
-@pytest.mark.parametrize("command", ["train", "check", "evaluate"])
 @pytest.mark.parametrize(
-    ("keys", "texts"),
+    ("keys", "text"),
     [
-        (
-            {"finetuning__num_epoch": 3},
-            [r"config.yml:\d+:3: key 'finetuning.num_epoch' is not known; did you mean 'num_epochs'\?"],
-        ),
-        (
-            {"workflo": "agent:play"},
-            [r"config.yml:\d+:1: key 'workflo' is not known; did you mean 'workflow'"],
-        ),
-        (
-            {"trajectory_builders__grpo__num_generation": 3},
-            [r"key 'trajectory_builders.grpo.num_generation' is not known; did you mean 'num_generations'"],
-        ),
-        (
-            {"finetuning__num_epochs": "many"},
-            [r"finetuning.num_epochs: expected an integer >= 1, found 'many'"],
-        ),
-        ({"finetuning__num_epochs": 0}, [r"expected an integer >= 1, found 0"]),
-        ({"eval__general__timeout": -1}, [r"eval.general.timeout: expected a number > 0"]),
-        ({"llms__policy___type": "locl"}, [r"there is no model type 'locl'; did you mean 'local'"]),
-        ({"trajectory_builders": []}, [r"trajectory_builders: expected a mapping"]),
-        ({"finetuning__reward_function__name": "corect"}, ["did you mean 'correct'"]),
-        ({"finetuning__seed": "${ETUDE_SEED_OF_NOBODY}"}, ["ETUDE_SEED_OF_NOBODY' is not set"]),
+        ({"finetuning__num_epoch": 3}, r"config.yml:\d+:3: key 'finetuning.num_epoch' .* 'num_epochs'"),
+        ({"finetuning__num_epochs": "many"}, "finetuning.num_epochs: expected an integer >= 1"),
+        ({"llms__policy___type": "locl"}, "'locl'; did you mean 'local'"),
+        ({"finetuning__reward_function__name": "corect"}, "did you mean 'correct'"),
+        ({"finetuning__seed": "${ETUDE_SEED_OF_NOBODY}"}, "ETUDE_SEED_OF_NOBODY"),
     ],
 )
-def test_keys_that_are_wrong(project, command, keys, texts):
+def test_keys_that_are_wrong(project, keys, text):
     change(project / "config.yml", **keys)
-    refused(etude(command, "config.yml"), WRONG, *texts)
+    refused(etude("train", "config.yml"), WRONG, text)
     assert not (project / "runs").exists()
 
 
-def test_everything_that_is_wrong_is_told_at_once(project):
-    change(project / "config.yml", finetuning__num_epochs=0, eval__genral={}, workflow="agnet:play")
-    shown = etude("train", "config.yml")
-    refused(shown, WRONG, "num_epochs", "did you mean 'general'", "did you mean 'agent'")
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["train", "confg.yml"], "confg.yml; did you mean config.yml"),
+        (["train", "nowhere/config.yml"], "there is no folder nowhere"),
+        (["train", "config.yml", "-o", "finetuning.num_epoch=3"], "-o finetuning.num_epoch: .*num_epochs"),
+        (["train", "config.yml", "-o", "finetuning.num_epochs"], "key.of.the.config=value"),
+        (["train", "config.yml", "-o", "llms.policy.model={"], "is not valid YAML"),
+        (["train", "config.yml", "--name", "../up"], "cannot name a run"),
+        (["train", "config.yml", "--dataset", "trian.jsonl"], "trian.jsonl does not exist; did you mean"),
+        (["resume", "nothing"], "there is no run 'nothing'"),
+        (["export", "train.jsonl"], "there is no run 'train.jsonl'"),
+        (["init", "."], "has agent.py, .* already"),
+    ],
+)
+def test_things_that_are_not_there(project, arguments, text):
+    refused(etude(*arguments), WRONG, text)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "texts"),
+    ("text", "told"),
     [
-        (["train", "confg.yml"], [r"there is no config file confg.yml; did you mean config.yml\?"]),
-        (["train", "nowhere/config.yml"], ["there is no folder nowhere"]),
-        (["train", "."], ["Is a directory"]),
-        (["train", "config.yml", "-o", "finetuning.num_epoch=3"], ["-o finetuning.num_epoch: .*num_epochs"]),
-        (["train", "config.yml", "-o", "finetuning.num_epochs"], ["is written key.of.the.config=value"]),
-        (["train", "config.yml", "-o", "llms.policy.model={"], ["is not valid YAML"]),
-        (["train", "config.yml", "--name", "../up"], ["cannot name a run"]),
-        (["train", "config.yml", "--dataset", "trian.jsonl"], [r"trian.jsonl does not exist; did you mean"]),
-        (["resume", "nothing"], ["there is no run 'nothing'", "there are no runs in runs"]),
-        (["runs", "show", "nothing"], ["there is no run 'nothing'"]),
-        (["export", "train.jsonl"], ["there is no run 'train.jsonl'"]),
-        (["jobs", "."], ["there is no run '.'"]),
-        (["init", "."], ["has agent.py, .* already"]),
-        (["evaluate", "--rescore", "nothing"], ["there is no run 'nothing'"]),
+        ('{"id": "1", "question": "a"\n', r"train.jsonl:1:\d+: broken JSON"),
+        ('{"question": "a"}\n', "train.jsonl:1: there is no id in column 'id'"),
+        (rows(1, "t") * 2, "train.jsonl:2: id 't0' is taken already by .*train.jsonl:1"),
     ],
 )
-def test_things_that_are_not_there(project, arguments, texts):
-    refused(etude(*arguments), WRONG, *texts)
-
-
-def test_a_config_that_is_no_yaml(project):
-    (project / "config.yml").write_text("llms:\n\tpolicy: 3\n")
-    refused(etude("train", "config.yml"), WRONG, "config.yml:2:1: not valid YAML: .* not with tabs")
-    (project / "config.yml").write_text("")
-    refused(etude("train", "config.yml"), WRONG, "the file is empty; `etude init`")
-
-
-@pytest.mark.parametrize(
-    ("text", "texts"),
-    [
-        ("", ["train.jsonl holds no examples"]),
-        ('{"id": "1", "question": "a"\n', [r"train.jsonl:1:\d+: broken JSON"]),
-        ('{"question": "a"}\n', ["train.jsonl:1: there is no id in column 'id'", "ids: from_row"]),
-        (rows(1, "t") * 2, ["train.jsonl:2: id 't0' is taken already by .*train.jsonl:1"]),
-        ("3\n", ["train.jsonl:1: a row is an object"]),
-    ],
-)
-def test_datasets_that_are_no_use(project, text, texts):
+def test_datasets_that_are_no_use(project, text, told):
     (project / "train.jsonl").write_text(text)
-    refused(etude("train", "config.yml"), WRONG, *texts)
+    refused(etude("train", "config.yml"), WRONG, told)
     assert list((project / "runs").iterdir()) == []
     checked = etude("check", "config.yml")
     assert checked.exit_code == WRONG
-    assert re.search(texts[0], checked.stdout)
+    assert re.search(told, checked.stdout)
 
 
 @pytest.mark.parametrize(
-    ("code", "texts"),
+    ("code", "text"),
     [
-        ("def play(:\n", [r"cannot import 'agent:play': .*agent.py:1: SyntaxError"]),
-        (
-            "import a_package_of_nobody\n",
-            ["cannot import 'agent:play': .*No module named 'a_package_of_nobody'"],
-        ),
-        ("1 / 0\n", [r"agent.py:1: ZeroDivisionError"]),
-        ("def plya(example, episode): ...\n", [r"has no 'play'; did you mean 'agent:plya'\?"]),
-        (
-            f"{CORRECT}def play(): ...\n",
-            [r"agent.py:\d+: workflow .play. is called with .example, episode., and takes"],
-        ),
+        ("def play(:\n", "agent.py:1: SyntaxError"),
+        ("import a_package_of_nobody\n", "No module named 'a_package_of_nobody'"),
+        ("def plya(example, episode): ...\n", "did you mean 'agent:plya'"),
+        (f"{CORRECT}def play(): ...\n", r"agent.py:\d+: workflow .play. is called with"),
     ],
 )
-def test_agents_that_cannot_be_imported(project, code, texts):
+def test_agents_that_cannot_be_imported(project, code, text):
     (project / "agent.py").write_text(code)
-    for command in ("train", "check"):
-        shown = etude(command, "config.yml")
-        told = shown.stderr + shown.stdout
-        assert shown.exit_code == WRONG, told
-        assert "Traceback" not in told
-        assert [text for text in texts if not re.search(text, told)] == [], told
+    refused(etude("train", "config.yml"), WRONG, text)
 
 
 @pytest.mark.parametrize(
     ("code", "texts"),
     [
         (PLAY + "    raise ValueError('no idea')\n", [r"raised: 2", r"agent.py:\d+: ValueError: no idea"]),
-        (PLAY + "    return None\n", ["no_output: 2", "the workflow returned None; return its answer"]),
-        (
-            PLAY + "    import asyncio\n    await asyncio.sleep(3600)\n    return ''\n",
-            [r"timeout: 2", "no output within 0.3 s"],
-        ),
         (
             "def play(example, episode):\n    import threading\n    threading.Event().wait()\n",
             [r"timeout: 2", "no output within 0.3 s"],
         ),
-        (PLAY + "    raise SystemExit(3)\n", [r"agent.py:\d+: .*SystemExit: 3"]),
-        (PLAY + "    return object()\n", ["no_output: 2", "the output cannot be kept"]),
         (
             PLAY + "    return (await episode.chat([{'role': 'user', 'content': 'broken'}])).text\n",
             ["call_failed: 2", "the endpoint answered 500 five times"],
         ),
     ],
-    ids=["raises", "none", "never", "never in a thread", "exits", "no json", "no answer"],
+    ids=["raises", "never in a thread", "no answer"],
 )
 def test_agents_that_fail(project, code, texts):
     (project / "agent.py").write_text(CORRECT + code)
@@ -189,13 +132,11 @@ ANSWER = PLAY + "    return (await episode.chat([{'role': 'user', 'content': 'q'
 @pytest.mark.parametrize(
     ("body", "texts"),
     [
-        ("return float('nan')", [r"score:correct: 2", "the evaluator returned nan"]),
-        ("return None", ["the evaluator returned None; a score is a number"]),
-        ("return 'good'", ["the evaluator returned a str"]),
+        ("return float('nan')", [r"score:correct: 2", "nan"]),
         ("return output['score']", [r"agent.py:\d+: TypeError"]),
-        ("import time; time.sleep(30)", ["the evaluator took longer than 0.3 s"]),
+        ("import time; time.sleep(30)", ["longer than 0.3 s"]),
     ],
-    ids=["nan", "none", "text", "raises", "never"],
+    ids=["nan", "raises", "never"],
 )
 def test_evaluators_that_fail_are_no_zero(project, body, texts):
     evaluators = (
@@ -217,27 +158,21 @@ def test_evaluators_that_fail_are_no_zero(project, body, texts):
     assert len(set(everything)) == len(everything), "a paid call was made twice"
 
 
-def test_a_model_that_is_not_there(local):
-    change(local / "config.yml", llms__policy__model="./bsae")
-    refused(etude("train", "config.yml"), WRONG, "there is no model at './bsae': the folder does not exist")
-    assert list((local / "runs").iterdir()) == []
-
-
-def test_a_model_name_that_nobody_knows(local, monkeypatch):
-    change(local / "config.yml", llms__policy__model="nobodys-model")
-    shown = finished("train", "config.yml", folder=local)
-    refused(
-        shown,
-        WRONG,
-        "there is no folder 'nobodys-model' and no such model in the cache",
-        "HF_HUB_OFFLINE is set",
-    )
-
-
-def test_a_folder_that_holds_no_model(local):
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        ("./bsae", "the folder does not exist"),
+        ("nobodys-model", "no such model in the cache"),
+        ("empty", "cannot load the model '.*empty'"),
+        ("modles/tiny", "did you mean './models/tiny'"),
+    ],
+)
+def test_models_that_are_not_there(local, base, model, text):
     (local / "empty").mkdir()
-    change(local / "config.yml", llms__policy__model="empty")
-    refused(etude("train", "config.yml"), WRONG, "cannot load the model '.*empty'")
+    shutil.copytree(base, local / "models" / "tiny")
+    change(local / "config.yml", llms__policy__model=model)
+    refused(etude("train", "config.yml"), WRONG, text)
+    assert list((local / "runs").iterdir()) == []
 
 
 def test_an_endpoint_that_does_not_answer(project):
@@ -251,8 +186,7 @@ def test_a_run_folder_of_another_version(project):
     assert etude("train", "config.yml", "--name", "r").exit_code == 0
     with sqlite3.connect(project / "runs/r/run.db") as database:
         database.execute("PRAGMA user_version=99")
-    for arguments in (["resume", "r"], ["runs", "show", "r"], ["jobs", "r"], ["export", "r"]):
-        refused(etude(*arguments), FAILED, "has schema version 99, and this version of etude reads version 2")
+    refused(etude("resume", "r"), FAILED, "has schema version 99")
     listed = json.loads(etude("runs", "list", "--json").stdout)
     assert [run["state"] for run in listed] == ["unreadable"]
 
@@ -284,40 +218,21 @@ def test_without_torch(tmp_path, base):
 
 
 def test_a_limit_on_the_size_of_files_loses_nothing(tmp_path):
-    _disk_fills_up(tmp_path, tmp_path / "runs", limit=120_000)
-
-
-def test_a_full_disk_loses_nothing(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a small disk is not allowed here")
-    try:
-        _disk_fills_up(tmp_path, disk, limit=None)
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
-
-
-def _disk_fills_up(folder: Path, runs: Path, limit: int | None) -> None:
-    config = scripted_project(folder)
-    (folder / "train.jsonl").write_text(rows(60, "t"))
-    change(config, finetuning__output_dir=str(runs), llms__policy__log=str(folder / "log"))
+    config = scripted_project(tmp_path)
+    (tmp_path / "train.jsonl").write_text(rows(60, "t"))
+    change(config, llms__policy__log=str(tmp_path / "log"))
 
     def small_files() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (120_000, 120_000))
 
-    options = {} if limit is None else {"preexec_fn": small_files}
-    shown = started_anew("train", "config.yml", "--name", "r", folder=folder, **options)
+    shown = started_anew("train", "config.yml", "--name", "r", folder=tmp_path, preexec_fn=small_files)
     refused(shown, FAILED, "disk", "free some space", "next: etude resume")
-    kept = _calls(runs / "r")
+    kept = _calls(tmp_path / "runs" / "r")
     assert kept
-    if limit is None:
-        subprocess.run(["mount", "-o", "remount,size=50m", str(runs)], check=True)
-    mended = finished("resume", str(runs / "r"), folder=folder)
+    mended = finished("resume", "r", folder=tmp_path)
     assert mended.returncode == 0, mended.stderr
-    assert kept <= _calls(runs / "r")
-    sampled = (folder / "log").read_text().splitlines()
+    assert kept <= _calls(tmp_path / "runs" / "r")
+    sampled = (tmp_path / "log").read_text().splitlines()
     # Only what was on its way to the disk when it filled up was sampled again.
     assert len(sampled) - len(set(sampled)) <= 64
 
@@ -325,47 +240,3 @@ def _disk_fills_up(folder: Path, runs: Path, limit: int | None) -> None:
 def _calls(run: Path) -> set[str]:
     with sqlite3.connect(run / "run.db") as database:
         return {key for (key,) in database.execute("SELECT key FROM steps WHERE key LIKE '%/call/%'")}
-
-
-def test_a_part_that_does_not_fit_leaves_the_rest_of_its_module_alone(project):
-    code = "import etude\n\n\n@etude.evaluator\ndef lonely(example):\n    return 1.0\n\n\n"
-    code += "@etude.workflow\ndef empty():\n    return ''\n\n\n"
-    code += "@etude.workflow\nasync def fine(example, episode):\n    return 'yes'\n"
-    (project / "bad.py").write_text(code)
-    well = etude("evaluate", "config.yml", "-o", "workflow=bad:fine")
-    assert well.exit_code == 0, well.stderr
-    for override, told in (
-        (
-            "workflow=bad:empty",
-            r"bad.py:9: workflow 'empty' is called with \(example, episode\), and takes \(\)",
-        ),
-        ("eval.evaluators.correct=bad:lonely", r"bad.py:4: the evaluator lonely\(example\) cannot be called"),
-    ):
-        refused(etude("evaluate", "config.yml", "-o", override), WRONG, told)
-
-
-@pytest.mark.parametrize(
-    ("override", "told"),
-    [
-        ("workflow=no_module:x", "error: -o workflow: cannot import 'no_module:x'"),
-        ("finetuning.num_epochs=x", "error: -o finetuning.num_epochs: expected an integer >= 1, found 'x'"),
-        ("finetuning.target_model=x", "error: -o finetuning.target_model: 'llms' has no model 'x'"),
-        ("finetuning.num_epoch=3", "error: -o finetuning.num_epoch: key 'finetuning.num_epoch' is not known"),
-    ],
-)
-def test_an_override_is_named_once(project, override, told):
-    refused(etude("train", "config.yml", "-o", override), WRONG, re.escape(told))
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["serve", "modles/tiny"],
-        ["evaluate", "config.yml", "--model", "modles/tiny"],
-        ["train", "config.yml", "-o", "llms.policy.model=modles/tiny"],
-    ],
-)
-def test_a_mistyped_model_is_answered_with_the_nearest_folder(local, base, command):
-    shutil.copytree(base, local / "models" / "tiny")
-    told = "there is no folder 'modles/tiny'; did you mean './models/tiny'?"
-    refused(etude(*command), WRONG, re.escape(told))

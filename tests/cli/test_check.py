@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 
 import pytest
 
@@ -68,20 +67,6 @@ def test_a_storage_is_tried(project):
     assert "is there such a bucket or folder" in " ".join(shown.stdout.split())
 
 
-def test_nothing_is_sampled(project):
-    change(project / "config.yml", llms__policy__log=str(project / "log"))
-    assert checked("config.yml")[1] == 0
-    assert not (project / "log").exists() or (project / "log").read_text() == ""
-
-
-def test_a_table_for_people_ends_with_what_to_do(project):
-    shown = etude("check", "config.yml")
-    assert shown.exit_code == 0
-    assert "✓ workflow" in shown.stdout
-    assert "assuming " in shown.stdout
-    assert shown.stdout.rstrip().splitlines()[-1] == "next: etude train config.yml"
-
-
 def test_all_that_is_wrong_is_found_in_one_go(local):
     change(
         local / "config.yml",
@@ -99,56 +84,6 @@ def test_all_that_is_wrong_is_found_in_one_go(local):
     shown = etude("check", "config.yml")
     assert shown.exit_code == 2
     assert "✗ examples" in shown.stdout
-
-
-def test_what_the_backend_cannot_do(project):
-    change(project / "config.yml", trainer_adapters__counting__methods=["supervised"])
-    assert "'grpo'" in details(checked("config.yml")[0], "error")["training"]
-
-
-def test_the_local_backend_trains_local_models_only(project):
-    change(project / "config.yml", trainer_adapters={"local": {"_type": "local"}})
-    assert "_type: local" in details(checked("config.yml")[0], "error")["training"]
-
-
-def test_token_ids_must_be_asked_for(project):
-    judge = {"_type": "openai", "model_name": "m", "base_url": "http://localhost:1/v1"}
-    change(project / "config.yml", llms={"policy": judge}, trainer_adapters={"local": {"_type": "local"}})
-    assert checked("config.yml")[1] == 2
-
-
-def test_lora_layers_must_exist(local):
-    change(local / "config.yml", trainer_adapters__local__lora={"target_modules": ["nothing"]})
-    assert "LoRA weights do not fit" in details(checked("config.yml")[0], "error")["model policy"]
-
-
-def test_a_models_files_must_hold_what_its_config_says(local, base):
-    shutil.copytree(base, local / "half")
-    config = json.loads((local / "half" / "config.json").read_text())
-    (local / "half" / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
-    change(local / "config.yml", llms__policy__model="half")
-    assert "its files have no lm_head.weight" in details(checked("config.yml")[0], "error")["model policy"]
-
-
-def test_a_model_must_be_able_to_chat(local, base):
-    shutil.copytree(base, local / "mute")
-    (local / "mute" / "chat_template.jinja").unlink()
-    change(local / "config.yml", llms__policy__model="mute")
-    assert "has no chat template" in details(checked("config.yml")[0], "error")["model policy"]
-
-
-@pytest.mark.parametrize(
-    ("keys", "what", "text"),
-    [
-        ({"finetuning__run_configuration": {}}, "validation", "no validation dataset"),
-        ({"finetuning__enabled": False}, "finetuning", "not enabled"),
-    ],
-)
-def test_what_may_not_be_meant(project, keys, what, text):
-    change(project / "config.yml", **keys)
-    report, code = checked("config.yml")
-    assert code == 0
-    assert text in details(report, "warning")[what]
 
 
 def test_held_out_examples_must_be_held_out(project):
@@ -193,64 +128,6 @@ def test_the_doctor_names_versions_that_do_not_fit(project, monkeypatch):
     assert "pip install 'pydantic>=2.9'" in shown.stdout
 
 
-def test_the_doctor_shows_no_secrets(project, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-    shown = etude("doctor", "--no-loop")
-    assert "OPENAI_API_KEY" in shown.stdout
-    assert "sk-secret" not in shown.stdout
-
-
-TEMPLATES = {
-    "its chat template does not show tools": (
-        "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
-        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-    ),
-    "its chat template rewrites earlier turns": (
-        "{{ messages | length }}{% for message in messages %}<|{{ message.role }}|>"
-        "{{ message.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
-    ),
-}
-
-
-@pytest.mark.parametrize("text", TEMPLATES)
-def test_chat_templates_that_are_not_what_agents_need(local, base, text):
-    shutil.copytree(base, local / "other")
-    (local / "other" / "chat_template.jinja").write_text(TEMPLATES[text])
-    change(local / "config.yml", llms__policy__model="other")
-    report = checked("config.yml")[0]
-    assert any(text in one["detail"] for one in report["findings"] if one["status"] == "warning")
-
-
-def test_a_judge_is_built_without_loading_its_model(local):
-    judge = {"_type": "llm_judge", "model": "policy", "prompt": "Is it any good?"}
-    change(local / "config.yml", eval__evaluators__judged=judge, finetuning__reward_function__name="varied")
-    report, code = checked("config.yml")
-    assert code == 0, report["findings"]
-    assert details(report, "ok")["evaluator judged"] == "_type: llm_judge"
-
-
-def test_the_doctor_lists_where_training_could_happen(project, monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:1/v1")
-    found = {
-        one["what"]: one["detail"]
-        for one in json.loads(etude("doctor", "--no-loop", "--json").stdout)["findings"]
-    }
-    assert "openai (needs OPENAI_API_KEY)" in found["training backends"]
-    assert "to http://localhost:1/v1" in found["training backends"]
-
-
-def test_a_form_that_training_knows_nothing_of_is_named(local):
-    at = {"_type": "openai", "model_name": "m", "base_url": "http://localhost:1/v1", "provider": "etude"}
-    form = {"response_format": {"type": "json_object"}, "top_k": 5, "user": "me"}
-    backend = {"_type": "lm_server", "base_url": "http://localhost:1/v1"}
-    change(local / "config.yml", llms__policy=at | {"extra_body": form}, trainer_adapters={"there": backend})
-    report, _ = checked("config.yml")
-    assert "llms.policy.extra_body has response_format, top_k:" in details(report, "warning")["training"]
-    change(local / "config.yml", llms__policy=at | {"extra_body": {"user": "me"}})
-    assert "training" not in details(checked("config.yml")[0], "warning")
-
-
 def test_an_option_that_the_chat_template_does_not_have_is_named(local):
     change(local / "config.yml", llms__policy__chat_template_kwargs={"enable_thinking": True})
     report, code = checked("config.yml")
@@ -264,13 +141,6 @@ def test_a_target_function_that_no_call_has_is_found_by_a_few_episodes(project, 
     report, code = checked("config.yml", "--play", 4)
     assert code == 2 and report["estimate"] is None
     assert f"({name}); functions that called it: '<workflow>'" in details(report, "error")["playing"]
-
-
-def test_a_target_function_that_no_call_has_beside_one_that_has_is_warned_of(project):
-    change(project / "config.yml", finetuning__target_functions=["<workflow>", "judge"])
-    report, code = checked("config.yml", "--play", 4)
-    assert code == 0
-    assert "names judge" in details(report, "warning")["target functions"]
 
 
 def test_a_workflow_that_reads_another_column_than_the_dataset_has_is_found(project):

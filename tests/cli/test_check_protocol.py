@@ -65,20 +65,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_config_in_which_all_names_are_right(folder: Path) -> None:
-    project(folder)
-    shown = etude("check", "config.yml")
-    assert shown.exit_code == 0, shown.stdout
-
-
 WRONG = [
     ("eval__evaluators__verified__agent", "verifer", "agent: verifer", "eval.evaluators.verified.agent"),
-    (
-        "eval__evaluators__again",
-        {"_type": "retry_proportion", "agent": "verifer"},
-        "agent: verifer",
-        "eval.evaluators.again.agent",
-    ),
     (
         "trajectory_builders__mine",
         {"_type": "malt", "num_responses": {"prover": 2, "verifer": 3}},
@@ -86,82 +74,29 @@ WRONG = [
         "trajectory_builders.mine.num_responses.verifer",
     ),
     ("workflow__widths", {"verifer": [2, 1]}, "verifer:", "workflow.widths.verifer"),
-    ("workflow__sampling", {"verifer": {"top_p": 0.5}}, "verifer:", "workflow.sampling.verifer"),
     ("workflow__policies__verifer", "judge", "verifer:", "workflow.policies.verifer"),
-    (
-        "finetuning__targets__judge__target_functions",
-        ["verifer"],
-        "- verifer",
-        "finetuning.targets.judge.target_functions.0",
-    ),
     ("finetuning__target_functions", ["*", "verifer"], "- verifer", "finetuning.target_functions.1"),
 ]
 
 
-TRAINING_ONLY = ("trajectory_builders", "finetuning")
-
-
-@pytest.mark.parametrize("command", ["check", "train", "evaluate"])
 @pytest.mark.parametrize(("key", "value", "words", "path"), WRONG, ids=[path for *_, path in WRONG])
 def test_an_unknown_agent_is_found_before_anything_is_sampled(
-    folder: Path, command: str, key: str, value: Any, words: str, path: str
+    folder: Path, key: str, value: Any, words: str, path: str
 ) -> None:
     text = project(folder, **{key: value})
-    shown = etude(command, "config.yml")
-    if command == "evaluate" and path.startswith(TRAINING_ONLY):
-        assert shown.exit_code == 0
-        return
-    assert shown.exit_code == 2
-    output = shown.stderr + shown.stdout
-    assert f"config.yml:{line_of(text, words)}:" in output
-    assert f"{path}: the workflow has no agent 'verifer'; did you mean 'verifier'?" in " ".join(
-        output.split()
-    )
-    assert "validating" not in output and "collecting" not in output
-
-
-def test_what_training_needs_does_not_stop_an_evaluation_of_another_protocol(folder: Path) -> None:
-    malt = {"_type": "malt", "num_responses": {"prover": 2, "verifier": 2}}
-    project(folder, trajectory_builders__mine=malt)
-    text = (folder / "config.yml").read_text()
-    alone = ["-o", "workflow.protocol=solo_verifier", "-o", "workflow.policies={verifier: judge}"]
-    alone += ["-o", "eval.evaluators={verified: {_type: protocol_reward, agent: verifier}}"]
-    alone += ["-o", "finetuning.targets.talker.reward_function.name=verified"]
-    shown = etude("evaluate", "config.yml", *alone)
-    assert shown.exit_code == 0, shown.stderr
-    shown = etude("check", "config.yml", *alone, "--json")
-    details = [one["detail"] for one in json.loads(shown.stdout)["findings"] if one["status"] == "error"]
-    where = f"config.yml:{line_of(text, 'prover: 2')}:"
-    assert details and all(where in detail and "has no agent 'prover'" in detail for detail in details)
-
-
-def test_a_builder_that_nothing_uses_may_name_any_agents(folder: Path) -> None:
-    malt = {"_type": "malt", "num_responses": {"prover0": 2}}
-    project(folder, trajectory_builders__other=malt, finetuning__trajectory_builder="mine")
-    assert etude("check", "config.yml").exit_code == 0
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"workflow__policies": {"prover": "judge", "verifier": "judge"}},
-            "finetuning.targets.talker: no agent samples from 'talker', so that nothing would be trained",
-        ),
-        (
-            {"finetuning__targets__judge__target_functions": ["prover"]},
-            "finetuning.targets.judge: no agent samples from 'judge', so that nothing would be trained "
-            "(prover: talker)",
-        ),
-    ],
-)
-def test_a_target_that_no_agent_samples_from_is_found(
-    folder: Path, changes: dict[str, Any], message: str
-) -> None:
-    project(folder, **changes)
     shown = etude("check", "config.yml")
     assert shown.exit_code == 2
-    assert message in " ".join((shown.stderr + shown.stdout).split())
+    output = " ".join((shown.stderr + shown.stdout).split())
+    assert f"config.yml:{line_of(text, words)}:" in output
+    assert f"{path}: the workflow has no agent 'verifer'; did you mean 'verifier'?" in output
+
+
+def test_a_target_that_no_agent_samples_from_is_found(folder: Path) -> None:
+    project(folder, workflow__policies={"prover": "judge", "verifier": "judge"})
+    shown = etude("check", "config.yml")
+    assert shown.exit_code == 2
+    told = " ".join((shown.stderr + shown.stdout).split())
+    assert "finetuning.targets.talker: no agent samples from 'talker'" in told
 
 
 TURNS = {"_type": "dpo", "compare": "turns", "num_generations": 1}
@@ -171,18 +106,13 @@ TURNS = {"_type": "dpo", "compare": "turns", "num_generations": 1}
     ("builder", "widths", "broken"),
     [
         (TURNS, 1, "talker judge"),
-        (TURNS, [1, 1], "talker judge"),
         (TURNS, {"prover": 2}, "judge"),
         # A list by round: the verifier's only turn is the second.
         (TURNS, {"verifier": [2, 1]}, "talker judge"),
         (TURNS, {"prover": 2, "verifier": [1, 2]}, ""),
-        (TURNS, 2, ""),
         ({"_type": "malt", "num_responses": 1}, 3, "talker judge"),
         ({"_type": "malt", "num_responses": {"verifier": 2}}, 3, "talker"),
-        ({"_type": "malt", "num_responses": None}, 1, "talker judge"),
-        ({"_type": "malt", "num_responses": None}, 2, ""),
         ({"_type": "grpo", "credit": "turn", "num_generations": 1}, 1, "talker judge"),
-        ({"_type": "grpo", "credit": "turn", "num_generations": 1}, 2, ""),
         ({"_type": "grpo", "credit": "turn", "num_generations": 2}, 1, ""),
         ({"_type": "dpo", "num_generations": 1}, 1, "talker judge"),
         ({"_type": "dpo", "num_generations": 2}, 1, ""),
@@ -197,15 +127,6 @@ def test_a_comparison_that_can_never_be_made_is_found(
     failed = [finding["what"].split()[-1] for finding in findings if finding["status"] == "error"]
     assert failed == broken.split()
     assert shown.exit_code == (2 if broken else 0)
-
-
-def test_a_comparison_that_can_never_be_made_is_not_trained(folder: Path) -> None:
-    project(folder, trajectory_builders__mine=TURNS)
-    shown = etude("train", "config.yml")
-    assert shown.exit_code == 2
-    told = " ".join(shown.stderr.split())
-    assert "every turn of 'prover' in the protocol 'adp' has one: nothing would be trained" in told
-    assert "Set `workflow.widths: 2`" in told
 
 
 COURT = '''
@@ -230,39 +151,13 @@ def again(log):
 
 def pay(outcome):
     return {"prover": max(-1.0, 1 - len(" ".join(outcome.log.on("hall"))) / 100)} if outcome.over else {}
-
-
-def broken():
-    raise ValueError("no court today")
 '''
-
-
-def test_a_protocol_that_cannot_be_made_is_found(folder: Path) -> None:
-    (folder / "court.py").write_text(COURT)
-    project(folder, workflow__protocol="court:broken")
-    shown = etude("check", "config.yml", "--json")
-    [found] = [one for one in json.loads(shown.stdout)["findings"] if one["what"] == "workflow"]
-    assert found["status"] == "error"
-    assert "court.py" in found["detail"] and "ValueError: no court today" in found["detail"]
-
-
-NAMES = (
-    "max_message_rounds, min_message_rounds, verifier_first, randomize_prover_stance, verifier_reward, "
-    "verifier_incorrect_penalty, verifier_terminated_penalty, verifier_no_guess_reward, "
-    "verifier_neither_accept_nor_reject_reward, verifier_decision_spectrum, force_guess, prover_reward, "
-    "shared_reward, prover_invalid_response_penalty"
-)
 
 
 @pytest.mark.parametrize(
     ("protocol", "arguments", "message"),
     [
-        (
-            "nip",
-            {"max_mesage_rounds": 9},
-            f"nip has no parameter 'max_mesage_rounds'; did you mean 'max_message_rounds'? Allowed: {NAMES}",
-        ),
-        ("debate", {"sequentail": True}, "did you mean 'sequential'? Allowed: max_message_rounds,"),
+        ("nip", {"max_mesage_rounds": 9}, "did you mean 'max_message_rounds'? Allowed: max_message_rounds,"),
         ("tests.protocols.courts:hearing", {"round": 3}, "did you mean 'rounds'? Allowed: rounds, choose"),
         ("court:brief", {"rounds": 3}, "Allowed: it takes no arguments"),
     ],

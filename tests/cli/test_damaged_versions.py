@@ -6,8 +6,6 @@ import json
 import os
 import random
 import shutil
-import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,7 @@ import pytest
 from etude.inference.embedded import EmbeddedEngine
 from etude.store.facts import histories_of
 from etude.store.sums import SUMS
-from tests.cli.projects import ROOT, change, etude, finished, local_project, train_two_models
-from tests.forked import Forked
+from tests.cli.projects import change, etude, finished, local_project, train_two_models
 from tests.times import without_times
 
 EPOCHS = 3
@@ -37,9 +34,6 @@ def cut(path: Path) -> None:
 
 def empty(path: Path) -> None:
     os.truncate(path, 0)
-
-
-HARMS = (flip, cut, empty, Path.unlink)
 
 
 @pytest.fixture(scope="module")
@@ -122,22 +116,6 @@ def test_a_run_goes_back_from_a_damaged_version(
     assert (run / "checkpoints" / "v3.set-aside-1").is_dir()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
-@pytest.mark.parametrize("name", FILES)
-def test_any_harm_to_any_file_is_noticed(
-    run: Path, trained: Path, calls: list[str], name: str, harm: Callable[[Path], None]
-) -> None:
-    harm(run / "checkpoints" / "v3" / name)
-    assert etude("runs", "check", "run").exit_code == 1
-    result = etude("resume", "run")
-    assert result.exit_code == 0, result.output
-    # A digest that was flipped is as good as its file.
-    assert f"stored weights are damaged: v3/{'' if (name, harm) == (SUMS, flip) else name}" in result.output
-    assert not calls
-    require_undisturbed(run, trained)
-
-
 def test_without_any_whole_version_training_begins_anew(run: Path, trained: Path, calls: list[str]) -> None:
     shutil.rmtree(run / "checkpoints" / "v3")
     cut(run / "checkpoints" / "v2" / "optimiser.safetensors")
@@ -149,24 +127,6 @@ def test_without_any_whole_version_training_begins_anew(run: Path, trained: Path
     assert "goes back to the model that training began with: epochs 1 to 3 will be trained again" in shown
     assert not calls
     require_undisturbed(run, trained)
-
-
-def test_a_run_that_was_renamed_makes_them_again_under_their_numbers(
-    run: Path, trained: Path, calls: list[str]
-) -> None:
-    renamed = run.rename(run.with_name("renamed"))
-    cut(renamed / "checkpoints" / "v3" / "trained.safetensors")
-    empty(renamed / "checkpoints" / "v2" / "job.json")
-    result = etude("resume", "renamed")
-    assert result.exit_code == 0, result.output
-    assert not calls
-    assert versions(renamed) == versions(trained / "runs" / "run")
-
-
-def test_the_digests_are_those_of_sha256sum(run: Path) -> None:
-    folder = run / "checkpoints" / "v2"
-    check = subprocess.run(["sha256sum", "--check", "--strict", SUMS], cwd=folder, capture_output=True)
-    assert check.returncode == 0, check.stderr
 
 
 def test_check_names_each_file_and_the_next_resume_mends_it(
@@ -227,71 +187,6 @@ def test_of_two_models_the_one_that_is_damaged_goes_back(
     assert (len(recoveries["left"]), len(recoveries["second"])) == (0, 1)
 
 
-def test_without_the_weights_of_a_warm_up_everything_is_done_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: Path, calls: list[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    config = local_project(tmp_path, base)
-    talks = [
-        {"messages": [{"role": "user", "content": f"t{n}?"}, {"role": "assistant", "content": str(n)}]}
-        for n in range(4)
-    ]
-    (tmp_path / "talks.jsonl").write_text("".join(json.dumps(talk) + "\n" for talk in talks))
-    change(
-        config,
-        finetuning__deterministic=True,
-        finetuning__warm_up={"transcripts": "talks.jsonl", "steps": 4},
-    )
-    trained = etude("train", "config.yml", "--name", "run")
-    assert trained.exit_code == 0, trained.output
-    run = tmp_path / "runs" / "run"
-    before = versions(run)
-    recorded = told(run)
-    del calls[:]
-    flip(run / "checkpoints" / "v1" / "trained.safetensors")
-    result = etude("resume", "run")
-    assert result.exit_code == 0, result.output
-    assert "goes back to the model that training began with: epochs 1 to 2" in " ".join(result.output.split())
-    assert not calls
-    assert versions(run) == before
-    assert told(run) | {"warm_up": None} == recorded | {"warm_up": None}
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_at_any_operation_on_a_version_ends_as_if_it_had_not_been(
-    tmp_path: Path, base: Path
-) -> None:
-    config = local_project(tmp_path, base)
-    change(config, finetuning__deterministic=True, trainer_adapters__local__lora={"r": 4})
-    whole = finished("train", "config.yml", "--name", "whole", folder=tmp_path)
-    assert whole.returncode == 0, whole.stderr
-    count = 1
-    while True:
-        name = f"killed-{count}"
-        versions_of = str(tmp_path / "runs" / name / "checkpoints" / "v")
-        command = [
-            "-m",
-            "tests.file_operations",
-            versions_of,
-            str(count),
-            "train",
-            "config.yml",
-            "--name",
-            name,
-        ]
-        killed = Forked(command, tmp_path, dict(os.environ) | {"PYTHONPATH": str(ROOT)}, program="python")
-        _, errors = killed.communicate(timeout=120)
-        if killed.returncode == 0:
-            break
-        assert killed.returncode == -signal.SIGKILL, errors
-        resumed = finished("resume", name, folder=tmp_path)
-        assert resumed.returncode == 0, resumed.stderr
-        assert versions(tmp_path / "runs" / name) == versions(tmp_path / "runs" / "whole")
-        shutil.rmtree(tmp_path / "runs" / name)
-        count += 3
-    assert count > 30
-
-
 @pytest.mark.slow
 def test_whatever_byte_of_a_run_is_flipped_it_ends_as_if_it_had_not_been_or_is_refused(
     run: Path, trained: Path, tmp_path: Path
@@ -315,61 +210,3 @@ def test_whatever_byte_of_a_run_is_flipped_it_ends_as_if_it_had_not_been_or_is_r
         shutil.rmtree(other)
     assert ends.count(0) > 30
     assert ends.count(1) > 5
-
-
-OWN_TRAINER = '''
-import etude
-
-
-class OwnConfig(etude.TrainerConfig, name="own"):
-    """A trainer of somebody's own."""
-
-
-class Own(etude.Trainer):
-    async def run_epoch(self, epoch, run_id):
-        await self.trajectory_builder.start_run(run_id)
-        return await self.trainer_adapter.submit(await self.trajectory_builder.finalize(run_id))
-
-    async def run(self, num_epochs):
-        statuses = []
-        for epoch in range(num_epochs):
-            ref = await self.run_epoch(epoch, "mine")
-            statuses.append(await self.trainer_adapter.wait_until_complete(ref))
-        return statuses
-
-    async def get_metrics(self, run_id):
-        return {}
-
-    async def cleanup(self):
-        """Nothing to free."""
-
-    def log_progress(self, epoch, metrics, output_dir=None):
-        """The run's files have it."""
-
-
-@etude.register_trainer(config_type=OwnConfig)
-async def own(config, builder):
-    yield Own(config)
-'''
-
-
-def test_a_trainer_of_ones_own_goes_back_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: Path, calls: list[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    config = local_project(tmp_path, base)
-    (tmp_path / "own.py").write_text(OWN_TRAINER)
-    change(config, finetuning__deterministic=True, trainers={"own": {"_type": "own:own"}})
-    trained = etude("train", "config.yml", "--name", "run")
-    assert trained.exit_code == 0, trained.output
-    run = tmp_path / "runs" / "run"
-    before, recorded = versions(run), told(run)
-    assert len(before) == 4
-    del calls[:]
-    cut(run / "checkpoints" / "v2" / "trained.safetensors")
-    result = etude("resume", "run")
-    assert result.exit_code == 0, result.output
-    assert "goes back to version 1: epoch 2 will be trained again" in " ".join(result.output.split())
-    assert not calls
-    assert versions(run) == before
-    assert told(run) == recorded

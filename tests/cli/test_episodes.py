@@ -31,18 +31,6 @@ def test_episodes_are_listed_and_filtered(evaluated):
     assert len(listed("e", "--limit", "1")) == 1
 
 
-def test_nothing_found_is_no_failure(evaluated):
-    shown = etude("episodes", "e", "failed")
-    assert shown.exit_code == 0 and "no episode of eval fits" in shown.stdout
-
-
-def test_one_is_shown_by_its_id(evaluated):
-    id = listed("e")[0]["id"]
-    for words in (["show", id], ["show", id, "--run", "e"]):
-        shown = etude("episodes", *words)
-        assert shown.exit_code == 0 and f"episode: {id}" in shown.stdout
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

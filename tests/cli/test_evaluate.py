@@ -24,34 +24,11 @@ def test_the_held_out_examples_are_evaluated(project):
     assert (scores["n"], scores["scored"], scores["unscored"]) == (6, 6, 0)
 
 
-def test_without_held_out_examples_it_is_the_training_examples(project):
-    change(project / "config.yml", finetuning__run_configuration={})
-    assert evaluated("config.yml")["examples"] == 8
-
-
-def test_a_dataset_may_be_named(project):
-    assert evaluated("config.yml", "--dataset", "train.jsonl")["examples"] == 8
-
-
 def test_repeated_episodes_of_an_example_count_as_one_draw(project):
     result = evaluated("config.yml", "--repeat", "4")
     scores = result["scores"]["correct"]
     assert (scores["n"], scores["scored"]) == (6, 24)
     assert len(result["items"]) == 24
-
-
-def test_greedy_is_the_same_every_time(project):
-    first = evaluated("config.yml", "--greedy", "--repeat", "2")
-    assert first["scores"]["correct"]["mean"] == 1.0
-
-
-def test_a_table_for_people(project):
-    shown = etude("evaluate", "config.yml", "--name", "e", "--per-example")
-    assert shown.exit_code == 0, shown.stderr
-    assert "correct (reward)" in shown.stdout
-    assert "95 % interval" in shown.stdout
-    assert all(f"v{n}" in shown.stdout for n in range(6))
-    assert shown.stdout.rstrip().splitlines()[-1].startswith("next: ")
 
 
 def test_results_are_kept(project):
@@ -60,11 +37,6 @@ def test_results_are_kept(project):
     for folder in (project / "runs" / "e", project / "results"):
         assert json.loads((folder / "evaluation.json").read_text())["scores"]["correct"]["n"] == 6
         assert len((folder / "items.jsonl").read_text().splitlines()) == 6
-
-
-def test_finetuning_need_not_be_enabled(project):
-    change(project / "config.yml", finetuning={"enabled": False})
-    assert evaluated("config.yml")["examples"] == 8
 
 
 def test_a_version_of_a_run_is_evaluated(local):
@@ -86,14 +58,6 @@ def test_an_exported_model_does_what_its_version_does(local):
     assert [item["output"] for item in exported["items"]] == [item["output"] for item in version["items"]]
 
 
-def test_lora_versions_are_evaluated_too(local):
-    change(local / "config.yml", trainer_adapters__local__lora={"r": 4})
-    assert etude("train", "config.yml", "--name", "r", "-o", "finetuning.num_epochs=1").exit_code == 0
-    version = evaluated("config.yml", "--model", "r:v1")
-    base = evaluated("config.yml")
-    assert [item["output"] for item in version["items"]] != [item["output"] for item in base["items"]]
-
-
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
@@ -108,13 +72,6 @@ def test_a_model_that_is_not_there(local, model, reason):
     assert shown.exit_code == 2
     assert reason in shown.stderr
     assert [path.name for path in (local / "runs").iterdir()] == ["r"]
-
-
-def test_progress_stays_out_of_the_json(local):
-    result = finished("evaluate", "config.yml", "--json", folder=local)
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout)["examples"] == 6
-    assert "evaluating 6 episodes" in result.stderr
 
 
 def test_stored_episodes_are_scored_again_without_running_the_agent(project):
@@ -138,8 +95,3 @@ def test_any_phase_of_a_training_run_can_be_scored_again(project):
     shown = etude("evaluate", "--rescore", "r", "--phase", "train/8")
     assert shown.exit_code == 2
     assert "there are: validation/2, validation/0, train/2, train/1" in shown.stderr
-
-
-@pytest.mark.parametrize("arguments", [[], ["config.yml", "--phase", "eval"], ["--rescore", "r", "--greedy"]])
-def test_options_that_have_no_meaning_are_refused(project, arguments):
-    assert etude("evaluate", *arguments).exit_code == 2

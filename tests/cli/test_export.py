@@ -57,12 +57,6 @@ def test_lora_weights_are_exported_alone_or_merged(local):
     assert "model.safetensors" not in alone["files"]
 
 
-def test_full_weights_have_no_lora_weights(trained):
-    shown = etude("export", "r", "--version", "v1", "--lora")
-    assert shown.exit_code == 2
-    assert "trained all weights" in shown.stderr
-
-
 def test_nothing_of_the_users_is_written_over(trained):
     (trained / "mine").mkdir()
     (trained / "mine" / "thesis.tex").write_text("years of work")
@@ -70,19 +64,6 @@ def test_nothing_of_the_users_is_written_over(trained):
     assert (trained / "mine" / "thesis.tex").read_text() == "years of work"
     assert etude("export", "r", "--version", "v1", "--out", "other").exit_code == 0
     assert etude("export", "r", "--version", "v2", "--out", "other").exit_code == 0
-
-
-def test_the_agent_need_not_be_there(trained):
-    for name in ("agent.py", "train.jsonl", "validation.jsonl"):
-        (trained / name).unlink()
-    assert etude("export", "r", "--version", "v1", "--out", "mine").exit_code == 0
-    assert etude("export", "r", "--trajectories", "t.jsonl").exit_code == 0
-
-
-def test_a_run_of_another_backend_has_no_weights_here(project):
-    assert etude("train", "config.yml", "--name", "r").exit_code == 0
-    shown = etude("export", "r")
-    assert shown.exit_code == 2
 
 
 def test_trajectories_as_lines(project):
@@ -100,15 +81,6 @@ def test_trajectories_as_lines(project):
     assert len(row["episode"][1]["token_ids"]) == len(row["episode"][1]["logprobs"])
 
 
-def test_openai_rows_for_supervised_training(project):
-    assert etude("train", "config.yml", "--name", "r").exit_code == 0
-    arguments = ["--trajectories", "o.jsonl", "--format", "openai", "--method", "supervised"]
-    assert etude("export", "r", *arguments).exit_code == 0
-    row = events((project / "o.jsonl").read_text())[0]
-    assert [message["role"] for message in row["messages"]] == ["user", "assistant"]
-    assert row["messages"][1]["content"] == "yes"
-
-
 def test_openai_rows_for_preferences(project):
     assert etude("train", "config.yml", "--name", "r").exit_code == 0
     arguments = ["--trajectories", "o.jsonl", "--format", "openai", "--method", "dpo"]
@@ -117,33 +89,6 @@ def test_openai_rows_for_preferences(project):
     assert row["input"]["messages"][0]["role"] == "user"
     assert row["preferred_output"] == [{"role": "assistant", "content": "yes"}]
     assert row["non_preferred_output"] == [{"role": "assistant", "content": "no"}]
-
-
-def test_openai_has_no_rows_for_grpo(project):
-    assert etude("train", "config.yml", "--name", "r").exit_code == 0
-    shown = etude("export", "r", "--trajectories", "o.jsonl", "--format", "openai")
-    assert shown.exit_code == 2
-    assert "--method supervised" in shown.stderr
-    assert not (project / "o.jsonl").exists()
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--trajectories", "t.csv"],
-        ["--trajectories", "t.parquet"],
-        ["--format", "openai"],
-    ],
-)
-def test_files_that_cannot_be_written_that_way(project, arguments):
-    assert etude("train", "config.yml", "--name", "r").exit_code == 0
-    assert etude("export", "r", *arguments).exit_code == 2
-
-
-def test_trajectories_of_an_evaluation(project):
-    assert etude("evaluate", "config.yml", "--name", "e", "--repeat", "4").exit_code == 0
-    assert etude("export", "e", "--trajectories", "t.jsonl").exit_code == 0
-    assert {row["phase"] for row in events((project / "t.jsonl").read_text())} == {"eval"}
 
 
 @pytest.mark.parametrize("lora", [False, True])
@@ -191,11 +136,3 @@ def test_trajectories_of_a_builder_that_collects_several_times_are_those_that_we
     assert etude("export", "r", "--trajectories", "g.jsonl", "--method", "grpo").exit_code == 0
     groups = Counter((row["phase"], row["group"]) for row in events((own / "g.jsonl").read_text()))
     assert set(groups.values()) == {8}
-
-
-def test_weights_that_are_a_file_can_be_evaluated_and_are_no_model_folder(own):
-    assert etude("train", "builder.yml", "--name", "r").exit_code == 0
-    assert etude("evaluate", "builder.yml", "--model", "r:v2", "--name", "e").exit_code == 0
-    shown = etude("export", "r")
-    assert shown.exit_code == 2
-    assert "only the weights of `_type: local` are here" in shown.stderr

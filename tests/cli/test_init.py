@@ -9,10 +9,7 @@ from typing import get_args
 import pytest
 
 from etude.cli.init import Task
-from etude.models.source import packaged_folder
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
-from etude.preflight import starter_files
-from etude.preflight.starter import MODEL
 from etude.preflight.starter_files.larger.rows import HELD_OUT, TRAIN
 from tests.cli.projects import etude, events
 
@@ -33,28 +30,6 @@ def test_a_project_that_runs_as_it_is(tmp_path, monkeypatch):
     assert any(event["event"] == "validated" for event in told)
 
 
-def test_the_default_model_is_named(tmp_path):
-    shown = etude("init", tmp_path / "new")
-    assert MODEL in shown.stdout
-    assert MODEL in (tmp_path / "new" / "config.yml").read_text()
-
-
-def test_it_says_where_the_model_comes_from(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("etude.models.source.cached_folder", lambda name: None)
-    told = "downloaded from the Hugging Face hub when it is first used, 270 MB"
-    assert f"{told}; choose" in etude("init", tmp_path / "one").stdout
-    packaged_folder().mkdir(parents=True)
-    assert "where the hub does not answer" in etude("init", tmp_path / "two").stdout
-    monkeypatch.setattr("etude.models.source.cached_folder", lambda name: tmp_path / "snapshot")
-    assert "here already, in" in etude("init", tmp_path / "three").stdout
-
-
-def test_each_folder_of_starter_files_is_a_task():
-    [folder] = map(Path, starter_files.__path__)
-    assert sorted(get_args(Task)) == sorted(path.parent.name for path in folder.glob("*/rows.py"))
-
-
 @pytest.mark.parametrize("task", get_args(Task))
 def test_each_task_passes_a_check_and_holds_out_rows_of_its_own(task, tmp_path, monkeypatch):
     told = json.loads(etude("init", tmp_path / task, "--task", task, "--json").stdout)
@@ -70,11 +45,6 @@ def test_each_task_passes_a_check_and_holds_out_rows_of_its_own(task, tmp_path, 
     )
     assert len(train) >= 256 and len(held_out) >= 128
     assert not any(row in train for row in held_out)
-
-
-def test_an_environment_has_tasks_of_its_own(tmp_path):
-    shown = etude("init", tmp_path / "new", "--env", "gym:CartPole-v1", "--task", "tickets")
-    assert shown.exit_code == 2 and "--env TYPE:TASK" in shown.stderr
 
 
 def test_nothing_is_written_over(tmp_path):

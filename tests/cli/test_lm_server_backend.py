@@ -77,13 +77,6 @@ def test_grpo_goes_through_the_server_and_back(served, server):
         assert (sample.advantages[turn.start] > 0) == (sample.reward == 1)
 
 
-def test_the_engine_makes_room_for_the_job(served, server):
-    change(served, trainer_adapters__server__free_engine=True, finetuning__num_epochs=1)
-    shown = etude("train", "config.yml", "--name", "r")
-    assert shown.exit_code == 0, shown.stderr
-    assert server.engine == ["away", "back", "start"]
-
-
 def test_a_run_that_was_stopped_while_its_job_trains_goes_on_with_it(served, server):
     change(served, trainer_adapters__server__free_engine=True, finetuning__num_epochs=1)
     server.faults["GET /fine_tuning/jobs/ID"] = [401]
@@ -93,15 +86,6 @@ def test_a_run_that_was_stopped_while_its_job_trains_goes_on_with_it(served, ser
     assert shown.exit_code == 0, shown.stderr
     assert len(server.jobs) == 1
     assert server.status["status"] == "running"
-
-
-def test_a_check_asks_nobody(served, server):
-    shown = etude("check", "config.yml", "--json")
-    assert shown.exit_code == 0, shown.stdout
-    found = {one["what"]: one["detail"] for one in json.loads(shown.stdout)["findings"]}
-    assert "asked for token ids and logprobs" in found["model policy"]
-    assert found["training"] == "grpo data (grpo), trained by lm_server"
-    assert server.requests == []
 
 
 @pytest.mark.parametrize(
@@ -119,19 +103,3 @@ def test_grpo_without_tokens_is_refused_before_the_first_call(served, server, se
     assert shown.exit_code == 2
     assert re.search(message, shown.stdout + shown.stderr)
     assert server.requests == []
-
-
-def test_text_is_enough_for_other_methods(served, server):
-    change(served, llms__policy__provider="auto", finetuning__num_epochs=1)
-    change(served, trajectory_builders={"good": {"_type": "expert_iteration", "num_generations": 4}})
-    shown = etude("train", "config.yml", "--name", "r")
-    assert shown.exit_code == 0, shown.stderr
-    assert server.jobs["ftjob-0"]["method"]["type"] == "supervised"
-
-
-def test_a_server_of_another_major_version_is_refused_before_anything_is_sampled(served, server):
-    server.version = "12.0"
-    shown = etude("train", "config.yml")
-    assert shown.exit_code == 1
-    assert "is etude 12.0, and this is etude" in shown.stderr
-    assert server.sampled == []

@@ -67,23 +67,3 @@ def test_the_level_may_stand_anywhere_on_the_line(talking: Path, options: list[s
         assert shown.exit_code == 0, shown.stderr
         assert {level for level in ("DEBUG", "INFO") if f" {level} agent: " in shown.stderr} == levels
         assert "elsewhere" not in shown.stderr
-
-
-@pytest.mark.parametrize("command", [["train", "config.yml", "--name", "r"], ["check", "config.yml"]])
-def test_other_commands_take_it_too(talking: Path, command: list[str]):
-    shown = etude(*command, "--log-level", "error")
-    assert shown.exit_code == 0, shown.stdout + shown.stderr
-    assert " INFO " not in shown.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["train", "--log-level", "loud", "config.yml"], "'loud' is not one of 'debug', 'info'"),
-        (["train", "config.yml", "--log-level"], "Option '--log-level' requires an argument"),
-    ],
-)
-def test_a_level_that_is_none(arguments: list[str], told: str):
-    shown = etude(*arguments)
-    assert shown.exit_code == 2
-    assert told in shown.stderr

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.backends.art_stand_in import KEY, StandIn, running
 from tests.cli.projects import change, etude, process
@@ -44,13 +43,6 @@ def art(project: Path, server: StandIn, monkeypatch: pytest.MonkeyPatch) -> Path
         finetuning__run_configuration__validation_interval=1,
     )
     return project
-
-
-def test_a_config_is_checked_without_asking_the_server(art: Path, server: StandIn):
-    shown = etude("check", "config.yml")
-    assert shown.exit_code == 0, shown.stdout
-    assert "grpo data (grpo), trained by openpipe_art" in shown.stdout
-    assert server.requests == []
 
 
 @pytest.mark.parametrize(
@@ -120,50 +112,3 @@ def test_a_run_that_was_killed_while_the_server_trained_goes_on(art: Path, serve
     assert server.sampled["agent@0"] < 2 * 32
     shown = json.loads(etude("jobs", "runs/r", "--json").stdout)
     assert [job["status"] for job in shown] == ["completed", "completed"]
-
-
-def test_a_run_whose_key_was_never_set_goes_on(art: Path, server: StandIn):
-    """The word that is sent by default is no secret, and nobody has it to give it again."""
-    change(art / "config.yml", trainer_adapters__art__backend={"base_url": server.url, "name": "agent"})
-    assert etude("train", "config.yml", "--name", "r").exit_code == 0
-    kept = yaml.safe_load((art / "runs/r/config.yml").read_text())
-    assert kept["trainer_adapters"]["art"]["backend"]["api_key"] == "default"
-    result = etude("resume", "r", "-o", "finetuning.num_epochs=3")
-    assert result.exit_code == 0, result.stderr
-
-
-def test_a_failed_job_fails_the_run_and_a_resume_submits_it_anew(art: Path, server: StandIn):
-    server.training = "refused"
-    result = etude("train", "config.yml", "--name", "r")
-    assert result.exit_code == 1
-    assert "Out of memory" in result.stderr
-    sampled = server.sampled["agent@0"]
-    server.training = "well"
-    result = etude("resume", "runs/r")
-    assert result.exit_code == 0, result.stderr
-    # One more call of the untrained model: the probe at the start.
-    assert server.sampled["agent@0"] == sampled + 1
-
-
-def test_two_models_of_one_server_are_trained_in_one_run(art: Path, server: StandIn):
-    config = yaml.safe_load((art / "config.yml").read_text())
-    llm, adapter = config["llms"]["policy"], config["trainer_adapters"]["art"]
-    (art / "agent.py").write_text(
-        (art / "agent.py")
-        .read_text()
-        .replace(
-            "    reply = await episode.chat(",
-            '    await episode.chat([{"role": "user", "content": "plan"}], model="other")\n'
-            '    reply = await episode.chat(model="policy", messages=',
-        )
-    )
-    change(
-        art / "config.yml",
-        llms__other=llm | {"model_name": "second"},
-        trainer_adapters__second=adapter | {"backend": adapter["backend"] | {"name": "second"}},
-        finetuning__targets={"policy": {"trainer_adapter": "art"}, "other": {"trainer_adapter": "second"}},
-    )
-    result = etude("train", "config.yml", "--name", "r")
-    assert result.exit_code == 0, result.stderr
-    assert server.steps == {"agent": 2, "second": 2}
-    assert {"agent@1", "second@1"} <= set(server.sampled)

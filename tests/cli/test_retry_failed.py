@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.cli.projects import change, etude, events, rows
+from tests.cli.projects import change, etude
 
 AGENT = """
 import asyncio, pathlib
@@ -87,54 +87,7 @@ def test_only_what_was_not_the_agents_fault_is_tried_again(stopped):
     assert failures(stopped) == {"raised": 4, "timeout": 4}
 
 
-def test_answers_that_were_paid_for_are_kept(stopped):
-    before = (stopped / "log").read_text().split()
-    assert etude("resume", "r", "--retry-failed").exit_code == 0
-    after = (stopped / "log").read_text().split()
-    assert after[: len(before)] == before and len(set(after)) == len(after)
-
-
 def test_without_it_the_failures_stay(stopped):
     assert etude("resume", "r").exit_code == 0
     assert played(stopped) == []
     assert failures(stopped) == {"call_failed": 4, "raised": 4, "timeout": 4, "score:correct": 4}
-
-
-def test_finished_epochs_stay_as_they_are(stopped):
-    assert etude("resume", "r", "--retry-failed").exit_code == 0
-    (stopped / "played").unlink()
-    shown = etude("resume", "r", "--retry-failed")
-    assert shown.exit_code == 0
-    assert shown.stdout == "nothing to try again: run r is finished, with all its epochs\n"
-    assert played(stopped) == []
-
-
-def test_machines_are_told_too(stopped):
-    told = events(etude("resume", "r", "--retry-failed", "--json").stdout)
-    assert told[0] == {
-        "event": "retry_failed",
-        "finished": False,
-        "forgotten": {"call_failed": 4, "score:correct": 4},
-    }
-
-
-def test_a_failed_evaluation_is_tried_again(project):
-    (project / "validation.jsonl").write_text(rows(2, "v") + rows(1, "broken"))
-    shown = etude("evaluate", "config.yml", "--name", "e", "-o", "finetuning.error_budget=1")
-    assert shown.exit_code == 0
-    assert "with all its epochs" in etude("resume", "e", "--retry-failed").stdout
-    (project / "runs/e/evaluation.json").unlink()
-    (project / "validation.jsonl").write_text(rows(2, "v") + rows(1, "broken").replace("broken0?", "fine?"))
-    shown = etude("resume", "e", "--retry-failed")
-    assert "to be tried again: 1 × call_failed" in shown.stdout, shown.stdout
-    assert json.loads((project / "runs/e/evaluation.json").read_text())["failures"] == {}
-
-
-def test_a_run_without_failures_says_so_and_goes_on(project, monkeypatch):
-    monkeypatch.setattr("tests.training.FakeAdapter.submit", lambda *args: 1 / 0)
-    assert etude("train", "config.yml", "--name", "r").exit_code == 1
-    monkeypatch.undo()
-    monkeypatch.chdir(project)
-    shown = etude("resume", "r", "--retry-failed")
-    assert "no failure but the agent's own" in shown.stdout
-    assert shown.exit_code == 0

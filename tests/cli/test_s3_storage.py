@@ -5,23 +5,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
 import shutil
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from etude.backup.copies import backed_up, fetch
-from etude.config.schema import StorageConfig
-from etude.store.run_folder import RunFolder
 from tests.cli.killed import everything
 from tests.cli.projects import change, finished, local_project, process
-from tests.training import Watcher
 
 pytestmark = pytest.mark.s3
 PLACE = "s3://bucket/etude/run"
@@ -50,34 +43,6 @@ def options(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     s3fs.S3FileSystem(**options, skip_instance_cache=True).mkdir("bucket")
     yield options
     server.stop()
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[RunFolder]:
-    with RunFolder.create(tmp_path / "runs", "run") as folder:
-        yield folder
-
-
-def entries(folder: Path) -> dict[str, Any]:
-    with RunFolder.read(folder) as run:
-        return dict(run.journal.scan("k/"))
-
-
-async def test_a_run_comes_back_from_s3_with_large_weights(run, options, tmp_path):
-    weights = random.Random(0).randbytes(60 << 20)
-    (run.checkpoints / "v1").mkdir()
-    (run.checkpoints / "v1" / "weights.bin").write_bytes(weights)
-    (run.checkpoints / "v1" / "empty").touch()
-    config = StorageConfig(address="s3://bucket/etude", options=options, interval=0.1)
-    async with backed_up(config, run, watcher := Watcher()):
-        for number in range(100):
-            await run.journal.put(f"k/{number}", number)
-            await asyncio.sleep(0.01)
-    assert watcher.warnings == []
-    restored = fetch(PLACE, tmp_path / "new", options)
-    assert entries(restored.run) == {f"k/{number}": number for number in range(100)}
-    assert (restored.run / "checkpoints/v1/weights.bin").read_bytes() == weights
-    assert (restored.run / "checkpoints/v1/empty").read_bytes() == b""
 
 
 def test_a_killed_run_goes_on_from_s3_as_if_nothing_had_been(tmp_path, options, base):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.cli.projects import change, etude, events, train_two_models
+from tests.cli.projects import change, etude, train_two_models
 
 
 @pytest.fixture
@@ -45,18 +45,3 @@ def test_each_model_is_evaluated_by_its_name(two):
     shown = etude("evaluate", "config.yml", "--model", "r:second:v1", "--json")
     assert shown.exit_code == 0, shown.stderr
     assert json.loads(shown.stdout)["model"] == "r:second:v1"
-
-
-def test_trajectories_of_all_models(two):
-    assert etude("export", "r", "--trajectories", "t.jsonl").exit_code == 0
-    rows = events((two / "t.jsonl").read_text())
-    assert {row["target"] for row in rows} == {"left", "second"}
-
-
-def test_each_model_is_checked(two):
-    report = json.loads(etude("check", "config.yml", "--json").stdout)
-    assert report["ready"], report["findings"]
-    found = {finding["what"] for finding in report["findings"]}
-    assert {"model left", "model right", "training left", "training second"} <= found
-    # They share the episodes: one epoch with 4 for each of 8 examples.
-    assert report["estimate"]["training_episodes"] == 32

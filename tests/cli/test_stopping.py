@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
-from tests.cli.projects import ROOT, change, etude, finished, process, rows
+from tests.cli.projects import change, etude, finished, process, rows
 from tests.cli.terminal import Terminal
 
 
@@ -33,17 +30,6 @@ def test_a_stopped_run_says_how_to_go_on(project, number, code):
     assert etude("resume", "-o", f"finetuning.num_epochs={done + 1}").exit_code == 0
     sampled = (project / "log").read_text().splitlines()
     assert len(set(sampled)) == len(sampled)
-
-
-def test_an_evaluation_can_be_stopped_too(project):
-    (project / "validation.jsonl").write_text(rows(2000, "v"))
-    running = process("evaluate", "config.yml", "--name", "e", "--repeat", "50", folder=project)
-    assert running.stdout is not None
-    assert "evaluating" in running.stdout.readline()
-    running.send_signal(signal.SIGINT)
-    _, errors = running.communicate(timeout=60)
-    assert running.returncode == 130
-    assert errors.endswith("next: etude resume runs/e\n")
 
 
 def test_ctrl_c_leaves_nothing_of_the_live_display(project):
@@ -67,23 +53,6 @@ def test_ctrl_c_leaves_nothing_of_the_live_display(project):
         terminal.close()
 
 
-def test_ctrl_c_after_the_last_word_shows_nothing_of_the_end(project):
-    agent = (project / "agent.py").read_text()
-    slow = "@atexit.register\ndef end():\n    open('ending', 'w').close()\n    time.sleep(5)\n"
-    (project / "agent.py").write_text(f"import atexit\nimport time\n{agent}\n{slow}")
-    running = process("check", "config.yml", folder=project)
-    wait_for(project / "ending", running)
-    running.send_signal(signal.SIGINT)
-    _, errors = running.communicate(timeout=60)
-    assert (running.returncode, errors) == (-signal.SIGINT, "")
-
-
-def wait_for(path: Path, running) -> None:
-    while not path.exists():
-        assert running.poll() is None
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize(
     ("does", "problem"),
     [
@@ -101,21 +70,6 @@ def test_an_agent_that_ends_the_run_is_named_as_the_cause(project, does, problem
     assert f"error: something in this process has {problem}" in stopped.stderr
     assert "-o eval.general.isolation=process" in stopped.stderr
     assert "next: etude resume runs/r" in stopped.stderr
-
-
-def test_next_to_nothing_is_imported_before_ctrl_c_is_handled():
-    """An interrupt before that is Python's, which shows where it was with a traceback."""
-    code = """
-import sys
-before = set(sys.modules)
-import etude.cli
-print(sorted(set(sys.modules) - before))
-"""
-    # Without `site`, which imports much itself, and knows where Etude is installed.
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    program = [sys.executable, "-S", "-c", code]
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "['__future__', 'etude', 'etude.cli']\n", done.stderr
 
 
 @pytest.mark.parametrize("times", [1, 2])

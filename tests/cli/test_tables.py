@@ -8,9 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from etude.cli.app import app
-from etude.cli.console import said_once, table_lines
-from tests.cli.projects import change, etude, scripted_project
-from tests.cli.test_hints import EQUAL
+from tests.cli.projects import etude, scripted_project
 
 NAME = "a-long-name-of-a-run-that-nobody-would-like-to-type-again-项目"
 
@@ -46,23 +44,3 @@ def test_in_a_pipe_each_row_is_a_line(run):
     assert "train" in row and "finished" in row and "2/2" in row
     jobs = shown_at("", "jobs", NAME)
     assert sum("completed" in line and f"{NAME}-epoch-" in line for line in jobs) == 2
-
-
-def test_a_reason_is_said_once(project):
-    (project / "agent.py").write_text(EQUAL)
-    change(project / "config.yml", eval__evaluators={"correct": "agent:correct"}, finetuning__num_epochs=4)
-    trained = etude("train", "config.yml", "--name", "r")
-    assert trained.stdout.count("skipped: nothing to train on") == 1
-    assert trained.stdout.count("skipped: as before") == 3
-    shown = shown_at("", "runs", "show", "r")
-    text = " ".join(" ".join(shown).split())
-    assert text.count("group in which no episode has an advantage") == 1 and text.count("as before") == 3
-
-
-def test_wide_letters_take_two_columns():
-    lines = table_lines(("name", "n"), [("项目", 1), ("ab", 10)])
-    assert lines == ["name    n", "─────────", "项目    1", "ab     10"]
-
-
-def test_as_before_is_what_was_said_last():
-    assert said_once(["a", "a", None, "a", "b", "a"]) == ["a", "as before", None, "as before", "b", "a"]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 
 import pytest
-import yaml
 
 from tests.cli.projects import change, etude, events, rows, started_anew
 
@@ -23,15 +21,6 @@ def test_a_config_becomes_a_trained_run(local):
     assert result.stdout.rstrip().splitlines()[-1].startswith("next: etude export runs/first")
 
 
-def test_overrides_may_be_one_word_or_two(project):
-    shown = etude(
-        "train", "config.yml", "--name", "r", "-o", "finetuning.num_epochs=1", "-o", "finetuning.seed", "7"
-    )
-    assert shown.exit_code == 0, shown.stderr
-    stored = yaml.safe_load((project / "runs" / "r" / "config.yml").read_text())["finetuning"]
-    assert (stored["num_epochs"], stored["seed"]) == (1, 7)
-
-
 def test_datasets_can_be_named_on_the_command_line(project):
     (project / "other.jsonl").write_text(rows(3, "o"))
     (project / "held out.jsonl").write_text(rows(2, "h"))
@@ -42,16 +31,6 @@ def test_datasets_can_be_named_on_the_command_line(project):
     assert (started["examples"], started["validation_examples"]) == (3, 2)
     validations = json.loads((project / "runs" / "r" / "validation_history.json").read_text())
     assert [entry["epoch"] for entry in validations] == [0, 1, 2]
-
-
-def test_a_dataset_is_looked_for_where_one_types(project, monkeypatch):
-    """Also when the config's own folder has a file of that name."""
-    elsewhere = project / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "train.jsonl").write_text(rows(2, "x"))
-    monkeypatch.chdir(elsewhere)
-    shown = etude("train", "../config.yml", "--dataset", "train.jsonl", "--json")
-    assert events(shown.stdout)[0]["examples"] == 2
 
 
 def test_machines_get_an_object_for_each_event(project):
@@ -78,21 +57,6 @@ def test_a_run_is_not_written_over(project):
     assert shown.exit_code == 2
     assert "etude resume" in shown.stderr
     assert (project / "runs" / "r" / "summary.json").exists()
-
-
-def test_a_failed_run_says_how_to_go_on(project):
-    (project / "train.jsonl").write_text(rows(3, "broken"))
-    shown = etude("train", "config.yml", "--name", "r")
-    assert shown.exit_code == 1
-    assert shown.stderr.rstrip().endswith("next: etude resume runs/r")
-
-
-def test_errors_are_json_too_when_asked_for(project):
-    shown = etude("train", "missing.yml", "--json")
-    (told,) = events(shown.stdout)
-    assert told["event"] == "error"
-    assert told["exit_code"] == shown.exit_code == 2
-    assert "missing.yml" in told["error"]
 
 
 def test_secrets_are_not_shown_or_kept(project, monkeypatch):
@@ -124,14 +88,3 @@ def test_what_nobody_foresaw_is_one_sentence(project, monkeypatch):
         r"error: \S+test_train\.py:\d+: KeyError: 'surprise'; add --debug to see how it came to that\n",
         shown.stderr,
     )
-
-
-def test_a_run_in_use_is_refused(project):
-    from etude.store.run_folder import RunFolder
-
-    assert etude("train", "config.yml", "--name", "r").exit_code == 0
-    with RunFolder.open(project / "runs" / "r"):
-        shown = etude("resume", "r")
-    assert shown.exit_code == 1
-    assert "in use" in shown.stderr
-    assert str(os.getpid()) in shown.stderr or "this process" in shown.stderr

@@ -109,15 +109,6 @@ def test_tools_and_events_are_shown_where_they_happened(game):
     assert third["prompt"] == [{"user": "done?"}] and "function" not in third
 
 
-def test_raw_is_what_was_sent_and_received(game):
-    change(game / "config.yml", workflow="game:looks_up")
-    evaluated("--greedy")
-    second = read("--raw")["turns"][2]
-    assert [message["role"] for message in second["prompt"]] == ["user", "assistant", "assistant", "tool"]
-    assert second["prompt"][2]["tool_calls"][0]["function"]["arguments"] == '{"word": "t"}'
-    assert second["answer"] == {"role": "assistant", "content": "yes"}
-
-
 def test_plays_of_a_protocol_are_shown_by_agent_and_channel(game):
     workflow = {"_type": "protocol", "protocol": "adp", "scenario": "game:Claims"}
     evaluators = {"verifier": {"_type": "protocol_reward", "agent": "verifier"}}
@@ -146,10 +137,3 @@ def test_a_failed_episode_is_shown_up_to_its_failure(project):
     assert shown["failure"].startswith("call_failed: ") and "output" not in shown
     assert shown["turns"][0]["prompt"] == [{"user": "broken?"}]
     assert "500" in shown["turns"][0]["error"]
-
-
-def test_a_run_that_is_not_there_is_a_wrong_request(project):
-    evaluated()
-    wrong = etude("episodes", "show", "eval/v0/0", "--run", "f")
-    assert wrong.exit_code == 2
-    assert "there is no run 'f'" in wrong.stderr

@@ -40,16 +40,6 @@ def test_a_tool_is_called():
     ]
 
 
-def test_an_output_that_nobody_said_is_told():
-    record = episode(([user("your move")], agent("b2")), output="loss")
-    assert episode_in_words(record, 0.0)[-2:] == ["outcome: loss", "reward 0"]
-
-
-def test_a_board_stays_readable():
-    record = episode(([user("X__\n_O_\n___")], agent("c3")), output="c3")
-    assert episode_in_words(record, 0.5)[0] == "user: X__ / _O_ / ___"
-
-
 def test_a_long_conversation_is_shortened_in_the_middle():
     turns = [([user(f"question {n}")], agent(f"answer {n}")) for n in range(20)]
     lines = episode_in_words(episode(*turns, output="answer 19"), None)
@@ -64,11 +54,6 @@ def test_failures_say_why():
     lines = episode_in_words(record, None)
     assert "no answer: the endpoint answered 500" in lines
     assert "failed: agent.py:3: EngineError" in lines
-
-
-def test_arguments_that_are_no_json_are_shown_as_they_are():
-    record = episode(([user("?")], tool_call("look", "{broken")), output="")
-    assert "agent calls look({broken)" in episode_in_words(record, 0.0)
 
 
 def test_control_characters_do_not_reach_the_terminal():

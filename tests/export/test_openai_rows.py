@@ -8,9 +8,8 @@ from etude.core.call import Call, ChatRequest, Completion
 from etude.core.edge import trajectory_of
 from etude.core.episode import EpisodeRecord
 from etude.core.example import Example
-from etude.core.message import OpenAIMessage
 from etude.core.training_rows import DpoRow, SupervisedRow
-from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory
+from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 from etude.export.rows import openai_row
 from tests.support import tool_call
 
@@ -53,19 +52,6 @@ def test_a_conversation_with_a_tool():
     }
 
 
-def test_replies_that_the_agent_wrote_itself_have_no_weight():
-    trajectory = Trajectory(
-        episode=[given(EpisodeItemRole.USER, "Hello"), said("Hi", given=True), said("Bye")], reward=1.0
-    )
-    weights = [message.get("weight") for message in supervised_row(trajectory)["messages"]]
-    assert weights == [None, 0, None]
-
-
-def test_the_environment_speaks_as_the_user():
-    trajectory = Trajectory(episode=[given(EpisodeItemRole.ENVIRONMENT, "It rains."), said("Oh")], reward=1.0)
-    assert supervised_row(trajectory)["messages"][0] == {"role": "user", "content": "It rains."}
-
-
 def episode(name, *replies):
     """An episode of one call for each reply; each call goes on from the one before."""
     messages, calls = [ASKED], []
@@ -96,28 +82,9 @@ def test_a_pair_of_replies_is_written_as_they_were(thought):
     assert DpoRow.model_validate(row).preferred_output[0].to_wire() == called
 
 
-def test_replies_that_differ_in_their_thinking_alone_are_a_pair():
-    said = {"role": "assistant", "content": "3"}
-    thought = said | {"reasoning_content": "1 + 2"}
-    row = openai_row(preference(episode("a", thought), episode("b", said)), "dpo")
-    assert row["preferred_output"] == [thought]
-    assert row["non_preferred_output"] == [said]
-
-
 def test_a_pair_over_several_turns_has_no_place_in_the_format():
     answer = {"role": "assistant", "content": "3"}
     assert openai_row(preference(episode("a", CALL, answer), episode("b", answer)), "dpo") is None
-
-
-def test_a_builder_that_has_no_messages_gives_its_texts():
-    item = DPOItem(
-        prompt=[OpenAIMessage.model_validate(ASKED)], chosen_response="good", rejected_response="bad"
-    )
-    assert openai_row(Trajectory(episode=[item], reward=1.0), "dpo") == {
-        "input": {"messages": [ASKED]},
-        "preferred_output": [{"role": "assistant", "content": "good"}],
-        "non_preferred_output": [{"role": "assistant", "content": "bad"}],
-    }
 
 
 def test_thinking_goes_with_the_answer_and_is_learned_with_it_alone():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import stat
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -15,8 +14,6 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from etude.core.errors import RequestError
-from etude.models.source import locate
 from tests.cli.projects import etude
 from tests.server.conftest import model  # noqa: F401  the fixture of the servers' tests
 from tests.server.data import ASK, create, supervised, upload, wait
@@ -112,11 +109,6 @@ def test_as_gguf_the_converter_gets_the_whole_model(trained: SimpleNamespace, he
     assert "ollama create" in Path("g/README.md").read_text()
 
 
-def test_whoever_may_read_the_card_may_read_the_weights(trained: SimpleNamespace):
-    assert export(trained, trained.names["full"], "--out", "mine").exit_code == 0
-    assert len({stat.S_IMODE(file.stat().st_mode) for file in Path("mine").iterdir()}) == 1
-
-
 def test_what_the_server_refuses_is_said(trained: SimpleNamespace, here: Path):
     unknown = export(trained, "ft:tiny:gone")
     assert unknown.exit_code == 1 and "404" in unknown.stderr and "ft:tiny:gone" in unknown.stderr
@@ -149,13 +141,3 @@ def test_an_archive_that_breaks_off_leaves_nothing(here: Path):
         broken.shutdown()
     assert refused.exit_code == 1 and "broke off" in refused.stderr
     assert [*here.iterdir()] == []
-
-
-def test_the_folders_of_a_server_say_how_their_models_are_exported(trained: SimpleNamespace):
-    data = trained.server.data_dir
-    folder = next((data / "models").iterdir())
-    with pytest.raises(RequestError, match="etude export --server ADDRESS MODEL"):
-        locate(folder)
-    for place in (data, folder):
-        refused = etude("export", place)
-        assert refused.exit_code == 2 and "etude export --server ADDRESS MODEL" in refused.stderr

@@ -12,7 +12,6 @@ import yaml
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.episode import EpisodeRecord
 from etude.core.example import Example
-from etude.demo.report import episode_in_words
 from etude.export.transcripts import episode_transcript
 from etude.store.encode import encode_episode
 from etude.store.journal import Journal
@@ -73,11 +72,3 @@ async def test_thinking_is_a_part_of_its_own(record: EpisodeRecord, tmp_path: Pa
         },
     ]
     assert shown["output"] == "It is"
-
-
-def test_a_demo_shows_it_too(record: EpisodeRecord) -> None:
-    assert episode_in_words(record, 1.0)[:3] == [
-        "user: 1 + 2?",
-        "agent thinks: I add.",
-        "agent calls add(a=1, b=2)",
-    ]

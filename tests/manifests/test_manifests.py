@@ -37,40 +37,6 @@ def test_kuberay_knows_every_key(document: dict[str, Any]):
     assert problems(document) == []
 
 
-def test_a_mistake_would_be_found():
-    job = next(each for _, each in documents() if each["kind"] == "RayJob")
-    head = job["spec"]["rayClusterSpec"]["headGroupSpec"]
-    container = head["template"]["spec"]["containers"][0]
-    for holder, key, value in (
-        (job["spec"], "entryPoint", "x"),
-        (job["spec"], "backoffLimit", "three"),
-        (head, "rayStartParams", {"num-cpus": 0}),
-        (container, "imagePullPolcy", "Always"),
-    ):
-        before = dict(holder)
-        holder[key] = value
-        assert problems(job)
-        holder.clear()
-        holder.update(before)
-    assert not problems(job)
-
-
-def test_names_within_a_manifest_are_those_that_it_makes():
-    """Volumes, claims and config maps."""
-    for name in ("rayjob.yml", "raycluster.yml"):
-        own = [each for file, each in documents() if file == name]
-        made = {(each["kind"], each["metadata"]["name"]) for each in own}
-        spec = own[-1]["spec"].get("rayClusterSpec", own[-1]["spec"])
-        for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
-            pod = group["template"]["spec"]
-            volumes = {volume["name"]: volume for volume in pod.get("volumes", ())}
-            mounts = {mount["name"] for each in pod["containers"] for mount in each.get("volumeMounts", ())}
-            assert mounts == volumes.keys()
-            for volume in volumes.values():
-                if "configMap" in volume:
-                    assert ("ConfigMap", volume["configMap"]["name"]) in made
-
-
 def scripts() -> dict[str, str]:
     """The shell scripts, with the one inside the config map."""
     inside = next(each for _, each in documents() if each["kind"] == "ConfigMap")["data"]["run.sh"]

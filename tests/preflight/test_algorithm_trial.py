@@ -37,11 +37,6 @@ def test_what_works_is_not_complained_about(name, examples):
     try_algorithm(GOOD[name], examples)
 
 
-@pytest.mark.parametrize("option", ["beta", "entropy_bonus", "reward_kl"])
-def test_losses_that_need_more_get_it(option):
-    try_algorithm(type(own()).model_validate({option: 0.1}), [])
-
-
 def raising(self, *arguments):
     raise ValueError("boom")
 
@@ -93,8 +88,3 @@ HERE = r"test_algorithm_trial\.py:\d+: "
 def test_what_is_wrong_is_said_with_the_method_or_the_line(methods, message):
     with pytest.raises(RequestError, match=message):
         try_algorithm(own(**methods), [])
-
-
-def test_a_pair_loss_may_be_wrong_too():
-    with pytest.raises(RequestError, match=rf"Own\.raising raised .*{HERE}ValueError: boom"):
-        try_algorithm(own(etude.Dpo, pair_loss=raising), [])

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from etude.core.call import ChatRequest
 from etude.models.template import ChatTemplate
 from etude.preflight.drift import SHAPES, audit
 from tests.models.tiny_models import CHATML, FORGETFUL, SEALED, tokenizer
-
-COUNTED = "{{ messages | length }} messages\n" + CHATML
-"""The first line of every prompt says how long the conversation is."""
 
 RESTLESS = CHATML.replace(
     "{{ message.content }}\n</tool_response>",
     "{{ message.content if loop.last else 'seen' }}\n</tool_response>",
 )
 """Results of tools are cut short once they have been seen."""
-
-STRICT = "{%- if messages[-1].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}" + CHATML
-"""As Gemma's: there is no role for tools."""
-
-assert len({CHATML, COUNTED, RESTLESS, STRICT}) == 4
 
 
 def audited(style):
@@ -63,43 +54,8 @@ def test_the_way_of_reading_is_said():
     assert found["system messages"] == ("ok", "as they are")
 
 
-def test_calls_that_nothing_reads_are_a_warning():
-    strange = CHATML.replace("<tool_call>", "~call~").replace("</tool_call>", "~")
-    assert told(strange)["tool calls"] == "not understood: a call, text and a call, two calls"
-
-
-def test_the_cost_of_branches_is_in_tokens():
-    words = tokenizer(FORGETFUL)
-    template = ChatTemplate(words, frozenset({words.convert_tokens_to_ids("<|im_end|>")}))
-    (shape,) = (shape for shape in SHAPES if shape.name == "thinking before an answer")
-    prompts = [
-        len(template.prompt(ChatRequest(shape.messages[:length])).ids)
-        for length in (1, 3, len(shape.messages))
-    ]
-    detail = audited(FORGETFUL)["thinking before an answer"][1]
-    assert f"({sum(prompts)} tokens in all branches, {sum(prompts) / prompts[-1]:.1f} times" in detail
-
-
 def test_a_result_that_is_cut_short_is_at_fault():
     found = told(RESTLESS)
     assert len(found) == 4
     assert "message 3, role tool" in found["a tool call and its result"]
     assert all("role tool: rewritten" in detail for detail in found.values())
-
-
-def test_a_first_line_that_changes_is_drift_everywhere():
-    found = told(COUNTED)
-    assert len(found) == len(SHAPES) - 1
-
-
-def test_what_a_template_refuses_is_said():
-    found = told(STRICT)
-    assert "several turns" not in found
-    assert "no tools" in found["a tool call and its result"]
-
-
-def test_values_that_do_not_come_back_are_a_warning():
-    silent = CHATML.replace("arguments | tojson", "arguments | tojson | replace('null', '0')")
-    assert silent != CHATML
-    kinds = "null, texts that look like other values, lists, objects"
-    assert told(silent)["tool calls"] == f"understood, but for {kinds}"

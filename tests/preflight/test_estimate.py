@@ -3,7 +3,6 @@
 import pytest
 
 from etude.config.load import parse_config
-from etude.models.memory import shown_bytes
 from etude.preflight.estimate import episode_counts
 
 
@@ -22,10 +21,3 @@ def test_validations_are_before_at_intervals_and_at_the_end(epochs, interval, va
 
 def test_an_epoch_has_no_more_examples_than_there_are():
     assert episode_counts(config(num_epochs=2), 3, 0) == (2 * 3 * 4, 0)
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.5e7, "25 MB"), (3e12, "3.0 TB")]
-)
-def test_bytes_in_words(count, text):
-    assert shown_bytes(count) == text

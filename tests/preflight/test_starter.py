@@ -12,7 +12,7 @@ from etude.config.component import WorkflowConfig
 from etude.config.load import load_config, parse_config
 from etude.config.registry import register_workflow
 from etude.config.supplies import Need, Starter, Supplies, package_need
-from etude.core.errors import RequestError, install_command
+from etude.core.errors import install_command
 from etude.preflight.check import check_config
 from etude.preflight.starter import write_environment
 
@@ -58,11 +58,6 @@ def test_a_project_has_the_environments_blocks_over_the_usual_ones(tmp_path):
     config = load_config(tmp_path / "new" / "config.yml")
     assert (config.workflow.size, config.finetuning.num_epochs, config.finetuning.enabled) == (7, 3, True)
     assert [*config.llms] == [*config.finetuning.targets] == ["runner", "builder"]
-
-
-def test_an_unknown_environment_is_named_with_those_that_there_are(tmp_path):
-    with pytest.raises(RequestError, match=r"no environment 'mase'; did you mean 'maze'"):
-        write_environment(tmp_path / "new", "mase")
 
 
 async def test_a_check_says_what_is_missing_before_anything_is_built():

@@ -64,25 +64,6 @@ def test_a_package_that_a_config_names_is_the_users_also_when_it_is_installed(tm
     assert LogLines(LogLevel.INFO).filter(made)
 
 
-def test_a_level_that_was_given_to_a_logger_holds() -> None:
-    logging.getLogger("etude_tests.chatty").setLevel(logging.DEBUG)
-    made = record(INSTALLED, logging.DEBUG, "etude_tests.chatty.part")
-    assert LogLines(LogLevel.INFO).filter(made)
-    assert not LogLines(LogLevel.INFO).filter(record(INSTALLED, logging.DEBUG, "etude_tests.other"))
-
-
-def test_lines_have_the_time_where_they_go_into_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", stream)
-    show_logs(LogLevel.DEBUG)
-    show_logs(LogLevel.INFO)
-    logging.getLogger("agent").info("one %s", "line")
-    logging.getLogger("agent").debug("not this")
-    (line,) = stream.getvalue().splitlines()
-    date, time, rest = line.split(" ", 2)
-    assert (len(date), len(time), rest) == (10, 12, "INFO agent: one line")
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -102,16 +83,3 @@ def test_lines_stand_above_the_live_panel_and_stay_whole(monkeypatch: pytest.Mon
     # The panel is wiped before the line is written, and drawn again below it.
     before, _, after = shown.partition("said by the agent")
     assert "\x1b[2K" in before and "etude" in after
-
-
-def test_lines_go_into_the_file_of_standard_error_while_the_panel_is_drawn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    terminal, file = Terminal(), io.StringIO()
-    monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setattr(sys, "stderr", file)
-    show_logs(LogLevel.INFO)
-    with LiveProgress(Console(file=terminal, force_terminal=True, width=80)):
-        logging.getLogger("agent").info("said by the agent")
-    assert "said by the agent" not in terminal.getvalue()
-    assert file.getvalue().endswith("INFO agent: said by the agent\n")

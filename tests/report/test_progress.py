@@ -1,16 +1,14 @@
 import io
 import json
-import re
 
-import pytest
 from rich.console import Console
 
 from etude.core.call import Call, ChatRequest, Completion, Usage
 from etude.core.episode import EpisodeRecord, Failure
 from etude.core.evaluation import EvalOutputItem
 from etude.core.example import Example
-from etude.report.lines import JsonProgress, LineProgress, shown_time, sparkline
-from etude.report.live import LiveProgress, progress_for
+from etude.report.lines import JsonProgress, LineProgress
+from etude.report.live import LiveProgress
 
 
 def episode(tokens=10, failure=None):
@@ -67,16 +65,6 @@ def test_plain_lines_tell_a_run_from_beginning_to_end():
         "epoch 2/2 skipped: nothing to train on",
         "warning: look here",
     ]
-
-
-def test_failed_episodes_are_counted_within_an_epoch():
-    stream = io.StringIO()
-    with LineProgress(stream, 0.0) as progress:
-        for epoch in range(2):
-            progress.epoch_started(epoch, 2)
-            progress.phase("collecting", 1)
-            progress.episode_finished(episode(failure=Failure("raised", "oops")))
-    assert [line.count(", 1 failed") for line in stream.getvalue().splitlines() if "1/1" in line] == [1, 1]
 
 
 def test_json_lines_are_one_object_for_each_event():
@@ -139,47 +127,6 @@ def test_the_live_panel_shows_phase_epoch_episodes_rewards_failures_and_speed():
         assert text in shown
 
 
-def test_the_live_display_starts_stops_and_prints_messages_above_the_panel():
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with LiveProgress(console) as progress:
-        play(progress)
-    shown = console.file.getvalue()
-    assert "look here" in shown
-    assert "epoch 2 skipped: nothing to train on" in shown
-
-
-@pytest.mark.parametrize(
-    ("values", "blocks"),
-    [([], ""), ([0.5], "▅"), ([0, 1], "▁█"), ([0, 0.5, 1], "▁▅█"), ([1, 1], "▅▅")],
-)
-def test_sparklines(values, blocks):
-    assert sparkline(values) == blocks
-
-
-def test_a_sparkline_shows_the_last_values():
-    assert sparkline([9.0] * 50 + [0.0, 1.0], width=2) == "▁█"
-
-
-@pytest.mark.parametrize(("seconds", "shown"), [(0.4, "0:00"), (65, "1:05"), (3661, "1:01:01")])
-def test_durations(seconds, shown):
-    assert shown_time(seconds) == shown
-
-
-def test_lines_have_the_time_where_nobody_watches():
-    stream = io.StringIO()
-    with progress_for(stream=stream) as progress:
-        progress.message("said")
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d said\n", stream.getvalue())
-
-
-def test_the_display_suits_the_output():
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True
-    assert isinstance(progress_for(stream=io.StringIO()), LineProgress)
-    assert isinstance(progress_for(stream=terminal), LiveProgress)
-    assert isinstance(progress_for(stream=terminal, json=True), JsonProgress)
-
-
 SPENT = {
     "usd": 1.25,
     "tokens": 900,
@@ -208,11 +155,3 @@ def test_displays_show_what_is_spent_of_what():
     assert live.spending == ""
     live.spent({"usd": 0.5, "tokens": 900, "limits": {}})
     assert live.spending == "$0.50"
-
-
-def test_machines_are_told_what_is_spent_when_it_changes():
-    stream = io.StringIO()
-    progress = JsonProgress(stream)
-    for figures in ({"usd": 0.0, "tokens": 5, "limits": {}}, SPENT, dict(SPENT)):
-        progress.spent(figures)
-    assert [json.loads(line) for line in stream.getvalue().splitlines()] == [{"event": "spent", **SPENT}]

@@ -12,8 +12,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from etude.config.load import parse_config
-from etude.core.errors import RequestError
-from etude.telemetry.prometheus import served
 from tests.runners.playing import config_with, evaluate, examples
 from tests.telemetry.test_status import Held, seen
 
@@ -52,12 +50,3 @@ async def test_a_run_is_scraped_while_it_goes_on(tmp_path: Path):
         await going
     with pytest.raises(OSError, match="refused"):
         await asyncio.to_thread(scraped, status.metrics)
-
-
-def test_a_port_that_is_taken_is_said():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        config = parse_config({"metrics": {"port": port}})
-        taken_port = pytest.raises(RequestError, match=f"cannot be served at 127.0.0.1:{port}")
-        with taken_port, served(config.metrics):
-            pass

@@ -90,13 +90,6 @@ async def test_a_run_in_which_nothing_moves_ends_and_says_why(tmp_path: Path):
     assert messages.texts[-1].startswith("nothing has moved for ")
 
 
-async def test_it_does_not_end_where_an_episode_may_take_longer_or_somebody_says_never(tmp_path: Path):
-    for folder, episode, end_after in (("a", 300.0, 0.1), ("b", 0.1, None)):
-        messages = Messages()
-        async with watched(tmp_path / folder, messages, episode=episode, say_after=0.1, end_after=end_after):
-            await messages.one_with("nothing has moved for", 2)
-
-
 async def test_an_event_loop_that_is_blocked_is_said_with_the_stacks_of_that_time(tmp_path: Path):
     messages = Messages()
     async with watched(tmp_path, messages, say_after=0.2):
@@ -116,9 +109,3 @@ async def test_a_job_that_is_waited_for_is_no_stall(tmp_path: Path):
         await messages.one_with("nothing has moved")
         runtime.progress.phase("training")
     assert (tmp_path / "run" / watchdog.STACKS).stat().st_size
-
-
-async def test_a_run_that_comes_on_leaves_no_stacks(tmp_path: Path):
-    async with watched(tmp_path, Messages(), say_after=60) as runtime:
-        await runtime.evaluation.run(examples(""), phase="eval")
-    assert not (tmp_path / "run" / watchdog.STACKS).exists()

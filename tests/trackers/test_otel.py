@@ -133,11 +133,6 @@ def test_spans_have_their_times_and_parents_and_no_content(project, receiver, mo
     ]
     assert score.name == "gen_ai.evaluation.result"
     assert score.time_unix_nano >= episodes[0].end_time_unix_nano
-    runs = [span for span in receiver.named("evaluation correct") if span.trace_id == episodes[0].trace_id]
-    assert [span.parent_span_id for span in runs] == [episodes[0].span_id]
-    assert attributes(runs[0]).items() >= {"gen_ai.operation.name": "evaluation", **attributes(score)}.items()
-    assert runs[0].start_time_unix_nano <= runs[0].end_time_unix_nano <= score.time_unix_nano
-    assert len(receiver.named("evaluation ")) == 2 * len(episodes)
     assert all(headers["x-key"] == "abcd" for headers in receiver.headers)
 
 
@@ -184,14 +179,3 @@ def test_tools_failures_and_content_where_it_is_asked_for(project, receiver):
     assert asked["role"] == "user" and asked["parts"][0]["type"] == "text"
     (answered,) = json.loads(call["gen_ai.output.messages"])
     assert answered["parts"][0]["content"] in ("yes", "no")
-
-
-def test_a_collector_that_is_away_gets_the_spans_later(project, receiver, monkeypatch):
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-    away = {"_type": "otel", "endpoint": "http://127.0.0.1:9", "patience": 0.1}
-    change(project / "config.yml", report=away)
-    trained = etude("train", "config.yml", "--name", "one")
-    assert trained.exit_code == 0 and "of 5 records" in trained.stdout
-    there = json.dumps({"_type": "otel", "endpoint": receiver.url})
-    assert etude("report", "one", "-o", f"report={there}").exit_code == 0
-    assert len(receiver.named("invoke_agent")) == 2 * 32 + 2 * 6

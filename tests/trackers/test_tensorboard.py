@@ -34,11 +34,3 @@ def test_a_run_and_what_follows_it_are_one_run_of_tensorboard(project):
     tables = events.Tensors("episodes/epoch")
     assert [table.step for table in tables] == [1, 2, 3]
     assert b"| train/1/t0/0 | t0 | user: t0? |" in tables[0].tensor_proto.string_val[0]
-
-
-def test_a_folder_of_folders_has_one_for_each_run(project):
-    change(project / "config.yml", report={"_type": "tensorboard", "folder": "boards"})
-    assert etude("train", "config.yml", "--name", "one", "-o", "finetuning.num_epochs=1").exit_code == 0
-    (folder,) = Path("boards").iterdir()
-    assert folder.name.startswith("one-")
-    assert [each.step for each in read(folder).Scalars("train/avg_reward")] == [1]

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import etude as library
-from etude.store.run_folder import RunFolder
 from etude.trackers.record import RunRecord
 from tests.cli.projects import change, etude, finished
 
@@ -98,14 +97,6 @@ def test_a_run_that_is_killed_while_it_sends_has_every_record_there_at_least_onc
     assert [line["number"] for line in records()] == [KEYS.index(key) for key in before + again]
 
 
-def test_another_place_gets_the_whole_run(project):
-    change(project / "config.yml", report=[SHOWN])
-    assert etude("train", "config.yml", "--name", "one").exit_code == 0
-    other = json.dumps([SHOWN | {"file": "other.jsonl"}])
-    assert etude("report", "one", "-o", f"report={other}").exit_code == 0
-    assert [line["key"] for line in records(Path("other.jsonl"))] == KEYS
-
-
 def test_functions_of_a_program_and_of_a_config_are_called_with_each_record(project):
     given: list[RunRecord] = []
     run = library.train(
@@ -145,19 +136,6 @@ def test_secrets_reach_no_tracker(project, monkeypatch):
     assert "sesame-opens-all" not in Path("shown.jsonl").read_text()
 
 
-def test_a_run_of_two_models_is_shown_under_their_names(local, base):
-    from tests.cli.projects import train_two_models
-
-    train_two_models(local, base)
-    change(local / "config.yml", report=[SHOWN])
-    trained = etude("train", "config.yml", "--name", "two", "-o", "finetuning.num_epochs=1")
-    assert trained.exit_code == 0, trained.stdout
-    keys = [line["key"] for line in records()]
-    assert keys[-3:] == ["validation/00000001/left", "validation/00000001/second", "finished/00000001"]
-    epoch = next(line for line in records() if line["key"] == "epoch/00000001/second")
-    assert "second/train/avg_reward" in epoch["metrics"] and "second/learner/loss" in epoch["metrics"]
-
-
 @pytest.mark.parametrize(
     ("report", "words"),
     [
@@ -171,11 +149,3 @@ def test_a_wrong_entry_is_an_error_before_anything_is_sampled(project, report, w
     refused = etude("train", "config.yml", "--name", "one")
     assert refused.exit_code == 2
     assert "report" in refused.stderr and words in refused.stderr
-
-
-def test_a_run_without_trackers_says_how_to_name_one(project):
-    assert etude("train", "config.yml", "--name", "one").exit_code == 0
-    refused = etude("report", "one")
-    assert refused.exit_code == 2 and "-o report=" in refused.stderr
-    with RunFolder.read(Path("runs/one")) as run:
-        assert not list(run.journal.scan("report/"))

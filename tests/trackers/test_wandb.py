@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,17 +78,6 @@ def test_a_run_and_what_follows_it_are_one_run_with_each_step_once(project):
     assert rows[1]["learner/loss"] in ("1", "1.0")
     assert any("table-file" in text for name, text in rows[1].items() if name.startswith("episodes/epoch"))
     assert "finetuning" in str([each.run.config for each in contents(first) if each.HasField("run")])
-
-
-def test_a_server_that_is_away_ends_no_run(project, monkeypatch):
-    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    change(project / "config.yml", report={"_type": "wandb", "patience": 0.1})
-    trained = finished("train", "config.yml", "--name", "one", folder=project, environment=dict(os.environ))
-    assert trained.returncode == 0, trained.stdout + trained.stderr
-    assert "0 of 5 records" in trained.stdout and "etude report runs/one" in trained.stdout.replace(
-        f"{project}/", ""
-    )
 
 
 def test_a_server_that_is_away_is_named(tmp_path, monkeypatch):

@@ -36,7 +36,6 @@ PAGES = {
     "play": "/runs/played/episodes/train/1/e/0",
     "now": "/runs/first/now",
     "config": "/runs/first/config",
-    "comparison": "/compare?run=first&run=second",
     "nowhere": "/nowhere",
 }
 
@@ -177,18 +176,6 @@ def test_the_colour_of_tokens_is_in_the_address(browser, address):
     assert browser.current_url.endswith("#t4")
     siblings = browser.find_elements("css selector", ".dots a")
     assert all("colour=advantages" in link.get_attribute("href") for link in siblings)
-
-
-def test_the_theme_that_was_chosen_stays(browser, address):
-    look(browser)
-    browser.get(f"{address}/")
-    ground = "return getComputedStyle(document.body).backgroundColor"
-    light = browser.execute_script(ground)
-    press(browser, "t")
-    dark = browser.execute_script(ground)
-    browser.get(f"{address}/runs/first")
-    assert browser.execute_script(ground) == dark != light
-    browser.execute_script("localStorage.clear()")
 
 
 def test_the_tree_of_a_play_shows_who_heard_what_and_what_it_was_worth(browser, address):

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from etude.core.episode import Failure
-from etude.core.history import History
 from etude.view.app import create_view
-from etude.view.charts import Charted, charts_of
 from etude.view.pages import url
 from tests.view.conftest import KEY
 from tests.view.stored import Told, epoch_entry, store_run
@@ -50,37 +48,6 @@ def test_a_run_has_charts_of_what_was_measured(client):
     assert charts(shown(client, "/runs/second"))["failures by cause"]["lines"][0]["values"] == [None, 3.0]
 
 
-def test_a_chart_that_shows_nothing_more_is_a_sentence():
-    """One that is zero throughout."""
-    entries = [
-        epoch_entry(
-            epoch,
-            reward,
-            evaluators={"correct": {"mean": reward}, "style": {"mean": 0.5}},
-            repeated_share=0.0,
-        )
-        for epoch, reward in ((1, 0.25), (2, 0.75))
-    ]
-    groups = charts_of([Charted("", History(run_id="r", epochs=tuple(entries)))])
-    assert [chart.title for chart in groups["Rewards"].charts] == ["reward", "correct", "style"]
-    assert "repeated" in groups["Sampling"].zero
-
-
-def test_boxes_have_a_legend(client):
-    for page in ("phases/train/1", "episodes/train/1/a/0", "tokens/train/1/a/0"):
-        assert "the higher" in shown(client, f"/runs/first/{page}")
-
-
-def test_a_part_is_sent_alone(client):
-    assert "<html" not in shown(client, "/runs/first?part=charts") + shown(client, "/?part=table")
-
-
-def test_an_epoch_that_is_over_has_the_charts_drawn_anew(client):
-    line = "/runs/first/now?part=line&done="
-    assert client.get(f"{line}1").headers["hx-trigger"] == "epochs"
-    assert "hx-trigger" not in client.get(f"{line}2").headers
-
-
 def test_groups_show_the_spread_of_their_rewards(client):
     text = words(shown(client, "/runs/first/phases/train/1"))
     assert re.search(r"a episode 0, reward 0 episode 1, reward 1 0.500 0 … 1", text)
@@ -101,10 +68,6 @@ def test_groups_show_the_spread_of_their_rewards(client):
 def test_a_filter_finds_in_all_phases(client, query, found):
     text = shown(client, f"/runs/first/phases?q={query}")
     assert re.findall(r'data-row href="/runs/first/episodes/([^"]*)"', text) == found
-
-
-def test_a_wrong_filter_says_how_it_is_written(client):
-    assert "reward<0.5" in words(shown(client, "/runs/first/phases?q=rewrd<x", status=404))
 
 
 def test_an_episode_shows_everything(client):
@@ -201,12 +164,3 @@ def test_failures_are_shown_by_cause_with_an_episode(tmp_path):
     client.get("/", params={"open": KEY})
     text = words(shown(client, "/runs/r"))
     assert "1 234 raised: no, 7 train/1/b/0" in text.replace("\u202f", " ")
-
-
-def test_runs_are_compared_with_their_settings_and_charts(client):
-    text = shown(client, "/compare?run=first&run=second")
-    assert "reward in the first epoch" in words(text) and "unfinished" in words(text)
-    lines = charts(text)["reward"]["lines"]
-    assert [line["label"] for line in lines] == ["first · training", "second · training"]
-    for query in ("run=first", "run=first&run=first", "run=first&run=nowhere"):
-        shown(client, f"/compare?{query}", status=404)

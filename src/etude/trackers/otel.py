@@ -1,28 +1,46 @@
-"""OpenTelemetry: episodes, calls, tools, evaluators and jobs as spans of the GenAI semantic conventions.
+"""OpenTelemetry: episodes, calls, tools and jobs as spans of the GenAI semantic conventions v0.1.0.
 
 Spans are read from the journal, with the times that things had, and sent to a collector by OTLP when their
 epoch or validation is over. The ids of a span follow from what it is of, so that one that is sent twice is
-the same one.
+the same one. What the conventions have no name for is `etude.…`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import hashlib
+import json
+import os
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from etude.config.component import TrackerConfig
 from etude.config.registry import register_tracker
+from etude.core.call import Call
+from etude.core.episode import EpisodeRecord
 from etude.core.errors import EtudeError
+from etude.core.secrets import masked, masked_data
+from etude.core.tools import ToolUse
+from etude.store.episodes import EVALUATION, iter_episodes
+from etude.store.log import histories
 from etude.store.run_folder import RunFolder
 from etude.trackers.record import RunRecord, State, TrackedRun, require_package
-from etude.trackers.spans import Spans
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
 
 _AT_ONCE = 512
 """Spans of one request."""
+_SAMPLING = ("temperature", "top_p", "max_tokens", "seed")
+"""Fields of a request that are sent where they are set."""
+_PARTS = {
+    "warm_up": "warm-up",
+    "epoch": "train/{epoch}",
+    "validation": "validation/{epoch}",
+    "evaluation": EVALUATION,
+}
+"""How the ids begin of the episodes that a record of a kind is about."""
 
 
 class OtelConfig(TrackerConfig, name="otel"):
@@ -62,10 +80,9 @@ class OtelTracker:
         """Send the spans of the record's episodes and of its job. Raises EtudeError."""
         from opentelemetry.sdk.trace.export import SpanExportResult
 
-        config, tracked = self._config, self._run
-        assert tracked is not None
-        with RunFolder.read(tracked.folder) as run:
-            spans = Spans(run, tracked, content=config.content).of_record(record)
+        assert self._run is not None
+        with RunFolder.read(self._run.folder) as run:
+            spans = _Spans(run, self._run, content=self._config.content).of_record(record)
             while batch := [*islice(spans, _AT_ONCE)]:
                 if self._exporter.export(batch) is not SpanExportResult.SUCCESS:
                     raise EtudeError(
@@ -77,6 +94,171 @@ class OtelTracker:
         if self._exporter is not None:
             self._exporter.shutdown()
             self._exporter = None
+
+
+class _Spans:
+    """Makes spans of what a run folder has."""
+
+    def __init__(self, run: RunFolder, tracked: TrackedRun, *, content: bool) -> None:
+        from opentelemetry.sdk.resources import Resource
+
+        self._journal, self._name, self._token, self._content = run.journal, run.name, tracked.token, content
+        code = {f"etude.{name}": text for name, text in tracked.code.items()}
+        service = os.environ.get("OTEL_SERVICE_NAME", "etude")
+        self._resource = Resource.create({"service.name": service, "etude.run": run.name, **code})
+        self._models = tracked.config.get("llms") or {}
+
+    def of_record(self, record: RunRecord) -> Iterator[Any]:
+        """The spans of the episodes that a record is about, and of the job of an epoch."""
+        by_target = histories(self._journal, self._name)
+        # Several models train on the same episodes.
+        is_first = record.kind == "warm_up" or record.target in (None, next(iter(by_target)))
+        if record.kind in _PARTS and is_first:
+            part = _PARTS[record.kind].format(epoch=record.step)
+            for episode in iter_episodes(self._journal, part):
+                if re.match(rf"{part}(?!\d)", episode.id):
+                    yield from self._of_episode(episode)
+        for entry in by_target[record.target].epochs if record.kind == "epoch" else ():
+            if entry.epoch == record.step and (job := entry.status) is not None:
+                figures = {
+                    f"etude.job.{name}": value
+                    for name, value in ((job.metadata or {}).get("metrics") or {}).items()
+                    if isinstance(value, int | float)
+                }
+                about = {"etude.epoch": record.step, "etude.job.backend": job.backend, **figures}
+                began = record.at - float(entry.metrics.get("training_seconds") or 0.0)
+                yield self._span(f"train {job.run_id}", job.run_id, None, (began, record.at), about)
+
+    def _of_episode(self, episode: EpisodeRecord) -> Iterator[Any]:
+        """The spans of a finished episode: its own, which comes first, and those of all within it."""
+        ended = self._journal.times(episode.id)[episode.id]
+        # An episode that is played again is another one.
+        place = f"{episode.id} of {ended}"
+        uses = [event.tool for event in episode.events if event.tool is not None]
+        timed = [each for each in (*episode.calls, *uses) if each.began]
+        began = min([ended - episode.seconds, *(each.began for each in timed)])
+        usages = [call.completion.usage for call in episode.calls if call.completion is not None]
+        about: dict[str, Any] = {
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.conversation.id": episode.id,
+            "gen_ai.usage.input_tokens": sum(usage.prompt_tokens for usage in usages),
+            "gen_ai.usage.output_tokens": sum(usage.completion_tokens for usage in usages),
+            "etude.example": episode.example.id,
+            "etude.generation": episode.generation,
+        }
+        failure = episode.failure
+        error = None if failure is None else (failure.kind, failure.reason)
+        scores = self._scores(episode)
+        parent = self._span("invoke_agent", place, None, (began, ended), about, error=error, events=scores)
+        yield parent
+        for number, each in enumerate(timed):
+            name, about, error = self._of_call(each) if isinstance(each, Call) else self._of_tool(each)
+            times = (each.began, each.began + each.seconds)
+            yield self._span(name, f"{place}/{number}", parent, times, about, error=error)
+
+    def _scores(self, episode: EpisodeRecord) -> list[Any]:
+        from opentelemetry.sdk.trace import Event
+
+        prefix = f"{episode.id}/score/"
+        times, events = self._journal.times(prefix), []
+        for key, row in self._journal.scan(prefix):
+            about = {"gen_ai.evaluation.name": key.removeprefix(prefix)}
+            if row.get("score") is not None:
+                about["gen_ai.evaluation.score.value"] = row["score"]
+            if row.get("error") is not None:
+                about["error.type"] = "evaluator_failed"
+            if self._content and row.get("reasoning"):
+                about["gen_ai.evaluation.explanation"] = masked(str(row["reasoning"]))
+            events.append(Event("gen_ai.evaluation.result", about, round(times[key] * 1e9)))
+        return events
+
+    def _of_call(self, call: Call) -> tuple[str, dict[str, Any], tuple[str, str] | None]:
+        """The name of its span, the attributes, and what went wrong."""
+        sampling, completion, entry = (
+            call.request.sampling,
+            call.completion,
+            self._models.get(call.model) or {},
+        )
+        model = str(entry.get("model") or entry.get("model_name") or call.model)
+        asked = {f"gen_ai.request.{name}": getattr(sampling, name) for name in _SAMPLING}
+        about: dict[str, Any] = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": str(entry.get("_type") or "etude"),
+            "gen_ai.request.model": model,
+            **{name: value for name, value in asked.items() if value is not None},
+            "etude.model": call.model,
+            "etude.function": call.function,
+            "etude.retries": call.retries,
+        }
+        if self._content:
+            about["gen_ai.input.messages"] = _parts(call.request.messages)
+        if completion is None:
+            return f"chat {model}", about, ("call_failed", call.error or "")
+        about["gen_ai.response.finish_reasons"] = [completion.finish_reason]
+        about["gen_ai.usage.input_tokens"] = completion.usage.prompt_tokens
+        about["gen_ai.usage.output_tokens"] = completion.usage.completion_tokens
+        if not call.logged:
+            about["etude.model_version"] = completion.model_version
+        if self._content:
+            about["gen_ai.output.messages"] = _parts([completion.message])
+        return f"chat {model}", about, None
+
+    def _of_tool(self, use: ToolUse) -> tuple[str, dict[str, Any], tuple[str, str] | None]:
+        about = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": use.name}
+        if self._content:
+            about["gen_ai.tool.call.arguments"] = _json(use.arguments)
+            about["gen_ai.tool.call.result"] = masked(use.result)
+        return f"execute_tool {use.name}", about, None if use.outcome == "ok" else (use.outcome, use.outcome)
+
+    def _span(
+        self,
+        name: str,
+        place: str,
+        parent: Any,
+        times: tuple[float, float],
+        attributes: Mapping[str, Any],
+        *,
+        error: tuple[str, str] | None = None,
+        events: Sequence[Any] = (),
+    ) -> Any:
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+        above = None if parent is None else parent.get_span_context()
+        trace = self._number(place, 16) if above is None else above.trace_id
+        sampled = TraceFlags(TraceFlags.SAMPLED)
+        return ReadableSpan(
+            name,
+            context=SpanContext(trace, self._number(f"span {place}", 8), False, sampled),
+            parent=above,
+            resource=self._resource,
+            attributes={**attributes, **({} if error is None else {"error.type": error[0]})},
+            events=events,
+            kind=SpanKind.CLIENT if name.startswith("chat ") else SpanKind.INTERNAL,
+            status=Status(StatusCode.UNSET) if error is None else Status(StatusCode.ERROR, masked(error[1])),
+            start_time=round(times[0] * 1e9),
+            end_time=round(times[1] * 1e9),
+        )
+
+    def _number(self, place: str, size: int) -> int:
+        """The id of a span or a trace: the same for the same thing of the same run."""
+        digest = hashlib.blake2b(f"{self._token}/{place}".encode(), digest_size=size).digest()
+        return int.from_bytes(digest) or 1
+
+
+def _parts(messages: Sequence[Mapping[str, Any]]) -> str:
+    """OpenAI's messages as the conventions write them: a role, and parts."""
+    rows = []
+    for message in messages:
+        content = message.get("content")
+        parts = [{"type": "text", "content": content}] if isinstance(content, str) else [*(content or ())]
+        parts += [{"type": "tool_call", **call} for call in message.get("tool_calls") or ()]
+        rows.append({"role": message.get("role"), "parts": parts})
+    return _json(rows)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(masked_data(value), ensure_ascii=False, default=str)
 
 
 @register_tracker(config_type=OtelConfig)

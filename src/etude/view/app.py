@@ -114,7 +114,6 @@ Page = Callable[[Request], Response]
 
 _PAGES: dict[str, Page] = {
     "/": runs.list_page,
-    "/compare": runs.compare_page,
     "/runs/{run}": runs.run_page,
     "/runs/{run}/now": runs.now_page,
     "/runs/{run}/config": runs.config_page,

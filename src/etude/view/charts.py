@@ -1,4 +1,4 @@
-"""Charts of runs, as data: the columns that the page draws, for one run or several over each other."""
+"""Charts of runs, as data: the columns that the page draws."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from etude.budget.bill import Bill
 from etude.core.episode import cut_off_share
 from etude.core.history import Entry, EpochEntry, History
 from etude.store.episodes import epoch_of
-from etude.store.figures import failed_counts
 
 Value: TypeAlias = float | None
 Bounds: TypeAlias = tuple[Value, Value, Value]
@@ -52,16 +51,6 @@ class Chart:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Charted:
-    """One model's history, as charts take it."""
-
-    name: str
-    """The run's, where several are drawn over each other; the target's, where a run has several."""
-    history: History
-    bill: Bill = field(default_factory=Bill)
-
-
 @dataclass(slots=True)
 class Group:
     """Charts of one kind."""
@@ -78,14 +67,14 @@ class Group:
             self.charts.append(chart)
 
 
-def charts_of(runs: Sequence[Charted]) -> dict[str, Group]:
+def charts_of(history: History, bill: Bill) -> dict[str, Group]:
     """All charts that have anything to draw, under the names of their groups."""
     groups: dict[str, list[Chart | None]] = {
-        "Rewards": [_rewards(runs), *(_evaluator(runs, name) for name in _evaluators(runs))],
-        "Learning": [_metric(runs, *each) for each in _LEARNING],
-        "Sampling": [_metric(runs, *each) for each in _SAMPLING],
-        "Failures": _failures(runs),
-        "Speed and cost": [_metric(runs, *each) for each in _SPEED] + [_cost(runs)],
+        "Rewards": [_rewards(history), *(_evaluator(history, name) for name in _evaluators(history))],
+        "Learning": [_metric(history, *each) for each in _LEARNING],
+        "Sampling": [_metric(history, *each) for each in _SAMPLING],
+        "Failures": _failures(history),
+        "Speed and cost": [_metric(history, *each) for each in _SPEED] + [_cost(history, bill)],
     }
     drawn: dict[str, Group] = {}
     for name, charts in groups.items():
@@ -131,10 +120,6 @@ def _staleness(entry: EpochEntry) -> Value:
     return float(max(0.0, entry.version.number - 1 - sampled))
 
 
-def _failed(entry: Entry) -> int | None:
-    return failed_counts(entry.metrics)[0] if "failures" in entry.metrics else None
-
-
 _LEARNING: tuple[tuple[str, Callable[[EpochEntry], Value], str], ...] = (
     ("loss", _trained("loss"), "of the job's steps, on average"),
     ("KL to the reference", _trained("reference_kl"), "nats per token"),
@@ -163,82 +148,66 @@ _SPEED: tuple[tuple[str, Callable[[EpochEntry], Value], str], ...] = (
 )
 
 
-def _metric(
-    runs: Sequence[Charted], title: str, value: Callable[[EpochEntry], Value], note: str
-) -> Chart | None:
-    x = _epochs(runs)
-    lines = [_line(run.name or title, x, {e.epoch: value(e) for e in run.history.epochs}) for run in runs]
-    return _chart(title, x, lines, note)
+def _metric(history: History, title: str, value: Callable[[EpochEntry], Value], note: str) -> Chart | None:
+    line = _line(title, _epochs(history), {entry.epoch: value(entry) for entry in history.epochs})
+    return _chart(title, _epochs(history), [line], note)
 
 
-def _rewards(runs: Sequence[Charted]) -> Chart | None:
+def _rewards(history: History) -> Chart | None:
     def bounds(entry: Entry) -> Bounds:
         metrics = entry.metrics
         return metrics.get("avg_reward"), metrics.get("reward_low"), metrics.get("reward_high")
 
-    return _measured(runs, "reward", bounds)
+    return _measured(history, "reward", bounds)
 
 
-def _evaluator(runs: Sequence[Charted], name: str) -> Chart | None:
+def _evaluator(history: History, name: str) -> Chart | None:
     def bounds(entry: Entry) -> Bounds:
         score: Mapping[str, Any] = (entry.metrics.get("evaluators") or {}).get(name) or {}
         return score.get("mean"), score.get("low"), score.get("high")
 
-    return _measured(runs, name, bounds)
+    return _measured(history, name, bounds)
 
 
-def _measured(runs: Sequence[Charted], title: str, bounds: Callable[[Entry], Bounds]) -> Chart | None:
+def _measured(history: History, title: str, bounds: Callable[[Entry], Bounds]) -> Chart | None:
     """Training episodes stand over the epochs that the weights had trained for, beside the validations."""
-    x, lines = _epochs(runs), []
-    for run in runs:
-        name = f"{run.name} · " if run.name else ""
-        of_epochs = {entry.epoch - 1: bounds(entry) for entry in run.history.epochs if not entry.resting}
-        of_validations = {entry.epoch: bounds(entry) for entry in run.history.validations}
-        lines += [_banded(f"{name}training", x, of_epochs, is_dotted=bool(of_validations))]
-        lines += [_banded(f"{name}validation", x, of_validations)] if of_validations else []
-    return _chart(title, x, lines, "with 95 % intervals")
+    x = _epochs(history)
+    of_epochs = {entry.epoch - 1: bounds(entry) for entry in history.epochs if not entry.resting}
+    of_validations = {entry.epoch: bounds(entry) for entry in history.validations}
+    lines = [_banded("training", x, of_epochs, is_dotted=bool(of_validations))]
+    return _chart(title, x, [*lines, _banded("validation", x, of_validations)], "with 95 % intervals")
 
 
-def _failures(runs: Sequence[Charted]) -> list[Chart | None]:
-    x = _epochs(runs)
-    if len(runs) > 1:
-        lines = [_line(run.name, x, {e.epoch: _failed(e) for e in run.history.epochs}) for run in runs]
-        return [_chart("failed episodes", x, lines, "")]
-    epochs = [entry for run in runs for entry in run.history.epochs]
-    counts = {entry.epoch: entry.metrics.get("failures") or {} for entry in epochs}
+def _failures(history: History) -> list[Chart | None]:
+    x = _epochs(history)
+    counts = {entry.epoch: entry.metrics.get("failures") or {} for entry in history.epochs}
     kinds = sorted({kind for each in counts.values() for kind in each})
     lines = [_line(kind, x, {epoch: each.get(kind, 0) for epoch, each in counts.items()}) for kind in kinds]
-    retried = {entry.epoch: (entry.metrics.get("calls") or {}).get("retries") for entry in epochs}
+    retried = {entry.epoch: (entry.metrics.get("calls") or {}).get("retries") for entry in history.epochs}
     return [
         _chart("failures by cause", x, lines, "episodes, and scores"),
         _chart("calls made again", x, [_line("retries", x, retried)], "") if any(retried.values()) else None,
     ]
 
 
-def _cost(runs: Sequence[Charted]) -> Chart | None:
-    x, lines = _epochs(runs), []
-    for run in runs:
-        usd: dict[int, float] = {}
-        for line in run.bill.by("phase"):
-            epoch = epoch_of(line.phase)
-            if epoch is not None and line.usd:
-                usd[epoch + 1] = usd.get(epoch + 1, 0.0) + line.usd
-        if usd:
-            lines.append(_line(run.name or "US dollars", x, dict(usd)))
-    return _chart("cost of sampling", x, lines, "US dollars an epoch")
+def _cost(history: History, bill: Bill) -> Chart | None:
+    x, usd = _epochs(history), dict[int, Value]()
+    for line in bill.by("phase"):
+        epoch = epoch_of(line.phase)
+        if epoch is not None and line.usd:
+            usd[epoch + 1] = (usd.get(epoch + 1) or 0.0) + line.usd
+    return _chart("cost of sampling", x, [_line("US dollars", x, usd)], "US dollars an epoch")
 
 
-def _evaluators(runs: Sequence[Charted]) -> list[str]:
+def _evaluators(history: History) -> list[str]:
     """The evaluators; none where there is only the one that is the reward."""
-    entries = [entry for run in runs for entry in run.history.entries]
-    names = list(dict.fromkeys(name for entry in entries for name in entry.metrics.get("evaluators") or {}))
+    found = (name for entry in history.entries for name in entry.metrics.get("evaluators") or {})
+    names = list(dict.fromkeys(found))
     return names if len(names) > 1 else []
 
 
-def _epochs(runs: Sequence[Charted]) -> list[int]:
-    epochs = (entry.epoch for run in runs for entry in run.history.entries)
-    last = max(epochs, default=0)
-    return list(range(last + 1))
+def _epochs(history: History) -> list[int]:
+    return list(range(max((entry.epoch for entry in history.entries), default=0) + 1))
 
 
 def _line(label: str, x: Sequence[int], values: Mapping[int, Value]) -> Line:
