@@ -63,9 +63,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 79_095,
-    "modules": 442,
-    "lines of tests": 76_206,
+    "lines of source": 78_454,
+    "modules": 440,
+    "lines of tests": 63_483,
     "benchmark files": 15,
     "config keys": 436,
 }

@@ -135,7 +135,8 @@ class _Spans:
         # An episode that is played again is another one.
         place = f"{episode.id} of {ended}"
         uses = [event.tool for event in episode.events if event.tool is not None]
-        timed = [each for each in (*episode.calls, *uses) if each.began]
+        happened: tuple[Call | ToolUse, ...] = (*episode.calls, *uses)
+        timed = [each for each in happened if each.began]
         began = min([ended - episode.seconds, *(each.began for each in timed)])
         usages = [call.completion.usage for call in episode.calls if call.completion is not None]
         about: dict[str, Any] = {
@@ -147,7 +148,7 @@ class _Spans:
             "etude.generation": episode.generation,
         }
         failure = episode.failure
-        error = None if failure is None else (failure.kind, failure.reason)
+        error: tuple[str, str] | None = None if failure is None else (failure.kind, failure.reason)
         scores = self._scores(episode)
         parent = self._span("invoke_agent", place, None, (began, ended), about, error=error, events=scores)
         yield parent
