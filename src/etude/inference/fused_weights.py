@@ -30,6 +30,17 @@ InOrder: TypeAlias = Callable[[list[torch.Tensor]], torch.Tensor]
 """Puts rows [out, ...] of several layers together."""
 
 
+def _packs(dtype: torch.dtype) -> bool:
+    """Whether this CPU's oneDNN packs weights of the dtype: those of half precision need instructions of their own."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return dtype == torch.float32
+
+
 @dataclass(frozen=True, slots=True)
 class LowRank:
     """LoRA weights beside a linear layer: they add `x @ down.T @ up.T`."""
@@ -52,7 +63,7 @@ class PackedLinear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, low: LowRank | None = None) -> None:
         """`weight` [out, in], `bias` [out] and `low` in one dtype on a CPU."""
         self._bias, self._low = bias, low
-        self._is_packed = weight.numel() >= _LEAST and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        self._is_packed = weight.numel() >= _LEAST and _packs(weight.dtype)
         weight = weight.detach()
         # The packed copy alone, as the other would take as much memory again.
         self._weight = (
