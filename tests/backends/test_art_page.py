@@ -66,21 +66,12 @@ async def test_it_says_where_its_job_failed_and_what_is_not_healthy(adapter, ser
     await away.cleanup()
 
 
-@pytest.mark.parametrize(
-    ("roles", "problem"),
-    [
-        (("user", "other", "assistant"), "role other"),
-        (("assistant", "user", "assistant"), "first message"),
-        (("system", "user"), "last message"),
-        (("user", "user", "assistant"), "consecutive user"),
-        (("user", "assistant", "assistant"), "consecutive assistant"),
-    ],
-)
-async def test_an_order_that_the_page_rules_out_is_a_value_error(adapter, roles, problem):
-    with pytest.raises(ValueError, match=problem):
-        await adapter._validate_episode_order(ordered(*roles))
-    with pytest.raises(ValueError, match=problem):
-        await adapter._construct_trajectory_groups([[ordered("user", "assistant"), ordered(*roles)]])
+async def test_an_order_that_the_page_rules_out_is_a_value_error(adapter):
+    wrong = ordered("user", "other", "assistant")
+    with pytest.raises(ValueError, match="role other"):
+        await adapter._validate_episode_order(wrong)
+    with pytest.raises(ValueError, match="role other"):
+        await adapter._construct_trajectory_groups([[ordered("user", "assistant"), wrong]])
 
 
 async def test_trajectories_become_arts_groups_one_for_each_example(adapter):

@@ -3,8 +3,8 @@
 import pytest
 
 from etude.backends.capabilities import JobHyperparameters
+from etude.backends.local import LocalAdapterConfig, LoraConfig
 from etude.backends.local_adapter import LocalAdapter
-from etude.backends.local_config import LocalAdapterConfig, LoraConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError
 from tests.backends.lm_stand_in import LmStandIn

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from etude.algorithms.algorithm import changed_options
 from etude.algorithms.dpo import Dpo
 from etude.algorithms.grpo import Grpo
+from etude.backends.local import LocalAdapterConfig
 from etude.backends.local_adapter import learner_options
-from etude.backends.local_config import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.learner.plan import Schedule
 from etude.server.hyperparameters import hyperparameters_for, job_algorithm, resolved

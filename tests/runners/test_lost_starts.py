@@ -35,7 +35,7 @@ def lose(monkeypatch: pytest.MonkeyPatch, count: int, only: int | None = None) -
         if len(started) > count or only not in (None, place):
             return process
         process.kill()
-        return LostProcess(process._process, process._guard, process._path)
+        return LostProcess(process._process, process._lifeline, process._path)
 
     monkeypatch.setattr(LocalLauncher, "launch", lost_at_first)
     monkeypatch.setattr(pool, "_PAUSE_SECONDS", 0.01)

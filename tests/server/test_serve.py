@@ -20,8 +20,7 @@ from etude.cli.app import app
         (["./nowhere", "--vllm-device", "0"], "there is no vLLM without --engine vllm"),
         (["./nowhere", "--samplers", "2"], "there is no vLLM without --engine vllm"),
         (["./nowhere", "--samplers", "2", "--engine", "vllm"], "name one: --on auto"),
-        (["./nowhere", "--fewest-processes", "2"], "name one: --on auto"),
-        (["./nowhere", "--on", "auto", "--fewest-processes", "2"], "more than --training-processes 1"),
+        (["./nowhere", "--on", "auto"], "Jobs train on this machine"),
     ],
 )
 def test_a_server_that_cannot_be_is_refused_with_what_to_do(

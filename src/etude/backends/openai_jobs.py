@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -51,8 +51,6 @@ _LONGEST_PAUSE = 60.0
 """Seconds between two looks at a job."""
 _OUTAGE_SECONDS = 1800.0
 """Without an answer, after which a run gives up waiting for a job."""
-_DAILY_TRIES, _DAILY_SECONDS = 25, 3600.0
-"""When the day's jobs are used up: how often a job is tried, and the seconds from one try to the next."""
 
 
 class OpenAiJobs(TrainerAdapter):
@@ -99,7 +97,6 @@ class OpenAiJobs(TrainerAdapter):
         return self.client.fine_tuning.jobs
 
     async def is_healthy(self) -> bool:
-        """Whether the API answers, and takes the key."""
         try:
             await self.check()
         except BackendError as error:
@@ -121,7 +118,7 @@ class OpenAiJobs(TrainerAdapter):
         """Upload the rows and make a job of them, unless there is one of that name and content."""
         check_method(f"'{self.backend}'", self.capabilities(), trajectories.method)
         trajectories = self.prepared(trajectories)
-        name, rows = trajectories.run_id, self.rows(trajectories)
+        name, rows = trajectories.run_id, list(rows_of(trajectories))
         content = jsonl(rows)
         request = self._request(name, content, trajectories.method, trajectories.options)
         known = await self.find(name)
@@ -135,7 +132,7 @@ class OpenAiJobs(TrainerAdapter):
             return Skipped(reason=f"too little data: {len(rows)} rows, and the API takes {least} or more")
         if (skipped := self.reason_to_skip(trajectories)) is not None:
             return skipped
-        self.job_log.add(name, {"event": "submitting", "rows": len(rows), **self.accept(rows)})
+        self.job_log.add(name, {"event": "submitting", "rows": len(rows)})
         with api_errors(self.client):
             request["training_file"] = await self._upload(name, content)
             job = await self._create(name, request)
@@ -149,18 +146,6 @@ class OpenAiJobs(TrainerAdapter):
     def reason_to_skip(self, trajectories: TrajectoryCollection) -> Skipped | None:
         """Why a job on the collection could change nothing, where that is known here."""
         return None
-
-    def rows(self, trajectories: TrajectoryCollection) -> list[dict[str, Any]]:
-        """The rows of the training file. Raises CapabilityError for data that the API has none for."""
-        return list(rows_of(trajectories))
-
-    def accept(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Look at the rows before they are uploaded; facts for the log. May raise to refuse them."""
-        return {}
-
-    def method_of(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The `method` of a job: its type with the hyperparameters under it."""
-        return {"type": method, method: {"hyperparameters": self.hyperparameters(method, options)}}
 
     def hyperparameters(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
         """The hyperparameters of a method's jobs, by the config and the algorithm's `options`."""
@@ -311,7 +296,7 @@ class OpenAiJobs(TrainerAdapter):
         self, name: str, content: bytes, method: Method, options: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The request for a job but for its file, with what it is made of in the metadata."""
-        how = self.method_of(method, options)
+        how = {"type": method, method: {"hyperparameters": self.hyperparameters(method, options)}}
         seed = None if self.run_config is None else fold(self.run_config.seed, name) >> _SEED_SHIFT
         metadata = {
             _JOB: name,
@@ -329,13 +314,11 @@ class OpenAiJobs(TrainerAdapter):
     async def _create(self, name: str, request: dict[str, Any]) -> FineTuningJob:
         """Make the job, unless an attempt whose answer was lost has made it.
 
-        It is looked for before each new attempt.
-        When the day's jobs are used up it waits, in a way that a resumed run can go on with. Raises
-        TrainingError when they stay used up.
+        It is looked for before each new attempt. Raises TrainingError when the day's jobs are used up.
         """
         from openai import RateLimitError
 
-        limited, is_first = 0, True
+        is_first = True
         headers = {"Idempotency-Key": name if self._run_key is None else f"{self._run_key}/{name}"}
 
         async def create() -> FineTuningJob:
@@ -346,22 +329,15 @@ class OpenAiJobs(TrainerAdapter):
                 return made
             return await self._api.create(**request, suffix=_suffix_of(name), extra_headers=headers)
 
-        while True:
-            try:
-                return await self._asked(create)
-            except RateLimitError as error:
-                if error.code != DAILY_LIMIT:
-                    raise
-                limited += 1
-                if limited >= _DAILY_TRIES:
-                    raise TrainingError(
-                        f"job {name}: the day's fine-tuning jobs were used up at all {limited} tries. "
-                        "Nothing that was collected is lost; resume (`etude resume`), or make the job "
-                        "again later."
-                    ) from error
-                wait = _DAILY_SECONDS
-                self.job_log.add(name, {"event": "waiting", "reason": error.message, "seconds": wait})
-            await asyncio.sleep(wait)
+        try:
+            return await self._asked(create)
+        except RateLimitError as error:
+            if error.code != DAILY_LIMIT:
+                raise
+            raise TrainingError(
+                f"job {name}: the day's fine-tuning jobs are used up. Nothing that was collected is lost; "
+                "resume (`etude resume`) tomorrow, or make the job again then."
+            ) from error
 
     async def _id(self, ref: TrainingJobRef) -> str:
         known = (ref.metadata or {}).get("job_id")

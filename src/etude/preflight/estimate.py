@@ -132,7 +132,7 @@ def _training_cost(config: Config, episodes: int, each: PerEpisode) -> tuple[flo
         tokens = episodes * each.tokens_of(block.target_model)
         passes = AUTO_EPOCHS if adapter.n_epochs == "auto" else adapter.n_epochs
         model = str(getattr(config.llms.get(block.target_model or ""), "model_name", ""))
-        price = price_of(model) if adapter.reinforcement is None else None
+        price = price_of(model)
         if price is None:
             return None, (f"what OpenAI charges for training {model} is not known here",)
         total += tokens * passes * price / 1e6

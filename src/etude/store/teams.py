@@ -21,7 +21,7 @@ class Team(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     wanted: int
-    """Processes that the job was asked for; it may go on with fewer."""
+    """Processes that the job was asked for."""
     nodes: tuple[str, ...]
     """The address of the node of each; none while the cluster has no room for them."""
     since: float
