@@ -123,11 +123,6 @@ class Gateway:
             if asked.stream:
                 return await self._streamed(dialect, asked, data)
             answers = await _all(self._answered, asked.each())
-            if asked.echo:
-                answers = [
-                    replace(answer, prompt_text=await self._text(asked, asked.prompts[index // asked.n]))
-                    for index, answer in enumerate(answers)
-                ]
         except ImpossibleCall as error:
             error.param = dialect.own_name(error.param, data)
             raise
@@ -146,15 +141,6 @@ class Gateway:
         top, prompt = asked.top_logprobs, asked.prompt_logprobs is not None
         require_asked(answer.completion, logprobs=asked.logprobs, top=top, prompt=prompt)
         return answer
-
-    async def _text(self, asked: ChatBody, prompt: str | tuple[int, ...]) -> str:
-        """A prompt as a text."""
-        if isinstance(prompt, str):
-            return prompt
-        if self._readers is None:
-            raise RequestError("token ids cannot be echoed here; give the prompt as a text", param="echo")
-        async with self._readers.reader(asked.model) as speech:
-            return str(speech.template.decode(prompt))
 
     async def _streamed(self, dialect: Dialect, asked: ChatBody, data: Any) -> Reply:
         """A stream, once there is something to put into it: before that, a failure has a status."""
