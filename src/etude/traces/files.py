@@ -16,7 +16,7 @@ from etude.core.errors import DatasetError
 from etude.core.evaluation import without_numbers
 from etude.core.json_text import JsonError, read_json
 from etude.traces import langfuse, openai, otlp
-from etude.traces.record import LeftOut, Record, RowError, shown
+from etude.traces.record import LeftOut, Part, Record, RowError, shown
 
 FORMATS: Mapping[str, ModuleType] = {"otlp": otlp, "langfuse": langfuse, "openai": openai}
 """In the order in which they are asked whether a row is theirs."""
@@ -47,7 +47,7 @@ def read_records(path: Path, format: str | None = None, *, skip_broken: bool = F
             content = row.read()
             if not isinstance(content, Mapping):
                 raise RowError(row.where, f"a row must be an object, found {shown(content)}")
-            yield from list(_format_of(content, format, row.where).read(content, row.where))
+            yield from list(_format_of(content, format, row.where).read(Part(content, row.where)))
         except RowError as error:
             if not skip_broken:
                 remedy = "mend it, or leave such rows out: --skip-broken"
