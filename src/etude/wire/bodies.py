@@ -13,7 +13,7 @@ from etude.core.message import Message, Tool
 from etude.store.plain import plain
 from etude.wire.dialect import ChatBody
 from etude.wire.forms import (
-    EFFORTS,
+    Effort,
     Wish,
     choose_tools,
     effort_options,
@@ -148,7 +148,7 @@ class ChatCompletionBody(InferenceBody):
         default=None, description="`auto`, `none`, `required`, a function by its name, or `allowed_tools`."
     )
     parallel_tool_calls: Flag | None = None
-    reasoning_effort: str | None = Field(default=None, description=f"One of {', '.join(EFFORTS)}.")
+    reasoning_effort: Effort | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="vLLM: variables for the model's chat template."
     )
@@ -171,7 +171,7 @@ class ChatCompletionBody(InferenceBody):
 
     def request(self, **fields: Any) -> ChatBody:
         """The request with its messages and tools."""
-        effort = effort_options(self.reasoning_effort, "reasoning_effort")
+        effort = effort_options(self.reasoning_effort)
         tools, tool_choice = choose_tools(tuple(self.tools or ()), self.tool_choice)
         return super().request(
             messages=tuple(map(without_unset, self.messages)),

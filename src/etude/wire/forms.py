@@ -20,7 +20,7 @@ from etude.wire.sampling import Flag
 Wish: TypeAlias = str | dict[str, Any]
 """A parameter that is a word, or an object with a `type`."""
 
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How much a model may be asked to think, by all APIs together."""
 
 _FORMAT_FIELDS = {"type", "json_schema", "schema", "name", "description", "strict"}
@@ -157,13 +157,9 @@ def _read_choice(value: Wish) -> tuple[str, list[str] | None]:
     )
 
 
-def effort_options(effort: str | None, param: str) -> dict[str, Any]:
-    """Variables of the chat template that stand for an effort of thinking. Raises RequestError."""
-    if effort is None:
-        return {}
-    if effort not in EFFORTS:
-        raise RequestError(f"{param} must be one of {', '.join(EFFORTS)}, found {effort!r:.80}", param=param)
-    return {"reasoning_effort": effort}
+def effort_options(effort: Effort | None) -> dict[str, Any]:
+    """Variables of the chat template that stand for an effort of thinking."""
+    return {} if effort is None else {"reasoning_effort": effort}
 
 
 _KINDS = ("function", "namespace")

@@ -132,7 +132,8 @@ class Gateway:
         """The value of a body, and what it asks for. Raises RequestError."""
         data = _value(body)
         if isinstance(data, dict):
-            data = {**self._defaults(str(data.get("model"))), **_set(data)}
+            given = {name: value for name, value in data.items() if value is not None}
+            data = {**self._defaults(str(data.get("model"))), **given}
         return data, dialect.parse(data)
 
     async def _answered(self, asked: ChatBody) -> RecordedCompletion:
@@ -224,10 +225,6 @@ def _value(body: bytes) -> Any:
         return read_json(body)
     except ValueError as error:
         raise RequestError(f"the request is not JSON: {error}") from error
-
-
-def _set(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in data.items() if value is not None}
 
 
 async def _all(handler: Handler, requests: Sequence[ChatBody]) -> list[RecordedCompletion]:
