@@ -20,8 +20,7 @@ from etude.cluster.samplers import RayVllm, SamplerLauncher, SamplerRoom
 from etude.core.errors import EngineError
 from etude.inference.answer import TokenRequest
 from etude.inference.vllm_child import VllmOptions
-from etude.inference.vllm_process import VllmProcess
-from etude.inference.vllm_processes import VllmProcesses
+from etude.inference.vllm_process import VllmProcess, VllmProcesses
 from tests.inference.test_vllm import PROMPT, logprobs_of, lora_folder, options_of
 from tests.inference.test_vllm import engine_of as real_engine_of
 from tests.inference.test_vllm_in_place import model, require_weights
@@ -103,7 +102,6 @@ async def test_one_that_is_killed_comes_back_with_the_version_before_it_is_asked
     await two.add_lora("lora-2", lora)
     newest = engine_of(two, "lora-2", source)
     await until(lambda: killed.restarts == 1 and killed.state == "running", _SECONDS)
-    await until(lambda: not two.status()["processes"][0]["missing"], _SECONDS)
     await asyncio.gather(*(ask(each, f"new {number}") for each in (engine, newest) for number in range(8)))
     assert two.routes.addresses[0].answered >= 2 and two.routes.addresses[0].failed <= 12
     async with httpx.AsyncClient() as http:

@@ -199,7 +199,12 @@ class OpenAiEngine(Engine):
                 except (Disturbed, Refused) as error:
                     causes[address.url] = str(error)
                     tried.add(address.url)
-                    if self._another_may_answer(address, error) and routes.has_other(tried):
+                    if not self._addresses.are_several or self._closed:
+                        raise
+                    if isinstance(error, Disturbed) or error.impossible:
+                        raise
+                    self._addresses.refused(address, str(error))
+                    if routes.has_other(tried):  # Which may do what this one refused.
                         raise Disturbed(str(error), cause=error.cause) from error
                     raise
 
@@ -211,7 +216,10 @@ class OpenAiEngine(Engine):
             tried.clear()
             return Again(error.cause, error.retry_after)
 
-        self._require_open()
+        try:
+            self._breaker.require_closed()
+        except ModelOut as error:
+            raise note_model_out(error) from None
         try:
             answer = await retried(attempt, again, self._config.retry_policy, generator(key, "retry"))
         except asyncio.CancelledError:
@@ -229,28 +237,12 @@ class OpenAiEngine(Engine):
         self._breaker.answered()
         return answer
 
-    def _require_open(self) -> None:
-        """Raise ModelOut while no call may be made."""
-        try:
-            self._breaker.require_closed()
-        except ModelOut as error:
-            raise note_model_out(error) from None
-
     def _failed(self, cause: str, message: str) -> EngineError:
         """The error of a call that failed for good."""
         if self._closed:
             return EngineError(message)
         out = self._breaker.failed(cause, message)
         return EngineError(message) if out is None else note_model_out(out)
-
-    def _another_may_answer(self, address: Address, error: Disturbed | Refused) -> bool:
-        """Whether another of several addresses may do what this one refused."""
-        if not self._addresses.are_several or self._closed:
-            return False
-        if isinstance(error, Disturbed) or error.impossible:
-            return False
-        self._addresses.refused(address, str(error))
-        return True
 
     async def _attempt(
         self,
@@ -267,8 +259,11 @@ class OpenAiEngine(Engine):
             raise Disturbed(address.reason, cause="no_model")
         model, version, since = self._model, self._version, time.monotonic()
         content = encode({"model": model, **fields})
+        # A router knows the conversation by a header, whose value says nothing of what is in it.
+        header = self._provider.session_header
+        session = {header: beginning(conversation)} if header and conversation else {}
         try:
-            data = await self._addresses.post(address, path, content, self._session(conversation))
+            data = await self._addresses.post(address, path, content, session)
             try:
                 # Weights that were adopted are asked for by name: no address may put others in their place.
                 result = read(data, version, None if self._addresses.wanted is None else model)
@@ -281,11 +276,6 @@ class OpenAiEngine(Engine):
         if model == self._model:
             self._addresses.routes.answered(address)
         return result
-
-    def _session(self, conversation: str) -> dict[str, str]:
-        """The header by which a router knows the conversation; its name says nothing of what is in it."""
-        name = self._provider.session_header
-        return {name: beginning(conversation)} if name and conversation else {}
 
     def _all_told(self, causes: dict[str, str], attempts: str = "") -> str:
         """The error of a call that no address answered, with the cause of each."""

@@ -19,7 +19,6 @@ from etude.wire.forms import (
     effort_options,
     only_one,
     read_format,
-    read_guided,
     read_structured,
 )
 from etude.wire.sampling import Flag, Integer, Neutral, RequestBody
@@ -94,10 +93,6 @@ class InferenceBody(RequestBody):
     structured_outputs: dict[str, Any] | None = Field(
         default=None, description="vLLM: one of `json`, `regex`, `choice`, `grammar`, `json_object`."
     )
-    guided_json: dict[str, Any] | str | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
     prompt_logprobs: Integer | None = Field(
         default=None,
         ge=0,
@@ -114,7 +109,6 @@ class InferenceBody(RequestBody):
         forms = (
             read_format(self.response_format, "response_format"),
             read_structured(self.structured_outputs),
-            read_guided(vars(self)),
         )
         return super().given() | only_one(forms)
 

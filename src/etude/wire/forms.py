@@ -24,11 +24,11 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """How much a model may be asked to think, by all APIs together."""
 
 _STRUCTURED = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
-"""Kinds of constraints, by vLLM's names in `structured_outputs`, and after `guided_`."""
+"""Kinds of constraints, by vLLM's names in `structured_outputs`."""
 
 _FORMAT_FIELDS = {"type", "json_schema", "schema", "name", "description", "strict"}
 
-FORM_FIELDS = ("response_format", "structured_outputs", *(f"guided_{name}" for name in _STRUCTURED))
+FORM_FIELDS = ("response_format", "structured_outputs")
 """Fields of a request that give its answer a form, OpenAI's and vLLM's."""
 
 
@@ -96,12 +96,6 @@ def _of_schema(schema: dict[str, Any], param: str) -> Constraint:
         raise RequestError(f"{param}: the schema is nested too deeply", param=param) from error
     except ValueError as error:
         raise RequestError(f"{param}: the schema has a number beyond ±1.8e308", param=param) from error
-
-
-def read_guided(extra: Mapping[str, Any]) -> Constraint | None:
-    """The constraint of vLLM's older `guided_json`, `guided_regex` and so on. Raises RequestError."""
-    asked = {name: extra.get(f"guided_{name}") for name in _STRUCTURED}
-    return read_structured(asked, f"guided_{next((name for name in asked if asked[name] is not None), '')}")
 
 
 def only_one(constraints: Sequence[Constraint | None]) -> dict[str, Constraint]:

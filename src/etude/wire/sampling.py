@@ -107,7 +107,7 @@ BOOKKEEPING = frozenset(
     {
         *("user", "metadata", "store", "safety_identifier", "thread", "prediction"),
         *("prompt_cache_key", "prompt_cache_retention", "cache_salt"),
-        *("request_id", "guided_decoding_backend"),
+        "request_id",
         # Of OpenAI's own models, which were trained on it; no other model has such a setting.
         "verbosity",
     }
