@@ -20,7 +20,8 @@ from etude.cluster.samplers import RayVllm, SamplerLauncher, SamplerRoom
 from etude.core.errors import EngineError
 from etude.inference.answer import TokenRequest
 from etude.inference.vllm_child import VllmOptions
-from etude.inference.vllm_process import VllmProcess, VllmProcesses
+from etude.inference.vllm_process import VllmProcess
+from etude.inference.vllm_processes import VllmProcesses
 from tests.inference.test_vllm import PROMPT, logprobs_of, lora_folder, options_of
 from tests.inference.test_vllm import engine_of as real_engine_of
 from tests.inference.test_vllm_in_place import model, require_weights

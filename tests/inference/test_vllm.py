@@ -24,7 +24,8 @@ from etude.core.errors import EngineAway, EngineError, ImpossibleCall
 from etude.inference.answer import SampledToken, TokenRequest
 from etude.inference.vllm_child import VllmOptions
 from etude.inference.vllm_engine import VllmEngine
-from etude.inference.vllm_process import VllmProcess, VllmProcesses
+from etude.inference.vllm_process import VllmProcess
+from etude.inference.vllm_processes import VllmProcesses
 from etude.models.distribution import shaped
 from etude.models.policy import LoraOptions, Policy
 from etude.models.speech import Speech

@@ -11,7 +11,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from etude.inference.answer import TokenRequest
-from etude.inference.vllm_process import VllmProcess, VllmProcesses
+from etude.inference.vllm_process import VllmProcess
+from etude.inference.vllm_processes import VllmProcesses
 from etude.models.policy import Policy
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from tests.inference.test_vllm import PROMPT, command, engine_of, logprobs_of, options_of, until

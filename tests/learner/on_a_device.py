@@ -15,7 +15,8 @@ from etude.algorithms.dpo import Dpo
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import Supervised
 from etude.learner.flex import block_mask
-from etude.learner.learner import Learner, LearnerOptions, Witness
+from etude.learner.learner import Learner, LearnerOptions
+from etude.learner.objective import Witness
 from etude.learner.optimiser import Optimiser
 from etude.learner.tree import TreeLayout, token_tree
 from tests.learner.gradients import batch_of

@@ -20,8 +20,8 @@ from etude.core.trajectory import TrajectoryCollection
 from etude.jobs.content import JobContent
 from etude.jobs.folders import StateFolders
 from etude.jobs.training import JobData, JobListener, JobTraining
-from etude.learner.learner import Learner, LearnerOptions, Witness
-from etude.learner.objective import is_trained
+from etude.learner.learner import Learner, LearnerOptions
+from etude.learner.objective import Witness, is_trained
 from etude.learner.plan import Schedule, Step
 from etude.models.memory import give_back_freed
 from etude.models.policy import Policy

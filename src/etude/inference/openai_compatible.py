@@ -199,12 +199,7 @@ class OpenAiEngine(Engine):
                 except (Disturbed, Refused) as error:
                     causes[address.url] = str(error)
                     tried.add(address.url)
-                    if not self._addresses.are_several or self._closed:
-                        raise
-                    if isinstance(error, Disturbed) or error.impossible:
-                        raise
-                    self._addresses.refused(address, str(error))
-                    if routes.has_other(tried):  # Which may do what this one refused.
+                    if self._another_may_answer(address, error) and routes.has_other(tried):
                         raise Disturbed(str(error), cause=error.cause) from error
                     raise
 
@@ -243,6 +238,15 @@ class OpenAiEngine(Engine):
             return EngineError(message)
         out = self._breaker.failed(cause, message)
         return EngineError(message) if out is None else note_model_out(out)
+
+    def _another_may_answer(self, address: Address, error: Disturbed | Refused) -> bool:
+        """Whether another of several addresses may do what this one refused."""
+        if not self._addresses.are_several or self._closed:
+            return False
+        if isinstance(error, Disturbed) or error.impossible:
+            return False
+        self._addresses.refused(address, str(error))
+        return True
 
     async def _attempt(
         self,

@@ -15,7 +15,7 @@ from etude.core.errors import EngineAway, EngineError, ImpossibleCall
 from etude.inference.answer import OnToken, Sampled, SampledToken, TokenRequest, answer, before_stop
 from etude.inference.http_addresses import HttpClient
 from etude.inference.routes import FIRST_TOKENS, beginning, conversation_of
-from etude.inference.vllm_process import VllmProcesses
+from etude.inference.vllm_processes import VllmProcesses
 from etude.models.speech import Speech
 from etude.wire.answers import Impossible, likeliest, read_prompt_logprobs, require_ids, require_logprobs
 from etude.wire.client import sampling_fields

@@ -23,7 +23,16 @@ from etude.learner.checkpointing import checkpointed, layers_of
 from etude.learner.head import has_plain_head
 from etude.learner.lean import is_lean
 from etude.learner.memory import default_token_budget
-from etude.learner.objective import Objective, Pass, Unit, has_gradient, is_trained, trained_tokens
+from etude.learner.objective import (
+    JobStart,
+    Objective,
+    Pass,
+    Unit,
+    Witness,
+    has_gradient,
+    is_trained,
+    trained_tokens,
+)
 from etude.learner.optimiser import Optimiser
 from etude.learner.packed import PackedStep
 from etude.learner.padding import Shares, numbered, padded_passes, padded_row
@@ -33,7 +42,6 @@ from etude.learner.tree_model import why_not_trees
 from etude.models.architecture import without_lora
 from etude.models.policy import Policy
 from etude.models.weights import load_tensors, save_tensors
-from etude.store.learned import Seen
 from etude.store.sums import note_sum, require_as_written
 
 Packing: TypeAlias = Literal["tree", "padded"]
@@ -73,47 +81,6 @@ class TrainingCanceled(TrainingError):
     """The job was asked to stop before it was done."""
 
 
-class _JobStart:
-    """The logprobs that the clipped ratios of a job of several steps are to."""
-
-    def __init__(self, samples: Sequence[Sample], logprobs: Sequence[Sequence[float]]) -> None:
-        """`logprobs` are those of each sample's trained tokens, in their order."""
-        self._samples = samples  # The ids of samples hold while these are alive.
-        self._logprobs = {id(sample): own for sample, own in zip(samples, logprobs, strict=True)}
-
-    def put_into(self, chunk: Pass, samples: Sequence[Sample]) -> Pass:
-        """The pass with `start_BT`; its rows are numbers of `samples`."""
-        weights_BT = chunk.micro.weights_BT
-        trained_BT = weights_BT.cpu() != 0
-        values = [*chain.from_iterable(self._logprobs[id(samples[row])] for row in chunk.rows)]
-        start_BT = torch.zeros(trained_BT.shape).masked_scatter(trained_BT, torch.tensor(values))
-        return replace(chunk, micro=replace(chunk.micro, start_BT=start_BT.to(weights_BT.device)))
-
-
-class Witness:
-    """Sees each step of a learner, and keeps the first sight of each sample, which is in the loss."""
-
-    def __init__(self) -> None:
-        self.seen: dict[int, Seen] = {}
-        """By `id` of a sample, which whoever has the witness keeps alive."""
-        self._samples: Sequence[Sample] = ()
-
-    def begin(self, units: Sequence[Unit]) -> None:
-        """A step on these units begins; the rows of its passes are counted through their samples."""
-        self._samples = [sample for unit in units for sample in unit]
-
-    def saw(self, chunk: Pass, logprobs_BT: torch.Tensor, entropies_BT: torch.Tensor | None) -> None:
-        """A pass of the step was computed."""
-        # Off the device at once: to wait for it row by row takes longer than the rows do.
-        trained_BT, logprobs_BT = (chunk.micro.weights_BT != 0).cpu(), logprobs_BT.detach().cpu()
-        entropies_BT = None if entropies_BT is None else entropies_BT.detach().cpu()
-        for row, number in enumerate(chunk.rows):
-            own_T = trained_BT[row]
-            logprobs = logprobs_BT[row][own_T].tolist()
-            entropies = () if entropies_BT is None else entropies_BT[row][own_T].tolist()
-            self.seen.setdefault(id(self._samples[number]), Seen(logprobs, entropies))
-
-
 class Learner:
     """Trains a policy in place, and saves and restores all that the next step depends on.
 
@@ -135,7 +102,7 @@ class Learner:
         self.allowed_tokens = 0
         """Tokens of the largest pass that memory was known to be enough for."""
         self._spares_memory = False
-        self._start: _JobStart | None = None
+        self._start: JobStart | None = None
         if options.gradient_checkpointing:
             layers_of(policy.model)
         self._run = self.team.hold(policy)
@@ -270,7 +237,7 @@ class Learner:
             computed = filter(has_gradient, units) if objective.skips_idle else units
             samples = [*chain.from_iterable(computed)]
             with self.policy.lock:
-                self._start = _JobStart(samples, self._logprobs(samples))
+                self._start = JobStart(samples, self._logprobs(samples))
 
     def _logprobs(self, samples: Sequence[Sample]) -> list[list[float]]:
         """The logprobs of each sample's trained tokens, in their order, under the weights in memory."""

@@ -18,7 +18,8 @@ from etude.inference.answer import TokenEngine
 from etude.inference.embedded import EmbeddedEngine
 from etude.inference.vllm_child import VllmOptions
 from etude.inference.vllm_engine import VllmEngine
-from etude.inference.vllm_process import VllmProcess, VllmProcesses
+from etude.inference.vllm_process import VllmProcess
+from etude.inference.vllm_processes import VllmProcesses
 from etude.models.architecture import text_config
 from etude.models.checkpoint import LOADING_ERRORS, load_outline
 from etude.models.device import choose_device, dtype_name
