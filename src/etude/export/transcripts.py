@@ -35,12 +35,8 @@ def episode_transcript(run: RunFolder, episode: str, *, raw: bool = False) -> st
             f"generation. `etude episodes {run.path}` lists them"
         )
     rewarded = reward_name(stored_data(run.path, required=False))
-    return as_yaml(_shown(record, raw) | _scores(run.journal, record.id, rewarded))
-
-
-def _shown(record: EpisodeRecord, raw: bool) -> dict[str, Any]:
-    """A play as a transcript of the protocol; the calls of everything else, and of what failed."""
-    return transcript(record, raw=raw) if is_play(record) else _conversation(record, raw=raw)
+    shown = transcript(record, raw=raw) if is_play(record) else _conversation(record, raw=raw)
+    return as_yaml(shown | _scores(run.journal, record.id, rewarded))
 
 
 def _scores(journal: Journal, episode: str, rewarded: str | None) -> dict[str, Any]:
@@ -57,7 +53,7 @@ def _score(stored: Mapping[str, Any]) -> Any:
     return kept["score"] if kept.keys() == {"score"} else kept
 
 
-def _conversation(record: EpisodeRecord, *, raw: bool = False) -> dict[str, Any]:
+def _conversation(record: EpisodeRecord, *, raw: bool) -> dict[str, Any]:
     """Calls and events in order, then the output or the failure.
 
     Of a call that continues an earlier one only the new messages are shown. `raw` shows every prompt in

@@ -37,7 +37,6 @@ from etude.core.tools import ToolSet
 from etude.core.trajectory import Method
 from etude.inference.local import LocalLlmConfig, make_base, require_local_extra
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
-from etude.preflight.addresses import check_addresses
 from etude.preflight.algorithm_trial import is_own, try_algorithm
 from etude.preflight.columns import check_inputs
 from etude.preflight.dry_builder import DryBuilder
@@ -250,8 +249,6 @@ async def _check_models(builder: Builder, examples: Sequence[Example], findings:
         what = f"model {name}"
         if not isinstance(llm, LocalLlmConfig):
             _check_remote(what, llm, findings)
-            if isinstance(llm, OpenAiLlmConfig) and len(llm.addresses) > 1:
-                await check_addresses(what, llm, findings)
             continue
         with findings.of_errors(what):
             require_local_extra()
