@@ -15,9 +15,9 @@ from etude.cli.command import RUNS, AsJson, OutputDir, option
 from etude.cli.console import emit, next_step, say, say_wrapped, table
 
 if TYPE_CHECKING:
+    from etude.store.learned import TokenSequence
     from etude.store.outline import EpisodeOutline
     from etude.store.run_folder import RunFolder
-    from etude.store.sequences import TokenSequence
 
 _LIMIT = 50
 _WIDEST = 60
@@ -60,14 +60,15 @@ def episodes(
 
 def _list(name: str, words: str, phase: str | None, limit: int, output_dir: Path, as_json: bool) -> None:
     from etude.core.errors import RequestError
+    from etude.store.episodes import phases_of
     from etude.store.facts import find_run
-    from etude.store.outline import find_episodes, parse_query, phases_in
+    from etude.store.outline import find_episodes, parse_query
     from etude.store.run_folder import RunFolder
     from etude.store.stored_config import reward_names, stored_data
 
     query, path = parse_query(words), find_run(name, output_dir)
     with RunFolder.read(path) as folder:
-        phases = phases_in(folder.journal)
+        phases = phases_of(folder.journal)
         if phase not in (None, "all", *phases):
             known = ", ".join(phases[:10]) or "none yet"
             raise RequestError(f"there are no episodes of the phase '{phase}'; there are: {known}")
@@ -145,7 +146,7 @@ def _show_tokens(run: RunFolder, id: str) -> None:
     from etude.core.errors import RequestError
     from etude.report.token_texts import TokenTexts
     from etude.store.episodes import phase_of, read_episode
-    from etude.store.sequences import chosen_sequence, trained_sequences
+    from etude.store.learned import chosen_sequence, trained_sequences
     from etude.store.stored_config import stored_data
 
     record = read_episode(run.journal, id)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from etude.backends.openai_adapter import AUTO_EPOCHS, OpenAiAdapterConfig, price_of
+from etude.backends.openai_adapter import AUTO_EPOCHS, OpenAiAdapterConfig
 from etude.budget.bill import Line
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
@@ -131,10 +131,12 @@ def _training_cost(config: Config, episodes: int, each: PerEpisode) -> tuple[flo
             continue
         tokens = episodes * each.tokens_of(block.target_model)
         passes = AUTO_EPOCHS if adapter.n_epochs == "auto" else adapter.n_epochs
-        model = str(getattr(config.llms.get(block.target_model or ""), "model_name", ""))
-        price = price_of(model) if adapter.reinforcement is None else None
-        if price is None:
-            return None, (f"what OpenAI charges for training {model} is not known here",)
+        llm = config.llms.get(block.target_model or "")
+        model = str(getattr(llm, "model_name", ""))
+        prices = None if llm is None or adapter.reinforcement is not None else llm.prices
+        if prices is None or (price := prices.training) is None:
+            how = f"give llms.{block.target_model}.prices.training, in USD for a million tokens"
+            return None, (f"what OpenAI charges for training {model} is not known here: {how}",)
         total += tokens * passes * price / 1e6
         assumptions.append(
             f"every episode is trained on {passes} times in {model}, at "

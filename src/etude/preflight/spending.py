@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from etude.budget.bill import Bill, Line, bill_of
-from etude.budget.prices import how_to_price, prices_of, require_bounded, unpriced
+from etude.budget.ledger import how_to_price, prices_of, require_bounded, unpriced
 from etude.config.schema import Config
 from etude.core.call import Usage
 from etude.core.episode import EpisodeRecord
@@ -85,7 +85,7 @@ class PerEpisode:
             if line.usd:  # As it was charged: trained versions may cost more.
                 costs[line.model] = line.usd / self.episodes
             elif line.model in prices:
-                costs[line.model] = (prices[line.model].usd(usage, 0) or 0.0) / self.episodes
+                costs[line.model] = prices[line.model].of_call(usage, 0) / self.episodes
         return costs
 
     def of(self, each: float, episodes: int) -> Range:
@@ -114,8 +114,8 @@ def check_spending(config: Config, findings: Findings) -> None:
     with findings.of_errors("budget"):
         require_bounded(config)
         for name, price in prices_of(config).items():
-            each = f"${price.base.prompt:g} for a million prompt tokens, ${price.base.completion:g} sampled"
-            findings.ok(f"price of {name}", f"{each} ({price.source})")
+            each = f"${price.prompt:g} for a million prompt tokens, ${price.completion:g} sampled"
+            findings.ok(f"price of {name}", each)
         for name in unpriced(config):
             remedy = f"to give its price: {how_to_price(name)}"
             findings.warn(f"price of {name}", f"not known, and tokens alone are counted; {remedy}")
