@@ -1,7 +1,9 @@
-"""The names of the reference pages: what they import or define is there under `etude`."""
+"""The public names: all are there, those of the reference pages among them."""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
 import re
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import etude
+from etude.config.registry import names as registered
 from etude.core.evaluation import EvaluationRunOutput
 from tests.cli.projects import scripted_project
 
@@ -31,6 +34,28 @@ def names_in(page: str) -> set[str]:
     defined = [path.rpartition(".")[2] for path in _CLASS.findall(page)]
     found = {*imported, *defined, *_PATH.findall(page), *_ERROR.findall(page)} - {"", "TimeoutError"}
     return {name for name in found if not name.startswith("My")}
+
+
+def test_what_type_checkers_see_is_what_there_is():
+    tree = ast.parse(Path(etude.__file__).read_text())
+    guarded = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {}
+    for node in guarded.body:
+        if isinstance(node, ast.ImportFrom) and node.module != "typing":
+            (alias,) = node.names
+            assert alias.asname == alias.name, "a name that is imported by itself is not public to checkers"
+            seen[alias.name] = getattr(importlib.import_module(node.module), alias.name)
+    assert {*seen, "__version__"} == set(etude.__all__) == set(etude.__all__) & {*dir(etude)}
+    assert all(getattr(etude, name) is value for name, value in seen.items())
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'etude' has no attribute 'nothing'"):
+        etude.nothing  # noqa: B018
+
+
+def test_the_shipped_algorithms_are_registered():
+    assert {"grpo", "dpo", "expert_iteration", "malt", "supervised"} <= {*registered("trajectory_builders")}
 
 
 def test_every_name_of_the_pages_is_there():
