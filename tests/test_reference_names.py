@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 import etude
 from etude.config.registry import names as registered
@@ -72,6 +73,22 @@ def test_the_excerpt_has_all_names_of_the_whole_pages():
     pages = [path.read_text(encoding="utf-8") for path in sorted(Path(folder).glob("*.txt"))]
     assert pages
     assert names_in(EXCERPT.read_text(encoding="utf-8")) == set().union(*map(names_in, pages))
+
+
+@pytest.mark.parametrize("interface", [etude.Trainer, etude.TrainerAdapter, etude.TrajectoryBuilder])
+def test_the_interfaces_cannot_be_made_as_they_are(interface):
+    with pytest.raises(TypeError, match="abstract"):
+        interface(None)
+
+
+def test_the_finetuning_block_starts_with_the_toolkits_defaults():
+    block = etude.FinetuneConfig()
+    assert (block.enabled, block.num_epochs, block.target_functions) == (False, 1, ["<workflow>"])
+    learning = block.curriculum_learning
+    assert (learning.initial_percentile, learning.increment_percentile) == (0.3, 0.2)
+    assert (learning.expansion_interval, learning.min_reward_diff, learning.sort_ascending) == (5, 0.1, False)
+    with pytest.raises(ValidationError):
+        etude.FinetuneConfig(num_epochs=0)
 
 
 async def test_an_evaluation_by_the_toolkits_names(tmp_path, monkeypatch):

@@ -10,7 +10,6 @@ from etude.store.run_folder import RunFolder
 from tests import guide_parts, several  # noqa: F401  the guide's builder is registered by its import
 from tests.careless_trainer import CarelessTrainerConfig
 from tests.several import Several, config
-from tests.training import Interrupted
 
 VALIDATED = {"run_configuration": {"validation_dataset": {"_type": "test_counted", "prefix": "v"}}}
 
@@ -115,29 +114,6 @@ async def test_targets_may_ask_for_more_of_the_same_episodes(run):
     assert run.requests() == {"prover": 3 * 6, "verifier": 3 * 6}
     assert history_of(run, "prover").epochs[0].metrics["episodes"] == 6
     assert history_of(run, "verifier").epochs[0].metrics["episodes"] == 18
-
-
-@pytest.mark.parametrize("place", ["submit", "wait_until_complete"])
-async def test_an_interrupted_run_goes_on_where_it_was(run, tmp_path, monkeypatch, place):
-    (tmp_path / "other").mkdir()
-    whole = Several(tmp_path / "other" / "run")
-    expected = await whole.start(config(num_epochs=3))
-
-    original = getattr(several.FakeAdapter, place)
-
-    async def interrupted(self, job, *args, **kwargs):
-        if job.run_id == "run-epoch-2.verifier":
-            raise Interrupted
-        return await original(self, job, *args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(several.FakeAdapter, place, interrupted)
-        with pytest.raises(Interrupted):
-            await run.start(config(num_epochs=3))
-    again = run.restarted()
-    outcome = await again.start(config(num_epochs=3))
-    assert outcome.summary == expected.summary
-    assert {name: run.requests()[name] + again.requests()[name] for name in run.engines} == whole.requests()
 
 
 async def test_a_trainer_that_trains_one_model_is_refused(run):

@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from tests.chaos.cluster_endpoint import EndpointProcess
+from tests.chaos.cluster_endpoint import PaidEndpoint
 from tests.chaos.nodes import add_node, cluster_of
 from tests.chaos.project import NAME, contents, differences, journal_of, write_project
 from tests.chaos.scene import Figures, Scene
@@ -95,7 +95,7 @@ class _Operator:
         self._cluster, self._choice = cluster, choice
         # Beside the project, which goes along to the nodes.
         self.paid_log, self._head_log = folder.with_suffix(".paid"), folder.with_suffix(".log")
-        self._endpoints = [EndpointProcess(journal_of(folder), self.paid_log) for _ in range(2)]
+        self._endpoints = [PaidEndpoint(journal_of(folder), self.paid_log) for _ in range(2)]
         urls = [each.url for each in self._endpoints]
         write_project(folder, cluster.address, urls, kind.epochs, kind.learners)
         self._head: subprocess.Popen[bytes] | None = None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from anyio.from_thread import start_blocking_portal
 
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.openai_stand_in import BASE, KEY, StandIn
@@ -136,7 +137,10 @@ def remote(scene: Scene) -> Figures:
     """Runs of all kinds, one after another, until there were so many faults."""
     wanted, ends = _FAULTS[scene.quick], Ends()
     scene.note(f"{wanted} faults of remote models and training servers")
-    with FaultyServer().serving() as server:
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(FaultyServer().serving()) as server,
+    ):
         played = _Played(scene, server, ends)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             number = 0
