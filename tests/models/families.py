@@ -14,7 +14,7 @@ from typing import Any
 
 from etude.core.errors import EngineError
 from etude.models.template import ChatTemplate
-from etude.preflight.drift import SHAPES, VALUES, played, ways
+from etude.preflight.drift import SHAPES, played, ways
 
 TRL_VERSION = "1.16.0"
 """Whose chat templates the table is made from."""
