@@ -10,7 +10,7 @@ from openai import AsyncOpenAI
 
 from etude.algorithms.samples import branches_of, sample_of
 from etude.backends import openai_jobs
-from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig, price_of
+from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
 from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.backends.openai_rows import dpo_row, supervised_row
 from etude.backends.trainer_adapter import pauses
@@ -347,19 +347,3 @@ async def test_a_key_is_never_in_an_error():
     )
     with pytest.raises(BackendError, match=r"no Bearer \*\*\*"):
         await adapter.check()
-
-
-@pytest.mark.parametrize(
-    ("model", "usd"),
-    [
-        ("gpt-4o-mini-2024-07-18", 3.0),
-        ("ft:gpt-4o-mini-2024-07-18:org::abc", 3.0),
-        ("gpt-4o-2024-08-06", 25.0),
-        ("gpt-4.1-nano", 1.5),
-        ("o4-mini-2025-04-16", None),
-        ("gpt-4other", None),
-        ("ft:", None),
-    ],
-)
-def test_prices_are_those_of_the_base_model(model, usd):
-    assert price_of(model) == usd

@@ -16,7 +16,7 @@ from etude.core.interfaces import bare
 from etude.core.sample import Kind
 from etude.inference.local import LocalLlmConfig, require_local_extra
 from etude.store.files import private_folder
-from etude.store.teams import LEARNERS
+from etude.store.status import LEARNERS
 
 if TYPE_CHECKING:
     from etude.backends.learning import Learners

@@ -1,4 +1,4 @@
-"""Training at OpenAI, and what it costs: `_type: openai`."""
+"""Training at OpenAI: `_type: openai`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from etude.backends.capabilities import Capabilities
 from etude.backends.openai_api import JobsConfig, connect, run_key, trained_model
 from etude.backends.openai_jobs import OpenAiJobs
 from etude.backends.openai_rows import rows_of, texts_of
-from etude.budget.prices import listed_at
 from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trainer_adapter
 from etude.core.trajectory import TrajectoryCollection
-from etude.inference.openai_config import OPENAI_URL
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -35,12 +33,6 @@ _FEWEST_BYTES_PER_TOKEN = 3
 """For what a job may take at most."""
 _FRAME_TOKENS = 4
 """Tokens around each message."""
-
-
-def price_of(model: str) -> float | None:
-    """USD for a million trained tokens of a base model, or of one that was fine-tuned from it."""
-    entry = listed_at(OPENAI_URL, model)
-    return None if entry is None else entry.prices.training
 
 
 class OpenAiAdapter(OpenAiJobs):
