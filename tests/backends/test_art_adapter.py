@@ -1,13 +1,17 @@
 """Jobs on an ART server, over real sockets, against a stand-in that answers as `art run` does."""
 
+from __future__ import annotations
+
 import asyncio
 
 import pytest
 
+import etude
 from etude.config.finetuning import FinetuneConfig
 from etude.core.call import ChatRequest
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.job import TrainingJobRef, TrainingStatusEnum
+from etude.core.trajectory import EpisodeItem, Trajectory
 from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
 from etude.integrations.art.adapter import ARTTrainerAdapter
@@ -15,7 +19,7 @@ from etude.integrations.art.client import ArtError, ArtInference
 from etude.integrations.art.config import ARTTrainerAdapterConfig
 from etude.jobs.content import JobNameTakenError
 from tests.backends.art_stand_in import KEY, StandIn, running
-from tests.backends.test_art_wire import collection, said
+from tests.backends.test_art_wire import collection, ordered, said
 
 
 @pytest.fixture
@@ -338,3 +342,94 @@ async def test_a_server_that_cannot_delete_is_refused_before_anything_is_sampled
         server.url = old.url
         with pytest.raises(CapabilityError, match="delete_old_checkpoints: false"):
             await backend(delete_old_checkpoints=True)
+
+
+@pytest.fixture
+async def alone(server):
+    config = etude.ARTTrainerAdapterConfig(
+        backend={"base_url": server.url, "name": "agent", "api_key": KEY, "engine_args": {"seed": 3}},
+        recover_wait=0.0,
+        retry_wait=0.001,
+    )
+    adapter = etude.ARTTrainerAdapter(config)
+    yield adapter
+    await adapter.cleanup()
+
+
+async def test_it_has_the_pages_attributes_before_anything_is_asked(alone, server):
+    assert isinstance(alone, etude.TrainerAdapter)
+    assert alone.remote_backend.url == server.url
+    assert (alone.model.name, alone.model.project) == ("agent", "trainer_project")
+    assert alone.model.base_model == "Qwen/Qwen2.5-7B-Instruct" and alone.model.trainable
+    assert alone._model_internal_config["engine_args"] == {"seed": 3}
+    assert alone.training_jobs == alone._training_jobs == {}
+
+
+async def test_it_trains_without_a_run_around_it(alone, server):
+    await alone.initialize(etude.FinetuneConfig())
+    assert await alone.is_healthy()
+    server.pause = 0.2
+    ref = await alone.submit(batch("mine"))
+    assert (ref.run_id, ref.backend) == ("mine", "openpipe_art")
+    assert isinstance(alone.training_jobs["mine"], asyncio.Task)
+    assert (await alone.status(ref)).status == "running"
+    done = await alone.wait_until_complete(ref, poll_interval=0.1)
+    assert done.status == (await alone.status(ref)).status == "completed"
+    assert alone.training_jobs["mine"].done()
+    unknown = etude.TrainingJobRef(run_id="nobody", backend="openpipe_art")
+    assert (await alone.status(unknown)).status == "not_found"
+
+
+async def test_it_says_where_its_job_failed_and_what_is_not_healthy(alone, server, tmp_path):
+    await alone.initialize(etude.FinetuneConfig())
+    alone.log_progress(await alone.submit(batch("mine")), {"loss": 0.5}, output_dir=str(tmp_path))
+    assert '"loss": 0.5' in (tmp_path / "openpipe_art_jobs.jsonl").read_text()
+    away = etude.ARTTrainerAdapter(
+        etude.ARTTrainerAdapterConfig(backend={"ip": "127.0.0.1", "port": 1}, max_retries=0)
+    )
+    assert not await away.is_healthy()
+    with pytest.raises(etude.EtudeError, match="not initialized; call initialize"):
+        await away.status(etude.TrainingJobRef(run_id="x", backend="openpipe_art"))
+    await away.cleanup()
+
+
+async def test_an_order_that_the_page_rules_out_is_a_value_error(alone):
+    wrong = ordered("user", "other", "assistant")
+    with pytest.raises(ValueError, match="role other"):
+        await alone._validate_episode_order(wrong)
+    with pytest.raises(ValueError, match="role other"):
+        await alone._construct_trajectory_groups([[ordered("user", "assistant"), wrong]])
+
+
+async def test_trajectories_become_arts_groups_one_for_each_example(alone):
+    good = ordered("system", "system", "user", "assistant")
+    await alone._validate_episode_order(good)
+    first, second = await alone._construct_trajectory_groups(
+        [[good, ordered("user", "assistant", reward=0.5)], [ordered("user", "assistant")]]
+    )
+    assert [trajectory.reward for trajectory in first.trajectories] == [1.0, 0.5]
+    *asked, choice = first.trajectories[0].messages_and_choices
+    assert [message["role"] for message in asked] == ["system", "system", "user"]
+    assert choice.message.content == "assistant" and choice.finish_reason == "stop"
+    (token,) = choice.logprobs.content
+    assert (token.token, token.logprob) == ("token_id:7", -0.5)
+    assert len(second.trajectories) == 1
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "known"),
+    [
+        ([-0.5], None),
+        ({"content": [{"token": "yes", "logprob": -0.5, "bytes": None, "top_logprobs": []}]}, ["yes"]),
+        ({}, None),
+    ],
+)
+async def test_an_answer_without_token_ids_has_the_logprobs_that_came_with_it(alone, logprobs, known):
+    said = [
+        EpisodeItem(role="user", content="q"),
+        EpisodeItem(role="assistant", content="yes", logprobs=logprobs),
+    ]
+    (group,) = await alone._construct_trajectory_groups([[Trajectory(episode=said, reward=1.0)]])
+    choice = group.trajectories[0].messages_and_choices[-1]
+    content = None if choice.logprobs is None else [each.token for each in choice.logprobs.content]
+    assert content == known
