@@ -2,7 +2,7 @@
 
 import pytest
 
-from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
+from etude.backends.openai_jobs import OpenAiAdapter, OpenAiAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import RequestError
 from etude.jobs.content import JobContent, JobNameTakenError, data_hash

@@ -1,4 +1,4 @@
-"""Fine-tuning jobs over OpenAI's API, with the official SDK: at OpenAI or a server that speaks like it."""
+"""Fine-tuning jobs over OpenAI's API, with the official SDK: at OpenAI, or at a server that speaks like it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from etude.backends.capabilities import JobHyperparameters, check_method
+from pydantic import Field
+
+from etude.backends.capabilities import Capabilities, JobHyperparameters, check_method
 from etude.backends.openai_api import (
     DAILY_LIMIT,
     STATES,
@@ -18,12 +20,17 @@ from etude.backends.openai_api import (
     TrainingJobNotFoundClientError,
     again,
     api_errors,
+    connect,
     error_of,
     hosted_version,
     metrics_of,
+    run_key,
+    trained_model,
 )
-from etude.backends.openai_rows import jsonl, rows_of
+from etude.backends.openai_rows import jsonl, rows_of, texts_of
 from etude.backends.trainer_adapter import JobLog, TrainerAdapter, job_status, pauses
+from etude.config.finetuning import FinetuneConfig
+from etude.config.registry import register_trainer_adapter
 from etude.core.errors import BackendError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash, fold
@@ -35,6 +42,8 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
     from openai.resources.fine_tuning.jobs import AsyncJobs
     from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
+
+    from etude.config.builder import Builder
 
 T = TypeVar("T")
 
@@ -373,3 +382,52 @@ def _content_of(metadata: Mapping[str, str] | None) -> JobContent:
 def _suffix_of(name: str) -> str:
     """A job's name as the API takes it for a part of the model's name: the end of it, where it differs."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", name)[-_MAX_SUFFIX:].lstrip("-_") or "etude"
+
+
+class OpenAiAdapterConfig(JobsConfig, name="openai"):
+    """Train at OpenAI, through its fine-tuning API."""
+
+    min_rows: int = Field(default=10, ge=1)
+    """The API refuses training files with fewer rows."""
+
+
+AUTO_EPOCHS = 3
+"""The epochs that `auto` is taken for: OpenAI's choice for data sets of a few hundred rows."""
+
+_FEWEST_BYTES_PER_TOKEN = 3
+"""For what a job may take at most."""
+_FRAME_TOKENS = 4
+"""Tokens around each message."""
+
+
+class OpenAiAdapter(OpenAiJobs):
+    """Jobs at OpenAI, of supervised fine-tuning and DPO: it takes no rewards that somebody else gave."""
+
+    adapter_config: OpenAiAdapterConfig
+
+    async def initialize(self, run_config: FinetuneConfig) -> None:
+        await super().initialize(run_config)
+        await self.check()
+
+    def capabilities(self) -> Capabilities:
+        methods = frozenset({"supervised", "dpo"})
+        return Capabilities(methods=methods, options=frozenset({"beta"}), versions=True, from_base=True)
+
+    def charged_tokens(self, trajectories: TrajectoryCollection) -> int | None:
+        """Three bytes of text are at most a token."""
+        texts = [text.encode() for row in rows_of(trajectories) for text in texts_of(row)]
+        tokens = sum(len(text) / _FEWEST_BYTES_PER_TOKEN + _FRAME_TOKENS for text in texts)
+        epochs = self.adapter_config.n_epochs
+        return round((AUTO_EPOCHS if epochs == "auto" else epochs) * tokens)
+
+
+@register_trainer_adapter(config_type=OpenAiAdapterConfig)
+async def openai(config: OpenAiAdapterConfig, builder: Builder) -> AsyncIterator[OpenAiAdapter]:
+    """The adapter of the run's target model. Raises CapabilityError when that is not OpenAI's."""
+    llm = trained_model(builder, "openai")
+    log = None if builder.run is None else builder.run.path / "openai_jobs.jsonl"
+    client = connect(config, llm, needs_key=True)
+    try:
+        yield OpenAiAdapter(config, client, llm.model_name, log, await run_key(builder))
+    finally:
+        await client.close()
