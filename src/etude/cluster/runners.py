@@ -12,7 +12,7 @@ from typing import Any
 from etude.cluster.config import RayConfig
 from etude.core.errors import EtudeError, first_line
 from etude.inference.child_process import MaskedLines
-from etude.runners.process import LocalProcess, ProcessEnd, start_runner
+from etude.runners.process import ProcessEnd, start_runner
 from etude.runners.program import Invitation
 from etude.store.files import open_private, private_folder
 
@@ -32,7 +32,6 @@ class Keeper:
 
     def __init__(self) -> None:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  without a name: it is gone with us
-        self._process: LocalProcess | None = None
 
     async def node(self) -> str:
         import ray
@@ -41,16 +40,13 @@ class Keeper:
 
     async def keep(self, invitation: list[Any]) -> tuple[str, bool]:
         """Start a runner and wait for its end: how it ended, and whether others killed it."""
-        self._process = await start_runner(Invitation(*invitation), self._output.fileno(), Path(os.devnull))
-        end = await self._process.ended()
+        process = await start_runner(Invitation(*invitation), self._output.fileno(), Path(os.devnull))
+        end = await process.ended()
         return end.how, end.by_others
 
     async def output(self, start: int) -> bytes:
         """The next piece of what the runner has printed, from a byte on; nothing where there is none."""
         return os.pread(self._output.fileno(), _PIECE_BYTES, start)
-
-    async def memory(self) -> float:
-        return 0.0 if self._process is None else self._process.memory()
 
 
 class RayProcess:
@@ -61,8 +57,6 @@ class RayProcess:
         self._killed, self._ended = asyncio.Event(), asyncio.Event()
         self._end = asyncio.ensure_future(self._wait(asyncio.ensure_future(_awaited(end))))
         self._path, self._lines, self._taken = log, MaskedLines(), 0
-        self._memory = 0.0
-        self._asking: asyncio.Task[None] | None = None
         self.log = str(log)
         self.node = ""
         self._following = asyncio.ensure_future(self._follow())
@@ -123,17 +117,6 @@ class RayProcess:
         if not self._end.done():
             ray.kill(self._actor)
             self._killed.set()
-
-    def memory(self) -> float:
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.ensure_future(self._ask())
-        return self._memory
-
-    async def _ask(self) -> None:
-        import ray
-
-        with contextlib.suppress(ray.exceptions.RayError):
-            self._memory = await self._actor.memory.remote()
 
     def last_words(self) -> str:
         with contextlib.suppress(OSError):

@@ -122,7 +122,8 @@ class EvalGeneralConfig(BaseModel, extra="forbid", frozen=True):
     runners: Annotated[int | None, CHANGEABLE] = Field(default=None, ge=1)
     """Processes of `isolation: process`; by default one for each core, and at most `max_concurrency`."""
     runner_memory: Annotated[float | None, CHANGEABLE] = Field(default=None, gt=0)
-    """Gigabytes that each of these processes may use (on Linux); by default as much as there is."""
+    """Gigabytes that each of these processes may allocate (on Linux): what asks for more gets a MemoryError.
+    By default as much as there is."""
 
     @model_validator(mode="after")
     def _has_runners(self) -> EvalGeneralConfig:

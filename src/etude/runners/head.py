@@ -46,8 +46,6 @@ class Head:
     """Those that runners ask for samples of; they build the others themselves."""
     patience: float | None
     """Seconds that a runner's event loop may stand still."""
-    memory: float | None
-    """Gigabytes that a runner may use."""
     ledger: Ledger
     """Where what runners ask models for is counted."""
     answers: defaultdict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
@@ -87,13 +85,11 @@ class Head:
 class RunnerDied(EtudeError):
     """The process of a runner is gone."""
 
-    def __init__(self, end: ProcessEnd, *, is_certain: bool = False, is_late: bool = False) -> None:
+    def __init__(self, end: ProcessEnd, *, is_late: bool = False) -> None:
         super().__init__(end.how)
         self.end = end
-        self.is_certain = is_certain
-        """Whether an episode that was alone in it is surely the cause."""
         self.is_late = is_late
-        """Whether it was killed because its event loop stood still."""
+        """Whether it was killed because its event loop stood still: by an episode, if that was alone there."""
         self.playing: frozenset[str] = frozenset()
         """The episodes that were played there."""
         self.log = ""
@@ -245,28 +241,24 @@ class RemoteRunner:
             await self._ask("adopt", {name: each.model_dump(mode="json") for name, each in news.items()})
 
     async def _beat(self) -> None:
-        """Watch the memory, and whether the event loop turns; what goes over a limit is killed."""
+        """Watch whether the event loop turns; a runner in which it stands still for too long is killed."""
         head, asked_at = self._head, time.monotonic()
         ping: asyncio.Task[Any] | None = None
         while not self._serving.done():
             await asyncio.sleep(self._beat_seconds)
-            if head.memory is not None and (used := self.process.memory()) > head.memory:
-                self._kill(f"used {used:.1f} GB, more than eval.general.runner_memory ({head.memory:g})")
             if ping is None or ping.done():
                 asked_at = time.monotonic()
                 ping = asyncio.ensure_future(self._greet())
             elif head.patience is not None and time.monotonic() - asked_at > head.patience:
-                self._kill(f"did not answer for {head.patience:g} s: something in it blocks", is_late=True)
+                end = ProcessEnd(f"did not answer for {head.patience:g} s: something in it blocks")
+                self._killed_for = RunnerDied(end, is_late=True)
+                self.process.kill()
 
     async def _greet(self) -> None:
         with contextlib.suppress(Disconnected, RunnerDied):
             report = await self._link.ask("ping", {})
             self.calls = report["calls"]
             await self._tell_versions()
-
-    def _kill(self, how: str, *, is_late: bool = False) -> None:
-        self._killed_for = RunnerDied(ProcessEnd(how), is_certain=is_late, is_late=is_late)
-        self.process.kill()
 
 
 def _is_step_of(key: str, episodes: Collection[str]) -> bool:

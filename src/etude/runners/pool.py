@@ -144,7 +144,7 @@ class RunnerPool:
                 continue  # With its machine: no episode has done that.
             suspected = True
             deaths += was_alone
-            if was_alone and (deaths == _DEATHS or death.is_certain):
+            if was_alone and (deaths == _DEATHS or death.is_late):
                 await self._give_up(job, death)
 
     def _steps_of(self, job: EpisodeJob) -> dict[str, Any]:
@@ -307,7 +307,7 @@ async def open_runner(
     seconds = general.timeout if workflow.timeout is None else workflow.timeout
     at_head = [name for name in models if name in given or not isinstance(bare(models[name]), Portable)]
     patience = seconds + _GRACE_SECONDS
-    head = Head(run.journal, models, frozenset(at_head), patience, general.runner_memory, ledger)
+    head = Head(run.journal, models, frozenset(at_head), patience, ledger)
     scorer = Scorer(
         await build_evaluators(builder),
         run.journal,

@@ -25,7 +25,6 @@ from etude.store.files import private_folder
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from etude.runners.program import main; main()"
 )
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +52,6 @@ class RunnerProcess(Protocol):
 
     def kill(self) -> None:
         """End it at once, with all processes that it has started."""
-
-    def memory(self) -> float:
-        """Gigabytes that it uses; 0 where that is not known."""
 
     def last_words(self) -> str:
         """The end of its output."""
@@ -117,13 +113,6 @@ class LocalProcess:
         if self._lifeline is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-
-    def memory(self) -> float:
-        try:
-            pages = Path(f"/proc/{self._process.pid}/statm").read_text(encoding="ascii").split()[1]
-        except (OSError, IndexError):
-            return 0.0
-        return int(pages) * _PAGE_BYTES / 1e9
 
     def last_words(self) -> str:
         """The last exception of its log, or else its last lines."""

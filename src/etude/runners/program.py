@@ -162,6 +162,11 @@ async def _example_of(data: Any, builder: Builder) -> Example:
 @asynccontextmanager
 async def _open_agent(parameters: Mapping[str, Any], link: Link) -> AsyncIterator[Agent]:
     config = received(parameters["config"])
+    if (gigabytes := config.eval.general.runner_memory) is not None:
+        import resource
+
+        most = int(gigabytes * 1e9)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     journal = RemoteJournal(Path(parameters["run"]), link)
     remote = {name: RemoteEngine(name, link) for name in parameters["at_head"]}
     run = RemoteRun(Path(parameters["run"]), journal)
