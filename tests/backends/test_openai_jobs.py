@@ -17,6 +17,7 @@ from etude.backends.trainer_adapter import pauses
 from etude.config.finetuning import FinetuneConfig
 from etude.core.edge import trajectory_of
 from etude.core.errors import BackendError, CapabilityError, TrainingError
+from etude.core.example import Example
 from etude.core.job import Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.message import OpenAIMessage
 from etude.core.trajectory import DPOItem, Trajectory, TrajectoryCollection
@@ -347,3 +348,56 @@ async def test_a_key_is_never_in_an_error():
     )
     with pytest.raises(BackendError, match=r"no Bearer \*\*\*"):
         await adapter.check()
+
+
+GRADER = {
+    "type": "string_check",
+    "name": "same",
+    "operation": "eq",
+    "input": "{{sample.output_text}}",
+    "reference": "{{item.expected}}",
+}
+
+
+async def test_with_a_grader_grpo_becomes_reinforcement_fine_tuning_on_the_prompts():
+    server = StandIn()
+
+    async def examples():
+        return {"e": Example("e", {"question": "q"}, expected="a")}
+
+    adapter = OpenAiAdapter(
+        OpenAiAdapterConfig(
+            reinforcement={"grader": GRADER, "hyperparameters": {"reasoning_effort": "low"}}, n_epochs=1
+        ),
+        server.client(),
+        "o4-mini-2025-04-16",
+        None,
+        examples,
+    )
+    assert "grpo" in adapter.capabilities().methods
+    group = [imitated("q", "a"), imitated("q", "b")]
+    data = TrajectoryCollection(trajectories=[group] * 10, run_id="r", method="grpo")
+    ref = await adapter.submit(data)
+    assert server.jobs["ftjob-0"]["method"] == {
+        "type": "reinforcement",
+        "reinforcement": {
+            "grader": GRADER,
+            "hyperparameters": {
+                "n_epochs": 1,
+                "batch_size": "auto",
+                "learning_rate_multiplier": "auto",
+                "reasoning_effort": "low",
+            },
+        },
+    }
+    assert server.rows("ftjob-0") == 10 * [
+        {"messages": [{"role": "user", "content": "q"}], "expected": "a", "inputs": {"question": "q"}}
+    ]
+    assert (await states(adapter, ref))[-1].status is TrainingStatusEnum.COMPLETED
+
+
+async def test_reinforcement_fine_tuning_is_not_for_several_turns():
+    adapter = backend(StandIn(), reinforcement={"grader": GRADER})
+    data = TrajectoryCollection(trajectories=[[imitated("q", "a", "r", "b")]] * 10, run_id="r", method="grpo")
+    with pytest.raises(CapabilityError, match="an episode has 2 answers"):
+        await adapter.submit(data)

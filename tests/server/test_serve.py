@@ -28,7 +28,6 @@ from etude.server.settings import server_settings
         (["./nowhere", "--vllm-device", "0"], "there is no vLLM without --engine vllm"),
         (["./nowhere", "--samplers", "2"], "there is no vLLM without --engine vllm"),
         (["./nowhere", "--samplers", "2", "--engine", "vllm"], "name one: --on auto"),
-        (["./nowhere", "--on", "auto"], "Jobs train on this machine"),
     ],
 )
 def test_a_server_that_cannot_be_is_refused_with_what_to_do(

@@ -42,6 +42,7 @@ from etude.jobs.training import (
     JobListener,
     asked_to_end,
     loading_of,
+    locked_seat,
     units_of_collection,
 )
 from etude.learner.launch import Launcher, exit_words
@@ -260,9 +261,7 @@ def learn(folder: Path, seat: Seat) -> bool:
         if data_hash(collection) != order.content.data:
             raise StoreError(f"{folder} has other data than the run has written there")
         with joined(order.device, PEER_SECONDS, shards=order.config.shard_training) as team:
-            lock = seat.lock(leads=team.leads)
-            if team.any(lock is None) or lock is None:
-                raise PeerLost("a process of an earlier team still trains the job, on another node")
+            lock = locked_seat(seat, team)
             try:
                 _train(order, collection, folder, team, seat)
             finally:

@@ -27,11 +27,12 @@ from etude.backends.openai_api import (
     run_key,
     trained_model,
 )
-from etude.backends.openai_rows import jsonl, rows_of, texts_of
+from etude.backends.openai_rows import jsonl, reinforcement_row, rows_of, texts_of
 from etude.backends.trainer_adapter import JobLog, TrainerAdapter, job_status, pauses
 from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trainer_adapter
 from etude.core.errors import BackendError, TrainingError
+from etude.core.example import Example
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash, fold
 from etude.core.trajectory import Method, TrajectoryCollection
@@ -127,7 +128,7 @@ class OpenAiJobs(TrainerAdapter):
         """Upload the rows and make a job of them, unless there is one of that name and content."""
         check_method(f"'{self.backend}'", self.capabilities(), trajectories.method)
         trajectories = self.prepared(trajectories)
-        name, rows = trajectories.run_id, list(rows_of(trajectories))
+        name, rows = trajectories.run_id, self.rows(trajectories)
         content = jsonl(rows)
         request = self._request(name, content, trajectories.method, trajectories.options)
         known = await self.find(name)
@@ -155,6 +156,14 @@ class OpenAiJobs(TrainerAdapter):
     def reason_to_skip(self, trajectories: TrajectoryCollection) -> Skipped | None:
         """Why a job on the collection could change nothing, where that is known here."""
         return None
+
+    def rows(self, trajectories: TrajectoryCollection) -> list[dict[str, Any]]:
+        """The rows of the training file. Raises CapabilityError for data that the API has none for."""
+        return list(rows_of(trajectories))
+
+    def method_of(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The `method` of a job: its type with the hyperparameters under it."""
+        return {"type": method, method: {"hyperparameters": self.hyperparameters(method, options)}}
 
     def hyperparameters(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
         """The hyperparameters of a method's jobs, by the config and the algorithm's `options`."""
@@ -305,7 +314,7 @@ class OpenAiJobs(TrainerAdapter):
         self, name: str, content: bytes, method: Method, options: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The request for a job but for its file, with what it is made of in the metadata."""
-        how = {"type": method, method: {"hyperparameters": self.hyperparameters(method, options)}}
+        how = self.method_of(method, options)
         seed = None if self.run_config is None else fold(self.run_config.seed, name) >> _SEED_SHIFT
         metadata = {
             _JOB: name,
@@ -389,6 +398,9 @@ class OpenAiAdapterConfig(JobsConfig, name="openai"):
 
     min_rows: int = Field(default=10, ge=1)
     """The API refuses training files with fewer rows."""
+    reinforcement: dict[str, Any] | None = None
+    """OpenAI's reinforcement fine-tuning for the method `grpo`, as its API takes it: a `grader`, and
+    `hyperparameters` if any. It samples and grades by itself; a row has `item.expected` and `item.inputs`."""
 
 
 AUTO_EPOCHS = 3
@@ -399,23 +411,69 @@ _FEWEST_BYTES_PER_TOKEN = 3
 _FRAME_TOKENS = 4
 """Tokens around each message."""
 
+Examples = Callable[[], Awaitable[Mapping[str, Example]]]
+"""The examples of the run by id, read when they are needed."""
+
 
 class OpenAiAdapter(OpenAiJobs):
-    """Jobs at OpenAI, of supervised fine-tuning and DPO: it takes no rewards that somebody else gave."""
+    """Jobs at OpenAI: supervised and DPO; and its reinforcement fine-tuning, where a grader is given."""
 
     adapter_config: OpenAiAdapterConfig
+
+    def __init__(
+        self,
+        adapter_config: OpenAiAdapterConfig,
+        client: AsyncOpenAI,
+        model: str,
+        log: Path | None = None,
+        examples: Examples | None = None,
+        run_key: str | None = None,
+    ) -> None:
+        """As OpenAiJobs; `examples` are for a grader to compare answers with."""
+        super().__init__(adapter_config, client, model, log, run_key)
+        self._read_examples = examples
+        self._examples: Mapping[str, Example] = {}
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         await super().initialize(run_config)
         await self.check()
 
     def capabilities(self) -> Capabilities:
-        methods = frozenset({"supervised", "dpo"})
+        """`grpo` is there with a grader only: OpenAI takes no rewards that somebody else gave."""
+        methods: frozenset[Method] = frozenset({"supervised", "dpo"})
+        if self.adapter_config.reinforcement is not None:
+            methods |= {"grpo"}
         return Capabilities(methods=methods, options=frozenset({"beta"}), versions=True, from_base=True)
 
+    async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
+        """Upload the rows and make a job."""
+        if trajectories.method == "grpo" and not self._examples and self._read_examples is not None:
+            self._examples = await self._read_examples()
+        return await super().submit(trajectories)
+
+    def rows(self, trajectories: TrajectoryCollection) -> list[dict[str, Any]]:
+        """The rows of the training file; of GRPO, the prompt of each group with what its grader needs."""
+        if trajectories.method != "grpo":
+            return super().rows(trajectories)
+        return [
+            reinforcement_row(group, self._examples.get(str(group[0].example_id)))
+            for group in trajectories.trajectories
+            if group
+        ]
+
+    def method_of(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The `method` of a job; `grpo` is OpenAI's `reinforcement`."""
+        settings = self.adapter_config.reinforcement
+        if method != "grpo" or settings is None:
+            return super().method_of(method, options)
+        parameters = self.hyperparameters(method, options) | settings.get("hyperparameters", {})
+        return {"type": "reinforcement", "reinforcement": {**settings, "hyperparameters": parameters}}
+
     def charged_tokens(self, trajectories: TrajectoryCollection) -> int | None:
-        """Three bytes of text are at most a token."""
-        texts = [text.encode() for row in rows_of(trajectories) for text in texts_of(row)]
+        """Three bytes of text are at most a token; of OpenAI's own reinforcement the price is by the hour."""
+        if trajectories.method == "grpo":
+            return None
+        texts = [text.encode() for row in self.rows(trajectories) for text in texts_of(row)]
         tokens = sum(len(text) / _FEWEST_BYTES_PER_TOKEN + _FRAME_TOKENS for text in texts)
         epochs = self.adapter_config.n_epochs
         return round((AUTO_EPOCHS if epochs == "auto" else epochs) * tokens)
@@ -425,9 +483,14 @@ class OpenAiAdapter(OpenAiJobs):
 async def openai(config: OpenAiAdapterConfig, builder: Builder) -> AsyncIterator[OpenAiAdapter]:
     """The adapter of the run's target model. Raises CapabilityError when that is not OpenAI's."""
     llm = trained_model(builder, "openai")
+
+    async def examples() -> Mapping[str, Example]:
+        dataset = await builder.get_dataset(builder.config.finetuning.run_configuration.dataset)
+        return {example.id: example for example in dataset.examples()}
+
     log = None if builder.run is None else builder.run.path / "openai_jobs.jsonl"
     client = connect(config, llm, needs_key=True)
     try:
-        yield OpenAiAdapter(config, client, llm.model_name, log, await run_key(builder))
+        yield OpenAiAdapter(config, client, llm.model_name, log, examples, await run_key(builder))
     finally:
         await client.close()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from etude.cli.command import LOG_LEVEL, argument, key_in, option
-from etude.cli.console import say
+from etude.cli.console import say, warn
+
+if TYPE_CHECKING:
+    from etude.server.settings import ServerSettings
 
 Algorithms = Annotated[
     list[str] | None,
@@ -21,7 +24,7 @@ Processes = Annotated[
     int | None, option("Processes that train a job together; left out: one for each GPU.", min=1)
 ]
 Cluster = Annotated[
-    str | None, option("With --samplers: a Ray cluster to sample on: auto, or HOST:PORT of its head.")
+    str | None, option("Train, and with --samplers sample, on a Ray cluster: auto, or HOST:PORT of its head.")
 ]
 Samplers = Annotated[int, option("With --on and --engine vllm: vLLM processes on the nodes.", min=0)]
 SamplerCpus = Annotated[float, option("CPUs that Ray sets aside for each of them.", min=0)]
@@ -70,6 +73,9 @@ def serve(
 ) -> None:
     """Serve a model, and train it, behind OpenAI's API. Runs until Ctrl-C or SIGTERM."""
     options = dict(locals())
+    learners = training_processes or 1
+    options["cluster"] = None if on is None else {"address": on, "runners": 0, "learners": learners}
+    del options["on"]
     api_key_env, max_file_mb = options.pop("api_key_env"), options.pop("max_file_mb")
     lists = {"vllm_args": options.pop("vllm_arg"), "vllm_devices": options.pop("vllm_device")}
     options |= {key: tuple(given or ()) for key, given in {"algorithms": algorithms, **lists}.items()}
@@ -83,6 +89,7 @@ def serve(
     settings = server_settings(**options, max_file=max_file_mb * 2**20)
     require_safe(settings)
     locate(settings.model)
+    _say_placements(settings)
     # Only now: it loads torch, and whoever typed something wrong need not wait for that.
     from etude.server.serve import serve as run
 
@@ -91,6 +98,23 @@ def serve(
 
 def _say_ready(name: str, address: str) -> None:
     say(f"serving {name} at {address}/v1; {address}/docs lists what it answers. Ctrl-C stops it.")
+
+
+def _say_placements(settings: ServerSettings) -> None:
+    """Say whether there is room for the processes of jobs now. Raises RequestError without a cluster."""
+    from concurrent.futures import ThreadPoolExecutor
+    from functools import partial
+
+    if settings.cluster is None:
+        return
+    code, on_gpus = (Path.cwd() if settings.algorithms else None), settings.device != "cpu"
+    # In a thread: in the main one Ray would take SIGTERM for itself.
+    with ThreadPoolExecutor(1) as thread:
+        look = partial(settings.cluster.check, code, on_gpus=on_gpus)
+        placements = thread.submit(look).result()
+    for placement in placements:
+        mark = "✓" if placement.is_ready else "!"
+        warn(f"{mark} {placement.what}: {placement.detail}")
 
 
 def _require_extras() -> None:

@@ -98,8 +98,9 @@ class Seat:
             problem = "is shared without file locks, so that two teams could write at once"
         if problem is not None:
             raise StoreError(
-                f"{self.folder} on node {self.node} {problem}; keep the run folder on storage that all "
-                "nodes mount at the same path, with file locks, as NFS 4 has them"
+                f"{self.folder} on node {self.node} {problem}; keep the run folder, or the server's "
+                "--data-dir, on storage that all nodes mount at the same path, with file locks, as NFS 4 has "
+                "them"
             )
 
     def lock(self, *, leads: bool) -> RunLock | None:

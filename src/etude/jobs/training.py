@@ -12,7 +12,7 @@ from threading import Event
 from typing import TypeAlias
 
 from etude.algorithms.algorithm import Algorithm, groups_of
-from etude.cluster.launch import HeadLost
+from etude.cluster.launch import HeadLost, Seat
 from etude.core.call import ChatRequest
 from etude.core.edge import Encoder
 from etude.core.errors import EtudeError, TrainingError
@@ -27,12 +27,13 @@ from etude.learner.learner import Learner, TrainingCanceled
 from etude.learner.memory import ModelNumbers, fits
 from etude.learner.objective import Objective, Unit, has_gradient, is_trained, trained_tokens
 from etude.learner.plan import Step, plan_steps
-from etude.learner.team import Team
+from etude.learner.team import PeerLost, Team
 from etude.models.device import choose_device, choose_dtype, dtype_name
 from etude.models.memory import available_memory, shown_bytes
 from etude.models.policy import Policy
 from etude.models.template import ChatTemplate
 from etude.models.weights import digest
+from etude.store.lock import RunLock
 
 
 class TooLittleMemory(TrainingError):
@@ -332,6 +333,17 @@ def loading_of(team: Team, device: str, dtype: str) -> dict[str, str]:
         return {"device": device, "dtype": dtype}
     # The whole model need not fit on the device where a part of it will be.
     return {"device": "cpu", "dtype": dtype_name(choose_dtype(dtype, chosen, 0))}
+
+
+def locked_seat(seat: Seat, team: Team) -> RunLock:
+    """This process's lock, for as long as it trains. All processes of a team must ask together.
+
+    Raises PeerLost where a process of an earlier team does not end.
+    """
+    lock = seat.lock(leads=team.leads)
+    if team.any(lock is None) or lock is None:
+        raise PeerLost("a process of an earlier team still trains the job, on another node")
+    return lock
 
 
 @contextmanager

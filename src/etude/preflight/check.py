@@ -22,6 +22,7 @@ from etude.backends.capabilities import (
 )
 from etude.backends.local import LOCAL_CAPABILITIES, LocalAdapterConfig, check_learners
 from etude.backends.openai_api import JobsConfig
+from etude.backends.openai_jobs import OpenAiAdapterConfig
 from etude.backup.address import probe
 from etude.cluster.component import require_used
 from etude.config.builder import Builder, TargetBuilder
@@ -349,9 +350,17 @@ def _check_hosted(
     adapter = _adapter_of(config, block)
     if not isinstance(adapter, JobsConfig):
         return True
+    graded = isinstance(adapter, OpenAiAdapterConfig) and adapter.reinforcement is not None
+    if graded:
+        findings.warn(
+            what,
+            "OpenAI's reinforcement fine-tuning samples and grades by itself: the run's answers and rewards "
+            "are measured, and only its prompts are trained on",
+        )
     builder: Any = config.trajectory_builders.get(block.trajectory_builder or "")
     groups = min(getattr(builder, "examples_per_epoch", None) or examples, examples)
-    rows = groups * (1 if builder.type_name == "grpo" else getattr(builder, "num_generations", 1))
+    in_groups = graded or builder.type_name == "grpo"
+    rows = groups * (1 if in_groups else getattr(builder, "num_generations", 1))
     enough = builder.type_name not in ("grpo", "expert_iteration") or rows >= adapter.min_rows
     if not enough:
         findings.warn(

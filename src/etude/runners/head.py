@@ -89,7 +89,7 @@ class RunnerDied(EtudeError):
         super().__init__(end.how)
         self.end = end
         self.is_late = is_late
-        """Whether it was killed because its event loop stood still: by an episode, if that was alone there."""
+        """Whether it was killed because its event loop stood still; what was alone in it did that."""
         self.playing: frozenset[str] = frozenset()
         """The episodes that were played there."""
         self.log = ""

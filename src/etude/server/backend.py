@@ -158,8 +158,8 @@ class VllmBackend(Backend):
         from etude.cluster.samplers import SamplerLauncher, sampler_room
 
         settings = self._settings
-        assert settings.on is not None
-        self._exits.enter_context(connected(settings.on, {}, None))
+        assert settings.cluster is not None
+        self._exits.enter_context(connected(settings.cluster.address, settings.cluster.runtime_env, None))
         room = sampler_room(settings.sampler_cpus, settings.sampler_gpus, on_gpus=self._device != "cpu")
         for process in self._processes.processes:
             process.launcher = SamplerLauncher(room)

@@ -13,9 +13,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from etude.algorithms.algorithm import Algorithm, load_algorithms
+from etude.cluster.launch import HeadLost, Seat
 from etude.core.errors import EtudeError, StoreError, TrainingError
 from etude.core.job import ModelVersion
 from etude.core.keys import fold
@@ -37,6 +37,7 @@ from etude.jobs.training import (
     TooLittleMemory,
     asked_to_end,
     loading_of,
+    locked_seat,
     units_of_rows,
 )
 from etude.jobs.training import Row as UnitRow
@@ -45,14 +46,15 @@ from etude.learner.plan import Schedule, Step
 from etude.learner.team import PeerLost, Team, joined
 from etude.models.policy import LoraOptions, Policy
 from etude.report.logs import LogLevel, show_logs
-from etude.server.database import Row, open_database
+from etude.server.database import Row
 from etude.server.extensions import load_extensions
-from etude.server.files import FileStore, read_rows
+from etude.server.files import read_rows
 from etude.server.hyperparameters import job_algorithm
-from etude.server.jobs import FINAL, JobFolder, JobStore, model_name
+from etude.server.jobs import FINAL, JobFolder, model_name
 from etude.server.models import ModelStore, load_policy
 from etude.server.settings import LIFELINE, ServerSettings, WorkerOrder
-from etude.store.files import SERVER_DATABASE, draft_of, open_private
+from etude.server.stores import Stores, stores_at, stores_here
+from etude.store.files import draft_of, open_private
 from etude.store.lock import RunLock
 from etude.wire.http_server import ApiError
 
@@ -63,33 +65,37 @@ _IDLE_SECONDS = 900.0
 """After which a nursery without orders and workers ends, to give back its memory."""
 
 
-def work(order: WorkerOrder) -> bool:
-    """Train the job, alone or as one of its processes; whether this one has done its part."""
+def work(order: WorkerOrder, seat: Seat | None = None) -> bool:
+    """Train the job, alone or as one of its processes; whether this one has done its part.
+
+    `seat` is the place of this process, where a cluster started it.
+    """
     load_algorithms(order.settings.algorithms)
+    opened = stores_here(order.settings) if seat is None else nullcontext(stores_at(seat))
     try:
-        with _team(order.settings) as team, opened_stores(order.settings) as stores:
-            return run_order(order, team, stores)
-    except PeerLost as error:
+        with _team(order.settings, seat) as team, opened as stores:
+            return run_order(order, team, stores, seat)
+    except (PeerLost, HeadLost) as error:
         # The job goes on from its last checkpoint, with new processes.
         _LOG.error("job %s: %s", order.job, error)
         return False
 
 
-def run_order(order: WorkerOrder, team: Team, stores: Stores) -> bool:
+def run_order(order: WorkerOrder, team: Team, stores: Stores, seat: Seat | None = None) -> bool:
     """Train the job, unless another worker does; how it ended is in the database.
 
-    False when it failed. Raises PeerLost.
+    False when it failed. Raises PeerLost and HeadLost.
     """
     jobs, lock = stores.jobs, None
     try:
-        lock = _locked(JobFolder(order.settings.data_dir, order.job), team)
+        lock = _locked(JobFolder(order.settings.data_dir, order.job), team, seat)
         if lock is not None and team.any(team.leads and jobs.get(order.job)["status"] == "running"):
-            _train(order, team, stores)
+            _train(order, team, stores, seat)
         return True
     except (Interrupted, TrainingCanceled) as reason:
         _LOG.warning("job %s: %s", order.job, type(reason).__name__)
         return True
-    except PeerLost:
+    except (PeerLost, HeadLost):
         raise
     except ApiError as error:
         jobs.fail(order.job, str(error.detail), "invalid_request", error.param)
@@ -107,31 +113,38 @@ def run_order(order: WorkerOrder, team: Team, stores: Stores) -> bool:
     return False
 
 
-def _train(order: WorkerOrder, team: Team, stores: Stores) -> None:
+def _train(order: WorkerOrder, team: Team, stores: Stores, seat: Seat | None) -> None:
     settings = order.settings
     settings = settings.model_copy(update=loading_of(team, settings.device, settings.dtype))
 
     def look(canceled: threading.Event, stopping: threading.Event) -> None:
-        """The job may be canceled or paused."""
+        """The job may be canceled or paused, and processes on a cluster be asked to make way."""
         status = stores.jobs.get(order.job)["status"]
         if status in FINAL:
             canceled.set()
-        elif status != "running":
+        elif status != "running" or (seat is not None and seat.stopping()):
             stopping.set()
 
     with asked_to_end(look) as (canceled, stopping):
         train_job(settings, stores.jobs.get(order.job), stores, team, canceled, stopping)
 
 
-def _team(settings: ServerSettings) -> AbstractContextManager[Team]:
+def _team(settings: ServerSettings, seat: Seat | None) -> AbstractContextManager[Team]:
     """The processes that train the job together. Entering it raises PeerLost."""
-    if settings.training_processes == 1:
+    if settings.training_processes == 1 and seat is None:
         return nullcontext(Team())
     return joined(settings.device, PEER_SECONDS, shards=settings.shard_training)
 
 
-def _locked(folder: JobFolder, team: Team) -> RunLock | None:
-    """This process's lock; None in all processes when another worker has the job."""
+def _locked(folder: JobFolder, team: Team, seat: Seat | None) -> RunLock | None:
+    """This process's lock; None in all processes when another worker has the job.
+
+    The lock of a job on a cluster is its launcher's, and the processes have others. Raises StoreError where
+    they do not share the folder, PeerLost where an earlier team does not end.
+    """
+    if seat is not None:
+        seat.require_shared()
+        return locked_seat(seat, team)
     lock: RunLock | None = None
     # First the leader: of two workers that are started at once, one must get all locks.
     for leads in (True, False):
@@ -228,19 +241,24 @@ def _born(line: bytes) -> WorkerOrder:
     return order
 
 
-def main() -> int:
-    """Work by the order on the command line or on standard input; the exit code."""
+def main(seat: Seat | None = None, *arguments: str) -> int:
+    """Work by the order in the arguments, on the command line or on standard input; the exit code.
+
+    A cluster calls it with the place of the process.
+    """
     set_up_process()
     show_logs(LogLevel.INFO)
-    if len(sys.argv) > 1:
-        order: WorkerOrder | None = WorkerOrder.model_validate_json(sys.argv[1])
-        end_with_the_server(0)
+    arguments = arguments or tuple(sys.argv[1:])
+    if arguments:
+        order: WorkerOrder | None = WorkerOrder.model_validate_json(arguments[0])
+        if seat is None:
+            end_with_the_server(0)
     else:
         order = _nursery()
     if order is not None:
         show_logs(order.settings.log_level)
         _LOG.debug("order: %s", order.model_dump_json())
-    return 0 if order is None or work(order) else 1
+    return 0 if order is None or work(order, seat) else 1
 
 
 KEPT_CHECKPOINTS = 3
@@ -248,27 +266,6 @@ KEPT_CHECKPOINTS = 3
 
 _COLUMNS = ("loss", "learning_rate", "tokens_per_s", "valid_loss")
 _HEADER = "step,train_loss,learning_rate,tokens_per_s,valid_loss"
-
-
-@dataclass(frozen=True, slots=True)
-class Stores:
-    """The stores that a worker needs."""
-
-    jobs: JobStore
-    files: FileStore
-    models: ModelStore
-
-
-@contextmanager
-def opened_stores(settings: ServerSettings) -> Iterator[Stores]:
-    """The stores of the server's database. Raises StoreError when it cannot be opened."""
-    database = open_database(settings.data_dir / SERVER_DATABASE)
-    try:
-        names = [extension.names for extension in load_extensions()]
-        models = ModelStore(database, settings.data_dir, settings.name, names)
-        yield Stores(JobStore(database), FileStore(database, settings.data_dir), models)
-    finally:
-        database.dispose()
 
 
 def train_job(
