@@ -19,13 +19,7 @@ from etude.core.errors import RequestError
 from etude.core.secrets import keep_secret, masked
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig, require_a_key_each
 from etude.inference.routes import Address, Routes
-from etude.wire.retries import (
-    Disturbed,
-    Refused,
-    failure_of,
-    is_plain_http,
-    reason_of,
-)
+from etude.wire.retries import Disturbed, Refused, failure_of, is_plain_http, reason_of
 
 if TYPE_CHECKING:
     import aiohttp
@@ -265,7 +259,6 @@ class HttpAddresses:
 
     def _unreachable(self, error: httpx.RequestError) -> Disturbed | Refused:
         """The failure of a request without an answer that could be read."""
-
         from etude.wire.http_answers import AnswerTooLarge
 
         if isinstance(error, AnswerTooLarge):
@@ -273,19 +266,6 @@ class HttpAddresses:
         if is_plain_http(error):
             return Refused(reason_of(error), cause="scheme")
         return Disturbed(reason_of(error), cause="connection", is_gone=True)
-
-    def failed(self, address: Address, since: float, error: Disturbed) -> None:
-        """Note an attempt, begun at `since`, without a good answer."""
-        self.routes.failed(address, since, masked(str(error)), is_gone=error.is_gone)
-
-    def refused(self, address: Address, reason: str) -> None:
-        """Note an address that answers no calls at all: a wrong key, no such model, no money."""
-        address.failed += 1
-        self.set_aside(address, reason)
-
-    def set_aside(self, address: Address, reason: str) -> None:
-        """Use an address no more until a probe finds nothing wrong."""
-        self.routes.set_aside(address, masked(reason))
 
     async def lacking(self, address: Address) -> str | None:
         """Why an address cannot be used, as far as the list of its models tells; None where it can be."""

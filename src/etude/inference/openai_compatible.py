@@ -21,21 +21,8 @@ from etude.inference.http_addresses import HttpAddresses
 from etude.inference.openai_config import NOT_FOR_REASONING, OpenAiLlmConfig
 from etude.inference.routes import Address, Breaker, beginning, conversation_of
 from etude.wire.answers import Impossible, require_asked, require_logprobs
-from etude.wire.client import (
-    USUAL_FIELDS,
-    charged_for,
-    encode,
-    parse_completion,
-    request_fields,
-)
-from etude.wire.retries import (
-    Again,
-    Disturbed,
-    Refused,
-    note_charged,
-    note_model_out,
-    retried,
-)
+from etude.wire.client import USUAL_FIELDS, charged_for, encode, parse_completion, request_fields
+from etude.wire.retries import Again, Disturbed, Refused, note_charged, note_model_out, retried
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -163,7 +150,7 @@ class OpenAiEngine(Engine):
                 raise EngineError(f"no address can answer for the model '{version.location}': {causes}")
         self._model, self._version, self.adopted = version.location, version.number, version
         for address, why in lacking.items():
-            addresses.set_aside(address, why)
+            addresses.routes.set_aside(address, why)
 
     def end_conversation(self, conversation: str) -> None:
         """Forget a conversation."""
@@ -245,7 +232,9 @@ class OpenAiEngine(Engine):
             return False
         if isinstance(error, Disturbed) or error.impossible:
             return False
-        self._addresses.refused(address, str(error))
+        # It answers no calls at all: a wrong key, no such model, no money.
+        address.failed += 1
+        self._addresses.routes.set_aside(address, str(error))
         return True
 
     async def _attempt(
@@ -275,7 +264,7 @@ class OpenAiEngine(Engine):
                 note_charged(charged_for(data))
                 raise
         except Disturbed as error:
-            self._addresses.failed(address, since, error)
+            self._addresses.routes.failed(address, since, str(error), is_gone=error.is_gone)
             raise
         if model == self._model:
             self._addresses.routes.answered(address)
