@@ -176,14 +176,6 @@ async def test_a_request_that_is_at_fault_itself_is_refused_at_once(engine, serv
     assert aside(engine) == {}
 
 
-async def test_each_address_may_have_a_key_of_its_own(servers):
-    engine = engine_of(servers[:2], api_key=["sk-one", "sk-two"])
-    await homes(engine)
-    keys = [{call["authorization"] for call in server.asked()} for server in servers[:2]]
-    assert keys == [{"Bearer sk-one"}, {"Bearer sk-two"}]
-    await engine.close()
-
-
 V3 = ModelVersion(number=3, location="tiny-v3", digest="d")
 
 
@@ -194,10 +186,11 @@ async def test_a_version_counts_where_it_is_loaded_and_an_address_without_it_wai
         server.behave(models=["tiny", "tiny-v3"])
     late.behave(models=["tiny"], asked=[])
     await engine.adopt(V3)
-    assert aside(engine) == {late.url: "it does not have the model 'tiny-v3'; its models: tiny"}
     answers = await asyncio.gather(*(ask(engine, episode) for episode in EPISODES))
     assert {answer.model_version for answer in answers} == {3}
-    assert not late.asked() and late.url in before.values()
+    assert {*aside(engine)} == {late.url} and late.url in before.values()
+    await until(lambda: "does not have the model 'tiny-v3'; its models: tiny" in aside(engine)[late.url])
+    assert late.url not in {answer.address for answer in answers}
     late.behave(models=["tiny", "tiny-v3"])
     await until(lambda: not aside(engine))
     after = await homes(engine, [f"new {number}" for number in range(6)])
@@ -236,7 +229,6 @@ async def test_addresses_are_a_list_or_a_text_with_commas(monkeypatch):
         ({"base_url": []}, "at least one address"),
         ({"base_url": ["http://a/v1", "http://a/v1/"]}, "has an address twice: http://a/v1"),
         ({"base_url": ["http://a/v1", "b"]}, "expected an address like"),
-        ({"base_url": ["http://a/v1", "http://b/v1"], "api_key": ["k"]}, "1 keys for 2 addresses"),
         ({"base_url": "localhost:8000"}, "expected an address like"),
         ({"base_url": "http://me:pass@host/v1"}, "use `api_key`"),
         ({"extra_body": {"n": 2}}, "cannot set n"),

@@ -49,15 +49,10 @@ class TinyConfig(BaseModel, extra="forbid"):
     max_context: int = Field(default=256, ge=16)
     """Tokens of prompt and answer together."""
     vocab_size: int = Field(default=512, ge=263)
-    """Tokens that the tokenizer may have: bytes, roles, and frequent pieces of the texts."""
+    """Tokens that the tokenizer may have: bytes, roles, and frequent pieces of the warm-up's texts."""
     splits: list[str] = Field(default_factory=list)
     """Regular expressions of pieces that stay tokens of their own, so that the model chooses each of them:
     `[0-9]` for digits."""
-    texts: str | None = None
-    """Conversations that the tokenizer is made for, as `warm_up.transcripts`; left out: those of the model's
-    warm-up, and without one it has bytes for tokens."""
-    seed: int | None = Field(default=None, ge=0)
-    """Of the weights; left out: the run's."""
 
 
 def base_folder(run: Path, name: str) -> Path:
@@ -71,15 +66,14 @@ async def make_base(config: TinyConfig, name: str, builder: Builder, folder: Pat
     Raises RequestError for a shape that cannot be, DatasetError for texts that cannot be read.
     """
     block = builder.config.finetuning
-    seed = block.seed if config.seed is None else config.seed
     blocks = [block.for_target(target) for target in block.targets] or [block]
     own = (stage for each in blocks if each.target_model == name for stage in each.warm_ups)
-    sources = [stage.transcripts for stage in own] if config.texts is None else [config.texts]
+    sources = [stage.transcripts for stage in own]
     examples = (await builder.get_dataset(block.run_configuration.dataset)).examples() if sources else []
     talks = [
         talk for source in sources for talk in read_transcripts(source, examples, block.seed)[:_MOST_TEXTS]
     ]
-    await asyncio.to_thread(_write, config, talks, seed, folder)
+    await asyncio.to_thread(_write, config, talks, block.seed, folder)
 
 
 def _write(config: TinyConfig, talks: Sequence[Transcript], seed: int, folder: Path) -> None:

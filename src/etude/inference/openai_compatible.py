@@ -130,27 +130,11 @@ class OpenAiEngine(Engine):
     async def adopt(self, version: ModelVersion) -> None:
         """Ask for `version.location`, the endpoint's name for the new weights, from the next attempt on.
 
-        Of several addresses, those that do not have it are set aside until they do. Raises EngineError where
-        none has.
+        Of several addresses, those that do not have it are set aside by their first call until they do.
         """
-        if (version.location, version.number) == (self._model, self._version):
-            return
-        addresses, before = self._addresses, self._addresses.wanted
-        lacking: dict[Address, str] = {}
-        if addresses.are_several:
-            addresses.wanted, every = version.location, addresses.routes.addresses
-            lacked = [address.lacks_model for address in every]
-            reasons = await asyncio.gather(*map(addresses.lacking, every))
-            lacking = {address: why for address, why in zip(every, reasons, strict=True) if why}
-            if len(lacking) == len(every):
-                addresses.wanted = before
-                for address, was_lacking in zip(every, lacked, strict=True):
-                    address.lacks_model = was_lacking
-                causes = "; ".join(f"{address.url}: {why}" for address, why in lacking.items())
-                raise EngineError(f"no address can answer for the model '{version.location}': {causes}")
+        if self._addresses.are_several and version.location != self._model:
+            self._addresses.wanted = version.location
         self._model, self._version, self.adopted = version.location, version.number, version
-        for address, why in lacking.items():
-            addresses.routes.set_aside(address, why)
 
     def end_conversation(self, conversation: str) -> None:
         """Forget a conversation."""
@@ -248,8 +232,6 @@ class OpenAiEngine(Engine):
         """The content of an address's answer. Raises Disturbed or Refused."""
         if self._closed:
             raise Refused("the engine is closed")
-        if address.lacks_model:
-            raise Disturbed(address.reason, cause="no_model")
         model, version, since = self._model, self._version, time.monotonic()
         content = encode({"model": model, **fields})
         # A router knows the conversation by a header, whose value says nothing of what is in it.

@@ -24,8 +24,6 @@ from etude.core.secrets import masked
 
 _LOG = logging.getLogger("etude.routes")
 
-_FREE_CALLS = 16
-"""Under way at an address before a call leaves it for one that has less than half as many."""
 _MOST_CONVERSATIONS = 2**17
 """That are remembered: those that were used longest ago may go on elsewhere."""
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0
@@ -56,8 +54,6 @@ class Address:
     faults: int = 0
     """Useless answers since the last good one."""
     last_answer: float = -math.inf
-    lacks_model: bool = False
-    """Whether it is known not to have the weights that are asked for."""
 
 
 Probe: TypeAlias = Callable[[Address], Awaitable[str | None]]
@@ -112,11 +108,7 @@ class Routes:
             if len(self._seats) > _MOST_CONVERSATIONS:
                 self._seats.popitem(last=False)
         self._seats.move_to_end(conversation)
-        if seat.calls < _FREE_CALLS:
-            return seat
-        # Many calls of one conversation at once are shared out.
-        idlest = min(usable, key=lambda address: address.calls)
-        return idlest if seat.calls > 2 * idlest.calls else seat
+        return seat
 
     def end(self, conversation: str) -> None:
         """Forget a conversation."""
@@ -188,7 +180,7 @@ class Routes:
         return (
             [address for address in fresh if not address.is_aside]
             or [address for address in among if not address.is_aside]
-            or [min(fresh or among, key=lambda address: (address.lacks_model, address.until))]
+            or [min(fresh or among, key=lambda address: address.until)]
         )
 
 
