@@ -224,9 +224,9 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
         {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}},
     ),
     "structured_outputs": (
-        *({"regex": text} for text in ("(", "(" * 5000, "a{1,1000}{1,1000}{1,1000}", "\ud800", "(?<=x)")),
-        *({"grammar": text} for text in ("start: start", "x", "%json {", "(" * 5000)),
-        *({"json": value} for value in ("{", "[" * FAR, 5, nested(DEEP))),
+        *({"regex": each} for each in ("(", "(" * 5000, "a{1,1000}{1,1000}{1,1000}", "\ud800", "(?<=x)")),
+        *({"grammar": each} for each in ("start: start", "x", "%json {", "(" * 5000)),
+        *({"json": each} for each in ("{", "[" * FAR, 5, nested(DEEP))),
     ),
     "chat_template_kwargs": ({"messages": 1}, {"tools": 5}, {"a": nested(70)}, ["x"]),
     "metadata": (5, "x"),

@@ -99,19 +99,10 @@ def test_a_stream_says_the_same_in_pieces(completion: Completion, body: ChatBody
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
-            "an answer has one form",
-        ),
+        ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "one form"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs must have one of"),
-        ({"tool_choice": "required"}, "there are no tools to call"),
         ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, "there is no tool 'add'"),
         ({"constraint": {"kind": "regex", "__main__": []}}, "parameter 'constraint' is not supported"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, r"messages\[0\].role must be one of"),
-        (
-            {"messages": [{"role": "tool", "content": "x", "tool_call_id": "c"}]},
-            r"messages\[0\].tool_call_id must be the id of a tool call",
-        ),
         ({"messages": []}, "messages: List should have at least 1 item"),
         ({"tools": [{"name": "add"}]}, "a tool must be"),
     ],

@@ -111,7 +111,7 @@ class _Wish:
 def _export_model(run: Path, version: str, wish: _Wish, as_json: bool) -> None:
     from etude.export.model import export_model
     from etude.store.facts import histories_of
-    from etude.store.summary import collapse_in
+    from etude.store.figures import collapse_in
     from etude.store.versions import choose_version
 
     wanted = choose_version(run, version)

@@ -13,7 +13,7 @@ from etude.core.message import Message, Tool
 from etude.store.plain import plain
 from etude.wire.dialect import ChatBody
 from etude.wire.forms import (
-    EFFORTS,
+    Effort,
     Wish,
     choose_tools,
     effort_options,
@@ -148,7 +148,7 @@ class ChatCompletionBody(InferenceBody):
         default=None, description="`auto`, `none`, `required`, a function by its name, or `allowed_tools`."
     )
     parallel_tool_calls: Flag | None = None
-    reasoning_effort: str | None = Field(default=None, description=f"One of {', '.join(EFFORTS)}.")
+    reasoning_effort: Effort | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="vLLM: variables for the model's chat template."
     )
@@ -171,7 +171,7 @@ class ChatCompletionBody(InferenceBody):
 
     def request(self, **fields: Any) -> ChatBody:
         """The request with its messages and tools."""
-        effort = effort_options(self.reasoning_effort, "reasoning_effort")
+        effort = effort_options(self.reasoning_effort)
         tools, tool_choice = choose_tools(tuple(self.tools or ()), self.tool_choice)
         return super().request(
             messages=tuple(map(without_unset, self.messages)),
@@ -192,13 +192,6 @@ class CompletionBody(InferenceBody):
 
     prompt: str | TokenIds | list[str] | list[TokenIds] = Field(min_length=1)
     logprobs: Integer | None = Field(default=None, ge=0, le=20)
-    echo: Flag | None = Field(default=None, description="The prompt before the answer's text.")
-
-    @model_validator(mode="after")
-    def _streams_no_prompt(self) -> CompletionBody:
-        if self.echo and self.stream:
-            raise RequestError("a stream does not echo; leave out echo or stream", param="echo")
-        return self
 
     def given(self) -> dict[str, Any]:
         """The parameters of sampling. The API's own default is a short answer."""
@@ -216,10 +209,6 @@ class CompletionBody(InferenceBody):
                 param="prompt",
             )
         return super().request(
-            echo=bool(self.echo),
-            prompt_logprobs=self.logprobs
-            if self.echo and self.prompt_logprobs is None
-            else self.prompt_logprobs,
             prompts=tuple(each if isinstance(each, str) else tuple(each) for each in prompts),
             logprobs=self.logprobs is not None,
             top_logprobs=self.logprobs or 0,
