@@ -60,7 +60,7 @@ def cosine(one: Gradient, other: Gradient) -> float:
 def test_the_gradient_is_that_of_the_modules(monkeypatch, name, lora):
     of, batch = policy_of(name, lora), batch_of(forest(4, 40))
     lean = gradient_of(of, batch, Grpo())
-    monkeypatch.setattr("etude.learner.tree_model.is_lean", lambda model: False)
+    monkeypatch.setattr("etude.learner.packed.is_lean", lambda model: False)
     assert_same(lean, gradient_of(of, batch, Grpo()))
 
 
@@ -73,7 +73,7 @@ def test_in_bfloat16_it_is_as_near_to_that_of_float32_as_the_modules_come(monkey
     _, lean = gradient_of(half, batch, objective)
     assert cosine(lean, exact) > 0.999
     assert float((flat(lean) - flat(exact)).norm() / flat(exact).norm()) < 0.05
-    monkeypatch.setattr("etude.learner.tree_model.is_lean", lambda model: False)
+    monkeypatch.setattr("etude.learner.packed.is_lean", lambda model: False)
     for packing in ("tree", "padded"):
         _, usual = gradient_of(half, batch, objective, packing=packing)
         assert cosine(lean, usual) > 0.999
