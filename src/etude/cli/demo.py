@@ -51,7 +51,7 @@ def _tiny(
     task: Task, method: Method, seed: int, folder: Path, out: Path | None, on: str | None, *, as_json: bool
 ) -> None:
     from etude.demo.demo import TASKS, run_demo
-    from etude.report.live import progress_for
+    from etude.report.progress import progress_for
 
     if not as_json:
         say(f"A tiny model, made from scratch on this machine, {TASKS[task].introduction}.")
@@ -68,7 +68,7 @@ def _tiny(
 def _real(seed: int, folder: Path, out: Path | None, on: str | None, *, as_json: bool) -> None:
     from etude.demo.real import TASK, run_real_demo
     from etude.preflight.starter import MODEL
-    from etude.report.live import progress_for
+    from etude.report.progress import progress_for
 
     if not as_json:
         say(f"{MODEL} learns to read customers' messages into the fields of a ticket.")

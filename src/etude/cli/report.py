@@ -26,7 +26,7 @@ def report(
     `-o report=wandb` sends a whole run to a tracker that it did not have.
     """
     from etude.core.errors import EtudeError, RequestError
-    from etude.report.live import progress_for
+    from etude.report.progress import progress_for
     from etude.store.facts import find_run
     from etude.store.run_folder import RunFolder
     from etude.trackers.reporting import report_config

@@ -24,8 +24,7 @@ from etude.store.learned import (
     trained_sequences,
 )
 from etude.store.run_folder import RunFolder
-from etude.view.episode import read_record, siblings_of
-from etude.view.episodes import split_id
+from etude.view.episodes import read_record, siblings_of, split_id
 from etude.view.pages import library_and_run, page
 
 CHUNK = 1000
