@@ -35,7 +35,7 @@ def report(
     with (
         RunFolder.open(path) as folder,
         progress_for(json=as_json) as progress,
-        then(lambda: hints.report(path)),
+        then(lambda: hints.command("report", path)),
     ):
         config = report_config(folder, override or ())
         if not config.report:

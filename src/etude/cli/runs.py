@@ -52,7 +52,8 @@ def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     ]
     table(("run", "kind", "state", "epochs", "first reward", "last reward", "changed"), rows)
     readable = next((run_facts.path for run_facts in facts if run_facts.state != "unreadable"), None)
-    next_step(hints.check_installation(output_dir) if readable is None else hints.show(readable))
+    doctor = hints.command("doctor", "--output-dir", output_dir)
+    next_step(doctor if readable is None else hints.show(readable))
 
 
 @app.command()

@@ -126,7 +126,7 @@ def resume(
             return
         from etude.cli.evaluate import evaluate_in
 
-        evaluate_in(settings, folder, request, as_json=as_json, per_example=False)
+        evaluate_in(settings, folder, request, as_json=as_json)
 
 
 def _shown(value: Any) -> Any:

@@ -1,15 +1,17 @@
-"""Typed component configs: the class behind every `_type` in a config file; prices and budgets of models."""
+"""Typed component configs: the class behind every `_type` in a config file; prices and budgets of models.
+
+And the parts that a workflow brings along, so that an environment is one line of a config.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import BaseModel, Field, field_validator
 
-from etude.config.supplies import Need, Starter, Supplies
 from etude.core.call import Usage
 from etude.core.data_model import DataModel
 from etude.core.history import Action
@@ -76,6 +78,26 @@ class RunBudget(ModelBudget):
     """Hours that the run is at work, those of its earlier processes included."""
 
 
+Written: TypeAlias = Mapping[str, Any]
+"""A component as a config file has it: `{"_type": "seeds", "size": 64}`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Supplies:
+    """Parts of a config that follow from its workflow. Each stands in only where the config names none."""
+
+    dataset: Written | None = None
+    """In place of `eval.general.dataset`."""
+    validation: Written | None = None
+    """In place of `finetuning.run_configuration.validation_dataset`."""
+    evaluators: Mapping[str, Written] = field(default_factory=dict)
+    """In place of `eval.evaluators`, all of them together."""
+    reward: str | None = None
+    """The one of them that is the reward where the config says nothing; needed where there are several."""
+    reward_of_model: Mapping[str, str] = field(default_factory=dict)
+    """The same for models that have a reward of their own, by their names in `llms`."""
+
+
 class ComponentConfig(DataModel):
     """Base of all component configs. `class MyConfig(TrainerConfig, name="mine")` makes `_type: mine`.
 
@@ -127,17 +149,12 @@ class WorkflowConfig(ComponentConfig):
         """
         return Supplies()
 
-    def needs(self) -> list[Need]:
-        """Packages, programs and services without which it cannot run; `etude check` looks for them."""
-        return []
+    def missing(self) -> list[str]:
+        """Programs, keys and packages that it cannot run without and that are not there, for `etude check`.
 
-    @classmethod
-    def starter(cls, task: str | None) -> Starter | None:
-        """The project that `etude init --env TYPE` or `--env TYPE:TASK` writes; None where there is none.
-
-        Raises EtudeError for a task that there is not.
+        A sentence each, with what to type. What shows when the workflow is built need not be named.
         """
-        return None
+        return []
 
 
 class ToolsConfig(ComponentConfig):
