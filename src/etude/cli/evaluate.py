@@ -147,6 +147,6 @@ def _show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool) -> No
 
 def _progress(as_json: bool) -> Any:
     """A display of the progress; beside the JSON object, not in it."""
-    from etude.report.live import progress_for
+    from etude.report.progress import progress_for
 
     return progress_for(stream=sys.stderr if as_json else None)
