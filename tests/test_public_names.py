@@ -39,7 +39,7 @@ def test_import_etude_loads_nothing_heavy():
 
 
 def test_loading_configs_needs_pydantic_and_yaml_only():
-    assert imported_by("import etude.config.load, etude.config.builder, etude.config.reference") & HEAVY == {
+    assert imported_by("import etude.config.load, etude.config.builder") & HEAVY == {
         "pydantic",
         "yaml",
     }

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.cli.projects import change, etude
 from tests.export.hub import Hub, log_in, running_hub
@@ -25,10 +24,6 @@ def hub(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with running_hub() as made:
         log_in(made, trained, monkeypatch)
         yield made
-
-
-def front_of(card: str) -> dict[str, object]:
-    return dict(yaml.safe_load(card.split("---")[1]))
 
 
 def test_the_model_that_transformers_loads_from_the_hub_is_the_one_that_was_trained(hub: Hub):
@@ -49,17 +44,6 @@ def test_the_model_that_transformers_loads_from_the_hub_is_the_one_that_was_trai
     places = ("me/sums", told["folder"])
     tokenizers = [AutoTokenizer.from_pretrained(place, cache_dir=cache) for place in places]
     assert tokenizers[0].chat_template == tokenizers[1].chat_template
-
-
-def test_lora_weights_go_alone(hub: Hub):
-    shown = etude("export", "r", "--version", "v1", "--lora", "--push", "me/lora", "--public")
-    assert shown.exit_code == 0, shown.stderr
-    stored = hub.repositories["me/lora"]
-    assert not stored.private
-    assert {"adapter_model.safetensors", "README.md"} <= {*stored.branches["main"]}
-    card = stored.branches["main"]["README.md"].decode()
-    assert front_of(card)["library_name"] == "peft"
-    assert "PeftModel.from_pretrained(base" in card
 
 
 def test_nothing_is_written_before_the_hub_has_been_looked_at(hub: Hub, monkeypatch: pytest.MonkeyPatch):

@@ -43,10 +43,9 @@ def doctor(
         _audit(drift, as_json)
         return
     from etude.config.load import load_config
-    from etude.preflight.doctor import can_try_loop, examine
+    from etude.preflight.doctor import can_try_loop, examine, try_loop
     from etude.preflight.finding import Findings
     from etude.preflight.services import examine_services
-    from etude.preflight.trial import try_loop
 
     settings = None if config is None else load_config(config, override or ())
     folder = output_dir or (RUNS if settings is None else settings.finetuning.output_dir)

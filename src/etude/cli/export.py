@@ -105,7 +105,13 @@ def export(
         raise RequestError(f"--{'method' if method else 'format'} goes with --trajectories FILE")
     if push is None:
         refuse("a folder of this machine: add --push USER/NAME", public=public)
-    _export_model(path, version, wish, None if push is None else _repository(push, public), as_json)
+        _export_model(path, version, wish, None, as_json)
+        return
+    from etude.export.hub import Repository
+
+    repository = Repository(push, public)
+    repository.require()  # Looked at before the work begins.
+    _export_model(path, version, wish, repository, as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +135,6 @@ class _Wish:
         from etude.export.model import Conversion, find_converter
 
         return Conversion(find_converter(self.llama_cpp), self.outtype) if self.gguf else None
-
-
-def _repository(name: str, public: bool) -> Repository:
-    """Where it is to go, looked at before the work begins."""
-    from etude.export.hub import Repository
-
-    repository = Repository(name, public)
-    repository.require()
-    return repository
 
 
 def _export_model(run: Path, version: str, wish: _Wish, repository: Repository | None, as_json: bool) -> None:

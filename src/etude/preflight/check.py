@@ -116,7 +116,9 @@ async def check_config(config: Config, *, play: int = 0) -> CheckReport:
             for each in missing:
                 findings.fail("needs", each)
             agent = None if missing else await _check_workflow(builder, findings)
-            await _check_tools(builder, findings)
+            for tools in config.tools:
+                with findings.of_errors(f"tools {tools}"):
+                    await _open_tools(await builder.get_tools(tools), findings)
             examples = await _examples(builder, finetuning.run_configuration.dataset, "examples", findings)
             held_out = await _held_out(builder, examples, findings)
             await _check_evaluators(builder, findings)
@@ -187,12 +189,6 @@ async def _check_workflow(builder: Builder, findings: Findings) -> Any:
                 await _open_tools(tools, findings)
         return workflow.fn
     return None
-
-
-async def _check_tools(builder: Builder, findings: Findings) -> None:
-    for name in builder.config.tools:
-        with findings.of_errors(f"tools {name}"):
-            await _open_tools(await builder.get_tools(name), findings)
 
 
 async def _open_tools(tools: ToolSet, findings: Findings) -> None:
@@ -280,10 +276,9 @@ async def _check_models(builder: Builder, examples: Sequence[Example], findings:
                 base = llm.model
                 if llm.tiny is not None:
                     await make_base(llm.tiny, name, builder, base := Path(scratch) / "tiny")
-                size = await asyncio.to_thread(
+                prompt_tokens[name] = await asyncio.to_thread(
                     check_local_model, what, llm, str(base), adapter, examples, findings
                 )
-                prompt_tokens[name] = size.prompt_tokens
     trained = [block.target_model for block in blocks]
     return max((tokens for name, tokens in prompt_tokens.items() if name in trained), default=0.0)
 

@@ -65,13 +65,10 @@ def _check_reads(what: str, reads: Sequence[Read], examples: Sequence[Example], 
             continue
         meant = nearest(read.name, names)
         hint = f"; did you mean {meant!r}?" if meant else ""
-        answer = ". Their answer is `example.expected`" if _have_answers(examples) else ""
+        have_answers = any(example.expected is not None for example in examples)
+        answer = ". Their answer is `example.expected`" if have_answers else ""
         text += f". Their inputs: {', '.join(names) or 'none'}{hint}{answer}"
         (findings.fail if read.is_certain else findings.warn)(what, text)
-
-
-def _have_answers(examples: Sequence[Example]) -> bool:
-    return any(example.expected is not None for example in examples)
 
 
 def inputs_read(fn: Callable[..., Any]) -> list[Read]:
@@ -132,25 +129,21 @@ class _Reader(ast.NodeVisitor):
         self._is_certain = outside and not isinstance(node, _BRANCHES) and not _is_suppressing(node)
         super().visit(node)
         # What may have returned leaves it open whether the rest happens.
-        self._is_certain = outside and not (isinstance(node, ast.If) and _has_return(node))
+        is_open = isinstance(node, ast.If) and any(isinstance(each, ast.Return) for each in ast.walk(node))
+        self._is_certain = outside and not is_open
 
-    def visit_Assign(self, node: ast.Assign) -> None:
-        """`inputs = example.inputs`."""
-        self._assign(node, node.targets)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        """`inputs: dict[str, str] = example.inputs`."""
-        self._assign(node, [node.target])
-
-    def _assign(self, node: ast.Assign | ast.AnnAssign, targets: Sequence[ast.expr]) -> None:
-        """Know other names for the example and its inputs."""
+    def visit_Assign(self, node: ast.Assign | ast.AnnAssign) -> None:
+        """Know other names for the example and its inputs: `inputs = example.inputs`."""
         self.generic_visit(node)
         if node.value is None:
             return
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         names = {each.id for each in targets if isinstance(each, ast.Name)}
         are_inputs, is_example = self._are_inputs(node.value), self._is_example(node.value)
         self._inputs = self._inputs | names if are_inputs else self._inputs - names
         self._examples = self._examples | names if is_example else self._examples - names
+
+    visit_AnnAssign = visit_Assign
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
         """`example.inputs["question"]`."""
@@ -201,7 +194,3 @@ def _is_suppressing(node: ast.AST) -> bool:
     return isinstance(node, ast.With) and any(
         "suppress" in ast.unparse(each.context_expr) for each in node.items
     )
-
-
-def _has_return(node: ast.If) -> bool:
-    return any(isinstance(each, ast.Return) for each in ast.walk(node))
