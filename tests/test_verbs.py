@@ -69,13 +69,16 @@ def correct(example, output):
 """
 
 
+def rows_of(prefix):
+    return [{"id": f"{prefix}{n}", "question": f"{prefix}{n}?", "answer": "yes"} for n in range(4)]
+
+
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tests_finetune_agent.py").write_text(AGENT)
     for name, prefix in (("train", "t"), ("held_out", "v")):
-        rows = [{"id": f"{prefix}{n}", "question": f"{prefix}{n}?", "answer": "yes"} for n in range(4)]
-        (tmp_path / f"{name}.json").write_text(json.dumps(rows))
+        (tmp_path / f"{name}.json").write_text(json.dumps(rows_of(prefix)))
     return tmp_path
 
 
@@ -138,7 +141,7 @@ async def test_a_trainer_that_returns_failures_fails(project, status, error):
         await train_in(config(**changes), run)
 
 
-ROWS = [{"id": f"t{n}", "question": f"t{n}?", "answer": "yes"} for n in range(4)]
+ROWS = rows_of("t")
 HELD_OUT = [Example(f"v{n}", {"question": f"v{n}?"}, "yes") for n in range(4)]
 MODEL = {"_type": "test_learner"}
 EVALUATED = {"examples": ROWS, "model": MODEL, "progress": False}
@@ -239,18 +242,11 @@ def test_a_trained_version_is_evaluated_in_place_of_the_model(project):
     assert again.scores == run.scores
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        pandas.DataFrame([{"question": f"q{n}?", "answer": "yes"} for n in range(3)]),
-        datasets.Dataset.from_list([{"question": f"q{n}?", "answer": "yes"} for n in range(3)]),
-        ({"question": f"q{n}?", "answer": "yes"} for n in range(3)),
-    ],
-    ids=["data frame", "datasets", "generator"],
-)
-def test_examples_come_from_tables_and_iterables_and_make_their_own_ids(project, rows):
+@pytest.mark.parametrize("kind", [pandas.DataFrame, datasets.Dataset.from_list, iter])
+def test_examples_come_from_tables_and_iterables_and_make_their_own_ids(project, kind):
     play, correct = own_parts()
-    run = etude.evaluate(play, reward=correct, **EVALUATED | {"examples": rows})
+    rows = [{"question": f"q{n}?", "answer": "yes"} for n in range(3)]
+    run = etude.evaluate(play, reward=correct, **EVALUATED | {"examples": kind(rows)})
     assert run.scores["correct"]["n"] == 3
     assert len({episode.example.id for episode in run.episodes}) == 3
     assert {episode.example.expected for episode in run.episodes} == {"yes"}

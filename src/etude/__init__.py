@@ -97,7 +97,7 @@ if TYPE_CHECKING:
     from etude.loop.interface import Trainer as Trainer
     from etude.loop.trainer import EpochTrainer as EpochTrainer
     from etude.rewards.evaluator import evaluator as evaluator
-    from etude.rollout.conversation import SimulatedUser as SimulatedUser
+    from etude.rollout.agent import SimulatedUser as SimulatedUser
     from etude.rollout.episode import Episode as Episode
     from etude.rollout.episode import SyncEpisode as SyncEpisode
     from etude.rollout.reply import Reply as Reply

@@ -39,16 +39,17 @@ def killed_after(count: int, *arguments: Any, folder: Path, seconds: float = 0.0
     return running.returncode == -9
 
 
-def everything(run: Path) -> dict[str, Any]:
-    """Calls, episodes, scores, epochs and versions, with the digests of their weights.
+def everything(run: Path, *others: str) -> dict[str, Any]:
+    """Calls, episodes, scores, epochs and versions, with the digests of their weights, but for times.
 
     Not the config, which says where the run is backed up; nor the bill: a call that was under way at a kill
-    was made twice; nor the key that each run draws.
+    was made twice; nor the key that each run draws; nor fields that are called as `others`.
     """
     with RunFolder.read(run) as opened:
         kept = {
-            key: without_times(value)
+            key: without_times(value, *others)
             for key, value in opened.journal.scan()
             if not key.startswith("spent/") and key not in (CONFIG_STEP, "run/key")
         }
-    return dict(json.loads(json.dumps(kept).replace(str(run.parent), "RUNS")))
+    text = json.dumps(kept).replace(str(run.parent), "RUNS").replace(str(run.parent.parent), "PROJECT")
+    return dict(json.loads(text))

@@ -14,10 +14,9 @@ import yaml
 from typer.testing import CliRunner
 
 from etude.cli.app import app
-from etude.store.learned import LearnedSample
+from etude.store.learned import LearnedSample, trained_samples
 from etude.store.outline import outlines
 from etude.store.run_folder import RunFolder
-from etude.store.sequences import trained_samples
 from tests.forked import Forked
 
 ROOT = Path(__file__).parents[2]

@@ -19,6 +19,9 @@ def says(model: str, number: int) -> str:
     return "yes" if model != BASE or number % 2 else "no"
 
 
+PRICES = {"prices": {"prompt": 0.15, "completion": 0.6, "training": 3.0}}
+
+
 @pytest.fixture
 def api() -> Iterator[tuple[StandIn, str]]:
     stand_in = StandIn(say=says)
@@ -35,7 +38,15 @@ def hosted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: tuple[StandIn, 
     config = scripted_project(tmp_path)
     change(
         config,
-        llms={"policy": {"_type": "openai", "model_name": BASE, "max_tokens": 8, "retry_wait": 0}},
+        llms={
+            "policy": {
+                "_type": "openai",
+                "model_name": BASE,
+                "max_tokens": 8,
+                "retry_wait": 0,
+                "prices": PRICES,
+            }
+        },
         trajectory_builders={"good": {"_type": "expert_iteration", "num_generations": 4, "min_reward": 1}},
         trainer_adapters={"openai": {"_type": "openai", "n_epochs": 2}},
         trainers={"epochs": {"_type": "epochs", "poll_interval": 0.001}},

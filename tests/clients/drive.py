@@ -134,6 +134,15 @@ def same(left: Any, right: Any) -> None:
     assert left == right, f"{left!r} is not {right!r}"
 
 
+def raised(kind: type[Any], call: Callable[[], object]) -> Any:
+    """The error of that kind that a call raises; AssertionError when it raises none."""
+    try:
+        call()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__} was raised")
+
+
 _TRIES = {"endpoint": 1, "server": 3}
 """An episode repeats itself. A server draws at random, and the tiny model may wander: what a client cannot do
 fails each time."""

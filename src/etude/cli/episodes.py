@@ -55,14 +55,15 @@ def episodes(
 
 def _list(name: str, words: str, phase: str | None, limit: int, output_dir: Path, as_json: bool) -> None:
     from etude.core.errors import RequestError
+    from etude.store.episodes import phases_of
     from etude.store.facts import find_run
-    from etude.store.outline import find_episodes, parse_query, phases_in
+    from etude.store.outline import find_episodes, parse_query
     from etude.store.run_folder import RunFolder
     from etude.store.stored_config import reward_names, stored_data
 
     query, path = parse_query(words), find_run(name, output_dir)
     with RunFolder.read(path) as folder:
-        phases = phases_in(folder.journal)
+        phases = phases_of(folder.journal)
         if phase not in (None, "all", *phases):
             known = ", ".join(phases[:10]) or "none yet"
             raise RequestError(f"there are no episodes of the phase '{phase}'; there are: {known}")

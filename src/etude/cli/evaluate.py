@@ -10,7 +10,6 @@ from etude.cli import hints
 from etude.cli.command import (
     RUNS,
     AsJson,
-    MetricsPort,
     OnCluster,
     OutputDir,
     Overrides,
@@ -21,7 +20,6 @@ from etude.cli.command import (
     run_async,
     run_configuration,
     then,
-    with_metrics,
 )
 from etude.cli.console import emit, next_step, path_shown, say, table, typed_words, warn
 from etude.cli.figures import show_troubles
@@ -54,7 +52,6 @@ def evaluate(
     ] = None,
     override: Overrides = None,
     on: OnCluster = None,
-    metrics_port: MetricsPort = None,
     name: Annotated[str | None, option("Name of the run; made up by default.")] = None,
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
@@ -76,7 +73,7 @@ def evaluate(
         raise RequestError("name the config file: etude evaluate config.yml")
     if phase is not None:
         raise RequestError("--phase goes with --rescore RUN")
-    overrides = [*(override or ()), *on_cluster(on), *with_metrics(metrics_port)]
+    overrides = [*(override or ()), *on_cluster(on)]
     if dataset is not None:
         overrides += run_configuration(dataset=dataset)
     settings, request, version = request_of(

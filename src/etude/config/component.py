@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import BaseModel, Field, field_validator
 
+from etude.core.call import Usage
 from etude.core.data_model import DataModel
 from etude.core.history import Action
 from etude.core.tools import ToolLimits, ToolSet, ToolSource
@@ -49,6 +50,16 @@ class ModelPrices(TokenPrices):
     """Of trained tokens, those of each epoch of a job counted; left out: not known."""
     fine_tuned: TokenPrices | None = None
     """Of calls of versions that training made; left out: as of the base model."""
+
+    def of_call(self, usage: Usage, version: int) -> float:
+        """The price of a call of a version; 0 is the base model."""
+        prices = self.fine_tuned if version and self.fine_tuned is not None else self
+        return prices.usd(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+
+    def most_usd(self, usage: Usage) -> float:
+        """The highest price of a call, of whatever version, with nothing in a cache."""
+        both = (self, self.fine_tuned or self)
+        return max(each.usd(usage.prompt_tokens, 0, usage.completion_tokens) for each in both)
 
 
 class ModelBudget(BaseModel, extra="forbid", frozen=True):
@@ -111,7 +122,7 @@ class LlmConfig(ComponentConfig):
     """A model that agents can call: an entry of `llms`."""
 
     prices: Annotated[ModelPrices | None, CHANGEABLE] = None
-    """The price of its tokens; left out: as the list of prices has it."""
+    """The price of its tokens; left out: it is not known, and tokens alone are counted."""
     budget: Annotated[ModelBudget | None, CHANGEABLE] = None
     """The most that it may take in a run."""
 
@@ -227,8 +238,6 @@ class AlarmConfig(ComponentConfig):
 class TrackerConfig(ComponentConfig):
     """Shows a run to others: an entry of `report`."""
 
-    episodes: int = Field(default=8, ge=0)
-    """Episodes in the table of samples of each epoch and validation, with all that was said; 0: no table."""
     patience: float = Field(default=30.0, ge=0)
     """Seconds that the end of the run waits at most until all is there. `etude report` sends the rest."""
 

@@ -43,7 +43,6 @@ from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
 from etude.preflight.columns import check_inputs
 from etude.preflight.estimate import Estimate, blocks_of, check_spending, estimate_run, play_some
 from etude.preflight.finding import Findings
-from etude.preflight.services import check_addresses
 from etude.runners.pool import number_of_runners
 from etude.runners.shipping import received, shipped
 from etude.store.run_folder import RunFolder
@@ -261,8 +260,6 @@ async def _check_models(builder: Builder, examples: Sequence[Example], findings:
         what = f"model {name}"
         if not isinstance(llm, LocalLlmConfig):
             _check_remote(what, llm, findings)
-            if isinstance(llm, OpenAiLlmConfig) and len(llm.addresses) > 1:
-                await check_addresses(what, llm, findings)
             continue
         with findings.of_errors(what):
             require_local_extra()

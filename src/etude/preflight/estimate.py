@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from etude.algorithms.collecting import Collecting
-from etude.backends.openai_adapter import AUTO_EPOCHS, OpenAiAdapterConfig, price_of
+from etude.backends.openai_adapter import AUTO_EPOCHS, OpenAiAdapterConfig
 from etude.budget.bill import Bill, Line, bill_of
-from etude.budget.prices import how_to_price, prices_of, require_bounded, unpriced
+from etude.budget.ledger import how_to_price, prices_of, require_bounded, unpriced
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
 from etude.core.call import Usage
@@ -95,7 +95,7 @@ class PerEpisode:
             if line.usd:  # As it was charged: trained versions may cost more.
                 costs[line.model] = line.usd / self.episodes
             elif line.model in prices:
-                costs[line.model] = (prices[line.model].usd(usage, 0) or 0.0) / self.episodes
+                costs[line.model] = prices[line.model].of_call(usage, 0) / self.episodes
         return costs
 
     def of(self, each: float, episodes: int) -> Range:
@@ -124,8 +124,8 @@ def check_spending(config: Config, findings: Findings) -> None:
     with findings.of_errors("budget"):
         require_bounded(config)
         for name, price in prices_of(config).items():
-            each = f"${price.base.prompt:g} for a million prompt tokens, ${price.base.completion:g} sampled"
-            findings.ok(f"price of {name}", f"{each} ({price.source})")
+            each = f"${price.prompt:g} for a million prompt tokens, ${price.completion:g} sampled"
+            findings.ok(f"price of {name}", each)
         for name in unpriced(config):
             remedy = f"to give its price: {how_to_price(name)}"
             findings.warn(f"price of {name}", f"not known, and tokens alone are counted; {remedy}")
@@ -264,10 +264,12 @@ def _training_cost(config: Config, episodes: int, each: PerEpisode) -> tuple[flo
             continue
         tokens = episodes * each.tokens_of(block.target_model)
         passes = AUTO_EPOCHS if adapter.n_epochs == "auto" else adapter.n_epochs
-        model = str(getattr(config.llms.get(block.target_model or ""), "model_name", ""))
-        price = price_of(model) if adapter.reinforcement is None else None
-        if price is None:
-            return None, (f"what OpenAI charges for training {model} is not known here",)
+        llm = config.llms.get(block.target_model or "")
+        model = str(getattr(llm, "model_name", ""))
+        prices = None if llm is None or adapter.reinforcement is not None else llm.prices
+        if prices is None or (price := prices.training) is None:
+            how = f"give llms.{block.target_model}.prices.training, in USD for a million tokens"
+            return None, (f"what OpenAI charges for training {model} is not known here: {how}",)
         total += tokens * passes * price / 1e6
         assumptions.append(
             f"every episode is trained on {passes} times in {model}, at "

@@ -13,14 +13,12 @@ from etude.config.builder import Builder
 from etude.config.schema import Config
 from etude.core.call import ChatRequest, Sampling
 from etude.core.errors import EtudeError
-from etude.inference.http_addresses import HttpAddresses, Listing
+from etude.inference.http_addresses import HttpAddresses
 from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
 from etude.preflight.finding import Findings
 from etude.store.run_folder import RunFolder
 
-_SHOWN = 5
-"""Names of models in a finding."""
 _TOKENS = 16
 """Of the one answer; some endpoints refuse fewer."""
 _SECONDS = 30.0
@@ -30,7 +28,7 @@ async def examine_services(config: Config, findings: Findings) -> None:
     """Have each model behind an address say something, and ask backends and the storage how they are."""
     for name, llm in config.llms.items():
         if isinstance(llm, OpenAiLlmConfig):
-            await check_addresses(f"model {name}", llm, findings, strict=True)
+            await _ask_addresses(f"model {name}", llm, findings)
             await _try_model(f"model {name}", llm, findings)
     with (
         tempfile.TemporaryDirectory(prefix="etude-doctor-") as folder,
@@ -43,6 +41,23 @@ async def examine_services(config: Config, findings: Findings) -> None:
     if config.storage is not None:
         with findings.of_errors("storage"):
             findings.ok("storage", await probe(config.storage))
+
+
+async def _ask_addresses(what: str, llm: OpenAiLlmConfig, findings: Findings) -> None:
+    """Ask each address of a model for the list of its models; nothing is sampled."""
+    with findings.of_errors(what):
+        addresses = HttpAddresses(llm)
+        addresses.wanted = llm.model_name
+        every = addresses.routes.addresses
+        try:
+            reasons = await asyncio.gather(*map(addresses.lacking, every))
+        finally:
+            await addresses.close()
+        for address, reason in zip(every, reasons, strict=True):
+            if reason is None:
+                findings.ok(f"{what} at {address.url}", "answers")
+            else:
+                findings.fail(f"{what} at {address.url}", reason)
 
 
 async def _try_model(what: str, llm: OpenAiLlmConfig, findings: Findings) -> None:
@@ -74,36 +89,3 @@ async def _try_backend(builder: Builder, name: str, findings: Findings) -> None:
             findings.fail(
                 what, f"does not answer, or refuses its key; look at its address and `api_key`{why}"
             )
-
-
-async def check_addresses(
-    what: str, llm: OpenAiLlmConfig, findings: Findings, *, strict: bool = False
-) -> None:
-    """Ask each address of a model for the list of its models; `strict`: each of them has to answer."""
-    with findings.of_errors(what):
-        addresses = HttpAddresses(llm)
-        every = addresses.routes.addresses
-        try:
-            listings = await asyncio.gather(*map(addresses.listing, every))
-        finally:
-            await addresses.close()
-        rest = "; a run would use the others" if len(every) > 1 else ""
-        for address, listing in zip(every, listings, strict=True):
-            if trouble := _trouble(listing, llm.model_name):
-                note = findings.fail if strict else findings.warn
-                note(f"{what} at {address.url}", trouble + rest)
-            else:
-                findings.ok(f"{what} at {address.url}", f"answers in {1000 * listing.seconds:.0f} ms")
-
-
-def _trouble(listing: Listing, model: str) -> str:
-    if listing.error:
-        return listing.error
-    if listing.status in (401, 403):
-        return f"HTTP {listing.status} to a probe: look at `api_key`, unless it may only sample"
-    if listing.status >= 500:
-        return f"HTTP {listing.status} to a probe"
-    if listing.names is not None and model not in listing.names:
-        shown = ", ".join(sorted(listing.names)[:_SHOWN]) or "none"
-        return f"it does not have the model '{model}'; its models: {shown}"
-    return ""
