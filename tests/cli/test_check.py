@@ -118,16 +118,6 @@ def test_the_doctor_looks_at_the_installation(project):
     assert shown.stdout.rstrip().splitlines()[-1].startswith("next: ")
 
 
-def test_the_doctor_audits_a_chat_template(base):
-    shown = etude("doctor", "--drift", base)
-    assert "several turns: extends" in shown.stdout
-    report = json.loads(etude("doctor", "--drift", base, "--json").stdout)
-    assert report["extends"] is True
-    assert {finding["status"] for finding in report["findings"]} == {"ok"}
-    refused = etude("doctor", "--drift", "./gone")
-    assert refused.exit_code == 2 and "there is no model at './gone'" in refused.stderr
-
-
 def test_the_doctor_names_versions_that_do_not_fit(project, monkeypatch):
     real = __import__("importlib.metadata").metadata.version
     monkeypatch.setattr(

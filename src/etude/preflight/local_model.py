@@ -21,9 +21,10 @@ from etude.models.device import choose_device, choose_dtype
 from etude.models.lora import require_four_bits
 from etude.models.memory import available_memory, shown_bytes
 from etude.models.policy import LoraOptions, Policy
+from etude.models.probe import TOOL
 from etude.models.source import is_gguf, not_loaded, pretrained
 from etude.models.speech import load_tokenizer
-from etude.preflight.drift import TOOL, unread_values
+from etude.preflight.call_values import unread_values
 from etude.preflight.finding import Findings
 
 _SAMPLE = 64
