@@ -23,7 +23,6 @@ import etude.protocols.workflow
 import etude.rewards.evaluator
 import etude.rewards.judge
 import etude.rollout.agent
-import etude.rollout.conversation
 import etude.rollout.datasets
 import etude.rollout.tools
 import etude.rollout.workflow

@@ -36,7 +36,6 @@ class LmStandIn(StandIn):
             "status": "running",
             "away_for_jobs": False,
         }
-        self.clients: set[str | None] = set()
 
     def adapter(self, **settings: Any) -> LmServerAdapter:
         """An adapter of it, as another process would make one."""
@@ -100,7 +99,6 @@ class LmStandIn(StandIn):
         return super()._create(request)
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
-        self.clients.add(request.headers.get("x-etude-version"))
         response = super()._answer(request)
         over = all(job["status"] in FINAL for job in self.jobs.values())
         if self.status["away_for_jobs"] and self.jobs and over:

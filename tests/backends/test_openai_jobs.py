@@ -10,7 +10,7 @@ from openai import AsyncOpenAI
 
 from etude.algorithms.samples import branches_of, sample_of
 from etude.backends import openai_jobs
-from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig, price_of
+from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
 from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.backends.openai_rows import dpo_row, supervised_row
 from etude.backends.trainer_adapter import pauses
@@ -365,12 +365,12 @@ async def test_a_key_is_never_in_an_error():
         await adapter.check()
 
 
-async def test_the_price_of_a_job_is_estimated_in_its_log(tmp_path):
+async def test_the_tokens_of_a_job_are_estimated_in_its_log(tmp_path):
     log = tmp_path / "log.jsonl"
     await backend(StandIn(), log).submit(supervised())
     told = json.loads(log.read_text())
     assert told["rows"] == 10
-    assert told["estimated_usd"] == pytest.approx(3.0 * told["estimated_tokens"] / 1e6)
+    assert told["estimated_tokens"] > 0
 
 
 GRADER = {
@@ -424,19 +424,3 @@ async def test_reinforcement_fine_tuning_is_not_for_several_turns():
     data = TrajectoryCollection(trajectories=[[imitated("q", "a", "r", "b")]] * 10, run_id="r", method="grpo")
     with pytest.raises(CapabilityError, match="an episode has 2 answers"):
         await adapter.submit(data)
-
-
-@pytest.mark.parametrize(
-    ("model", "usd"),
-    [
-        ("gpt-4o-mini-2024-07-18", 3.0),
-        ("ft:gpt-4o-mini-2024-07-18:org::abc", 3.0),
-        ("gpt-4o-2024-08-06", 25.0),
-        ("gpt-4.1-nano", 1.5),
-        ("o4-mini-2025-04-16", None),
-        ("gpt-4other", None),
-        ("ft:", None),
-    ],
-)
-def test_prices_are_those_of_the_base_model(model, usd):
-    assert price_of(model) == usd

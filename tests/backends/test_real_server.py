@@ -18,9 +18,9 @@ from etude.config.finetuning import FinetuneConfig
 from etude.core.job import TrainingJobRef, TrainingStatusEnum
 from etude.inference.openai_config import OpenAiLlmConfig
 from etude.models.tiny import build_policy, build_tokenizer
+from etude.store.learned import trained_samples
 from etude.store.outline import outlines
 from etude.store.run_folder import RunFolder
-from etude.store.sequences import trained_samples
 from tests.backends.test_openai_jobs import dpo, supervised
 from tests.cli.projects import change, etude, local_project, process
 

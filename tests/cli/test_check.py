@@ -8,7 +8,7 @@ import re
 import pytest
 
 from etude.preflight.doctor import conflicts
-from tests.cli.projects import change, etude, finished, rows
+from tests.cli.projects import change, etude, rows
 
 
 def checked(*arguments):
@@ -44,17 +44,28 @@ def test_episodes_and_calls_are_counted(project):
     assert any("1 call per episode" in text for text in estimate["assumptions"])
 
 
-def test_an_earlier_run_is_better_than_assumptions(project):
-    agent = (project / "agent.py").read_text()
-    twice = agent.replace(
-        "    return reply.text",
-        "    await episode.chat([{'role': 'user', 'content': 'x'}])\n    return reply.text",
-    )
-    (project / "agent.py").write_text(twice)
-    assert finished("train", "config.yml", "--name", "r", folder=project).returncode == 0
-    estimate = checked("config.yml")[0]["estimate"]
-    assert estimate["calls"] == 2 * (estimate["training_episodes"] + estimate["validation_episodes"])
-    assert any("as in run r" in text for text in estimate["assumptions"])
+MAZE = """
+from etude import WorkflowConfig, register_workflow
+
+
+class MazeConfig(WorkflowConfig, name="maze"):
+    def missing(self):
+        return ["walls are not there; pip install walls"]
+
+
+@register_workflow(config_type=MazeConfig)
+async def maze(config, builder):
+    raise AssertionError("it is not built where something is missing")
+    yield
+"""
+
+
+def test_all_that_an_environment_lacks_is_said_before_anything_is_built(project):
+    (project / "maze.py").write_text(MAZE)
+    change(project / "config.yml", workflow="maze:maze")
+    report, code = checked("config.yml")
+    assert code == 2
+    assert details(report, "error") == {"needs": "walls are not there; pip install walls"}
 
 
 def test_a_storage_is_tried(project):

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from etude.store.learned import LearnedSample
+from etude.store.learned import LearnedSample, trained_samples
 from etude.store.outline import outlines
 from etude.store.run_folder import RunFolder
-from etude.store.sequences import trained_samples
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.openai_stand_in import BASE, KEY
 from tests.cli.projects import change, etude, scripted_project

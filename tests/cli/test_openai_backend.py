@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from etude.store.learned import trained_samples
 from etude.store.outline import outlines
 from etude.store.run_folder import RunFolder
-from etude.store.sequences import trained_samples
 from tests.backends.openai_stand_in import BASE, KEY, StandIn
 from tests.cli.projects import change, etude, process, scripted_project
 
@@ -20,6 +20,9 @@ from tests.cli.projects import change, etude, process, scripted_project
 def says(model: str, number: int) -> str:
     """The base model is right half of the time, and what was fine-tuned always."""
     return "yes" if model != BASE or number % 2 else "no"
+
+
+PRICES = {"prices": {"prompt": 0.15, "completion": 0.6, "training": 3.0}}
 
 
 @pytest.fixture
@@ -38,7 +41,15 @@ def hosted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: tuple[StandIn, 
     config = scripted_project(tmp_path)
     change(
         config,
-        llms={"policy": {"_type": "openai", "model_name": BASE, "max_tokens": 8, "retry_wait": 0}},
+        llms={
+            "policy": {
+                "_type": "openai",
+                "model_name": BASE,
+                "max_tokens": 8,
+                "retry_wait": 0,
+                "prices": PRICES,
+            }
+        },
         trajectory_builders={"good": {"_type": "expert_iteration", "num_generations": 4, "min_reward": 1}},
         trainer_adapters={"openai": {"_type": "openai", "n_epochs": 2}},
         trainers={"epochs": {"_type": "epochs", "poll_interval": 0.001}},

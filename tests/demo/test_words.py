@@ -3,7 +3,7 @@
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.episode import EpisodeRecord, Failure
 from etude.core.example import Example
-from etude.demo.report import episode_in_words
+from etude.demo.demo import episode_in_words
 from tests.support import tool_call
 
 

@@ -194,7 +194,7 @@ async def test_a_version_counts_where_it_is_loaded_and_an_address_without_it_wai
         server.behave(models=["tiny", "tiny-v3"])
     late.behave(models=["tiny"], asked=[])
     await engine.adopt(V3)
-    assert aside(engine) == {late.url: "it does not have the model 'tiny-v3'"}
+    assert aside(engine) == {late.url: "it does not have the model 'tiny-v3'; its models: tiny"}
     answers = await asyncio.gather(*(ask(engine, episode) for episode in EPISODES))
     assert {answer.model_version for answer in answers} == {3}
     assert not late.asked() and late.url in before.values()

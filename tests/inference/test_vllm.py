@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import signal
@@ -312,22 +311,6 @@ async def test_a_process_that_hangs_is_started_anew(source, tmp_path):
         assert "did not answer for 0.5 s" in process.reason
         await process.ready(60)
         assert process.pid != first
-
-
-async def test_what_a_killed_parent_left_is_killed_by_the_next(source, tmp_path):
-    async with running(silent(tmp_path), source) as orphaned:
-        left = orphaned.pid
-        orphaned._watching.cancel()  # As if this parent were gone.
-        async with running(silent(tmp_path), source) as process:
-            assert process.pid != left
-            await until(lambda: not alive(left))
-    assert not (tmp_path / "vllm.pid").exists()
-
-
-async def test_another_process_with_the_number_is_left_alone(source, tmp_path):
-    (tmp_path / "vllm.pid").write_text(json.dumps({"pid": os.getpid(), "started": "1"}))
-    async with running(silent(tmp_path), source) as process:
-        assert process.state == "running"
 
 
 def alive(pid: int) -> bool:

@@ -12,7 +12,7 @@ from etude.loop.metrics import (
     selection_metrics,
     validation_metrics,
 )
-from etude.store.summary import summary_of
+from etude.store.figures import summary_of
 from tests.report.histories import history
 
 
@@ -54,10 +54,7 @@ def evaluated(*scores):
 def test_validation_excludes_what_has_no_score_and_counts_it():
     metrics = validation_metrics(evaluated(1.0, None, 0.0, float("nan")), "correct")
     assert (metrics["avg_reward"], metrics["min_reward"], metrics["max_reward"]) == (0.5, 0.0, 1.0)
-    assert (metrics["num_examples"], metrics["num_unscored"]) == (2, 2)
-
-
-def test_a_validation_without_scores_has_no_reward_rather_than_zero():
+    assert (metrics["num_examples"], metrics["num_unscored"], metrics["num_scored"]) == (2, 2, 2)
     assert validation_metrics(evaluated(None), "correct")["avg_reward"] is None
 
 
@@ -128,7 +125,6 @@ def test_scores_are_counted_and_not_episodes():
     facts = {"rewards": [0.0, 1.0], "episodes": 24, "unscored": 22}
     assert collection_metrics(collection(), facts)["num_scored"] == 2
     assert collection_metrics(collection([trajectory(1.0)]), {})["num_scored"] == 1
-    assert validation_metrics(evaluated(1.0, None), "correct")["num_scored"] == 1
 
 
 def test_every_evaluator_is_in_the_metrics_of_epochs_and_validations():

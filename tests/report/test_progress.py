@@ -118,7 +118,7 @@ def test_the_live_panel_shows_phase_epoch_episodes_rewards_failures_and_speed():
         "epoch 3/3",
         "2/4 episodes",
         "reward 0.750",
-        "▁█",
+        "last epoch 0.900",
         "1 failed",
         "20 tokens/s",
         "0:05",

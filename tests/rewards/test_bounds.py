@@ -20,8 +20,8 @@ from etude.rewards.evaluator import (
     WeightedEvaluator,
 )
 from etude.rewards.scorer import Scorer, evaluate
-from etude.store.comparison import paired_difference
 from etude.store.encode import encode_episode
+from etude.store.facts import paired_difference
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import CONFIG, config_text
 

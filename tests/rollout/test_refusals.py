@@ -101,7 +101,11 @@ async def test_an_endpoints_reason_is_passed_on(
             for fields, param, code in (
                 ({"messages": ASK * 99}, "messages", "context_length_exceeded"),
                 ({"logit_bias": {"100000": 1}}, "logit_bias", "invalid_value"),
-                ({"extra_body": {"guided_regex": "(a"}}, "guided_regex", "invalid_value"),
+                (
+                    {"extra_body": {"structured_outputs": {"regex": "(a"}}},
+                    "structured_outputs",
+                    "invalid_value",
+                ),
             ):
                 with pytest.raises(openai.BadRequestError) as refused:
                     await client.chat.completions.create(**{"model": "m", "messages": ASK, **fields})

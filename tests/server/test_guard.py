@@ -127,23 +127,6 @@ def test_unknown_paths_and_methods_are_error_objects(server: ServerProcess) -> N
         assert "error" in http.put("/v1/models").json()
 
 
-def test_clients_of_another_major_version_are_refused_and_of_another_minor_warned(
-    server: ServerProcess,
-) -> None:
-    with server.http() as http:
-        ours = http.get("/version").json()["version"]
-        assert http.get("/v1/models", headers={"x-etude-version": ours}).status_code == 200
-        told = http.get("/v1/models", headers={"x-etude-version": "7.0.0"})
-        assert told.status_code == 400
-        assert told.json()["error"]["code"] == "incompatible_version"
-        assert told.headers["x-etude-version"] == ours
-        warned = http.get("/v1/models", headers={"x-etude-version": "0.99.0"})
-        assert warned.status_code == 200 and "0.99.0" in warned.headers["x-etude-warning"]
-        assert http.get("/v1/models", headers={"x-etude-version": "?"}).status_code == 400
-        # Whoever is refused must still be able to find out why.
-        assert http.get("/version", headers={"x-etude-version": "7.0.0"}).status_code == 200
-
-
 def test_a_full_queue_says_when_to_come_again(locked: ServerProcess) -> None:
     with pytest.raises(openai.RateLimitError) as caught:
         locked.client().chat.completions.create(model="policy", messages=ASK, n=5, max_tokens=1)

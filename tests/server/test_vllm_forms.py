@@ -63,7 +63,10 @@ FORMS = {
         {"extra_body": {"structured_outputs": {"regex": "[0-9]{3}-[a-c]+!"}}},
         lambda text: re.fullmatch("[0-9]{3}-[a-c]+!", text),
     ),
-    "choice": ({"extra_body": {"guided_choice": ["left", "right"]}}, ["left", "right"].__contains__),
+    "choice": (
+        {"extra_body": {"structured_outputs": {"choice": ["left", "right"]}}},
+        ["left", "right"].__contains__,
+    ),
     "grammar": (
         {"extra_body": {"structured_outputs": {"grammar": 'start: "<" NUMBER ">"\nNUMBER: /[0-9]{2}/'}}},
         lambda text: re.fullmatch("<[0-9]{2}>", text),

@@ -31,6 +31,3 @@ def test_a_run_and_what_follows_it_are_one_run_of_tensorboard(project):
     assert [each.step for each in events.Scalars("learner/loss")] == [1, 2, 3]
     config = events.Tensors("config")[-1]
     assert b"finetuning.num_epochs" in config.tensor_proto.string_val[0]
-    tables = events.Tensors("episodes/epoch")
-    assert [table.step for table in tables] == [1, 2, 3]
-    assert b"| train/1/t0/0 | t0 | user: t0? |" in tables[0].tensor_proto.string_val[0]

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
@@ -11,7 +10,7 @@ import openai
 import pytest
 
 from etude.core.call import Completion
-from etude.core.errors import EngineError, RequestError
+from etude.core.errors import EngineError
 from etude.wire.answers import RecordedCompletion
 from etude.wire.dialect import ChatBody
 from etude.wire.endpoint import Endpoint, EndpointServer
@@ -68,17 +67,6 @@ def test_a_key_is_not_shown_when_an_endpoint_is_printed() -> None:
     assert "secret" not in repr(Endpoint("http://127.0.0.1:1/v1", "secret"))
 
 
-async def test_errors_are_openais_and_are_not_retried(server: EndpointServer) -> None:
-    with pytest.raises(openai.InternalServerError, match="overloaded") as raised:
-        await ask(server.open(saying("fail")))
-    assert raised.value.body == {
-        "message": "overloaded",
-        "type": "server_error",
-        "param": None,
-        "code": None,
-    }
-
-
 async def test_only_the_chat_path_is_served(server: EndpointServer) -> None:
     endpoint = server.open(saying("x"))
 
@@ -95,15 +83,6 @@ async def test_only_the_chat_path_is_served(server: EndpointServer) -> None:
     assert (status, body["error"]["code"]) == (404, "unknown_url")
     status, body = await asyncio.to_thread(get, "/docs", "")
     assert (status, body["error"]["code"]) == (401, "invalid_api_key")
-
-
-async def test_a_port_in_use_is_named() -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        with pytest.raises(RequestError, match=f"port {port} on 127.0.0.1 is in use by another program"):
-            EndpointServer(port=port).start()
 
 
 async def test_after_closing_nobody_listens_and_it_can_start_again(server: EndpointServer) -> None:

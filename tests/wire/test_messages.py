@@ -98,23 +98,6 @@ async def test_what_the_assistant_said_elsewhere_is_translated(server):
     )
 
 
-async def test_a_thread_goes_on_from_what_was_said_before(server):
-    handler = Scripted(CALLING, "3")
-    async with client(server.open(handler)) as connected:
-        fields = {"model": "m", "max_tokens": 9, "extra_headers": {"anthropic-beta": "message-threads"}}
-        created = {"tools": [ADD], "system": "Add.", "extra_body": {"thread": {"type": "create"}}}
-        message = await connected.messages.create(messages=ASK, **created, **fields)
-        result = {"type": "tool_result", "tool_use_id": "call_7", "content": "3"}
-        later = {"thread": {"type": "continue", "previous_message_id": message.id}}
-        await connected.messages.create(
-            messages=[{"role": "user", "content": [result]}], extra_body=later, **fields
-        )
-    first, second = handler.asked
-    assert second.tools == first.tools
-    said = {"role": "tool", "tool_call_id": "call_7", "content": "3"}
-    assert second.messages == (*first.messages, CALLING, said)
-
-
 async def test_of_a_thread_that_is_not_known_the_sdk_sends_all_again(server):
     other = {"thread": {"type": "continue", "previous_message_id": "msg_other"}}
     with pytest.raises(anthropic.BadRequestError, match="send the whole conversation") as raised:

@@ -30,8 +30,6 @@ from etude.wire.retries import (
 if TYPE_CHECKING:
     import httpx
 
-VERSION_HEADER = "x-etude-version"
-"""In requests the version of the client, so that the server can refuse it too."""
 FREE_ENGINE = "etude_free_engine"
 """In the metadata of a job: "true" has the server put its engine away while the job trains."""
 _LOG = logging.getLogger("etude.backends.lm_client")
@@ -128,7 +126,7 @@ class LanguageModelClient:
 
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         key = (api_key.get_secret_value() if isinstance(api_key, SecretStr) else api_key) or ""
-        headers = {VERSION_HEADER: version("etude"), **UNCOMPRESSED}
+        headers = {**UNCOMPRESSED}
         if key:
             keep_secret(key)
             headers["authorization"] = f"Bearer {key}"

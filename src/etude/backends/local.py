@@ -11,7 +11,7 @@ from etude.core.errors import CapabilityError, RequestError
 from etude.core.interfaces import bare
 from etude.inference.local import LocalLlmConfig, require_local_extra
 from etude.store.files import private_folder
-from etude.store.teams import LEARNERS
+from etude.store.status import LEARNERS
 
 if TYPE_CHECKING:
     from etude.backends.cluster_learners import Learners

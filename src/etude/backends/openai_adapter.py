@@ -1,4 +1,4 @@
-"""Training at OpenAI, and what it costs: `_type: openai`."""
+"""Training at OpenAI: `_type: openai`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from etude.backends.capabilities import Capabilities
 from etude.backends.openai_api import JobsConfig, connect, run_key, trained_model
 from etude.backends.openai_jobs import OpenAiJobs
 from etude.backends.openai_rows import reinforcement_row, texts_of
-from etude.budget.prices import listed_at
 from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trainer_adapter
 from etude.core.example import Example
 from etude.core.job import Skipped, TrainingJobRef
 from etude.core.trajectory import Method, TrajectoryCollection
-from etude.inference.openai_config import OPENAI_URL
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -49,12 +47,6 @@ Examples = Callable[[], Awaitable[Mapping[str, Example]]]
 """The examples of the run by id, read when they are needed."""
 
 
-def price_of(model: str) -> float | None:
-    """USD for a million trained tokens of a base model, or of one that was fine-tuned from it."""
-    entry = listed_at(OPENAI_URL, model)
-    return None if entry is None else entry.prices.training
-
-
 class OpenAiAdapter(OpenAiJobs):
     """Jobs at OpenAI: supervised and DPO; and its reinforcement fine-tuning, where a grader is given."""
 
@@ -71,7 +63,6 @@ class OpenAiAdapter(OpenAiJobs):
     ) -> None:
         """As OpenAiJobs; `examples` are for a grader to compare answers with."""
         super().__init__(adapter_config, client, model, log, run_key)
-        self._base_model = model
         self._read_examples = examples
         self._examples: Mapping[str, Example] = {}
 
@@ -103,14 +94,12 @@ class OpenAiAdapter(OpenAiJobs):
         ]
 
     def accept(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The estimated price: four characters are a token."""
+        """The estimated tokens: four characters are one."""
         texts = [text for row in rows for text in texts_of(row)]
         tokens = round(
             self._epochs * sum(len(text) / _CHARACTERS_PER_TOKEN + _FRAME_TOKENS for text in texts)
         )
-        price = price_of(self._base_model)
-        usd = None if price is None else tokens * price / 1e6
-        return {"estimated_tokens": tokens, "estimated_usd": usd}
+        return {"estimated_tokens": tokens}
 
     def charged_tokens(self, trajectories: TrajectoryCollection) -> int | None:
         """Three bytes of text are at most a token; of OpenAI's own reinforcement the price is by the hour."""

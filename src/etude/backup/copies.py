@@ -232,8 +232,6 @@ async def backed_up(config: StorageConfig | None, run: RunFolder, progress: Prog
 
 
 class _Storage:
-    """The copying of one run."""
-
     def __init__(self, config: StorageConfig, run: RunFolder, progress: Progress, copies: Copies) -> None:
         self._config, self._run, self._progress, self._copies = config, run, progress, copies
         self._copied_at: float | None = None
@@ -286,7 +284,6 @@ class _Storage:
             self._copies.note(copied_at=self._copied_at, failures=self._failures, last_error=last_error)
 
     def _tell(self, error: Exception | None) -> None:
-        """Tell that copies fail, or succeed again."""
         before, self._error = self._error, error
         where = f"storage {self._copies.address.text}"
         if error is not None and before is None:
@@ -354,7 +351,6 @@ def fetch(text: str, root: Path, options: Mapping[str, Any]) -> Restored:
 
 
 def _filled(draft: Path, path: Path, address: Address) -> Restored:
-    """Place the files of a copy in a new folder."""
     draft.mkdir()
     archive = draft / ARCHIVE
     _download(address, ARCHIVE, archive)

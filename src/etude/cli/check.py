@@ -23,8 +23,7 @@ from etude.cli.console import MARKS, next_step, say, say_wrapped, show_findings
 
 if TYPE_CHECKING:
     from etude.config.schema import Config
-    from etude.preflight.estimate import Estimate
-    from etude.preflight.spending import Range
+    from etude.preflight.estimate import Estimate, Range
 
 
 def check(
@@ -68,7 +67,7 @@ def _show_next(trains: bool, settings: Config, config: Path, overrides: Sequence
         keys = (override.partition("=")[0] for override in secrets)
         say(f"\nadd again what is secret: {' '.join(f'-o {key}=…' for key in keys)}")
     rest = [override for override in overrides if override not in secrets]
-    next_step((hints.train if trains else hints.evaluate)(config, rest))
+    next_step(hints.with_overrides("train" if trains else "evaluate", config, rest))
 
 
 def _show_estimate(estimate: Estimate) -> None:

@@ -67,7 +67,7 @@ def doctor(
             say(f"\nmend what is marked {MARKS['error']}")
         raise typer.Exit(1)
     if not as_json:
-        next_step(hints.at_the_start() if config is None else hints.check_config(config))
+        next_step(hints.at_the_start() if config is None else hints.command("check", config))
 
 
 def _audit(model: str, as_json: bool) -> None:

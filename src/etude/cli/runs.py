@@ -52,7 +52,8 @@ def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     ]
     table(("run", "kind", "state", "epochs", "first reward", "last reward", "changed"), rows)
     readable = next((run_facts.path for run_facts in facts if run_facts.state != "unreadable"), None)
-    next_step(hints.check_installation(output_dir) if readable is None else hints.show(readable))
+    doctor = hints.command("doctor", "--output-dir", output_dir)
+    next_step(doctor if readable is None else hints.show(readable))
 
 
 @app.command()
@@ -117,13 +118,15 @@ def compare(
     """Put runs side by side: settings that differ, rewards, and the difference with its interval."""
     from etude.core.errors import RequestError
     from etude.report.words import shown_epochs, shown_other_inputs, shown_state, side_by_side
-    from etude.store.comparison import (
+    from etude.store.facts import (
         differing_settings,
+        facts_of,
+        find_run,
+        histories_of,
         other_inputs,
         paired_difference,
         paired_differences,
     )
-    from etude.store.facts import facts_of, find_run, histories_of
     from etude.store.figures import shown_difference
 
     if len(runs) < 2:
@@ -233,8 +236,7 @@ def _storage(status: Mapping[str, Any]) -> str:
 
 
 def _show_history(target: str | None, history: History, run: Path) -> None:
-    from etude.store.figures import drift_of, failed_counts
-    from etude.store.summary import causes_in
+    from etude.store.figures import causes_in, drift_of, failed_counts
 
     validations = {entry.epoch: entry.metrics for entry in history.validations}
     reasons = said_once([entry.skipped or entry.resting for entry in history.epochs])

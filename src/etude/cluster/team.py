@@ -17,7 +17,7 @@ from etude.core.errors import EtudeError, RequestError, StoreError, first_line
 from etude.core.process import set_up_process
 from etude.store.files import write_atomically
 from etude.store.lock import RunLock
-from etude.store.teams import tell_team
+from etude.store.status import tell_team
 
 _LOOK_SECONDS = 0.2
 _JOIN_SECONDS = 90.0

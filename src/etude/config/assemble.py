@@ -15,7 +15,15 @@ from typing import Any, TypeAlias, cast, get_args
 from pydantic import ValidationError
 
 from etude.config import registry
-from etude.config.component import AlarmConfig, ComponentConfig, DatasetConfig, TrackerConfig, WorkflowConfig
+from etude.config.component import (
+    AlarmConfig,
+    ComponentConfig,
+    DatasetConfig,
+    Supplies,
+    TrackerConfig,
+    WorkflowConfig,
+    Written,
+)
 from etude.config.document import Document, KeyPath, dig, holds, replace_at, set_at
 from etude.config.import_path import import_object, is_import_path
 from etude.config.nearest import alternatives, nearest
@@ -32,7 +40,6 @@ from etude.config.registry import (
 )
 from etude.config.schema import Config
 from etude.config.slots import Slot, shown, unknown_keys
-from etude.config.supplies import Supplies, Written
 from etude.core.errors import EtudeError, RequestError
 from etude.core.history import Action
 

@@ -25,10 +25,9 @@ from etude.core.secrets import masked
 from etude.loop.model import load_version
 from etude.report.words import evaluators_in
 from etude.store.facts import facts_of, histories_of
-from etude.store.figures import figure_of, shown_figure, shown_score, version_of
+from etude.store.figures import collapse_in, figure_of, shown_figure, shown_score, version_of
 from etude.store.files import draft_of
 from etude.store.stored_config import stored_data, trained_parts
-from etude.store.summary import collapse_in
 from etude.store.versions import RunVersion
 
 _PACKAGES = ("etude", "torch", "transformers", "peft", "accelerate", "safetensors", "tokenizers")

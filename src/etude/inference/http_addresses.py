@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -211,19 +210,7 @@ def _request(method: str, url: str) -> httpx.Request:
 
 
 _PROBE_SECONDS = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """An address's answer to the question which models it has."""
-
-    seconds: float = 0.0
-    status: int = 0
-    """The HTTP status; 0 where nothing came."""
-    names: frozenset[str] | None = None
-    """Those of the models; None where the answer is no list."""
-    error: str = ""
-    """Why nothing came."""
+_SHOWN = 5
 
 
 class HttpAddresses:
@@ -302,27 +289,23 @@ class HttpAddresses:
 
     async def lacking(self, address: Address) -> str | None:
         """Why an address cannot be used, as far as the list of its models tells; None where it can be."""
-        listing = await self.listing(address)
-        if listing.error or listing.status >= 500:
-            return listing.error or f"HTTP {listing.status} to a probe"
-        names = listing.names
-        address.lacks_model = self.wanted is not None and names is not None and self.wanted not in names
-        return f"it does not have the model '{self.wanted}'" if address.lacks_model else None
-
-    async def listing(self, address: Address) -> Listing:
-        """An address's answer to the question which models it has; this never raises."""
         import httpx
 
-        since = time.monotonic()
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
                 response = await self._clients[address.url].get(f"{address.url}/models")
         except TimeoutError:
-            return Listing(error=f"no answer to a probe within {_PROBE_SECONDS:g} s")
+            return f"no answer to a probe within {_PROBE_SECONDS:g} s"
         except httpx.RequestError as error:
-            return Listing(error=masked(reason_of(error)))
+            return masked(reason_of(error))
+        if response.status_code >= 500:
+            return f"HTTP {response.status_code} to a probe"
         names = _names(response.content) if response.status_code == 200 else None
-        return Listing(time.monotonic() - since, response.status_code, names)
+        address.lacks_model = self.wanted is not None and names is not None and self.wanted not in names
+        if not address.lacks_model:
+            return None
+        shown = ", ".join(sorted(names or ())[:_SHOWN]) or "none"
+        return f"it does not have the model '{self.wanted}'; its models: {shown}"
 
     async def close(self) -> None:
         """Close all connections. Calling it twice is fine."""

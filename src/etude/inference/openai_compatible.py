@@ -211,7 +211,10 @@ class OpenAiEngine(Engine):
             tried.clear()
             return Again(error.cause, error.retry_after)
 
-        self._require_open()
+        try:
+            self._breaker.require_closed()
+        except ModelOut as error:
+            raise note_model_out(error) from None
         try:
             answer = await retried(attempt, again, self._config.retry_policy, generator(key, "retry"))
         except asyncio.CancelledError:
@@ -228,13 +231,6 @@ class OpenAiEngine(Engine):
             raise self._failed(error.cause, self._all_told(causes, last)) from None
         self._breaker.answered()
         return answer
-
-    def _require_open(self) -> None:
-        """Raise ModelOut while no call may be made."""
-        try:
-            self._breaker.require_closed()
-        except ModelOut as error:
-            raise note_model_out(error) from None
 
     def _failed(self, cause: str, message: str) -> EngineError:
         """The error of a call that failed for good."""
@@ -267,8 +263,11 @@ class OpenAiEngine(Engine):
             raise Disturbed(address.reason, cause="no_model")
         model, version, since = self._model, self._version, time.monotonic()
         content = encode({"model": model, **fields})
+        # A router knows the conversation by a header, whose value says nothing of what is in it.
+        header = self._provider.session_header
+        session = {header: beginning(conversation)} if header and conversation else {}
         try:
-            data = await self._addresses.post(address, path, content, self._session(conversation))
+            data = await self._addresses.post(address, path, content, session)
             try:
                 # Weights that were adopted are asked for by name: no address may put others in their place.
                 result = read(data, version, None if self._addresses.wanted is None else model)
@@ -281,11 +280,6 @@ class OpenAiEngine(Engine):
         if model == self._model:
             self._addresses.routes.answered(address)
         return result
-
-    def _session(self, conversation: str) -> dict[str, str]:
-        """The header by which a router knows the conversation; its name says nothing of what is in it."""
-        name = self._provider.session_header
-        return {name: beginning(conversation)} if name and conversation else {}
 
     def _all_told(self, causes: dict[str, str], attempts: str = "") -> str:
         """The error of a call that no address answered, with the cause of each."""

@@ -166,7 +166,12 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
     def _plain_addresses(cls, value: str | list[str] | None) -> str | list[str] | None:
         if value is None:
             return None
-        addresses = plain_addresses(value)
+        several = value.split(",") if isinstance(value, str) else value
+        addresses = [plain_address(address.strip()) for address in several]
+        if not addresses:
+            raise ValueError("expected at least one address; leave the key out for OpenAI's")
+        if repeated := {address for address in addresses if addresses.count(address) > 1}:
+            raise ValueError(f"has an address twice: {', '.join(sorted(repeated))}")
         return addresses[0] if len(addresses) == 1 else addresses
 
     @model_validator(mode="after")
@@ -233,17 +238,6 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
     def sampling(self) -> Sampling:
         """How to sample where a call does not say."""
         return Sampling(temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_tokens)
-
-
-def plain_addresses(value: str | list[str]) -> list[str]:
-    """The addresses of a list, or of a text with commas between them. Raises ValueError for what is none."""
-    several = value.split(",") if isinstance(value, str) else value
-    addresses = [plain_address(address.strip()) for address in several]
-    if not addresses:
-        raise ValueError("expected at least one address; leave the key out for OpenAI's")
-    if repeated := {address for address in addresses if addresses.count(address) > 1}:
-        raise ValueError(f"has an address twice: {', '.join(sorted(repeated))}")
-    return addresses
 
 
 def require_a_key_each(keys: int, addresses: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import sub
@@ -12,12 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from etude.core.sample import Sample
-from etude.learner.drawn import drawn
 from etude.learner.head import Head, Shapes, has_plain_head, selective_logprobs
 from etude.learner.objective import Pass, Unit
-from etude.learner.packing import Row, packs
-from etude.learner.padding import Numbered, Shares, micro_batch, numbered, padded_passes
-from etude.learner.tree import TokenTree, TreeLayout, token_tree
+from etude.learner.padding import Numbered, Row, Shares, drawn, micro_batch, numbered, padded_passes
+from etude.learner.tree import Places, TokenTree, TreeLayout, token_tree
 from etude.learner.tree_model import tree_hidden, why_not_trees
 from etude.models.architecture import text_config
 from etude.models.policy import Policy
@@ -87,6 +86,58 @@ class PackedStep:
         pairs = zip((places[index] for index in order), before, strict=False)
         shared = [len(np.intersect1d(own, last, assume_unique=True)) for own, last in pairs]
         return Row(tuple(order), tuple(alone), tuple(map(sub, alone, shared)))
+
+
+def packs(tree: TokenTree, units: Sequence[Sequence[Places]], token_budget: int) -> list[list[int]]:
+    """Indices of `units` by pack; a pack has at most `token_budget` tokens of the tree.
+
+    A unit is given as the paths of its sequences in `tree`. It is never split, and one above the budget
+    takes along only units that are all in it. The largest subtrees that fit stay whole; a pack with a part of
+    a larger one repeats what comes before it. Each subtree goes where the least room is left (best fit), of
+    those packs that already have most of its tokens.
+    """
+    if units and len(tree) <= token_budget:
+        return [list(range(len(units)))]
+    packed: list[list[int]] = []
+    held: list[np.ndarray] = []
+    used: list[int] = []
+    for piece, wanted in _pieces(tree, units, token_budget):
+        costs = [len(wanted) - int(mask[wanted].sum()) for mask in held]
+        fitting = [
+            number for number, cost in enumerate(costs) if not cost or used[number] + cost <= token_budget
+        ]
+        if fitting:
+            best = min(fitting, key=lambda number: (costs[number], -used[number]))
+        else:
+            best = len(packed)
+            packed.append([])
+            held.append(np.zeros(len(tree), dtype=bool))
+            used.append(0)
+            costs.append(len(wanted))
+        packed[best] += piece
+        held[best][wanted] = True
+        used[best] += costs[best]
+    return [sorted(pack) for pack in packed]
+
+
+def _pieces(
+    tree: TokenTree, units: Sequence[Sequence[Places]], token_budget: int
+) -> list[tuple[list[int], Places]]:
+    """Units by the largest subtree that fits, and all of their tokens; the largest pieces first."""
+    places = [np.unique(np.concatenate(unit)) for unit in units]
+    pieces: dict[int, list[int]] = defaultdict(list)
+    for index, unit in enumerate(units):
+        path = max(unit, key=len)
+        sizes = tree.ends[path] - path + tree.depths[path]
+        fits = sizes <= token_budget
+        pieces[int(path[fits.argmax()]) if fits.any() else -1 - index].append(index)
+    result: list[tuple[list[int], Places]] = []
+    for piece in pieces.values():
+        together = np.unique(np.concatenate([places[index] for index in piece]))
+        # Preferences may have a second sequence outside the subtree of their first.
+        fits_together = len(together) <= token_budget
+        result += [(piece, together)] if fits_together else [([index], places[index]) for index in piece]
+    return sorted(result, key=lambda sized: (-len(sized[1]), sized[0]))
 
 
 def _pass(

@@ -15,7 +15,6 @@ from etude.config.finetuning import FinetuneConfig
 from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord, cut_off_share
 from etude.core.errors import TrainingError
-from etude.core.evaluation import EvaluationRunOutput
 from etude.core.history import Entry, WarmUpEntry
 from etude.core.implementations import entered
 from etude.core.interfaces import bare
@@ -31,10 +30,9 @@ from etude.rewards.collections import Collections, within, worked_on
 from etude.rewards.evaluation import agreements
 from etude.runtime import Runtime
 from etude.store.facts import SUMMARY
-from etude.store.figures import last_version, versions_made
+from etude.store.figures import last_version, summary_of, versions_made
 from etude.store.log import Submission
 from etude.store.plain import json_facts
-from etude.store.summary import summary_of
 
 
 class Bookkeeper:
@@ -231,6 +229,7 @@ class Bookkeeper:
         Of itself the builder says what only it knows: what it left out, and how it shaped rewards.
         """
         seen, reward = self.collections.of(epoch), self.config.reward_function
+        name = None if reward is None else reward.name
         output = seen.output
         scored = {name: result.eval_output_items for name, result in output.evaluation_results}
         items = scored.get(reward.name, []) if reward is not None else []
@@ -244,26 +243,18 @@ class Bookkeeper:
             "remote": output.remote(),
             "cut_off_share": cut_off_share(output.calls),
             **seen.sampled.metrics(),
-            **self._agreement(output),
+            **({"agreement": figures} if (figures := agreements(output, self._judged)) else {}),
             "unscored": sum(not item.is_scored for item in items),
             "completion_tokens": seen.completion_tokens,
             "model_versions": {str(version): count for version, count in seen.model_versions.items()},
         }
         if items and "rewards" not in facts:
             counted["rewards"] = await shaped_rewards(self.builder, items, {"epoch": epoch, "run_id": run_id})
-        given = {"scores": output.scores(), "bounds": output.bounds(), "reward": reward and reward.name}
+        given = {"scores": output.scores(), "bounds": output.bounds(), "reward": name}
         metrics = collection_metrics(collection, {**counted, **facts, **given})
-        met = {pool.name: self._met(epoch, pool) for pool in self.opponents}
-        return self.record.with_name({**metrics, **({"opponents": met} if met else {}), **self._facts()})
-
-    def _agreement(self, output: EvaluationRunOutput) -> dict[str, Any]:
-        """How far judges agree with checks; nothing where there are none."""
-        return {"agreement": figures} if (figures := agreements(output, self._judged)) else {}
-
-    def _met(self, epoch: int, pool: OpponentPool) -> dict[str, Any]:
-        reward = self.config.reward_function
         past = self.record.history.until(epoch)
-        return pool.figures(self._games[epoch, pool.name], None if reward is None else reward.name, past)
+        met = {pool.name: pool.figures(self._games[epoch, pool.name], name, past) for pool in self.opponents}
+        return self.record.with_name({**metrics, **({"opponents": met} if met else {}), **self._facts()})
 
     async def adopt(self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus, since: float) -> None:
         """Have the model sample from the weights that a job made, and record its epoch.
@@ -331,7 +322,6 @@ class Bookkeeper:
         await self._go_back(entry)
 
     def _let_go(self, epoch: int) -> None:
-        """Forget what was collected for an epoch."""
         self.collections.forget(epoch)
         for pool in self.opponents:
             self._games.pop((epoch, pool.name), None)

@@ -127,7 +127,6 @@ class TrainerSeam(ABC):
         builder: TrajectoryBuilder,
         adapter: TrainerAdapter,
     ) -> None:
-        """Have all that the parts collect and submit go through a bookkeeper."""
         kind, facts = Bookkeeper if self.journals_epochs else Follower, lambda: self._curriculum_facts
         self.__books = books = kind(runtime, run_config, builder, adapter, self.get_curriculum_state, facts)
         self._runtime = replace(runtime, evaluation=books.collections)
@@ -229,7 +228,6 @@ def _check_capabilities(
 
 
 def _type_of(component: object, config: ComponentConfig) -> str:
-    """The component's `_type` in quotes, or its class."""
     return f"'{config.type_name}'" if config.type_name else type(component).__name__
 
 

@@ -227,11 +227,14 @@ class JobRecord:
 def _lines(adapter: TrainerAdapter, collection: TrajectoryCollection, job: Source) -> str:
     takes_ids = {collection.method, kind_of(collection.method)} & adapter.capabilities().token_ids_for
     units = _assigned(collection)
+    items = chain.from_iterable(each.episode for group in collection.trajectories for each in group)
+    # The builder may have written them into the data.
+    has_advantages = any(isinstance(item, EpisodeItem) and item.advantages is not None for item in items)
     source = replace(
         job,
         backend=adapter.adapter_config.type_name or type(adapter).__name__,
         takes_text=not takes_ids,
-        makes_advantages=units is not None and not _has_advantages(collection),
+        makes_advantages=units is not None and not has_advantages,
     )
     return learned_lines(source, _units(collection) if units is None else units)
 
@@ -249,12 +252,6 @@ def _assigned(collection: TrajectoryCollection) -> Sequence[Sequence[Sample]] | 
     return units if any(sample.advantages is not None for unit in units for sample in unit) else None
 
 
-def _has_advantages(collection: TrajectoryCollection) -> bool:
-    """Whether the builder has written them into the data."""
-    items = chain.from_iterable(each.episode for group in collection.trajectories for each in group)
-    return any(isinstance(item, EpisodeItem) and item.advantages is not None for item in items)
-
-
 def _units(collection: TrajectoryCollection) -> list[Sequence[Sample]]:
     """The data as they are: token sequences, or messages where not all token ids are known."""
     units: list[Sequence[Sample]] = []
@@ -270,36 +267,23 @@ def _units(collection: TrajectoryCollection) -> list[Sequence[Sample]]:
 
 
 def _texts(trajectory: Trajectory) -> list[Sequence[Sample]]:
-    """The messages of a trajectory, or those of both answers of each of its pairs."""
+    reward, episode = trajectory.reward, trajectory.episode_id
     items = [item for item in trajectory.episode if isinstance(item, EpisodeItem)]
     if items:
         messages = tuple(map(message_of, items))
-        return [
-            (
-                Sample(
-                    messages=messages,
-                    reward=trajectory.reward,
-                    episode=trajectory.episode_id,
-                    agent=trajectory.agent,
-                ),
+        return [(Sample(messages=messages, reward=reward, episode=episode, agent=trajectory.agent),)]
+    units: list[Sequence[Sample]] = []
+    for item in trajectory.episode:
+        if isinstance(item, DPOItem):
+            chosen = (*_context(item), _reply(item.chosen_message, item.chosen_response))
+            rejected = (*_context(item), _reply(item.rejected_message, item.rejected_response))
+            units.append(
+                (
+                    Sample(messages=chosen, reward=reward, episode=item.chosen_episode or episode),
+                    Sample(messages=rejected, reward=reward, episode=item.rejected_episode),
+                )
             )
-        ]
-    return [
-        (
-            Sample(
-                messages=(*_context(item), _reply(item.chosen_message, item.chosen_response)),
-                reward=trajectory.reward,
-                episode=item.chosen_episode or trajectory.episode_id,
-            ),
-            Sample(
-                messages=(*_context(item), _reply(item.rejected_message, item.rejected_response)),
-                reward=trajectory.reward,
-                episode=item.rejected_episode,
-            ),
-        )
-        for item in trajectory.episode
-        if isinstance(item, DPOItem)
-    ]
+    return units
 
 
 def _context(pair: DPOItem) -> list[Message]:

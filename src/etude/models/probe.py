@@ -88,16 +88,6 @@ class CallForm:
     separator: str | None
     """None where an answer of the family has one call only."""
 
-    def write(self, *calls: tuple[str, str]) -> str:
-        """The answer with these calls: the name and the JSON text of the arguments of each.
-
-        Raises ValueError for several calls where the family writes one only.
-        """
-        if self.separator is None and len(calls) > 1:
-            raise ValueError("the model's chat template writes one tool call an answer")
-        written = (f"{name}{self.between}{arguments}" for name, arguments in calls)
-        return f"{self.prefix}{(self.separator or '').join(written)}{self.suffix}"
-
 
 def call_form(single: str, double: str | None) -> CallForm | None:
     """The form that two renderings show: of an answer with one call, and of one with two calls or None.

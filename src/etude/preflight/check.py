@@ -30,21 +30,20 @@ from etude.cluster.component import require_used
 from etude.config.builder import Builder, TargetBuilder
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
-from etude.core.errors import CapabilityError
+from etude.core.call import ChatRequest, Completion
+from etude.core.errors import CapabilityError, EngineError
 from etude.core.example import Example
+from etude.core.interfaces import Engine
+from etude.core.job import ModelVersion
 from etude.core.stats import estimate
 from etude.core.tools import ToolSet
 from etude.core.trajectory import Method
 from etude.inference.local import LocalLlmConfig, make_base, require_local_extra
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
-from etude.preflight.addresses import check_addresses
 from etude.preflight.algorithm_trial import is_own, try_algorithm
 from etude.preflight.columns import check_inputs
-from etude.preflight.dry_builder import DryBuilder
-from etude.preflight.estimate import Estimate, blocks_of, estimate_run
+from etude.preflight.estimate import Estimate, blocks_of, check_spending, estimate_run, play_some
 from etude.preflight.finding import Findings
-from etude.preflight.playing import play_some
-from etude.preflight.spending import check_spending
 from etude.runners.pool import number_of_runners
 from etude.runners.shipping import received, shipped
 from etude.store.run_folder import RunFolder
@@ -73,6 +72,30 @@ class CheckReport:
         return not self.findings.of("error")
 
 
+class _NoEngine:
+    """Stands where a model of this process would be. It samples nothing."""
+
+    version = 0
+
+    async def complete(self, request: ChatRequest) -> Completion:
+        raise EngineError("a check samples nothing")
+
+    async def adopt(self, version: ModelVersion) -> None:
+        raise EngineError("a check adopts nothing")
+
+    async def close(self) -> None:
+        pass
+
+
+class _DryBuilder(Builder):
+    """Builds everything but the models of this process, which may be large."""
+
+    async def get_llm(self, name: str) -> Engine:
+        if isinstance(self.config.llms.get(name), LocalLlmConfig):
+            return _NoEngine()
+        return await super().get_llm(name)
+
+
 async def check_config(config: Config, *, play: int = 0) -> CheckReport:
     """Look at the agent, examples, evaluators, models, templates and capabilities that a config names.
 
@@ -87,8 +110,11 @@ async def check_config(config: Config, *, play: int = 0) -> CheckReport:
         tempfile.TemporaryDirectory(prefix="etude-check-") as folder,
         RunFolder.create(Path(folder), "check") as run,
     ):
-        async with DryBuilder(config, run) as builder:
-            agent = await _check_workflow(builder, findings) if _check_needs(config, findings) else None
+        async with _DryBuilder(config, run) as builder:
+            missing = [] if config.workflow is None else config.workflow.missing()
+            for each in missing:
+                findings.fail("needs", each)
+            agent = None if missing else await _check_workflow(builder, findings)
             await _check_tools(builder, findings)
             examples = await _examples(builder, finetuning.run_configuration.dataset, "examples", findings)
             held_out = await _held_out(builder, examples, findings)
@@ -146,17 +172,6 @@ def _check_cluster(config: Config, findings: Findings) -> None:
                 findings.ok("runners", f"{placement.detail}; {general.max_concurrency} episodes at a time")
             else:
                 findings.ok(placement.what, placement.detail)
-
-
-def _check_needs(config: Config, findings: Findings) -> bool:
-    """Whether all is there that the workflow cannot be built, or run, without."""
-    needs = [] if config.workflow is None else config.workflow.needs()
-    for need in needs:
-        if need.is_met:
-            findings.ok("needs", need.what)
-        else:
-            findings.fail("needs", f"{need.what} is not there; {need.remedy}")
-    return all(need.is_met for need in needs)
 
 
 async def _check_workflow(builder: Builder, findings: Findings) -> Any:
@@ -250,8 +265,6 @@ async def _check_models(builder: Builder, examples: Sequence[Example], findings:
         what = f"model {name}"
         if not isinstance(llm, LocalLlmConfig):
             _check_remote(what, llm, findings)
-            if isinstance(llm, OpenAiLlmConfig) and len(llm.addresses) > 1:
-                await check_addresses(what, llm, findings)
             continue
         with findings.of_errors(what):
             require_local_extra()

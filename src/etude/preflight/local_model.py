@@ -23,8 +23,7 @@ from etude.models.memory import available_memory, shown_bytes
 from etude.models.policy import LoraOptions, Policy
 from etude.models.source import is_gguf, not_loaded, pretrained
 from etude.models.speech import load_tokenizer
-from etude.preflight.call_values import unread_values
-from etude.preflight.drift import TOOL
+from etude.preflight.drift import TOOL, unread_values
 from etude.preflight.finding import Findings
 
 _SAMPLE = 64

@@ -15,8 +15,6 @@ from etude.core.evaluation import EvalOutputItem
 from etude.core.interfaces import Progress
 from etude.store.figures import failed_counts, shown_best, shown_reward
 
-_BLOCKS = "▁▂▃▄▅▆▇█"
-
 
 class RunState(Progress):
     """Sums up the events of a run. Displays are subclasses that show it."""
@@ -114,17 +112,6 @@ def shown_spending(figures: Mapping[str, Any]) -> str:
 
 def _shown(amount: float) -> str:
     return f"{amount:,.0f}" if amount >= 1000 else f"{amount:.4g}"
-
-
-def sparkline(values: list[float], width: int = 24) -> str:
-    """The last values as blocks, the least lowest; equal values lie in the middle."""
-    shown = values[-width:]
-    if not shown:
-        return ""
-    low, high = min(shown), max(shown)
-    if high - low < 1e-12:
-        return _BLOCKS[len(_BLOCKS) // 2] * len(shown)
-    return "".join(_BLOCKS[round((value - low) / (high - low) * (len(_BLOCKS) - 1))] for value in shown)
 
 
 def shown_validation(epoch: int, metrics: Mapping[str, Any]) -> str:

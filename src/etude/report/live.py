@@ -19,7 +19,6 @@ from etude.report.lines import (
     RunState,
     shown_time,
     shown_validation,
-    sparkline,
 )
 from etude.store.figures import shown_reward
 
@@ -101,7 +100,7 @@ class LiveProgress(RunState):
         reward = self.reward_so_far
         text = Text.assemble("reward ", ("–" if reward is None else f"{reward:.3f}", "bold green"))
         for target, rewards in self.rewards.items():
-            text.append(f"  {target and f'{target} '}{sparkline(rewards)}", style="green")
+            text.append(f"  {target or 'last epoch'} {rewards[-1]:.3f}", style="green")
         return text
 
     def _validations(self, target: str, validations: Sequence[Mapping[str, Any]]) -> Text:

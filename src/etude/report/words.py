@@ -66,7 +66,6 @@ def shown_ends(facts: RunFacts) -> list[str | None]:
 
 
 def _ends_of(summary: Mapping[str, Any], *, short: bool = False) -> list[str | None]:
-    """Those of one model; `short` leaves the intervals out."""
     is_validated = summary.get("before") or summary.get("after")
     ends = []
     for key in ("before", "after") if is_validated else ("first_epoch", "last_epoch"):
@@ -120,7 +119,7 @@ def _columns(facts: RunFacts) -> dict[str, str]:
 
 
 def figure_lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Labels and texts of one model's summary (`etude.store.summary.summary_of`): its rewards, the other
+    """Labels and texts of one model's summary (`etude.store.figures.summary_of`): its rewards, the other
     evaluators, and its best and last version."""
     if (warm_up := summary.get("warm_up")) is not None:
         yield "warm-up", _warm_up(warm_up)

@@ -208,7 +208,6 @@ def _delete(path: Path) -> None:
 
 
 def _sync_all(path: Path) -> None:
-    """Have a file, or all that is in a folder, on the disk."""
     if not path.is_dir():
         _sync(path)
         return

@@ -99,7 +99,6 @@ def _sums_of(folder: Path) -> dict[str, str]:
 
 
 def _damage(path: Path, expected: str | None) -> str | None:
-    """How a file differs from what was written, as a clause."""
     try:
         digest, size = _digest(path), path.stat().st_size
     except FileNotFoundError:

@@ -12,7 +12,7 @@ from pydantic import field_validator
 from etude.config.component import TrackerConfig
 from etude.config.registry import register_tracker
 from etude.store.files import private_folder
-from etude.trackers.record import COLUMNS, RunRecord, State, TrackedRun, require_package
+from etude.trackers.record import RunRecord, State, TrackedRun, require_package
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -48,20 +48,16 @@ class TensorBoardTracker:
         place = run.folder / "tensorboard" if self._folder is None else self._folder / run.unique_name
         private_folder(place)
         self._writer = EventFileWriter(str(place))
-        rows = [*run.code.items(), *run.flat_config.items()]
-        self._write(0, time.time(), [], {"config": _markdown(("key", "value"), rows)})
+        self._write(0, time.time(), [], {"config": _markdown(run.code | run.flat_config)})
         return f"tensorboard --logdir {place}"
 
     def send(self, record: RunRecord) -> None:
-        """Add its event, with the means, the table of episodes and the alarms."""
+        """Add its event, with the means and the alarms."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        texts = {"alarms": "\n\n".join(record.alarms)}
-        if record.episodes:
-            texts[f"episodes/{record.kind}"] = _markdown(COLUMNS, [row.cells() for row in record.episodes])
         numbers = sorted(record.metrics.items())
         values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers]
-        self._write(record.step, record.at, values, texts)
+        self._write(record.step, record.at, values, {"alarms": "\n\n".join(record.alarms)})
 
     def close(self, state: State) -> None:
         """Close the file."""
@@ -79,12 +75,13 @@ class TensorBoardTracker:
         self._writer.flush()
 
 
-def _markdown(columns: tuple[str, ...], rows: list[Any]) -> str:
-    def line(cells: Any) -> str:
-        texts = ("" if cell is None else str(cell) for cell in cells)
-        return "| " + " | ".join(text.replace("|", "\\|").replace("\n", "<br>") for text in texts) + " |"
-
-    return "\n".join([line(columns), line("---" for _ in columns), *map(line, rows)])
+def _markdown(rows: Mapping[str, str]) -> str:
+    """A table of two columns."""
+    lines = ["| key | value |", "| --- | --- |"]
+    for key, value in rows.items():
+        text = value.replace("|", "\\|").replace("\n", "<br>")
+        lines.append(f"| {key} | {text} |")
+    return "\n".join(lines)
 
 
 @register_tracker(config_type=TensorBoardConfig)

@@ -22,16 +22,7 @@ from etude.store.outline import EpisodeOutline, outlines
 from etude.store.plain import jsonable
 from etude.store.run_folder import RunFolder
 from etude.view.episodes import split_id
-from etude.view.library import Library
-from etude.view.pages import page
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A tool that the model called."""
-
-    name: str
-    arguments: Any
+from etude.view.pages import library_and_run, page
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +34,8 @@ class Turn:
     who: str
     text: str = ""
     thinking: str = ""
-    tools: tuple[ToolCall, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Of each tool call `name` and `arguments`."""
     call: int | None = None
     """Index of the call that it is the answer of."""
     marks: tuple[str, ...] = ()
@@ -100,10 +92,10 @@ def _said(message: Message, who: str, call: int | None = None, marks: Sequence[s
     return Turn(role, who, text, thinking, tools, call, tuple(marks))
 
 
-def _tool_call(wire: Any) -> ToolCall:
+def _tool_call(wire: Any) -> Mapping[str, Any]:
     function = wire.get("function") if isinstance(wire, Mapping) else None
     function = function if isinstance(function, Mapping) else {}
-    return ToolCall(str(function.get("name")), function.get("arguments"))
+    return {"name": str(function.get("name")), "arguments": function.get("arguments")}
 
 
 def _event(event: Event) -> Turn:
@@ -126,51 +118,14 @@ def _event(event: Event) -> Turn:
 _COLOURS = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
-    """A message of an agent on a channel."""
+def shown_play(record: EpisodeRecord) -> dict[str, Any]:
+    """The play of an episode as a page shows it. Raises RequestError when its output is no tree.
 
-    channel: str
-    text: str
-    heard_by: tuple[str, ...]
-    """The other agents in whose later prompts it stands."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A node of the tree, with what followed it."""
-
-    node: Node
-    said: tuple[Said, ...]
-    values: Mapping[str, float]
-    """By agent: what it earned from here on, on average over the branches."""
-    gain: float | None
-    """By how much it was worth more to its agent than its siblings, on average; None without siblings."""
-    decision: str
-    thinking: str
-    following: tuple[Answer, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Play:
-    """A play as a page shows it."""
-
-    protocol: str
-    truth: str
-    stance: str
-    values: Mapping[str, float]
-    """By agent: its earnings in the whole play."""
-    agents: Mapping[str, int]
-    """The number of each agent's colour, from 1."""
-    ways: int
-    """In how many ways the play went."""
-    size: int
-    """Answers in the tree."""
-    answers: tuple[Answer, ...]
-
-
-def shown_play(record: EpisodeRecord) -> Play:
-    """The play of an episode. Raises RequestError when its output is no tree."""
+    `values` are each agent's earnings in the whole play, `agents` the numbers of their colours, `ways` in how
+    many ways it went. Of an answer, `values` are what each agent earned from there on, on average over the
+    branches, `gain` by how much it was worth more to its own than its siblings (None without these), and
+    `heard_by` of a message the other agents in whose later prompts it stands.
+    """
     tree = EpisodeTree.from_json(record.output)
     calls = {call.index: call for call in record.calls}
     prompts = {
@@ -178,39 +133,40 @@ def shown_play(record: EpisodeRecord) -> Play:
         for index, call in calls.items()
     }
 
-    def heard(node: Node, text: str) -> tuple[str, ...]:
-        heard_by = {
-            after.agent for after in _below(tree, node) if text.strip() in prompts.get(after.call, "")
-        }
-        return tuple(agent for agent in tree.agents if agent in heard_by - {node.agent})
+    def heard(node: Node, text: str) -> list[str]:
+        later = {after.agent for after in _below(tree, node) if text.strip() in prompts.get(after.call, "")}
+        return [agent for agent in tree.agents if agent in later - {node.agent}]
 
-    def answer(node: Node) -> Answer:
+    def answer(node: Node) -> dict[str, Any]:
         call = calls.get(node.call)
-        said = tuple(Said(channel, text, heard(node, text)) for channel, text in node.messages.items())
-        return Answer(
-            node,
-            said,
-            {agent: tree.value(node, agent) for agent in tree.agents},
-            _gain(tree, node),
-            "" if node.decision is None else f"{WORDS[code_of(node.decision)]} ({node.decision:g})",
-            "" if call is None or call.completion is None else call.completion.thinking,
-            tuple(map(answer, tree.children(node))),
-        )
+        said = [
+            {"channel": channel, "text": text, "heard_by": heard(node, text)}
+            for channel, text in node.messages.items()
+        ]
+        decision = "" if node.decision is None else f"{WORDS[code_of(node.decision)]} ({node.decision:g})"
+        return {
+            "node": node,
+            "said": said,
+            "values": {agent: tree.value(node, agent) for agent in tree.agents},
+            "gain": _gain(tree, node),
+            "decision": decision,
+            "thinking": "" if call is None or call.completion is None else call.completion.thinking,
+            "following": [*map(answer, tree.children(node))],
+        }
 
-    return Play(
-        tree.protocol,
-        WORDS[tree.truth],
-        WORDS[tree.stance],
-        {agent: tree.value(None, agent) for agent in tree.agents},
-        {agent: at % _COLOURS + 1 for at, agent in enumerate(tree.agents)},
-        sum(1 for _ in tree.leaves()),
-        len(tree.nodes),
-        tuple(map(answer, tree.children())),
-    )
+    return {
+        "protocol": tree.protocol,
+        "truth": WORDS[tree.truth],
+        "stance": WORDS[tree.stance],
+        "values": {agent: tree.value(None, agent) for agent in tree.agents},
+        "agents": {agent: at % _COLOURS + 1 for at, agent in enumerate(tree.agents)},
+        "ways": sum(1 for _ in tree.leaves()),
+        "size": len(tree.nodes),
+        "answers": [*map(answer, tree.children())],
+    }
 
 
 def _below(tree: EpisodeTree, node: Node) -> Iterator[Node]:
-    """All answers that came after one."""
     for child in tree.children(node):
         yield child
         yield from _below(tree, child)
@@ -227,31 +183,9 @@ _TURNS = 200
 _SIBLINGS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """An evaluator's score of an episode."""
-
-    name: str
-    score: float | None
-    reasoning: Any
-    error: str | None
-    reward_of: str | None
-    """None where it is no reward; else whose it is, of several targets: ` of prover`."""
-
-
-@dataclass(frozen=True, slots=True)
-class TimedCall:
-    """A call, and when its answer was stored."""
-
-    call: Call
-    after: float | None
-    """Seconds from the beginning of the episode."""
-
-
 def episode_page(request: Request) -> Response:
     """One episode."""
-    library: Library = request.app.state.library
-    path = library.find(request.path_params["run"])
+    library, path = library_and_run(request)
     start = max(0, int(request.query_params.get("turn", "0") or 0))
     id, rewards = request.path_params["id"], library.rewards(path)
     with RunFolder.read(path) as run:
@@ -264,7 +198,6 @@ def episode_page(request: Request) -> Response:
             "more": start + _TURNS if len(turns) > start + _TURNS else 0,
             "play": _play_of(record),
             "scores": _scores(run.journal, id, rewards),
-            "calls": _timed(run.journal, record),
             "siblings": siblings_of(
                 run.journal, phase, record.example.id, next(iter(rewards.values()), None)
             ),
@@ -275,8 +208,7 @@ def episode_page(request: Request) -> Response:
 
 def group_page(request: Request) -> Response:
     """The episodes of one example in a phase, side by side."""
-    library: Library = request.app.state.library
-    path = library.find(request.path_params["run"])
+    library, path = library_and_run(request)
     with RunFolder.read(path) as run:
         phase, example = split_id(run.journal, request.path_params["id"])
         siblings = siblings_of(run.journal, phase, example, library.reward(path))
@@ -310,36 +242,17 @@ def siblings_of(journal: Journal, phase: str, example: str, reward: str | None) 
     return sorted((each for each in episodes if each.example == example), key=lambda each: each.generation)
 
 
-def _play_of(record: EpisodeRecord) -> Play | None:
-    """The play of a protocol's episode."""
+def _play_of(record: EpisodeRecord) -> dict[str, Any] | None:
     return shown_play(record) if is_play(record) and record.failure is None else None
 
 
-def _scores(journal: Journal, id: str, rewards: Mapping[str | None, str]) -> list[Score]:
-    prefix = f"{id}/score/"
-
-    def reward_of(name: str) -> str | None:
+def _scores(journal: Journal, id: str, rewards: Mapping[str | None, str]) -> list[dict[str, Any]]:
+    """The evaluators' scores of an episode, each with whose reward it is: ` of prover`; None for nobody's."""
+    prefix, scores = f"{id}/score/", []
+    for key, stored in journal.scan(prefix):
+        name = key.removeprefix(prefix)
         targets = [target for target, reward in rewards.items() if reward == name]
-        return f" of {', '.join(filter(None, targets))}" if any(targets) else "" if targets else None
-
-    return [
-        Score(name, stored.get("score"), stored.get("reasoning"), stored.get("error"), reward_of(name))
-        for key, stored in journal.scan(prefix)
-        if (name := key.removeprefix(prefix))
-    ]
-
-
-def _timed(journal: Journal, record: EpisodeRecord) -> list[TimedCall]:
-    """The calls, each with when it was stored."""
-    rows = journal.select(
-        "SELECT key, created FROM steps WHERE key >= ? AND key < ?", (record.id, f"{record.id}0")
-    )
-    created = dict(rows)
-    begun = created[record.id] - record.seconds
-    names = journal.get(record.id)["calls"]
-    # Calls that failed for good have no entry of their own.
-    stored = [created[f"{record.id}/call/{name}"] if isinstance(name, str) else None for name in names]
-    return [
-        TimedCall(call, None if at is None else max(0.0, at - begun))
-        for call, at in zip(record.calls, stored, strict=True)
-    ]
+        whose = f" of {', '.join(filter(None, targets))}" if any(targets) else "" if targets else None
+        told = {part: stored.get(part) for part in ("score", "reasoning", "error")}
+        scores.append({"name": name, "reward_of": whose, **told})
+    return scores

@@ -12,14 +12,13 @@ from starlette.responses import Response
 
 from etude.core.errors import RequestError
 from etude.core.history import Entry, EpochEntry
-from etude.store.episodes import epoch_of
+from etude.store.episodes import epoch_of, phases_of
 from etude.store.figures import shown_reward
 from etude.store.journal import Journal
 from etude.store.log import histories
-from etude.store.outline import WORDS, EpisodeOutline, find_episodes, outlines, parse_query, phases_in
+from etude.store.outline import WORDS, EpisodeOutline, find_episodes, outlines, parse_query
 from etude.store.run_folder import RunFolder
-from etude.view.library import Library
-from etude.view.pages import page
+from etude.view.pages import library_and_run, page
 
 GROUPS, EPISODES = 40, 100
 """On one page."""
@@ -47,11 +46,10 @@ class Group:
 
 def phases_page(request: Request) -> Response:
     """The phases of a run that have episodes; with a filter, what it finds in all of them."""
-    library: Library = request.app.state.library
-    path = library.find(request.path_params["run"])
+    library, path = library_and_run(request)
     query = request.query_params.get("q", "").strip()
     with RunFolder.read(path) as run:
-        phases = phases_in(run.journal)
+        phases = phases_of(run.journal)
         if query:
             return _filtered_page(request, run.journal, path.name, phases, library.reward(path), None)
         entries = _entries(run.journal, run.name)
@@ -64,11 +62,10 @@ def phases_page(request: Request) -> Response:
 
 def phase_page(request: Request) -> Response:
     """The groups of a phase; with a filter, the episodes that it finds."""
-    library: Library = request.app.state.library
-    path = library.find(request.path_params["run"])
+    library, path = library_and_run(request)
     phase, after = request.path_params["phase"], request.query_params.get("after", "")
     with RunFolder.read(path) as run:
-        phases = phases_in(run.journal)
+        phases = phases_of(run.journal)
         if phase not in phases:
             raise RequestError(f"run {run.name} has no episodes of the phase '{phase}'")
         if request.query_params.get("q", "").strip():
@@ -103,7 +100,7 @@ def groups_of(journal: Journal, phase: str, reward: str | None, after: str = "")
 
 def split_id(journal: Journal, id: str) -> tuple[str, str]:
     """The phase, and what comes after it, of an address within a run. Raises RequestError."""
-    fits = [phase for phase in phases_in(journal) if id.startswith(f"{phase}/")]
+    fits = [phase for phase in phases_of(journal) if id.startswith(f"{phase}/")]
     if not fits:
         raise RequestError(f"there is no phase that '{id}' begins with")
     phase = max(fits, key=len)
@@ -113,7 +110,6 @@ def split_id(journal: Journal, id: str) -> tuple[str, str]:
 def _filtered_page(
     request: Request, journal: Journal, run: str, phases: list[str], reward: str | None, phase: str | None
 ) -> Response:
-    """The episodes that a filter finds, a page at a time."""
     query = parse_query(request.query_params["q"])
     after, start = request.query_params.get("after", ""), request.query_params.get("from")
     left = phases[phases.index(start) :] if start in phases else phases

@@ -13,13 +13,12 @@ from etude.core.message import Message, Tool
 from etude.store.plain import plain
 from etude.wire.dialect import ChatBody
 from etude.wire.forms import (
-    EFFORTS,
+    Effort,
     Wish,
     choose_tools,
     effort_options,
     only_one,
     read_format,
-    read_guided,
     read_structured,
 )
 from etude.wire.sampling import Flag, Integer, Neutral, RequestBody
@@ -94,10 +93,6 @@ class InferenceBody(RequestBody):
     structured_outputs: dict[str, Any] | None = Field(
         default=None, description="vLLM: one of `json`, `regex`, `choice`, `grammar`, `json_object`."
     )
-    guided_json: dict[str, Any] | str | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
     prompt_logprobs: Integer | None = Field(
         default=None,
         ge=0,
@@ -114,7 +109,6 @@ class InferenceBody(RequestBody):
         forms = (
             read_format(self.response_format, "response_format"),
             read_structured(self.structured_outputs),
-            read_guided(vars(self)),
         )
         return super().given() | only_one(forms)
 
@@ -154,7 +148,7 @@ class ChatCompletionBody(InferenceBody):
         default=None, description="`auto`, `none`, `required`, a function by its name, or `allowed_tools`."
     )
     parallel_tool_calls: Flag | None = None
-    reasoning_effort: str | None = Field(default=None, description=f"One of {', '.join(EFFORTS)}.")
+    reasoning_effort: Effort | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="vLLM: variables for the model's chat template."
     )
@@ -177,7 +171,7 @@ class ChatCompletionBody(InferenceBody):
 
     def request(self, **fields: Any) -> ChatBody:
         """The request with its messages and tools."""
-        effort = effort_options(self.reasoning_effort, "reasoning_effort")
+        effort = effort_options(self.reasoning_effort)
         tools, tool_choice = choose_tools(tuple(self.tools or ()), self.tool_choice)
         return super().request(
             messages=tuple(map(without_unset, self.messages)),
@@ -198,13 +192,6 @@ class CompletionBody(InferenceBody):
 
     prompt: str | TokenIds | list[str] | list[TokenIds] = Field(min_length=1)
     logprobs: Integer | None = Field(default=None, ge=0, le=20)
-    echo: Flag | None = Field(default=None, description="The prompt before the answer's text.")
-
-    @model_validator(mode="after")
-    def _streams_no_prompt(self) -> CompletionBody:
-        if self.echo and self.stream:
-            raise RequestError("a stream does not echo; leave out echo or stream", param="echo")
-        return self
 
     def given(self) -> dict[str, Any]:
         """The parameters of sampling. The API's own default is a short answer."""
@@ -222,10 +209,6 @@ class CompletionBody(InferenceBody):
                 param="prompt",
             )
         return super().request(
-            echo=bool(self.echo),
-            prompt_logprobs=self.logprobs
-            if self.echo and self.prompt_logprobs is None
-            else self.prompt_logprobs,
             prompts=tuple(each if isinstance(each, str) else tuple(each) for each in prompts),
             logprobs=self.logprobs is not None,
             top_logprobs=self.logprobs or 0,

@@ -16,6 +16,7 @@ from etude.wire.bodies import CacheOptions, ResponseStreamOptions, check_convers
 from etude.wire.chat import logprobs_object
 from etude.wire.dialect import BlockStream, ChatBody, Dialect, Event, Kind, Stream, as_parts, tool_call
 from etude.wire.forms import (
+    Effort,
     ResponseTools,
     Wish,
     chat_name,
@@ -98,7 +99,7 @@ class _ReasoningConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    effort: str | None = None
+    effort: Effort | None = None
     summary: str | None = None
     generate_summary: str | None = None
     context: Literal["auto"] | None = None
@@ -141,7 +142,7 @@ class ResponsesBody(RequestBody):
     def request(self, **fields: Any) -> ChatBody:
         """The request, its instructions as the first message."""
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        effort = effort_options(self.reasoning.effort if self.reasoning else None, "reasoning.effort")
+        effort = effort_options(self.reasoning.effort if self.reasoning else None)
         has_logprobs = _LOGPROBS in (self.include or ())
         offered = tuple(chat for tool in self.tools or () for chat in tool.as_chat())
         tools, tool_choice = choose_tools(offered, self.tool_choice)
