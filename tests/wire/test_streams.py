@@ -170,13 +170,6 @@ async def test_errors_are_the_sdks_and_are_not_retried(error: Exception, kind: t
     assert asked == 1
 
 
-async def test_broken_json_is_refused() -> None:
-    client = recording_client(Slow())
-    response = await client._client.post("http://recorded.invalid/v1/chat/completions", content=b"{")
-    assert response.status_code == 400
-    assert "not JSON" in response.json()["error"]["message"]
-
-
 async def test_an_answer_whose_client_hangs_up_is_sampled_to_its_end(server: EndpointServer) -> None:
     handler = Slow()
     async with openai_client(server.open(handler)) as client:

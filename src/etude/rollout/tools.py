@@ -26,8 +26,7 @@ from etude.core.secrets import masked
 from etude.core.threads import call_in_thread
 from etude.core.tools import ToolResult, ToolSession, ToolSet, ToolSource, ToolUse
 from etude.rollout.episode_loop import EpisodeLoop
-from etude.rollout.python_function import PythonFunction
-from etude.rollout.reply import ToolCall
+from etude.rollout.reply import PythonFunction, ToolCall
 from etude.store.episodes import tool_key
 from etude.store.journal import Steps
 from etude.store.plain import plain
