@@ -53,7 +53,7 @@ class Episode:
         *,
         seed: int,
         server: EndpointServer,
-        tools: EpisodeTools,
+        tools: Mapping[str, ToolSet],
     ) -> None:
         self.example = example
         """The dataset row that this run is about."""
@@ -64,7 +64,7 @@ class Episode:
         self._seed = seed
         self._recorder = recorder
         self._server = server
-        self._tools = tools
+        self._tools = EpisodeTools(self.id, tools, recorder.journal, self._record, self.loop)
         self._events: list[Event] = []
         self._endpoint: Endpoint | None = None
         self._workplace = Workplace()
@@ -199,7 +199,7 @@ class Episode:
 
         Raises RequestError for a set that there is not, ToolError for one that cannot be opened.
         """
-        return self._tools.open(sets, self._record, self.loop)
+        return self._tools.open(sets)
 
     def _record(self, event: Event) -> None:
         self._events.append(replace(event, after_call=self._recorder.last_index))
@@ -277,14 +277,15 @@ class Episode:
         assert call.completion is not None
         return heading(name).recorded(call.completion)
 
-    def close(self) -> None:
-        """End the episode: no more calls, its endpoint key is void, and its folder is removed."""
+    async def close(self) -> None:
+        """End the episode: no more calls, its key is void, its folder is gone, its tools are closed."""
         self.loop.close()
         self._recorder.close()
         if self._endpoint is not None:
             self._server.revoke(self._endpoint)
             self._endpoint = None
         self._workplace.remove()
+        await self._tools.close()
 
 
 def _waiting_for(

@@ -105,7 +105,7 @@ class Recorder:
         """`override` sets fields of `Sampling` for all calls, over what the agent asks for."""
         self.models = models
         self.episode_id = episode_id
-        self._journal = journal
+        self.journal = journal
         self._seed = seed
         self._override = override or {}
         self._max_calls = max_calls
@@ -245,7 +245,7 @@ class Recorder:
 
         try:
             with counting_retries() as count:
-                call: Call = await self._journal.step(
+                call: Call = await self.journal.step(
                     call_key(self.episode_id, name), sample, encode=encode, decode=decode
                 )
         except (StoreError, ModelOut) as error:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.call import Call, ChatRequest, Completion
+from etude.core.edge import written
 from etude.core.episode import EpisodeRecord, Event, Failure
 from etude.core.errors import RequestError
 from etude.core.example import Example
@@ -166,6 +166,7 @@ def _episode_of(chat: Chat, example: Example, generation: int, name: str) -> Epi
         for score in chat.scores
     )
     last = calls[-1]
+    output = None if last.completion is None else written(last.completion.message)
     failure = None if last.completion is not None else Failure("call_failed", last.error or "", "model")
     return EpisodeRecord(
         id=name,
@@ -173,16 +174,10 @@ def _episode_of(chat: Chat, example: Example, generation: int, name: str) -> Epi
         generation=generation,
         calls=calls,
         events=events,
-        output=None if last.completion is None else _output_of(last.completion.message),
+        output=output,
         failure=failure,
         seconds=sum(call.seconds for call in calls),
     )
-
-
-def _output_of(answer: Message) -> str:
-    """The text of an answer; its tool calls as JSON where there is no text."""
-    calls = [call["function"] for call in answer.get("tool_calls") or ()]
-    return text_of(answer) or json.dumps(calls, ensure_ascii=False)
 
 
 def _call_of(call: LoggedCall, index: int, episode: str) -> Call:
