@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.backends.openai_stand_in import BASE, KEY, StandIn
-from tests.cli.projects import change, etude, process, scripted_project, submitted
+from tests.cli.projects import change, etude, process, scripted_project
 
 
 def says(model: str, number: int) -> str:
