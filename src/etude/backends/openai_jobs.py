@@ -1,4 +1,4 @@
-"""Fine-tuning jobs over OpenAI's API, with the official SDK: at OpenAI, or at a server that speaks like it."""
+"""Fine-tuning jobs over OpenAI's API, with the official SDK: at OpenAI, or at a server that speaks its API."""
 
 from __future__ import annotations
 
