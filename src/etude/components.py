@@ -33,7 +33,6 @@ import etude.traces.dataset
 import etude.trackers.callback
 import etude.trackers.mlflow
 import etude.trackers.otel
-import etude.trackers.tensorboard
 import etude.trackers.trackio
 import etude.trackers.wandb
 

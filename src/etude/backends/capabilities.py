@@ -11,8 +11,8 @@ from etude.config.component import LlmConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError
 from etude.core.trajectory import Method
+from etude.inference.local import OpponentsConfig
 from etude.inference.openai_config import OpenAiLlmConfig
-from etude.inference.opponents_config import OpponentsConfig
 
 EVERY_KIND: frozenset[Method] = frozenset({"samples", "pairs", "imitation"})
 """Stands for all algorithms, by the kind of data that they learn from."""

@@ -26,7 +26,7 @@ from etude.jobs.training import units_of_collection
 from etude.learner.learner import TrainingCanceled
 from etude.learner.plan import Schedule
 from etude.models.policy import LoraOptions, Policy
-from etude.store.sums import DamagedError
+from etude.store.files import DamagedError
 
 _LOG = logging.getLogger("etude.versions")
 _NOT_INITIALIZED = "was not initialized; call initialize(run_config) first"

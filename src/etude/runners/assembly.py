@@ -11,7 +11,7 @@ from etude.config.schema import Config
 from etude.core.call import Sampling
 from etude.core.errors import RequestError
 from etude.core.interfaces import Engine, Evaluator
-from etude.inference.opponents_config import OpponentsConfig
+from etude.inference.local import OpponentsConfig
 from etude.rollout.collector import Collector, Limits, Runner
 from etude.rollout.workflow import Workflow
 from etude.store.journal import Steps

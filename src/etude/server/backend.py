@@ -29,8 +29,7 @@ from etude.models.speech import Speech
 from etude.models.weights import load_tensors, write_lora_folder
 from etude.server.models import ServedModel, load_policy
 from etude.server.settings import ServerSettings
-from etude.store.files import WEIGHTS_FILE, draft_of
-from etude.store.sums import damage_in, note_sums
+from etude.store.files import WEIGHTS_FILE, damage_in, draft_of, note_sums
 
 _GPUS, _CPU_CORES = "CUDA_VISIBLE_DEVICES", "VLLM_CPU_OMP_THREADS_BIND"
 """The environment variables by which a vLLM is told what it may use, on a GPU and on a CPU."""
