@@ -30,9 +30,9 @@ import etude.scenarios.datasets
 import etude.scenarios.measures
 import etude.scenarios.scenario
 import etude.traces.dataset
-import etude.trackers.callback
 import etude.trackers.mlflow
 import etude.trackers.otel
+import etude.trackers.record
 import etude.trackers.trackio
 import etude.trackers.wandb
 

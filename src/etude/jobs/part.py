@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from etude.cluster.launch import HeadLost, Seat
 from etude.learner.team import PeerLost, Team
 from etude.models.device import choose_device, choose_dtype, dtype_name
-from etude.store.lock import RunLock
+from etude.store.run_folder import RunLock
 
 PEER_SECONDS = 600.0
 """That a process waits for another: longer than any checkpoint takes to write."""

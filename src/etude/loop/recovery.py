@@ -23,9 +23,8 @@ from etude.store.facts import SUMMARY, histories_of
 from etude.store.figures import last_version
 from etude.store.files import damage_in
 from etude.store.journal import Journal
-from etude.store.lock import RunLock
 from etude.store.log import EpochLog
-from etude.store.run_folder import LOCK
+from etude.store.run_folder import LOCK, RunLock
 from etude.store.stored_config import config_damage, stored_data, trained_parts
 from etude.store.versions import stored_at
 
