@@ -9,22 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from etude.store.learned import LearnedSample, trained_samples
-from etude.store.outline import outlines
-from etude.store.run_folder import RunFolder
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.openai_stand_in import BASE, KEY
-from tests.cli.projects import change, etude, scripted_project
-
-
-def submitted(path: str) -> list[LearnedSample]:
-    """The samples of the first job, by the run's own record."""
-    with RunFolder.read(Path(path)) as run:
-        return [
-            sample
-            for outline in outlines(run.journal, "train/1/", None)
-            for sample in trained_samples(run.path, run.journal, outline.id, "train/1")
-        ]
+from tests.cli.projects import change, etude, scripted_project, submitted
 
 
 @pytest.fixture

@@ -124,28 +124,6 @@ def test_what_cannot_be_done_is_refused_before_any_call(hosted, api, case, comma
     assert api[0].requests == []
 
 
-def test_with_a_grader_grpo_is_openais_reinforcement_fine_tuning(hosted, api):
-    stand_in, _ = api
-    grader = {"type": "string_check", "name": "same", "operation": "eq", "input": "{{sample.output_text}}"}
-    change(
-        hosted,
-        trajectory_builders={"grpo": {"_type": "grpo", "num_generations": 4}},
-        trainer_adapters__openai__reinforcement={"grader": {**grader, "reference": "{{item.expected}}"}},
-        trainer_adapters__openai__min_rows=1,
-        finetuning__num_epochs=1,
-        eval__general__max_concurrency=1,
-    )
-    stand_in.min_rows = 1
-    shown = etude("check", "config.yml")
-    assert shown.exit_code == 0, shown.stdout
-    assert "samples and grades by itself" in shown.stdout
-    shown = etude("train", "config.yml", "--name", "r")
-    assert shown.exit_code == 0, shown.stderr
-    assert stand_in.jobs["ftjob-0"]["method"]["type"] == "reinforcement"
-    row = stand_in.rows("ftjob-0")[0]
-    assert (row["expected"], row["inputs"]) == ("yes", {"question": row["messages"][0]["content"]})
-
-
 MOMENTS = ["POST /files", "POST /fine_tuning/jobs", "GET /fine_tuning/jobs/ID"]
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from etude.algorithms.algorithm import Algorithm, algorithm_of
 from etude.backends.capabilities import Capabilities, JobHyperparameters
-from etude.backends.cluster_learners import ClusterLearners, Learners
-from etude.backends.local_config import LOCAL_CAPABILITIES, LocalAdapterConfig, LoraConfig
+from etude.backends.learning import ClusterLearners, Learners
+from etude.backends.local import LOCAL_CAPABILITIES, LocalAdapterConfig, LoraConfig
 from etude.backends.local_job import FinishedJob, Job, LocalLearner, Workplace, learner_options
 from etude.backends.trainer_adapter import TrainerAdapter, job_status
 from etude.config.finetuning import FinetuneConfig

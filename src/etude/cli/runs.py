@@ -241,7 +241,7 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
             entry.metrics.get("avg_reward"),
             entry.metrics.get("episodes"),
             failed_counts(entry.metrics)[0],
-            shown_share(entry.metrics.get("cut_off_share")),
+            f"{100 * share:.0f} %" if (share := entry.metrics.get("cut_off_share")) else None,
             entry.metrics.get("filtered_trajectories"),
             None if entry.version is None else f"v{entry.version.number}",
             (validations.get(entry.epoch) or {}).get("avg_reward"),
@@ -267,8 +267,3 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
         calls.update(entry.metrics.get("calls") or {})
     # What was cut off is a warning of the entry's own.
     show_troubles(run, {**calls, "cut_off": 0}, causes_in(entries))
-
-
-def shown_share(share: float | None) -> str | None:
-    """A share in per cent; nothing for none."""
-    return f"{100 * share:.0f} %" if share else None

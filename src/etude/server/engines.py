@@ -125,7 +125,6 @@ class EnginePool:
                 await self._unload(name)
 
     async def close(self) -> None:
-        """Free everything."""
         for name in list(self._loaded):
             await self._unload(name)
         await self._backend.put_away()
