@@ -11,7 +11,7 @@ from etude.config.load import load_config
 from etude.core.errors import CapabilityError
 from etude.core.example import Example
 from etude.groups.opponents import bradley_terry
-from etude.inference.opponents_config import OpponentsConfig
+from etude.inference.local import OpponentsConfig
 from etude.rollout.collector import EpisodeJob
 from etude.run import Run as StoredRun
 from etude.store.episodes import iter_episodes
