@@ -1,4 +1,4 @@
-"""Fine-tuning jobs over OpenAI's API, with the official SDK: at OpenAI, or a server that speaks like it."""
+"""Fine-tuning jobs over OpenAI's API, by its SDK: at OpenAI, or at a server that speaks the same API."""
 
 from __future__ import annotations
 
