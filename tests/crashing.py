@@ -29,7 +29,7 @@ from etude.core.job import ModelVersion, TrainingJobStatus
 from etude.groups.line import ModelLine
 from etude.groups.opponents import OpponentPool
 from etude.inference.embedded import EmbeddedEngine
-from etude.inference.opponents_config import OpponentsConfig
+from etude.inference.local import OpponentsConfig
 from etude.loop.lifecycle import new_run
 from etude.loop.record import Record
 from etude.rewards.evaluation_run import EvaluationRun

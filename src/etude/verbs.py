@@ -40,7 +40,7 @@ from etude.loop.model import model_overrides
 from etude.loop.settings import as_overrides
 from etude.loop.targets import assemble_trainer
 from etude.report.files import RunReport
-from etude.report.live import progress_for
+from etude.report.progress import progress_for
 from etude.run import Run, TrainedModel
 from etude.runtime import Report, open_runtime
 from etude.store.facts import find_run

@@ -14,7 +14,7 @@ import pytest
 
 from etude.inference.embedded import EmbeddedEngine
 from etude.store.facts import histories_of
-from etude.store.sums import SUMS
+from etude.store.files import SUMS
 from tests.cli.killed import repeatable_project
 from tests.cli.projects import change, etude, finished, local_project, train_two_models
 from tests.times import without_times

@@ -56,10 +56,11 @@ def test_grpo_goes_through_the_server_and_back(served, server):
     assert server.engine == []
     samples = submitted("runs/r")
     assert sorted({sample.reward for sample in samples}) == [0.0, 1.0]
-    assert all(sample.source.makes_advantages and not sample.source.takes_text for sample in samples)
+    assert all(sample.source.makes_advantages for sample in samples)
     for sample in samples:
-        trained = [place for place, weight in enumerate(sample.weights) if weight == 1.0]
-        assert trained and (sample.advantages[trained[0]] > 0) == (sample.reward == 1)
+        answer = [at for at, weight in enumerate(sample.weights) if weight]
+        assert answer and {sample.weights[at] for at in answer} == {1.0}
+        assert all((sample.advantages[at] > 0) == (sample.reward == 1) for at in answer)
 
 
 def test_a_run_that_was_stopped_while_its_job_trains_goes_on_with_it(served, server):

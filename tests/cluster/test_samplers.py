@@ -15,16 +15,22 @@ import pytest
 import pytest_asyncio
 import torch
 
-from etude.cluster.connection import connected
+from etude.cluster.config import connected
 from etude.cluster.samplers import RayVllm, SamplerLauncher, SamplerRoom
 from etude.core.errors import EngineError
 from etude.inference.answer import TokenRequest
 from etude.inference.vllm_child import VllmOptions
 from etude.inference.vllm_process import VllmProcess
 from etude.inference.vllm_processes import VllmProcesses
-from tests.inference.test_vllm import PROMPT, logprobs_of, lora_folder, options_of
+from tests.inference.test_vllm import (
+    PROMPT,
+    logprobs_of,
+    lora_folder,
+    options_of,
+    require_weights,
+    written_model,
+)
 from tests.inference.test_vllm import engine_of as real_engine_of
-from tests.inference.test_vllm_in_place import model, require_weights
 from tests.inference.test_vllm_processes import answers, ask, engine_of
 from tests.inference.test_vllm_processes import lora as lora
 from tests.inference.test_vllm_processes import source as source
@@ -153,7 +159,7 @@ async def test_a_real_vllm_on_a_node_samples_from_the_weights_that_it_was_given(
 ):
     """The base, LoRA weights that are sent to its node, and then whole weights in place of the base."""
     command = command_of("real", monkeypatch)
-    first, second = model(tmp_path / "a", 1, tied=False), model(tmp_path / "b", 2, tied=False)
+    first, second = written_model(tmp_path / "a", 1, tied=False), written_model(tmp_path / "b", 2, tied=False)
     process = placed(tmp_path / "vllm", command=command, environment=QUICKLY)
     process.options = replace(process.options, arguments=("--enforce-eager",))
     processes = VllmProcesses([process])

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import Supervised
-from etude.core.errors import StoreError, TrainingError
+from etude.core.errors import RequestError, StoreError, TrainingError
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.plan import Schedule
 from etude.models.policy import LoraOptions
-from tests.learner.gradients import batch_of, sequences, train
-from tests.models.tiny_models import fresh_policy, policy
+from tests.learner.gradients import assert_same, batch_of, gradient_of, sequences, train
+from tests.learner.trees import forest
+from tests.models.tiny_models import family, fresh_policy, policy
 
 OPTIONS = LearnerOptions(
     learning_rate=1e-2,
@@ -246,3 +247,28 @@ def test_a_rate_is_never_above_the_highest_and_is_0_at_the_end(shape, warmup, tr
     assert 0 <= share <= 1 + 1e-12
     if trained >= trainings and step >= warmup and shape != "constant":
         assert share == pytest.approx(0.0)
+
+
+GEMMA = {"head_dim": 8, "sliding_window": 6}
+
+
+@pytest.mark.parametrize("packing", ["tree", "padded"])
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "lora"])
+def test_the_gradient_is_the_same(packing, kind):
+    of = family("Gemma2Config", **GEMMA) if kind == "gemma2" else fresh_policy()
+    if kind == "lora":
+        of.use_lora(LoraOptions(r=4), seed=0)
+        with torch.no_grad():
+            for parameter in of.trainable().values():
+                parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
+    batch, objective = batch_of(forest(1, 30)), Grpo(entropy_bonus=0.1)
+    plain = gradient_of(of, batch, objective, packing=packing)
+    again = gradient_of(of, batch, objective, packing=packing, gradient_checkpointing=True)
+    assert_same(again, plain)
+
+
+def test_a_model_that_does_not_say_what_its_layers_are_is_refused():
+    of = fresh_policy()
+    of.model.model.layers = torch.nn.ModuleList()
+    with pytest.raises(RequestError, match="gradient_checkpointing: models of the type 'llama' do not say"):
+        Learner(of, LearnerOptions(gradient_checkpointing=True))

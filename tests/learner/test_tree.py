@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from etude.algorithms.grpo import Grpo
 from etude.learner.learner import Learner, LearnerOptions
+from etude.learner.packed import why_not_trees
 from etude.learner.tree import token_tree
-from etude.learner.tree_model import why_not_trees
 from tests.learner.gradients import assert_same, batch_of, gradient_of, train
 from tests.learner.trees import forest
 from tests.models.tiny_models import family, fresh_policy

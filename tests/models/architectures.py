@@ -14,7 +14,7 @@ import transformers
 
 from etude.inference.decoder import make_decoder
 from etude.inference.slot_decoder import SlotDecoder
-from etude.learner.tree_model import why_not_trees
+from etude.learner.packed import why_not_trees
 from etude.models.architecture import layer_kinds, model_class
 from etude.models.policy import LoraOptions, Policy
 from tests.models.tiny_models import family, loud, tiny_sizes, tokenizer

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from etude.algorithms.grpo import Grpo
+from etude.backends.local import LocalAdapterConfig
 from etude.backends.local_adapter import LocalAdapter
-from etude.backends.local_config import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError, RequestError
 from etude.inference.decoder import make_decoder

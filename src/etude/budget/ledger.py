@@ -24,9 +24,8 @@ from etude.config.schema import Config
 from etude.core.call import NO_USAGE, Usage
 from etude.core.errors import BudgetReached, RequestError
 from etude.core.interfaces import Progress
-from etude.inference.local import LocalLlmConfig
+from etude.inference.local import LocalLlmConfig, OpponentsConfig
 from etude.inference.openai_config import OpenAiLlmConfig
-from etude.inference.opponents_config import OpponentsConfig
 from etude.store.journal import Journal
 from etude.store.run_folder import TIME_STEP, RunFolder
 

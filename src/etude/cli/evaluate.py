@@ -87,7 +87,7 @@ def evaluate(
 
 def evaluate_in(settings: Config, run: RunFolder, request: EvaluationRequest, *, as_json: bool) -> None:
     """Evaluate in an open run folder, and show the scores; progress is told beside the JSON object."""
-    from etude.report.live import progress_for
+    from etude.report.progress import progress_for
     from etude.verbs import evaluate_in as evaluate_run
 
     with (
@@ -117,7 +117,7 @@ def _config_of(run: Path) -> Path:
 def _rescore(run: Path, settings: Config, phase: str | None, *, as_json: bool) -> None:
     """Score the stored episodes of a run with the evaluators of a config."""
     from etude.loop.evaluation import rescore_run
-    from etude.report.live import progress_for
+    from etude.report.progress import progress_for
     from etude.store.run_folder import RunFolder
 
     with (

@@ -160,7 +160,9 @@ def _prepared(speech: Speech, request: ChatRequest) -> tuple[Prompt, Sampling]:
     if request.prompt is None:
         prompt, sampling = speech.template.prompt(request), sampling_of(request, speech.template)
     else:
-        prompt = Prompt(prompt_ids(speech, request.prompt))
+        # A text gets the tokenizer's own special tokens around it.
+        given = request.prompt
+        prompt = Prompt(tuple(speech.tokenizer(given)["input_ids"] if isinstance(given, str) else given))
     require_room(speech, prompt.ids)
     return prompt, sampling
 
@@ -172,13 +174,6 @@ def size_of(request: ChatRequest) -> int:
     calls = [call for message in request.messages for call in message.get("tool_calls") or ()]
     texts = sum(len(text_of(message)) for message in request.messages)
     return texts + sum(len(str(part)) for part in (*request.tools, *calls))
-
-
-def prompt_ids(speech: Speech, prompt: str | Sequence[int], *, special: bool = True) -> tuple[int, ...]:
-    """The token ids of a prompt as it stands, with the tokenizer's own special tokens around a text."""
-    if isinstance(prompt, str):
-        return tuple(speech.tokenizer(prompt, add_special_tokens=special)["input_ids"])
-    return tuple(prompt)
 
 
 def require_room(speech: Speech, ids: Sequence[int]) -> None:

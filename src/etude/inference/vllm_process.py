@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import httpx
 from pydantic import SecretStr
 
-from etude.core.errors import EngineAway, EngineError
+from etude.core.errors import EngineError
 from etude.inference.vllm_child import LocalLauncher, VllmChild, VllmLauncher, VllmOptions
 from etude.wire.retries import Again, Disturbed, Refused, RetryPolicy, failure_of, retried
 
@@ -79,9 +79,6 @@ class VllmProcess:
 
         Raises EngineError when it does not start.
         """
-        if self.serves(source):
-            await self.ready(self.options.start_seconds)
-            return
         await self.stop()
         self.source, self._loras = source, dict(loras or {})
         await self._set("starting")
@@ -140,16 +137,6 @@ class VllmProcess:
             self._client = None
         self._loras.clear()
         await self._set("stopped")
-
-    async def ready(self, seconds: float) -> None:
-        """Wait until requests are answered. Raises EngineAway when they are not to be, or not in time."""
-        try:
-            async with asyncio.timeout(seconds), self.changed:
-                await self.changed.wait_for(lambda: self.state not in ("starting", "restarting"))
-        except TimeoutError as error:
-            raise EngineAway(f"vLLM is not back after {seconds:g} s; /engine/status says why") from error
-        if self.state != "running":
-            raise EngineAway("vLLM does not run; /engine/status says why")
 
     async def add_lora(self, name: str, folder: Path) -> bool:
         """Load LoRA weights (the absolute path of a folder that peft writes) under a name never used before.

@@ -34,15 +34,14 @@ from etude.learner.objective import (
     trained_tokens,
 )
 from etude.learner.optimiser import Optimiser
-from etude.learner.packed import PackedStep
+from etude.learner.packed import PackedStep, why_not_trees
 from etude.learner.padding import Shares, numbered, padded_passes, padded_row
 from etude.learner.plan import Schedule
 from etude.learner.team import Team, idle
-from etude.learner.tree_model import why_not_trees
 from etude.models.architecture import without_lora
 from etude.models.policy import Policy
 from etude.models.weights import load_tensors, save_tensors
-from etude.store.sums import note_sum, require_as_written
+from etude.store.files import note_sum, require_as_written
 
 Packing: TypeAlias = Literal["tree", "padded"]
 """`tree` computes tokens that sequences share once, where there are any and the model takes token trees;

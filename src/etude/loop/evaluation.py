@@ -32,8 +32,7 @@ from etude.core.example import Example
 from etude.core.interfaces import Engine, Progress, bare
 from etude.core.keys import content_hash
 from etude.groups.opponents import OpponentPool
-from etude.inference.local import LocalLlmConfig
-from etude.inference.opponents_config import OpponentsConfig
+from etude.inference.local import LocalLlmConfig, OpponentsConfig
 from etude.loop.arguments import load
 from etude.loop.lifecycle import new_run
 from etude.loop.metrics import measured_scores

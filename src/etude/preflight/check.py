@@ -13,17 +13,14 @@ from typing import Any
 from etude.algorithms.algorithm import kind_of
 from etude.backends.capabilities import (
     Capabilities,
-    check_ahead,
+    check_block,
     check_from_base,
     check_method,
     check_opponents,
     check_options,
     check_tokens,
-    check_warm_up,
 )
-from etude.backends.local import check_learners
-from etude.backends.local_config import LOCAL_CAPABILITIES, LocalAdapterConfig
-from etude.backends.openai_adapter import OpenAiAdapterConfig
+from etude.backends.local import LOCAL_CAPABILITIES, LocalAdapterConfig, check_learners
 from etude.backends.openai_api import JobsConfig
 from etude.backup.address import probe
 from etude.cluster.component import require_used
@@ -313,8 +310,7 @@ async def _check_training(
         backend, settings = f"'{kind}'", trajectories.trajectory_builder_config
         check_method(backend, capabilities, trajectories.method, f"'{settings.type_name}'")
         check_options(backend, capabilities, settings)
-        check_ahead(backend, capabilities, block)
-        check_warm_up(backend, capabilities, block)
+        check_block(backend, capabilities, block)
         if block.fine_tune_from_scratch:
             check_from_base(backend, capabilities)
         check_tokens(backend, capabilities, trajectories.methods, builder.config.llms[target], target)
@@ -348,17 +344,9 @@ def _check_hosted(
     adapter = _adapter_of(config, block)
     if not isinstance(adapter, JobsConfig):
         return True
-    graded = isinstance(adapter, OpenAiAdapterConfig) and adapter.reinforcement is not None
-    if graded:
-        findings.warn(
-            what,
-            "OpenAI's reinforcement fine-tuning samples and grades by itself: the run's answers and rewards "
-            "are measured, and only its prompts are trained on",
-        )
     builder: Any = config.trajectory_builders.get(block.trajectory_builder or "")
     groups = min(getattr(builder, "examples_per_epoch", None) or examples, examples)
-    in_groups = graded or builder.type_name == "grpo"
-    rows = groups * (1 if in_groups else getattr(builder, "num_generations", 1))
+    rows = groups * (1 if builder.type_name == "grpo" else getattr(builder, "num_generations", 1))
     enough = builder.type_name not in ("grpo", "expert_iteration") or rows >= adapter.min_rows
     if not enough:
         findings.warn(

@@ -13,7 +13,7 @@ from typing import Any
 
 from etude.algorithms.algorithm import groups_of
 from etude.algorithms.collecting import Collecting, CollectingBuilder
-from etude.backends.openai_adapter import AUTO_EPOCHS, OpenAiAdapterConfig
+from etude.backends.openai_jobs import AUTO_EPOCHS, OpenAiAdapterConfig
 from etude.budget.bill import Bill, Line, bill_of
 from etude.budget.ledger import how_to_price, prices_of, require_bounded, unpriced
 from etude.config.builder import Builder, TargetBuilder
@@ -273,7 +273,7 @@ def _training_cost(config: Config, episodes: int, each: PerEpisode) -> tuple[flo
         passes = AUTO_EPOCHS if adapter.n_epochs == "auto" else adapter.n_epochs
         llm = config.llms.get(block.target_model or "")
         model = str(getattr(llm, "model_name", ""))
-        prices = None if llm is None or adapter.reinforcement is not None else llm.prices
+        prices = None if llm is None else llm.prices
         if prices is None or (price := prices.training) is None:
             how = f"give llms.{block.target_model}.prices.training, in USD for a million tokens"
             return None, (f"what OpenAI charges for training {model} is not known here: {how}",)
