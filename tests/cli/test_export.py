@@ -114,8 +114,10 @@ def test_the_model_card_names_no_place_of_this_machine(local, tmp_path, lora):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--format", "rows"], "--format has no meaning with a model: add --trajectories FILE"),
-        (["--trajectories", "t.jsonl", "--lora"], "--lora has no meaning with --trajectories"),
+        (["--outtype", "f16"], "add --format gguf"),
+        (["--format", "gguf", "--lora"], "--lora has no meaning with --format gguf"),
+        (["--format", "rows"], "--format goes with --trajectories FILE"),
+        (["--trajectories", "t.jsonl", "--format", "gguf"], "--format gguf is of a model"),
     ],
 )
 def test_options_that_do_not_go_together(project, arguments, reason):

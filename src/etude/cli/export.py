@@ -1,7 +1,8 @@
-"""`etude export RUN`: a model as a folder, or the trajectories of a run."""
+"""`etude export RUN`: a model as a folder or as a GGUF file; or the trajectories of a run."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
@@ -10,11 +11,13 @@ from etude.cli.command import RUNS, AsJson, OutputDir, Run, option, refuse, run_
 from etude.cli.console import emit, next_step, path_shown, say
 
 if TYPE_CHECKING:
+    from etude.export.model import Conversion
     from etude.export.rows import Written
 
 
-Format = Literal["rows", "openai"]
+Format = Literal["safetensors", "gguf", "rows", "openai"]
 Method = Literal["grpo", "dpo", "supervised"]
+OutType = Literal["auto", "f32", "f16", "bf16", "q8_0"]
 
 Version: TypeAlias = Annotated[
     str,
@@ -24,7 +27,19 @@ Version: TypeAlias = Annotated[
     ),
 ]
 FormatOf: TypeAlias = Annotated[
-    Format | None, option("Of trajectories: rows with all fields, or OpenAI fine-tuning rows.")
+    Format | None,
+    option(
+        "Of a model: safetensors, or gguf for llama.cpp and Ollama. Of trajectories: rows with all "
+        "fields, or OpenAI fine-tuning rows."
+    ),
+]
+LlamaCpp: TypeAlias = Annotated[
+    Path | None,
+    option("The folder of llama.cpp, whose converter writes GGUF; by default LLAMA_CPP, or installed."),
+]
+
+OutTypeOf: TypeAlias = Annotated[
+    OutType | None, option("How a GGUF file has its weights; by default 16 bits, as the model.")
 ]
 TrajectoryFile: TypeAlias = Annotated[Path | None, option("Write trajectories: FILE.jsonl.", metavar="FILE")]
 MethodOf: TypeAlias = Annotated[
@@ -38,6 +53,8 @@ def export(
     lora: Annotated[bool, option("LoRA weights alone, or the whole model.", "--lora/--merged")] = False,
     out: Annotated[Path | None, option("The folder to write; by default in the run.")] = None,
     format: FormatOf = None,
+    outtype: OutTypeOf = None,
+    llama_cpp: LlamaCpp = None,
     license: Annotated[str | None, option("For the model card: apache-2.0.", metavar="ID")] = None,
     trajectories: TrajectoryFile = None,
     method: MethodOf = None,
@@ -49,39 +66,68 @@ def export(
     from etude.store.facts import find_run
     from etude.store.files import TO_FETCH
 
+    if format == "gguf":
+        refuse("--format gguf, which is of the whole model", lora=lora)
+    else:
+        refuse("safetensors: add --format gguf", outtype=outtype, llama_cpp=llama_cpp)
+    wish = _Wish(lora, out, format == "gguf", outtype or "auto", llama_cpp, license)
     if run.startswith("ft:"):
         raise RequestError(f"{run} is no run, but a server's model: {TO_FETCH}")
     path = find_run(run, output_dir)
     if trajectories is not None:
-        refuse("--trajectories", lora=lora)
+        if format in ("safetensors", "gguf"):
+            raise RequestError(f"--format {format} is of a model, and --trajectories has rows or openai")
+        refuse("--trajectories", lora=lora, outtype=outtype, llama_cpp=llama_cpp)
         _export_trajectories(path, trajectories, format or "rows", method, as_json)
         return
-    refuse("a model: add --trajectories FILE", format=format, method=method)
-    _export_model(path, version, lora, out, license, as_json)
+    if format in ("rows", "openai") or method is not None:
+        raise RequestError(f"--{'method' if method else 'format'} goes with --trajectories FILE")
+    _export_model(path, version, wish, as_json)
 
 
-def _export_model(
-    run: Path, version: str, lora: bool, out: Path | None, license: str | None, as_json: bool
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """How a model is to be written."""
+
+    lora: bool
+    out: Path | None
+    gguf: bool
+    outtype: OutType
+    llama_cpp: Path | None
+    license: str | None
+
+    @property
+    def suffix(self) -> str:
+        return "-gguf" if self.gguf else "-lora" if self.lora else ""
+
+    @property
+    def conversion(self) -> Conversion | None:
+        """How it becomes a GGUF file. Raises RequestError without llama.cpp."""
+        from etude.export.model import Conversion, find_converter
+
+        return Conversion(find_converter(self.llama_cpp), self.outtype) if self.gguf else None
+
+
+def _export_model(run: Path, version: str, wish: _Wish, as_json: bool) -> None:
     from etude.export.model import export_model
     from etude.store.facts import histories_of
     from etude.store.figures import collapse_in
     from etude.store.versions import choose_version
 
     wanted = choose_version(run, version)
-    folder = (out or run / "export" / f"v{wanted.number}{'-lora' if lora else ''}").absolute()
-    files = export_model(wanted, folder, lora_only=lora, license=license)
+    folder = (wish.out or run / "export" / f"v{wanted.number}{wish.suffix}").absolute()
+    files = export_model(wanted, folder, lora_only=wish.lora, gguf=wish.conversion, license=wish.license)
     warning = collapse_in(histories_of(run)[wanted.target])
     if as_json:
         facts = {"folder": str(folder), "version": wanted.number, "choice": wanted.choice or None}
-        emit(facts | {"lora_only": lora, "files": files, "warning": warning})
+        emit(facts | {"lora_only": wish.lora, "files": files, "warning": warning})
         return
     say(f"exported        {wanted}" + (f"  ({wanted.choice})" if wanted.choice else ""))
     if warning is not None:
         say(f"warning         {warning}")
     say(f"to              {path_shown(folder)}")
     say(f"files           {', '.join(files)}")
-    if lora or wanted.target is not None:
+    if wish.suffix or wanted.target is not None:
         # What stands alone there is no model that the config could name in place of its own.
         next_step(hints.evaluate_version(run, str(wanted).removeprefix(f"{run.name}:")))
     else:
