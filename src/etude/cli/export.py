@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from etude.cli import hints
-from etude.cli.command import RUNS, AsJson, OutputDir, Run, option, refuse, run_async
+from etude.cli.command import RUNS, AsJson, OutputDir, Run, key_in, option, refuse, run_async
 from etude.cli.console import emit, next_step, path_shown, say
 
 if TYPE_CHECKING:
@@ -45,6 +45,12 @@ TrajectoryFile: TypeAlias = Annotated[Path | None, option("Write trajectories: F
 MethodOf: TypeAlias = Annotated[
     Method | None, option("Build trajectories for this method; by default the run's own.")
 ]
+Server: TypeAlias = Annotated[
+    str | None, option("Of the server at this address; then RUN is the name of its model.", metavar="ADDRESS")
+]
+ApiKeyEnv: TypeAlias = Annotated[
+    str | None, option("Environment variable with the key of that server.", metavar="NAME")
+]
 
 
 def export(
@@ -58,21 +64,30 @@ def export(
     license: Annotated[str | None, option("For the model card: apache-2.0.", metavar="ID")] = None,
     trajectories: TrajectoryFile = None,
     method: MethodOf = None,
+    server: Server = None,
+    api_key_env: ApiKeyEnv = None,
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
     """Export the trained model with a model card, or the trajectories of a run."""
     from etude.core.errors import RequestError
     from etude.store.facts import find_run
-    from etude.store.files import TO_FETCH
 
     if format == "gguf":
         refuse("--format gguf, which is of the whole model", lora=lora)
     else:
         refuse("safetensors: add --format gguf", outtype=outtype, llama_cpp=llama_cpp)
     wish = _Wish(lora, out, format == "gguf", outtype or "auto", llama_cpp, license)
+    if server is not None:
+        refuse("--server", version=version or None, license=license)
+        refuse("--server", trajectories=trajectories, method=method)
+        if format in ("rows", "openai"):
+            raise RequestError(f"--format {format} has no meaning with --server")
+        _export_served(server, run, wish, api_key_env, as_json)
+        return
+    refuse("a run: it goes with --server ADDRESS", api_key_env=api_key_env)
     if run.startswith("ft:"):
-        raise RequestError(f"{run} is no run, but a server's model: {TO_FETCH}")
+        raise RequestError(f"{run} is no run, but a server's model: etude export --server ADDRESS {run}")
     path = find_run(run, output_dir)
     if trajectories is not None:
         if format in ("safetensors", "gguf"):
@@ -132,6 +147,24 @@ def _export_model(run: Path, version: str, wish: _Wish, as_json: bool) -> None:
         next_step(hints.evaluate_version(run, str(wanted).removeprefix(f"{run.name}:")))
     else:
         next_step(hints.evaluate_exported(run, folder))
+
+
+def _export_served(server: str, model: str, wish: _Wish, api_key_env: str | None, as_json: bool) -> None:
+    from etude.export.model import plain_name
+    from etude.export.served import export_served
+
+    folder = (wish.out or Path(f"{plain_name(model)}{wish.suffix}")).absolute()
+    files = export_served(
+        server, model, folder, key=key_in(api_key_env), lora_only=wish.lora, gguf=wish.conversion
+    )
+    if as_json:
+        emit({"folder": str(folder), "model": model, "lora_only": wish.lora, "files": files})
+        return
+    say(f"exported        {model}")
+    say(f"to              {path_shown(folder)}")
+    say(f"files           {', '.join(files)}")
+    if not wish.suffix:
+        next_step(hints.new_project(path_shown(folder)))
 
 
 def _export_trajectories(run: Path, file: Path, format: Format, method: Method | None, as_json: bool) -> None:

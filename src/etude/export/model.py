@@ -73,16 +73,25 @@ def model_card(wanted: RunVersion, kind: Kind, license: str | None) -> str:
     lines = [*_introduction(wanted, history, kind, license), *_results(history, wanted)]
     if kind == "gguf":
         lines.append("All of this was measured before the weights were converted to GGUF.\n")
-    load = _LOAD_LORA if kind == "lora" else _LOAD
-    use = _USE_GGUF.format(name=model_name(wanted).lower()) if kind == "gguf" else _USE.format(load=load)
-    lines += [use, *_making(wanted)]
+    lines += [usage(model_name(wanted), kind), *_making(wanted)]
     front = _front_matter(wanted, kind, license).to_yaml()
     return str(ModelCard(f"---\n{front}\n---\n\n" + "\n".join(lines), ignore_metadata_errors=True))
 
 
+def usage(name: str, kind: Kind) -> str:
+    """The section on how a model of that name is used."""
+    if kind == "gguf":
+        return _USE_GGUF.format(name=name.lower())
+    return _USE.format(load=_LOAD_LORA if kind == "lora" else _LOAD)
+
+
 def model_name(wanted: RunVersion) -> str:
     """A name for the version that programs and hubs take: `sums-v3`, `debate-prover-v3`."""
-    name = "-".join(filter(None, (wanted.run.name, wanted.target, f"v{wanted.number}")))
+    return plain_name("-".join(filter(None, (wanted.run.name, wanted.target, f"v{wanted.number}"))))
+
+
+def plain_name(name: str) -> str:
+    """The name as programs and hubs take it, and as a folder may be called."""
     return re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.")
 
 
