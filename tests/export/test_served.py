@@ -121,7 +121,7 @@ def test_what_the_server_refuses_is_said(trained: SimpleNamespace, here: Path):
     assert odd.exit_code == 1 and "an address begins with http:// or https://" in odd.stderr
     runless = etude("export", "ft:tiny:gone")
     assert runless.exit_code == 2 and "etude export --server ADDRESS ft:tiny:gone" in runless.stderr
-    assert etude("export", "--server", trained.server.address, "m", "--license", "mit").exit_code == 2
+    assert etude("export", "--server", trained.server.address, "m", "--push", "me/m").exit_code == 2
     assert [*here.iterdir()] == []
 
 

@@ -1,16 +1,17 @@
-"""`etude export RUN`: a model as a folder or as a GGUF file; or the trajectories of a run."""
+"""`etude export RUN`: a model as a folder, as a GGUF file or on the hub; or the trajectories of a run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from etude.cli import hints
 from etude.cli.command import RUNS, AsJson, OutputDir, Run, key_in, option, refuse, run_async
 from etude.cli.console import emit, next_step, path_shown, say
 
 if TYPE_CHECKING:
+    from etude.export.hub import Repository
     from etude.export.model import Conversion
     from etude.export.rows import Written
 
@@ -41,6 +42,9 @@ LlamaCpp: TypeAlias = Annotated[
 OutTypeOf: TypeAlias = Annotated[
     OutType | None, option("How a GGUF file has its weights; by default 16 bits, as the model.")
 ]
+PushTo: TypeAlias = Annotated[
+    str | None, option("Send it to this repository of the Hugging Face hub.", metavar="USER/NAME")
+]
 TrajectoryFile: TypeAlias = Annotated[Path | None, option("Write trajectories: FILE.jsonl.", metavar="FILE")]
 MethodOf: TypeAlias = Annotated[
     Method | None, option("Build trajectories for this method; by default the run's own.")
@@ -61,6 +65,8 @@ def export(
     format: FormatOf = None,
     outtype: OutTypeOf = None,
     llama_cpp: LlamaCpp = None,
+    push: PushTo = None,
+    public: Annotated[bool, option("Whether everybody may see it there.", "--public/--private")] = False,
     license: Annotated[str | None, option("For the model card: apache-2.0.", metavar="ID")] = None,
     trajectories: TrajectoryFile = None,
     method: MethodOf = None,
@@ -69,7 +75,7 @@ def export(
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Export the trained model with a model card, or the trajectories of a run."""
+    """Export the trained model with a model card, here or to the hub, or the trajectories of a run."""
     from etude.core.errors import RequestError
     from etude.store.facts import find_run
 
@@ -79,7 +85,7 @@ def export(
         refuse("safetensors: add --format gguf", outtype=outtype, llama_cpp=llama_cpp)
     wish = _Wish(lora, out, format == "gguf", outtype or "auto", llama_cpp, license)
     if server is not None:
-        refuse("--server", version=version or None, license=license)
+        refuse("--server", version=version or None, push=push, public=public, license=license)
         refuse("--server", trajectories=trajectories, method=method)
         if format in ("rows", "openai"):
             raise RequestError(f"--format {format} has no meaning with --server")
@@ -92,12 +98,14 @@ def export(
     if trajectories is not None:
         if format in ("safetensors", "gguf"):
             raise RequestError(f"--format {format} is of a model, and --trajectories has rows or openai")
-        refuse("--trajectories", lora=lora, outtype=outtype, llama_cpp=llama_cpp)
+        refuse("--trajectories", push=push, public=public, lora=lora, outtype=outtype, llama_cpp=llama_cpp)
         _export_trajectories(path, trajectories, format or "rows", method, as_json)
         return
     if format in ("rows", "openai") or method is not None:
         raise RequestError(f"--{'method' if method else 'format'} goes with --trajectories FILE")
-    _export_model(path, version, wish, as_json)
+    if push is None:
+        refuse("a folder of this machine: add --push USER/NAME", public=public)
+    _export_model(path, version, wish, None if push is None else _repository(push, public), as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +131,16 @@ class _Wish:
         return Conversion(find_converter(self.llama_cpp), self.outtype) if self.gguf else None
 
 
-def _export_model(run: Path, version: str, wish: _Wish, as_json: bool) -> None:
+def _repository(name: str, public: bool) -> Repository:
+    """Where it is to go, looked at before the work begins."""
+    from etude.export.hub import Repository
+
+    repository = Repository(name, public)
+    repository.require()
+    return repository
+
+
+def _export_model(run: Path, version: str, wish: _Wish, repository: Repository | None, as_json: bool) -> None:
     from etude.export.model import export_model
     from etude.store.facts import histories_of
     from etude.store.figures import collapse_in
@@ -133,16 +150,22 @@ def _export_model(run: Path, version: str, wish: _Wish, as_json: bool) -> None:
     folder = (wish.out or run / "export" / f"v{wanted.number}{wish.suffix}").absolute()
     files = export_model(wanted, folder, lora_only=wish.lora, gguf=wish.conversion, license=wish.license)
     warning = collapse_in(histories_of(run)[wanted.target])
+    facts: dict[str, Any] = {"folder": str(folder), "version": wanted.number, "choice": wanted.choice or None}
+    facts |= {"lora_only": wish.lora, "files": files, "warning": warning}
+    if not as_json:
+        say(f"exported        {wanted}" + (f"  ({wanted.choice})" if wanted.choice else ""))
+        if warning is not None:
+            say(f"warning         {warning}")
+        say(f"to              {path_shown(folder)}")
+        say(f"files           {', '.join(files)}")
+    if repository is not None:
+        address = repository.send(folder, str(wanted))
+        facts["hub"] = {"address": address, "visibility": repository.visibility}
+        if not as_json:
+            say(f"sent            to {address} ({repository.visibility})")
     if as_json:
-        facts = {"folder": str(folder), "version": wanted.number, "choice": wanted.choice or None}
-        emit(facts | {"lora_only": wish.lora, "files": files, "warning": warning})
-        return
-    say(f"exported        {wanted}" + (f"  ({wanted.choice})" if wanted.choice else ""))
-    if warning is not None:
-        say(f"warning         {warning}")
-    say(f"to              {path_shown(folder)}")
-    say(f"files           {', '.join(files)}")
-    if wish.suffix or wanted.target is not None:
+        emit(facts)
+    elif wish.suffix or wanted.target is not None:
         # What stands alone there is no model that the config could name in place of its own.
         next_step(hints.evaluate_version(run, str(wanted).removeprefix(f"{run.name}:")))
     else:
