@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import json
 import time
@@ -39,24 +38,6 @@ def test_a_benchmark_can_be_imported(name: str):
 @pytest.fixture
 def scale() -> ModuleType:
     return importlib.import_module("scale")
-
-
-def test_a_virtual_hour_takes_no_time_and_keeps_its_order(scale: ModuleType):
-    async def main(loop: asyncio.AbstractEventLoop) -> list[tuple[str, float]]:
-        seen: list[tuple[str, float]] = []
-
-        async def wait(name: str, *seconds: float) -> None:
-            for each in seconds:
-                await asyncio.sleep(each)
-                seen.append((name, loop.time()))
-
-        await asyncio.gather(wait("a", 1800, 1800), wait("b", 2000, 0.5))
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(60):
-                await asyncio.sleep(61)
-        return seen
-
-    assert scale.run_virtually(main) == [("a", 1800), ("b", 2000), ("b", 2000.5), ("a", 3600)]
 
 
 COSTS = {"call": 0.001, "episode": 0.002, "beat": 0.0, "step": 0.0001, "start": 0.0, "latency": 0.01}

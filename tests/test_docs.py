@@ -31,9 +31,9 @@ import yaml
 
 from etude.cli.app import app
 from etude.config.load import parse_config
-from etude.config.reference import render_reference
 from etude.config.registry import Kind, lookup, names
 from etude.core.errors import ConfigError
+from tests.config.reference import render_reference
 from tests.forked import program
 
 ROOT = Path(__file__).parents[1]

@@ -12,8 +12,7 @@ from etude.runtime import open_runtime
 from etude.store.episodes import iter_episodes
 from etude.store.log import histories
 from etude.store.run_folder import RunFolder
-from tests import guide_parts, several  # noqa: F401  the guide's builder is registered by its import
-from tests.careless_trainer import CarelessTrainerConfig
+from tests import several
 from tests.protocols.games import agent_of
 from tests.several import Several, config
 from tests.support import ScriptedEngine
@@ -119,7 +118,7 @@ async def test_targets_may_ask_for_more_of_the_same_episodes(run):
 
 async def test_a_trainer_that_trains_one_model_is_refused(run):
     with pytest.raises(RequestError, match=r"CarelessTrainer, which trains one model.*EpochTrainer"):
-        await run.start(config(trainers={"mine": {"_type": CarelessTrainerConfig.type_name}}))
+        await run.start(config(trainers={"mine": "tests.guide_parts:careless"}))
 
 
 async def test_an_agent_must_say_which_of_several_models_it_means(run):

@@ -6,6 +6,7 @@ episodes, scores and weights, bit for bit.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import random
@@ -288,6 +289,8 @@ class _Killed:
 
 def kill_on_cluster(scene: Scene) -> Figures:
     """So many kills over several runs, each of which ends before the next begins."""
+    if importlib.util.find_spec("ray") is None:
+        return {"problems": ["it needs the extra `ray`: pip install 'etude[ray]'"]}
     kills, ends = _KILLS[scene.quick], _Ends()
     with cluster_of(_NODE_CPUS, _NODE_CPUS) as cluster:
         for kind in _KINDS:

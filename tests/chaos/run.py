@@ -51,13 +51,19 @@ class Outcome:
     failures: list[str] = field(default_factory=list)
     """Runs that should have gone on and did not."""
 
-    def figures(self) -> dict[str, Any]:
-        """As the parts have them."""
+    @property
+    def problems(self) -> list[str]:
+        """All that is not as it has to be."""
+        return [*self.lost, *self.doubled, *self.unequal, *self.failures]
+
+    def figures(self, harm: str) -> dict[str, Any]:
+        """As the parts have them; `harm` is the name of how many runs were harmed."""
         return {
+            harm: self.harmed,
             "lost": len(self.lost),
             "doubled": len(self.doubled),
             "unequal_ends": len(self.unequal),
-            "problems": [*self.lost, *self.doubled, *self.unequal, *self.failures],
+            "problems": self.problems,
         }
 
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from etude.core.distribution import Distribution
 from etude.loop.metrics import reward_metrics
-from etude.report.lines import shown_validation
+from etude.report.progress import shown_validation
 from etude.report.words import figure_lines
 from etude.store.figures import summary_of
 from tests.report.histories import History, epoch, validation

@@ -33,8 +33,8 @@ def test_the_interval_of_a_difference_is_bounded_and_holds_it(pairs):
     assert -1 <= found.low <= found.mean <= found.high <= 1
 
 
-@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=20))
-def test_any_finite_values_have_an_estimate(values):
+@given(st.lists(st.floats(-1e30, 1e30), min_size=1, max_size=20))
+def test_any_scores_have_an_estimate(values):
     found = estimate(values)
     assert min(values) <= found.mean <= max(values)
     assert found.low <= found.mean <= found.high
@@ -109,16 +109,6 @@ def test_unbounded_values_have_students_interval(n):
     found = [estimate([random_.gauss(5, 3) for _ in range(n)]) for _ in range(1000)]
     share = sum(one.low <= 5 <= one.high for one in found) / 1000
     assert 0.93 <= share <= 0.97
-
-
-def test_a_difference_between_runs_that_vary_alike_is_narrower_than_their_means():
-    """Paired by example, what examples have of difficulty cancels out."""
-    random_ = random.Random(0)
-    before = [random_.random() * 0.9 for _ in range(200)]
-    found = estimate_difference(before, [value + 0.05 * random_.random() for value in before])
-    alone = estimate(before)
-    assert 0.015 < found.low < 0.025 < found.high < 0.035
-    assert found.high - found.low < (alone.high - alone.low) / 3
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3])

@@ -4,7 +4,7 @@ from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalOutputItem
 from etude.core.example import Example
 from etude.loop.targets import SharedProgress
-from etude.report.lines import RunState
+from etude.report.progress import RunState
 
 
 class Counting(RunState):

@@ -14,7 +14,7 @@ from typing import Any
 
 from etude.core.errors import EngineError
 from etude.models.template import ChatTemplate
-from etude.preflight.drift import SHAPES, played, ways
+from tests.models.shapes import SHAPES, played, ways
 
 TRL_VERSION = "1.16.0"
 """Whose chat templates the table is made from."""
@@ -181,12 +181,12 @@ def row(name: str) -> list[str]:
     assert bool(reasons) == bool(why), f"{name}: drifts because of {list(reasons)}"
     return [
         f"`{name}`",
-        way["answers are read by"].detail,
-        way["tool calls"].detail,
-        way["thinking"].detail,
-        way["system messages"].detail,
+        way["answers are read by"],
+        way["tool calls"],
+        way["thinking"],
+        way["system messages"],
         f"{extends}; drifts, because {why}" if why else extends,
-        way["conversations are extended by"].detail,
+        way["conversations are extended by"],
     ]
 
 

@@ -7,8 +7,7 @@ from etude.core.call import Call, ChatRequest, Completion, Usage
 from etude.core.episode import EpisodeRecord, Failure
 from etude.core.evaluation import EvalOutputItem
 from etude.core.example import Example
-from etude.report.lines import JsonProgress, LineProgress
-from etude.report.live import LiveProgress
+from etude.report.progress import JsonProgress, LineProgress, LiveProgress
 
 
 def episode(tokens=10, failure=None):

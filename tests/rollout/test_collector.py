@@ -214,18 +214,6 @@ async def test_a_journal_that_cannot_be_written_ends_the_run(journal: Journal) -
         await collect(play, journal)
 
 
-async def test_a_long_conversation_is_stored_once_and_read_back(journal: Journal) -> None:
-    async def play(example, episode):
-        messages = list(ASK)
-        for _ in range(1500):
-            reply = await episode.chat(messages[-20:])
-            messages += [reply.message, *ASK]
-        return "done"
-
-    record = await collect_one(play, journal, engine=ScriptedEngine(["ok"]), limits=Limits(max_calls=None))
-    assert read_episode(journal, record.id) == record
-
-
 def test_wrong_settings_are_refused_before_anything_runs(journal: Journal) -> None:
     async def needs_more(example, episode, strategy):
         return strategy

@@ -19,6 +19,7 @@ from etude.inference.openai_config import OpenAiLlmConfig
 from etude.store.journal import Journal
 from tests.rollout.running import collect_one
 from tests.support import ScriptedEngine
+from tests.wire.dialects import openai_client
 
 ASK: list[dict[str, Any]] = [{"role": "user", "content": "what is 1 + 2?"}]
 PLAIN = {"model": "policy", "max_tokens": 4, "seed": 1}
@@ -70,8 +71,7 @@ async def behind(episode: Any, **settings: Any) -> AsyncIterator[OpenAiEngine]:
 
 
 async def ask_for_everything(engine: EmbeddedEngine, episode: Any) -> None:
-    endpoint = episode.endpoint
-    async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+    async with openai_client(episode.endpoint) as client:
         more = {"return_token_ids": True, "prompt_logprobs": 2}
         chat = await client.chat.completions.create(
             messages=ASK, logprobs=True, top_logprobs=3, extra_body=more, **PLAIN

@@ -15,6 +15,7 @@ from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
 from etude.store.journal import Journal
 from tests.rollout.running import collect_one
+from tests.wire.dialects import anthropic_client
 
 ASK: list[dict[str, Any]] = [{"role": "user", "content": "what is 1 + 2?"}]
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
@@ -77,8 +78,7 @@ async def test_the_field_that_is_refused_is_named(engine: EmbeddedEngine, journa
                     assert error["code"] in ("invalid_value", "context_length_exceeded")
             reply = await http.options("/chat/completions")
             assert (reply.status_code, reply.json()["error"]["code"]) == (405, "method_not_allowed")
-        settings = {"base_url": episode.endpoint.anthropic_base_url, "api_key": episode.endpoint.api_key}
-        async with anthropic.AsyncAnthropic(**settings) as claude:
+        async with anthropic_client(episode.endpoint) as claude:
             with pytest.raises(anthropic.BadRequestError, match="context is 256 tokens"):
                 await claude.messages.create(model="policy", messages=ASK * 99, max_tokens=3)
         return 0

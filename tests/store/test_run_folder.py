@@ -142,7 +142,7 @@ def test_a_run_that_cannot_be_opened_is_not_left_locked(tmp_path: Path) -> None:
 
 def test_reading_json_files(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, "a") as run:
-        assert run.read_json("missing.json", default={}) == {}
+        assert run.read_json("missing.json") is None
         assert run.write_json("history.json", [1, 2]) == run.path / "history.json"
         assert run.read_json("history.json") == [1, 2]
         run.write_text("broken.json", "{")

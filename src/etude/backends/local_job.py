@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from etude.algorithms.algorithm import Algorithm
-from etude.backends.local_config import LocalAdapterConfig
+from etude.backends.local import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import StoreError, TrainingError
 from etude.core.job import ModelVersion

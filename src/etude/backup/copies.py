@@ -29,10 +29,9 @@ from etude.core.errors import EtudeError, RequestError, StoreError, words_of
 from etude.core.interfaces import Progress
 from etude.store.database import DATABASE, open_database, store_error
 from etude.store.facts import STORAGE
-from etude.store.files import FOLDER_MODE, draft_of, write_atomically
+from etude.store.files import FOLDER_MODE, SET_ASIDE, draft_of, write_atomically
 from etude.store.run_folder import LOCK, RunFolder
 from etude.store.status import STATUS
-from etude.store.sums import SET_ASIDE
 
 ARCHIVE, HEAD, FILES = "run.tar.gz", "head.json", "files"
 FACTS = ".copy.json"

@@ -39,7 +39,7 @@ def demo(
         refuse("--real, where one task is learnt by GRPO", task=task, method=method)
     from etude.demo.demo import PRETRAINED, TASKS, run_demo
     from etude.preflight.starter import MODEL
-    from etude.report.live import progress_for
+    from etude.report.progress import progress_for
 
     learned, method = PRETRAINED if real else task or "calculator", method or "grpo"
     folder = (out or unused(Path(f"demo-{'real' if real else learned}"), "-")).absolute()

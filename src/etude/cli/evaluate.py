@@ -86,10 +86,14 @@ def evaluate(
 
 
 def evaluate_in(settings: Config, run: RunFolder, request: EvaluationRequest, *, as_json: bool) -> None:
-    """Evaluate in an open run folder, and show the scores."""
+    """Evaluate in an open run folder, and show the scores; progress is told beside the JSON object."""
+    from etude.report.progress import progress_for
     from etude.verbs import evaluate_in as evaluate_run
 
-    with then(lambda: hints.resume(run.path)), _progress(as_json) as progress:
+    with (
+        then(lambda: hints.resume(run.path)),
+        progress_for(stream=sys.stderr if as_json else None) as progress,
+    ):
         evaluation = run_async(evaluate_run(settings, run, request, progress=progress))
     _show(evaluation, {"run": str(run.path)}, as_json=as_json)
     if not as_json:
@@ -113,12 +117,13 @@ def _config_of(run: Path) -> Path:
 def _rescore(run: Path, settings: Config, phase: str | None, *, as_json: bool) -> None:
     """Score the stored episodes of a run with the evaluators of a config."""
     from etude.loop.evaluation import rescore_run
+    from etude.report.progress import progress_for
     from etude.store.run_folder import RunFolder
 
     with (
         RunFolder.open(run) as folder,
         then(lambda: hints.command(*typed_words())),
-        _progress(as_json) as progress,
+        progress_for(stream=sys.stderr if as_json else None) as progress,
     ):
         scored, evaluation = run_async(rescore_run(settings, folder, phase=phase, progress=progress))
     _show(evaluation, {"run": str(run), "phase": scored}, as_json=as_json)
@@ -143,10 +148,3 @@ def _show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool) -> No
     table(("evaluator", "mean, 95 % interval, examples", "scored", "unscored"), rows, title=title)
     causes = [cause.model_dump() for cause in evaluation.output.causes]
     show_troubles(Path(facts["run"]), evaluation.output.calls, causes)
-
-
-def _progress(as_json: bool) -> Any:
-    """A display of the progress; beside the JSON object, not in it."""
-    from etude.report.live import progress_for
-
-    return progress_for(stream=sys.stderr if as_json else None)

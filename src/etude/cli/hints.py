@@ -6,7 +6,7 @@ A test puts a project into the state of each, and types it.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -25,19 +25,9 @@ def command(*words: str | Path) -> str:
     return shlex.join(["etude", *(path_shown(word) if isinstance(word, Path) else word for word in words)])
 
 
-def with_overrides(name: str, config: Path, overrides: Sequence[str]) -> str:
-    """A command with a config and its overrides."""
-    return command(name, config, *(word for override in overrides for word in ("-o", override)))
-
-
 def new_project(model: str | None = None) -> str:
     """A project of one's own, with a model where one was spoken of."""
     return command("init", unused(Path("my_agent")), *([] if model is None else ["--model", model]))
-
-
-def check_project(folder: Path) -> str:
-    """A project was written."""
-    return f"cd {shlex.quote(path_shown(folder))} && {command('check', 'config.yml')}"
 
 
 def resume(run: Path) -> str:
@@ -102,14 +92,19 @@ def after_training(run: Path, histories: Histories | None = None) -> str:
 
     Raises StoreError when the run cannot be read.
     """
+    from etude.store.episodes import phases_of
     from etude.store.facts import histories_of
     from etude.store.figures import best_version, last_version
+    from etude.store.run_folder import RunFolder
     from etude.store.stored_config import is_local
     from etude.store.versions import is_hosted
 
     histories = histories or histories_of(run)
     if not any(history.trained for history in histories.values()):
-        return _after_nothing(run)
+        # It does not get further by going on.
+        with RunFolder.read(run) as folder:
+            phases = [phase for phase in phases_of(folder.journal) if phase.startswith("train/")]
+        return command("episodes", run, "--phase", phases[0]) if phases else show(run)
     for target, history in histories.items():
         if is_hosted(run, last_version(history)):
             return evaluate_version(run, target)
@@ -117,16 +112,6 @@ def after_training(run: Path, histories: Histories | None = None) -> str:
         if version is not None and version.number and is_local(run, target):
             return command("export", run, *([] if target is None else ["--version", target]))
     return command("jobs", run)
-
-
-def _after_nothing(run: Path) -> str:
-    """A run that trained on nothing does not get further by going on."""
-    from etude.store.episodes import phases_of
-    from etude.store.run_folder import RunFolder
-
-    with RunFolder.read(run) as folder:
-        phases = [phase for phase in phases_of(folder.journal) if phase.startswith("train/")]
-    return command("episodes", run, "--phase", phases[0]) if phases else show(run)
 
 
 def at_the_start() -> str:

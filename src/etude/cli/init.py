@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
@@ -42,7 +43,7 @@ def init(
         say(f"wrote {path_shown(path)}")
     if model is None:
         say(f"model {chosen}: {_origin(chosen)}; choose another with --model")
-    next_step(hints.check_project(folder))
+    next_step(f"cd {shlex.quote(path_shown(folder))} && {hints.command('check', 'config.yml')}")
 
 
 def _origin(model: str) -> str:

@@ -26,7 +26,7 @@ def report(
     `-o report=wandb` sends a whole run to a tracker that it did not have.
     """
     from etude.core.errors import EtudeError, RequestError
-    from etude.report.live import progress_for
+    from etude.report.progress import progress_for
     from etude.store.facts import find_run
     from etude.store.run_folder import RunFolder
     from etude.trackers.reporting import report_config
@@ -40,7 +40,7 @@ def report(
         config = report_config(folder, override or ())
         if not config.report:
             raise RequestError(
-                f"run {path.name} has no trackers; name one, as in: etude report {run} -o report=tensorboard"
+                f"run {path.name} has no trackers; name one, as in: etude report {run} -o report=trackio"
             )
         outcomes = run_async(_sent(config, folder, progress, wait))
         behind = [each["tracker"] for each in outcomes if each["sent"] < each["records"]]

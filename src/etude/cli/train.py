@@ -58,7 +58,7 @@ def train(
 
 def train_in(settings: Config, run: RunFolder, *, as_json: bool) -> None:
     """Train in an open run folder, and show how it goes and what came of it."""
-    from etude.report.live import progress_for
+    from etude.report.progress import progress_for
     from etude.verbs import train_in as train_run
 
     with then(lambda: hints.after_stop(run.path)), progress_for(json=as_json) as progress:

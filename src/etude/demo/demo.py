@@ -15,12 +15,10 @@ from etude.config.document import Override
 from etude.config.import_path import import_object, make_importable
 from etude.config.load import load_config
 from etude.config.schema import Config
-from etude.core.call import Call
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutputItem
 from etude.core.interfaces import Progress
-from etude.core.json_text import JsonError, read_json
 from etude.core.keys import generator
 from etude.core.message import Message
 from etude.export.model import export_model
@@ -228,62 +226,30 @@ def _scores(evaluation: Evaluation) -> dict[str, float | None]:
 
 
 def episode_in_words(record: EpisodeRecord, score: float | None) -> list[str]:
-    """Messages and tool calls, a line each, and how the episode was scored."""
-    lines = list(_lines(record.calls))
+    """All that was said up to the last answer, a line each, and how the episode was scored."""
+    said: list[Message] = []
+    if record.calls:
+        last = record.calls[-1]
+        said = [*last.request.messages, *([] if last.completion is None else [last.completion.message])]
+    lines = [line for message in said for line in _in_words(message)]
     if len(lines) > _LINES:
         left_out = len(lines) - _LINES + 1
         lines = [*lines[: _LINES // 2], f"… {left_out} more …", *lines[len(lines) - _LINES // 2 + 1 :]]
     if record.failure is not None:
         lines.append(f"failed: {record.failure.reason}")
-    if record.output is not None and record.output != _last_said(record.calls):
-        lines.append(f"outcome: {_short(record.output)}")
     lines.append("no reward" if score is None else f"reward {score:g}")
     return lines
 
 
-def _lines(calls: Sequence[Call]) -> Iterator[str]:
-    seen: tuple[Message, ...] = ()
-    for call in calls:
-        messages = call.request.messages
-        new = messages[len(seen) :] if messages[: len(seen)] == seen else messages
-        for message in new:
-            if message.get("role") != "assistant":
-                yield f"{message.get('role')}: {_short(message.get('content'))}"
-        seen = messages
-        if call.completion is None:
-            yield f"no answer: {call.error}"
-        else:
-            yield from _answer(call.completion.message)
-            seen = (*messages, call.completion.message)
-
-
-def _last_said(calls: Sequence[Call]) -> object:
-    completion = calls[-1].completion if calls else None
-    return None if completion is None else completion.message.get("content")
-
-
-def _answer(message: Message) -> Iterator[str]:
-    if message.get("reasoning_content"):
-        yield f"agent thinks: {_short(message['reasoning_content'])}"
-    for tool_call in message.get("tool_calls") or ():
-        function = tool_call["function"]
-        yield f"agent calls {function['name']}({_arguments(function['arguments'])})"
+def _in_words(message: Message) -> Iterator[str]:
+    who = "agent" if message["role"] == "assistant" else message["role"]
+    for call in message.get("tool_calls") or ():
+        yield _short(f"{who} calls {call['function']['name']}({call['function']['arguments']})")
     if message.get("content"):
-        yield f"agent: {_short(message['content'])}"
+        yield _short(f"{who}: {message['content']}")
 
 
-def _arguments(text: str) -> str:
-    try:
-        arguments = read_json(text, unique_keys=False)
-    except JsonError:
-        arguments = None
-    if not isinstance(arguments, dict):
-        return _short(text)
-    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-
-
-def _short(value: object) -> str:
-    whole_text = str(value if value is not None else "").strip()
-    text = " / ".join(" ".join(line.split()) for line in whole_text.splitlines())
-    text = "".join(letter if letter.isprintable() else "·" for letter in text)
-    return text if len(text) <= _LINE else f"{text[: _LINE - 1]}…"
+def _short(text: str) -> str:
+    """One line of a terminal, without what would move its cursor."""
+    line = "".join(letter if letter.isprintable() else "·" for letter in " ".join(text.split()))
+    return line if len(line) <= _LINE else f"{line[: _LINE - 1]}…"

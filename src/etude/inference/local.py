@@ -20,8 +20,7 @@ from etude.core.call import Sampling
 from etude.core.errors import MissingExtraError, RequestError
 from etude.core.interfaces import bare
 from etude.models.source import locate
-from etude.store.files import draft_of
-from etude.store.sums import damage_in, note_sums
+from etude.store.files import damage_in, draft_of, note_sums
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder

@@ -41,7 +41,7 @@ from etude.learner.team import Team, idle
 from etude.models.architecture import without_lora
 from etude.models.policy import Policy
 from etude.models.weights import load_tensors, save_tensors
-from etude.store.sums import note_sum, require_as_written
+from etude.store.files import note_sum, require_as_written
 
 Packing: TypeAlias = Literal["tree", "padded"]
 """`tree` computes tokens that sequences share once, where there are any and the model takes token trees;

@@ -27,7 +27,6 @@ from etude.loop.metrics import collection_metrics, selection_metrics, shaped_rew
 from etude.loop.record import Record
 from etude.loop.training_data import JobRecord, Provenance, TargetWatch
 from etude.rewards.collections import Collections, within, worked_on
-from etude.rewards.evaluation import agreements
 from etude.runtime import Runtime
 from etude.store.facts import SUMMARY
 from etude.store.figures import last_version, summary_of, versions_made
@@ -85,10 +84,6 @@ class Bookkeeper:
         self._facts = facts
         pools = [each for each in map(bare, runtime.engines.values()) if isinstance(each, OpponentPool)]
         self.opponents = [pool for pool in pools if pool.config.of == runtime.target_model]
-        evaluators = runtime.config.eval.evaluators.items()
-        judges = [name for name, each in evaluators if each.asks_model()]
-        checks = [name for name, each in evaluators if not each.asks_model()]
-        self._judged = [(judge, check) for judge in judges for check in checks]
         self._games: defaultdict[tuple[int, str], list[Game]] = defaultdict(list)
         """By epoch and entry of `llms`: whom the trained model has met."""
         self._built: dict[int, tuple[TrajectoryCollection, dict[str, Any]]] = {}
@@ -243,7 +238,6 @@ class Bookkeeper:
             "remote": output.remote(),
             "cut_off_share": cut_off_share(output.calls),
             **seen.sampled.metrics(),
-            **({"agreement": figures} if (figures := agreements(output, self._judged)) else {}),
             "unscored": sum(not item.is_scored for item in items),
             "completion_tokens": seen.completion_tokens,
             "model_versions": {str(version): count for version, count in seen.model_versions.items()},

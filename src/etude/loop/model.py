@@ -6,14 +6,14 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
-from etude.backends.local_config import LocalAdapterConfig
+from etude.backends.local import LocalAdapterConfig
 from etude.config.schema import Config
 from etude.core.errors import RequestError
 from etude.inference.local import LocalLlmConfig, base_folder, require_local_extra
 from etude.models.source import local_path, require_base
+from etude.store.files import damage_in, require_whole
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import model_config
-from etude.store.sums import damage_in, require_whole
 from etude.store.versions import RunVersion, stored_at
 
 if TYPE_CHECKING:

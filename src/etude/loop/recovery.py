@@ -21,12 +21,12 @@ from etude.loop.bookkeeper import Bookkeeper
 from etude.store.database import DATABASE, damage_of, open_database
 from etude.store.facts import SUMMARY, histories_of
 from etude.store.figures import last_version
+from etude.store.files import damage_in
 from etude.store.journal import Journal
 from etude.store.lock import RunLock
 from etude.store.log import EpochLog
 from etude.store.run_folder import LOCK
 from etude.store.stored_config import config_damage, stored_data, trained_parts
-from etude.store.sums import damage_in
 from etude.store.versions import stored_at
 
 DamageOf: TypeAlias = Callable[[ModelVersion], Awaitable[list[str]]]

@@ -13,17 +13,14 @@ from typing import Any
 from etude.algorithms.algorithm import kind_of
 from etude.backends.capabilities import (
     Capabilities,
-    check_ahead,
+    check_block,
     check_from_base,
     check_method,
     check_opponents,
     check_options,
     check_tokens,
-    check_warm_up,
 )
-from etude.backends.local import check_learners
-from etude.backends.local_config import LOCAL_CAPABILITIES, LocalAdapterConfig
-from etude.backends.openai_adapter import OpenAiAdapterConfig
+from etude.backends.local import LOCAL_CAPABILITIES, LocalAdapterConfig, check_learners
 from etude.backends.openai_api import JobsConfig
 from etude.backup.address import probe
 from etude.cluster.component import require_used
@@ -40,7 +37,6 @@ from etude.core.tools import ToolSet
 from etude.core.trajectory import Method
 from etude.inference.local import LocalLlmConfig, make_base, require_local_extra
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
-from etude.preflight.algorithm_trial import is_own, try_algorithm
 from etude.preflight.columns import check_inputs
 from etude.preflight.estimate import Estimate, blocks_of, check_spending, estimate_run, play_some
 from etude.preflight.finding import Findings
@@ -115,7 +111,9 @@ async def check_config(config: Config, *, play: int = 0) -> CheckReport:
             for each in missing:
                 findings.fail("needs", each)
             agent = None if missing else await _check_workflow(builder, findings)
-            await _check_tools(builder, findings)
+            for tools in config.tools:
+                with findings.of_errors(f"tools {tools}"):
+                    await _open_tools(await builder.get_tools(tools), findings)
             examples = await _examples(builder, finetuning.run_configuration.dataset, "examples", findings)
             held_out = await _held_out(builder, examples, findings)
             await _check_evaluators(builder, findings)
@@ -128,7 +126,7 @@ async def check_config(config: Config, *, play: int = 0) -> CheckReport:
             for name, block in blocks_of(finetuning).items() if finetuning.enabled else ():
                 own = builder if name is None else TargetBuilder(builder, name)
                 what = f"training {name}" if name else "training"
-                await _check_training(own, what, block, () if play else examples, findings)
+                await _check_training(own, what, block, findings)
                 report.trains |= _check_hosted(own.config, what, block, len(examples), findings)
     if not finetuning.enabled:
         findings.warn(
@@ -186,12 +184,6 @@ async def _check_workflow(builder: Builder, findings: Findings) -> Any:
                 await _open_tools(tools, findings)
         return workflow.fn
     return None
-
-
-async def _check_tools(builder: Builder, findings: Findings) -> None:
-    for name in builder.config.tools:
-        with findings.of_errors(f"tools {name}"):
-            await _open_tools(await builder.get_tools(name), findings)
 
 
 async def _open_tools(tools: ToolSet, findings: Findings) -> None:
@@ -277,10 +269,9 @@ async def _check_models(builder: Builder, examples: Sequence[Example], findings:
                 base = llm.model
                 if llm.tiny is not None:
                     await make_base(llm.tiny, name, builder, base := Path(scratch) / "tiny")
-                size = await asyncio.to_thread(
+                prompt_tokens[name] = await asyncio.to_thread(
                     check_local_model, what, llm, str(base), adapter, examples, findings
                 )
-                prompt_tokens[name] = size.prompt_tokens
     trained = [block.target_model for block in blocks]
     return max((tokens for name, tokens in prompt_tokens.items() if name in trained), default=0.0)
 
@@ -303,13 +294,8 @@ def _adapter_of(config: Config, block: FinetuneConfig) -> Any:
     return config.trainer_adapters.get(block.trainer_adapter or "")
 
 
-async def _check_training(
-    builder: Builder, what: str, block: FinetuneConfig, examples: Sequence[Example], findings: Findings
-) -> None:
-    """Build what trains, and compare what is asked for with what the adapter can do.
-
-    An algorithm of the user's own is tried on made-up episodes on the examples, where there are any.
-    """
+async def _check_training(builder: Builder, what: str, block: FinetuneConfig, findings: Findings) -> None:
+    """Build what trains, and compare what is asked for with what the adapter can do."""
     with findings.of_errors(what):
         trajectories = await builder.get_trajectory_builder(str(block.trajectory_builder))
         await builder.get_trainer(str(block.trainer))
@@ -318,8 +304,7 @@ async def _check_training(
         backend, settings = f"'{kind}'", trajectories.trajectory_builder_config
         check_method(backend, capabilities, trajectories.method, f"'{settings.type_name}'")
         check_options(backend, capabilities, settings)
-        check_ahead(backend, capabilities, block)
-        check_warm_up(backend, capabilities, block)
+        check_block(backend, capabilities, block)
         if block.fine_tune_from_scratch:
             check_from_base(backend, capabilities)
         check_tokens(backend, capabilities, trajectories.methods, builder.config.llms[target], target)
@@ -328,8 +313,6 @@ async def _check_training(
         # A copy: whatever it writes there, the config stays as it was loaded.
         await trajectories.initialize(block.model_copy(deep=True))
         await trajectories.cleanup()
-        if examples and is_own(settings):
-            await asyncio.to_thread(try_algorithm, settings, examples)
         findings.ok(what, f"{settings.type_name} data ({trajectories.method}), trained by {kind}")
 
 
@@ -353,17 +336,9 @@ def _check_hosted(
     adapter = _adapter_of(config, block)
     if not isinstance(adapter, JobsConfig):
         return True
-    graded = isinstance(adapter, OpenAiAdapterConfig) and adapter.reinforcement is not None
-    if graded:
-        findings.warn(
-            what,
-            "OpenAI's reinforcement fine-tuning samples and grades by itself: the run's answers and rewards "
-            "are measured, and only its prompts are trained on",
-        )
     builder: Any = config.trajectory_builders.get(block.trajectory_builder or "")
     groups = min(getattr(builder, "examples_per_epoch", None) or examples, examples)
-    in_groups = graded or builder.type_name == "grpo"
-    rows = groups * (1 if in_groups else getattr(builder, "num_generations", 1))
+    rows = groups * (1 if builder.type_name == "grpo" else getattr(builder, "num_generations", 1))
     enough = builder.type_name not in ("grpo", "expert_iteration") or rows >= adapter.min_rows
     if not enough:
         findings.warn(

@@ -35,14 +35,6 @@ def shown_state(facts: RunFacts) -> str:
     return "finished, trained on nothing" if is_empty else facts.state
 
 
-def shown_other_inputs(count: int) -> str:
-    """Why examples are not compared whose ids both runs have."""
-    examples = "1 id stands" if count == 1 else f"{count} ids stand"
-    return (
-        f"{examples} for other inputs, or another expected answer, than there; such examples are not compared"
-    )
-
-
 def shown_epochs(facts: RunFacts) -> str | None:
     """`3/10`; None of an evaluation, which has none."""
     if facts.kind != "train" or facts.state == "unreadable":

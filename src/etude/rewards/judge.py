@@ -64,9 +64,6 @@ class JudgeConfig(EvaluatorConfig):
     thinking: bool = False
     """Show the judge what the agent's model thought before it answered, and not what it said alone."""
 
-    def asks_model(self) -> bool:
-        return True
-
 
 async def ask(
     engine: Engine, config: JudgeConfig, system: str, material: Any, parse: Callable[[Any], T], key: int

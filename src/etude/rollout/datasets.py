@@ -85,7 +85,7 @@ class RowsConfig(DatasetConfig):
             yield Row(where, content)
 
     def _placed(self) -> Iterator[Placed]:
-        """What the rows hold, each with its place."""
+        """The content of the rows, each with its place."""
         source = getattr(self, self.source_key)
         for number, content in enumerate(self._contents(), start=1):
             yield f"{source}: row {number}", content

@@ -1,4 +1,4 @@
-"""The guard in front of all routes: who may come in, and with how much."""
+"""The guard in front of all routes: who may come in, and with how much; it counts what is asked."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ class Guard:
         self._checked = RequestChecks(app, self._check, max_body=self._max_body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if scope["type"] != "http":
             await self._checked(scope, receive, send)
             return

@@ -260,13 +260,6 @@ def paired_difference(first: Path, second: Path, evaluator: str | None = None) -
     )
 
 
-def other_inputs(first: Path, second: Path) -> int:
-    """How many ids both runs were measured on, with other inputs or another expected answer in each."""
-    before, after = measured(first), measured(second)
-    ids = {each.id for each in before} & {each.id for each in after}
-    return len(ids - {each.id for each in before if each in after})
-
-
 def measured(run: Path, evaluator: str | None = None) -> dict[MeasuredExample, float]:
     """The mean score of each example in a run's evaluation, or else its last validation.
 

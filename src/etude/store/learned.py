@@ -6,7 +6,7 @@ submitted/4/run-epoch-4.jsonl     the data of a job of the fourth epoch, as they
 
 A file has a line for each sample after one about the job. Token ids, texts and sampled logprobs are in the
 journal; a line has the episode that they are of, and a digest of the ids. Numbers of whole answers are
-written once for each. Where no token ids are known, a line has the messages.
+written once for each. What has no token ids is not in it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from typing import Any
 from etude.core.call import Call, Completion, TopLogprobs
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError, StoreError
-from etude.core.message import Message
 from etude.core.sample import Sample
 from etude.store.episodes import epoch_of
 from etude.store.files import write_atomically
@@ -48,21 +47,19 @@ class Source:
     """The version that was made of it; None in the record of what was handed to a backend."""
     backend: str = ""
     """The backend that was handed it; empty in the record of a learner."""
-    takes_text: bool = False
-    """Whether that backend is given messages, and makes the tokens itself."""
     makes_advantages: bool = False
     """Whether that backend is given rewards. The advantages are then those that the run's algorithm has."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedSample:
-    """One token sequence of T tokens that was trained on, or messages where no token ids are known."""
+    """One token sequence of T tokens that was trained on."""
 
     episode: str
     reward: float
-    digest: str = ""
+    digest: str
     """Of its token ids."""
-    length: int = 0
+    length: int
     """T."""
     advantages: tuple[float, ...] | None = None
     """[T]; None where the loss wants none."""
@@ -75,8 +72,6 @@ class LearnedSample:
     """By position: log π - log π_sampled when the sample was first learned from, where that was recorded."""
     entropies: Mapping[int, float] = field(default_factory=dict)
     """By position: in nats, where the loss wanted them and they were recorded."""
-    messages: tuple[Message, ...] = ()
-    """Where no token ids are known. Those of the assistant are trained on, but for those of the weight 0."""
     source: Source = Source()
 
 
@@ -106,7 +101,7 @@ def learned_lines(
         lines += [
             _encoded(sample, side, (seen or {}).get(id(sample), Seen()))
             for sample, side in zip(unit, sides, strict=False)
-            if sample.ids or sample.messages
+            if sample.ids
         ]
     return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
 
@@ -166,14 +161,6 @@ def records_state(run: Path) -> float:
 
 
 def _encoded(sample: Sample, side: str, seen: Seen) -> dict[str, Any]:
-    if not sample.ids:
-        return {
-            "episode": sample.episode or "",
-            "reward": sample.reward,
-            "side": side,
-            "agent": sample.agent,
-            "messages": sample.messages,
-        }
     weights, alike = [*map(float, sample.loss_weights)], [*sample.by_token([1.0] * len(sample.turns))]
     data = {
         "episode": sample.episode or "",
@@ -198,15 +185,6 @@ def _encoded(sample: Sample, side: str, seen: Seen) -> dict[str, Any]:
 
 def _decoded(line: str, source: Source) -> LearnedSample:
     data = json.loads(line)
-    if "messages" in data:
-        return LearnedSample(
-            episode=data["episode"],
-            reward=data["reward"],
-            side=data["side"],
-            agent=data["agent"],
-            messages=tuple(data["messages"]),
-            source=source,
-        )
     turns, length = [(start, stop) for start, stop, _ in data["turns"]], data["length"]
     weights = _spread(data.get("weights", [1.0] * len(turns)), turns, length)
     places = [at for at, weight in enumerate(weights) if weight and at]
@@ -336,7 +314,7 @@ def trained_sequences(run: Path, journal: Journal, record: EpisodeRecord, phase:
     by_digest: dict[str, list[LearnedSample]] = {}
     for sample in samples:
         by_digest.setdefault(sample.digest, []).append(sample)
-    lengths = sorted({sample.length for sample in samples if sample.length})
+    lengths = sorted({sample.length for sample in samples})
     trained = []
     for sequence in sequences:
         # A sample may end before the last answer, as where that one is another agent's.
@@ -347,7 +325,7 @@ def trained_sequences(run: Path, journal: Journal, record: EpisodeRecord, phase:
 
 
 def trained_samples(run: Path, journal: Journal, episode: str, phase: str) -> list[LearnedSample]:
-    """The samples of an episode that were trained on, also those whose token ids are not known.
+    """The samples of an episode that were trained on, as far as their token ids are known.
 
     Raises StoreError where what was recorded of these cannot be read.
     """

@@ -173,14 +173,12 @@ def message_of(row: Part, role: str | None = None) -> Message:
     if isinstance(thinking, str) and role == "assistant":
         message["reasoning_content"] = thinking
     if calls := row["tool_calls"].items:
+        named = [(call, call["function"].object) for call in calls]
         message["tool_calls"] = [
-            tool_call(call, call["id"].value, **_called(call["function"])) for call in calls
+            tool_call(call, call["id"].value, function.get("name"), function.get("arguments"))
+            for call, function in named
         ]
     return message | {name: given[name] for name in _KEPT if given.get(name) is not None}
-
-
-def _called(function: Part) -> dict[str, Any]:
-    return {name: function[name].value for name in ("name", "arguments")}
 
 
 def tool_call(call: Part, id: Any, name: Any, arguments: Any) -> dict[str, Any]:

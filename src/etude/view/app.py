@@ -23,7 +23,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from etude.core.errors import EtudeError, RequestError
-from etude.view import episode, episodes, runs, tokens
+from etude.view import episodes, runs, tokens
 from etude.view.pages import STATIC, Library, page, url
 from etude.wire.http_server import (
     ApiError,
@@ -108,8 +108,8 @@ _PAGES: dict[str, Page] = {
     "/runs/{run}/config": runs.config_page,
     "/runs/{run}/phases": episodes.phases_page,
     "/runs/{run}/phases/{phase:path}": episodes.phase_page,
-    "/runs/{run}/groups/{id:path}": episode.group_page,
-    "/runs/{run}/episodes/{id:path}": episode.episode_page,
+    "/runs/{run}/groups/{id:path}": episodes.group_page,
+    "/runs/{run}/episodes/{id:path}": episodes.episode_page,
     "/runs/{run}/tokens/{id:path}": tokens.tokens_page,
     "/runs/{run}/chunks/{id:path}": tokens.chunk_page,
 }

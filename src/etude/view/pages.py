@@ -20,7 +20,7 @@ from starlette.responses import HTMLResponse
 from etude.core.data_model import finite
 from etude.core.episode import WORKFLOW
 from etude.core.errors import RequestError
-from etude.core.stats import shown_mean, shown_seconds
+from etude.core.stats import shown_seconds
 from etude.store.database import DATABASE
 from etude.store.facts import RunFacts, facts_of, is_run, list_runs
 from etude.store.lock import locked_by
@@ -109,11 +109,6 @@ def percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.{0 if share in (0, 1) else 1}f}\u202f%"
 
 
-def mean(value: float | None, low: float | None = None, high: float | None = None) -> str:
-    """A mean with its interval."""
-    return "–" if value is None else shown_mean(value, low, high).replace("-", "−")
-
-
 def ago(seconds: float) -> str:
     """How long ago a time (Unix seconds) is: `3 min ago`, or its date where that is more than a day."""
     past = max(0.0, time.time() - seconds)
@@ -191,7 +186,7 @@ _TEMPLATES.filters |= {
     "shown": shown,
     "stamp": stamp,
 }
-_TEMPLATES.globals |= {"level": level, "mean": mean, "url": url}
+_TEMPLATES.globals |= {"level": level, "url": url}
 
 
 def render(template: str, **context: Any) -> str:

@@ -20,12 +20,10 @@ from etude.store.learned import (
     TokenSequence,
     chosen_sequence,
     records_state,
-    trained_samples,
     trained_sequences,
 )
 from etude.store.run_folder import RunFolder
-from etude.view.episode import read_record, siblings_of
-from etude.view.episodes import split_id
+from etude.view.episodes import read_record, siblings_of, split_id
 from etude.view.pages import library_and_run, page
 
 CHUNK = 1000
@@ -64,13 +62,10 @@ def tokens_page(request: Request) -> Response:
         sequences = _sequences(run, id)
         phase, rest = split_id(run.journal, id)
         siblings = siblings_of(run.journal, phase, rest.rpartition("/")[0], library.reward(path))
-        rows = [] if sequences else trained_samples(path, run.journal, id, phase)
-    context: dict[str, Any] = {"rows": rows, "notes": source_notes(rows)}
-    if not rows:
-        number = number if call is None else _with_call(sequences, _whole(request, "call"))
-        sequence = chosen_sequence(sequences, number)
-        context |= sequence_context(sequence, TokenTexts(path, library.settings(path), sequence.model))
-    context |= {
+    number = number if call is None else _with_call(sequences, _whole(request, "call"))
+    sequence = chosen_sequence(sequences, number)
+    context: dict[str, Any] = {
+        **sequence_context(sequence, TokenTexts(path, library.settings(path), sequence.model)),
         "chosen": chosen,
         "colour": colour,
         "is_training": epoch_of(phase) is not None,
@@ -129,11 +124,6 @@ def source_notes(samples: Sequence[LearnedSample]) -> list[str]:
         notes.append(
             "It was handed rewards, and makes advantages of them itself: those shown are the ones that the "
             "run's algorithm has."
-        )
-    if any(source.takes_text for source in sources) and any(sample.length for sample in samples):
-        notes.append(
-            "It does not ask for token ids, and where it takes messages it makes the tokens anew: ids and "
-            "mask are of the tokens that were sampled."
         )
     return notes
 

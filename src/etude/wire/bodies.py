@@ -37,29 +37,14 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 TokenIds: TypeAlias = list[Annotated[int, Field(ge=0, strict=True)]]
 
 
-class ResponseStreamOptions(BaseModel):
-    """Additions to a stream. None is padded, to hide how long its pieces are."""
+class StreamOptions(BaseModel):
+    """Additions to a stream, whose usage comes at its end. Its pieces are not padded to hide their length."""
 
     model_config = ConfigDict(extra="forbid")
-
-    include_obfuscation: Literal[False] | None = None
-
-
-class StreamOptions(ResponseStreamOptions):
-    """Additions to a stream of tokens, whose usage comes at the end."""
 
     include_usage: Flag = False
+    include_obfuscation: Literal[False] | None = None
     continuous_usage_stats: Literal[False] | None = None
-
-
-class CacheOptions(BaseModel):
-    """How long a prompt is kept for later ones, which changes no answer."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    mode: Literal["implicit", "explicit"] | None = None
-    ttl: str | None = None
-    prewarm: Literal[False] | None = None
 
 
 class InferenceBody(RequestBody):
@@ -155,7 +140,6 @@ class ChatCompletionBody(InferenceBody):
     max_completion_tokens: Integer | None = Field(default=None, ge=1)
     logprobs: Flag | None = None
     top_logprobs: Integer | None = Field(default=None, ge=0, le=20)
-    prompt_cache_options: CacheOptions | None = None
 
     @model_validator(mode="after")
     def _is_a_conversation(self) -> ChatCompletionBody:

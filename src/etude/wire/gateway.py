@@ -275,7 +275,8 @@ def error_response(
     headers = {"x-should-retry": "false"}
     if cause is not None:
         headers[ERROR_HEADER] = type(cause).__name__
-    param = param if cause is None else param_of(cause)
+    if isinstance(cause, RequestError | ImpossibleCall):
+        param = cause.param
     dialect = dialect_of(path)
     error = dialect.error(status, message, param=param, code=code)
     return json_reply(error, status, headers)
@@ -285,11 +286,6 @@ def dialect_of(path: str) -> type[Dialect]:
     """The dialect that the errors of a path are written in."""
     path = _plain_path(path)
     return MessagesDialect if path.startswith("/messages") else _DIALECTS.get(path, ChatDialect)
-
-
-def param_of(error: EtudeError) -> str | None:
-    """The field of the request that is at fault, where that is known."""
-    return error.param if isinstance(error, RequestError | ImpossibleCall) else None
 
 
 def code_of(error: EtudeError) -> str | None:

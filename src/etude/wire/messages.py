@@ -191,8 +191,6 @@ class MessagesBody(RequestBody):
     thinking: _Thought | None = None
     thread: _Thread | None = None
     output_config: _Output | None = None
-    output_format: dict[str, Any] | None = None
-    """The older place of `output_config.format`."""
     stop: Stops | None = Field(default=None, alias="stop_sequences")
 
     @model_validator(mode="after")
@@ -204,11 +202,7 @@ class MessagesBody(RequestBody):
     def given(self) -> dict[str, Any]:
         """The parameters of sampling, the form of the answer among them."""
         output = self.output_config or _Output()
-        forms = (
-            read_format(output.format, "output_config.format"),
-            read_format(self.output_format, "output_format"),
-        )
-        return super().given() | only_one(forms)
+        return super().given() | only_one([read_format(output.format, "output_config.format")])
 
     def request(self, **fields: Any) -> ChatBody:
         """The request, its system prompt as the first message."""

@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from etude.core.errors import RequestError
 from etude.core.message import Message
 from etude.wire.answers import Heading, RecordedCompletion, TokenLogprob
-from etude.wire.bodies import CacheOptions, ResponseStreamOptions, check_conversation
+from etude.wire.bodies import check_conversation
 from etude.wire.chat import logprobs_object
 from etude.wire.dialect import BlockStream, ChatBody, Dialect, Event, Kind, Stream, as_parts, tool_call
 from etude.wire.forms import (
@@ -114,6 +114,7 @@ class ResponsesBody(RequestBody):
         "background": (False,),
         "truncation": ("disabled",),
         "context_management": ([],),
+        "stream_options": ({"include_obfuscation": False}, {}),
     }
 
     input: Annotated[list[_Item], BeforeValidator(_as_items)] = Field(default_factory=list)
@@ -128,8 +129,6 @@ class ResponsesBody(RequestBody):
     text: _TextConfig | None = None
     reasoning: _ReasoningConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    stream_options: ResponseStreamOptions | None = None
-    prompt_cache_options: CacheOptions | None = None
     store: Flag | None = None
     max_tokens: Integer | None = Field(default=None, alias="max_output_tokens", ge=1)
 

@@ -109,7 +109,7 @@ def with_checked(base: Sampling, given: Mapping[str, Any]) -> Sampling:
 BOOKKEEPING = frozenset(
     {
         *("user", "metadata", "store", "safety_identifier", "thread", "prediction"),
-        *("prompt_cache_key", "prompt_cache_retention", "cache_salt"),
+        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_salt"),
         "request_id",
         # Of OpenAI's own models, which were trained on it; no other model has such a setting.
         "verbosity",
