@@ -27,9 +27,6 @@ import etude.rollout.conversation
 import etude.rollout.datasets
 import etude.rollout.tools
 import etude.rollout.workflow
-import etude.scenarios.datasets
-import etude.scenarios.measures
-import etude.scenarios.scenario
 import etude.traces.dataset
 import etude.trackers.callback
 import etude.trackers.mlflow

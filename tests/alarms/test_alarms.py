@@ -15,7 +15,6 @@ from etude.alarms.built_in import (
     EqualGroups,
     FailingEvaluators,
     Failures,
-    JudgeDisagreement,
     LengthExplosion,
     Mismatch,
     PartialReward,
@@ -71,8 +70,6 @@ def earned(*rewards: list[float]) -> list[Entry]:
 
 
 HIGH, LOW, UNSURE = (0.5, 0.45, 0.55), (0.2, 0.15, 0.25), (0.4, 0.3, 0.5)
-CHECKED = {"judge": {"correct": {"share": 0.4, "pairs": 80, "is_check": True}}}
-LIKED = {"judge": {"brief": {"share": 0.1, "pairs": 80, "is_check": False}}}
 
 
 def cut(count: int) -> dict[str, int]:
@@ -110,8 +107,6 @@ TABLE: list[tuple[Alarm, list[Entry], str]] = [
     (Mismatch(), epochs("training", [{}, {"loss": 1.0}]), ".."),
     (TemplateDrift(), epochs("drifted", [0, 5, 6], branches=50), "..R"),
     (RepeatedOutputs(), epochs("repeated_share", [0.2, 0.96, 0.96, 0.5, 0.96]), "..R.."),
-    (JudgeDisagreement(), epochs("agreement", [CHECKED, LIKED, None]), "R.."),
-    (JudgeDisagreement(pairs=81), epochs("agreement", [CHECKED]), "."),
     (FailingEvaluators(), [epoch(0, 0.5), epoch(1, 0.5, evaluators={"x": {"n": 20}})], ".."),
 ]
 

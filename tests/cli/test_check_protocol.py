@@ -130,27 +130,22 @@ def test_a_comparison_that_can_never_be_made_is_found(
 
 
 COURT = '''
-from etude.protocols import Fork, Protocol, Role, Turn
-
-ROLES = {"prover": Role("speaker"), "verifier": Role("verifier", may_decide=True)}
-HALL = {"hall": frozenset(ROLES)}
-SPEAK, END = (Turn("prover", ("hall",)),), (Turn("verifier", decide="must"),)
+from etude.protocols import Protocol, Role, Turn
 
 
 def brief():
-    """A prover that is paid for brevity, and may be asked once more."""
-    return Protocol(
-        "brief", ROLES, HALL, ((SPEAK, Fork(again, {"again": SPEAK, "enough": ()}), END),), pay,
-        bounds={"prover": (-1.0, 1.0), "verifier": (0.0, 1.0)},
-    )
+    """A prover that is paid for brevity."""
+    roles = {"prover": Role("speaker"), "verifier": Role("verifier", may_decide=True)}
+    rounds = (Turn("prover", ("hall",)),), (Turn("verifier", decide="must"),)
+    return Protocol("brief", roles, {"hall": frozenset(roles)}, (rounds,), pay)
 
 
-def again(log):
-    return "again" if len(log.on("hall")) == 0 else "enough"
+def hearing(rounds=2, *, choose=None):
+    raise NotImplementedError
 
 
 def pay(outcome):
-    return {"prover": max(-1.0, 1 - len(" ".join(outcome.log.on("hall"))) / 100)} if outcome.over else {}
+    return {"prover": -len(outcome.log[0].text) / 100} if outcome.over else {}
 '''
 
 
@@ -158,7 +153,7 @@ def pay(outcome):
     ("protocol", "arguments", "message"),
     [
         ("nip", {"max_mesage_rounds": 9}, "did you mean 'max_message_rounds'? Allowed: max_message_rounds,"),
-        ("tests.protocols.courts:hearing", {"round": 3}, "did you mean 'rounds'? Allowed: rounds, choose"),
+        ("court:hearing", {"round": 3}, "did you mean 'rounds'? Allowed: rounds, choose"),
         ("court:brief", {"rounds": 3}, "Allowed: it takes no arguments"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Figures of what the trained model said, and of how far a judge agrees with a check."""
+"""Figures of what the trained model said."""
 
 import math
 import random
@@ -7,10 +7,8 @@ import pytest
 
 from etude.core.call import Call, ChatRequest, Completion, Sampling, Usage
 from etude.core.episode import SIMULATED_USER, EpisodeRecord
-from etude.core.evaluation import EvalOutput, EvalOutputItem, EvaluationRunOutput
 from etude.core.example import Example
 from etude.rewards.collections import Sampled
-from etude.rewards.evaluation import agreements
 
 
 def said(text, logprobs=None, *, model="policy", function="play", temperature=1.0):
@@ -64,38 +62,3 @@ def test_repeated_attempts_are_counted_within_an_example(groups, share):
     others = [episode("b", 0, said("same")), episode("c", 0)]
     own = [episode("a", number, said(text)) for number, text in enumerate(groups)]
     assert metrics(*own, *others)["repeated_share"] == share
-
-
-def output(**scores):
-    """Scores by evaluator: of two examples with half of them each."""
-
-    def items(values):
-        half = len(values) // 2
-        return [
-            EvalOutputItem(
-                id="a" if n < half else "b",
-                generation=n,
-                score=value,
-                error=None if value is not None else "no",
-            )
-            for n, value in enumerate(values)
-        ]
-
-    results = [(name, EvalOutput(eval_output_items=items(values))) for name, values in scores.items()]
-    return EvaluationRunOutput(evaluation_results=results)
-
-
-@pytest.mark.parametrize(
-    ("judge", "check", "expected"),
-    [
-        ([0.9, 0.1, 0.9, 0.1], [1, 0, 1, 0], {"share": 1.0, "pairs": 2, "is_check": True}),
-        ([0.9, 0.1, 0.1, 0.9], [1, 0, 1, 0], {"share": 0.5, "pairs": 2, "is_check": True}),
-        ([0.5, 0.5, 0.1, 0.9], [1, 0, 1, 0], {"share": 0.25, "pairs": 2, "is_check": True}),
-        ([0.9, 0.1, 0.9, 0.1], [3.5, 0, 1, 1], {"share": 1.0, "pairs": 1, "is_check": False}),
-        ([0.9, None, 0.9, 0.1], [1, 0, 0, 1], {"share": 0.0, "pairs": 1, "is_check": True}),
-        ([0.9, 0.1, 0.9, 0.1], [1, 1, 0, 0], None),
-    ],
-)
-def test_agreement_is_the_share_of_pairs_of_one_example_that_both_see_alike(judge, check, expected):
-    figures = agreements(output(judge=judge, check=check), [("judge", "check")])
-    assert figures == ({} if expected is None else {"judge": {"check": expected}})

@@ -231,44 +231,6 @@ class EqualGroups(Alarm, name="equal_groups"):
         return {"": Sighting(text, remedy=REMEDIES[symptom])}
 
 
-class JudgeDisagreement(Alarm, name="judge_disagreement"):
-    """A judge and a check tell apart the attempts at an example, and not in the same way (`agreement` of the
-    metrics).
-
-    Each evaluator that asks a model is compared with each other one that does not and whose scores are all 0
-    or 1.
-    """
-
-    by_default: ClassVar[bool] = True
-    remedy: ClassVar[str] = (
-        "the model may be learning to please the judge: read episodes that the two see differently, and give "
-        "the judge clearer criteria, or train on the check"
-    )
-
-    below: float = Field(default=0.5, gt=0, le=1)
-    """The share of pairs of attempts that they have to see alike; 0.5 is chance."""
-    pairs: int = Field(default=50, ge=1)
-    """Pairs from which on the share counts."""
-
-    def look(self, entry: Entry, earlier: Sequence[Entry]) -> Sightings | None:
-        pairs = [
-            (judge, check, each)
-            for judge, checks in (entry.metrics.get("agreement") or {}).items()
-            for check, each in checks.items()
-            if each["is_check"] and each["pairs"] >= self.pairs
-        ]
-        if not pairs:
-            return None
-        return {
-            f"{judge}, {check}": Sighting(
-                f"'{judge}' and '{check}' see only {100 * each['share']:.0f} % of {each['pairs']} pairs of "
-                "attempts alike"
-            )
-            for judge, check, each in pairs
-            if each["share"] < self.below
-        }
-
-
 class TemplateDrift(Alarm, name="template_drift"):
     """Many training sequences begin in the middle of a conversation, because its template wrote what was said
     before in other tokens (`drifted` of `branches` in the metrics)."""

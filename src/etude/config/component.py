@@ -184,10 +184,6 @@ class DatasetConfig(ComponentConfig):
 class EvaluatorConfig(ComponentConfig):
     """Scores episodes: an entry of `eval.evaluators`."""
 
-    def asks_model(self) -> bool:
-        """Whether a model gives the score, as a judge does."""
-        return False
-
 
 class AlarmConfig(ComponentConfig):
     """Looks out for what is wrong with a run: an entry of `finetuning.alarms`."""

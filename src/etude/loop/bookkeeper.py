@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,20 +14,18 @@ from etude.config.finetuning import FinetuneConfig
 from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord, cut_off_share
 from etude.core.errors import TrainingError
-from etude.core.evaluation import EvaluationRunOutput
 from etude.core.history import Entry, WarmUpEntry
 from etude.core.implementations import entered
 from etude.core.interfaces import bare
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import TrajectoryCollection
 from etude.groups.line import LineRules, ModelLine
-from etude.groups.opponents import Game, OpponentPool, games_of
+from etude.groups.opponents import OpponentPool
 from etude.jobs.content import JobNameTakenError
 from etude.loop.metrics import collection_metrics, selection_metrics, shaped_rewards
 from etude.loop.record import Record
 from etude.loop.training_data import JobRecord, Provenance, TargetWatch
 from etude.rewards.collections import Collections, within, worked_on
-from etude.rewards.evaluation import agreements
 from etude.runtime import Runtime
 from etude.store.facts import SUMMARY
 from etude.store.figures import last_version, versions_made
@@ -87,12 +84,6 @@ class Bookkeeper:
         self._facts = facts
         pools = [each for each in map(bare, runtime.engines.values()) if isinstance(each, OpponentPool)]
         self.opponents = [pool for pool in pools if pool.config.of == runtime.target_model]
-        evaluators = runtime.config.eval.evaluators.items()
-        judges = [name for name, each in evaluators if each.asks_model()]
-        checks = [name for name, each in evaluators if not each.asks_model()]
-        self._judged = [(judge, check) for judge in judges for check in checks]
-        self._games: defaultdict[tuple[int, str], list[Game]] = defaultdict(list)
-        """By epoch and entry of `llms`: whom the trained model has met."""
         self._built: dict[int, tuple[TrajectoryCollection, dict[str, Any]]] = {}
         self.jobs: dict[int, int] = {}
         self._entered: int | None = None
@@ -244,7 +235,6 @@ class Bookkeeper:
             "remote": output.remote(),
             "cut_off_share": cut_off_share(output.calls),
             **seen.sampled.metrics(),
-            **self._agreement(output),
             "unscored": sum(not item.is_scored for item in items),
             "completion_tokens": seen.completion_tokens,
             "model_versions": {str(version): count for version, count in seen.model_versions.items()},
@@ -253,17 +243,7 @@ class Bookkeeper:
             counted["rewards"] = await shaped_rewards(self.builder, items, {"epoch": epoch, "run_id": run_id})
         given = {"scores": output.scores(), "bounds": output.bounds(), "reward": reward and reward.name}
         metrics = collection_metrics(collection, {**counted, **facts, **given})
-        met = {pool.name: self._met(epoch, pool) for pool in self.opponents}
-        return self.record.with_name({**metrics, **({"opponents": met} if met else {}), **self._facts()})
-
-    def _agreement(self, output: EvaluationRunOutput) -> dict[str, Any]:
-        """How far judges agree with checks; nothing where there are none."""
-        return {"agreement": figures} if (figures := agreements(output, self._judged)) else {}
-
-    def _met(self, epoch: int, pool: OpponentPool) -> dict[str, Any]:
-        reward = self.config.reward_function
-        past = self.record.history.until(epoch)
-        return pool.figures(self._games[epoch, pool.name], None if reward is None else reward.name, past)
+        return self.record.with_name({**metrics, **self._facts()})
 
     async def adopt(self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus, since: float) -> None:
         """Have the model sample from the weights that a job made, and record its epoch.
@@ -333,8 +313,6 @@ class Bookkeeper:
     def _let_go(self, epoch: int) -> None:
         """Forget what was collected for an epoch."""
         self.collections.forget(epoch)
-        for pool in self.opponents:
-            self._games.pop((epoch, pool.name), None)
         self._built.pop(epoch, None)
 
     async def _go_back(self, entry: Entry) -> None:
@@ -375,7 +353,5 @@ class Bookkeeper:
         self._progress.finished(summary)
 
     def _saw(self, epoch: int, episode: EpisodeRecord) -> None:
-        for pool in self.opponents:
-            self._games[epoch, pool.name] += games_of(episode, self.runtime.target_model, pool.name)
         self._provenance.saw(epoch, episode)
         self._targeted.saw(episode)

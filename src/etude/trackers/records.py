@@ -21,7 +21,7 @@ from etude.store.run_folder import RunFolder
 from etude.store.stored_config import RESULT, reward_name, stored_data
 from etude.trackers.record import EpisodeRow, RunRecord
 
-_LEFT_OUT = {"target", "training", "opponents", "model_versions", "failure_causes"}
+_LEFT_OUT = {"target", "training", "model_versions", "failure_causes"}
 """Metrics that are no figures of an epoch, or have names without end."""
 _LONGEST = 2000
 """Characters of a text in a table of episodes."""
