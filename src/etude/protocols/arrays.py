@@ -7,7 +7,6 @@ longest protocol, A agents, C channels. numpy is imported when the first arrays 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Sized
-from dataclasses import dataclass
 from typing import Any
 
 from etude.core.episode import EpisodeRecord
@@ -16,25 +15,13 @@ from etude.protocols.decision import UNDECIDED, code_of
 from etude.protocols.tree import EpisodeTree, Node
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One way that a play went."""
-
-    record: EpisodeRecord
-    tree: EpisodeTree
-    path: tuple[Node, ...]
-
-
 class Rollouts:
     """Finished episodes of one protocol. Letters in names are axes: Batch, Round, Agent, Channel."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
-        """`rows` are of one protocol: `of` sees to that."""
+    def __init__(self, rows: Sequence[tuple[EpisodeRecord, EpisodeTree, Node]]) -> None:
+        """`rows` are episodes with their trees and a leaf each, of one protocol: `of` sees to that."""
         self.rows = rows
-        tree = rows[0].tree if rows else None
-        self._agents = {agent: index for index, agent in enumerate(tree.agents if tree else ())}
-        self._channels = {channel: index for index, channel in enumerate(tree.channels if tree else ())}
-        self._rounds = max((row.tree.max_rounds for row in rows), default=0)
+        self._rounds = max((tree.max_rounds for _, tree, _ in rows), default=0)
 
     @classmethod
     def of(cls, records: Iterable[EpisodeRecord]) -> Rollouts:
@@ -42,16 +29,14 @@ class Rollouts:
 
         Raises RequestError when anything else than one protocol was played.
         """
-        rows: list[Row] = []
-        for record in records:
-            if record.failure is None:
-                tree = EpisodeTree.from_json(record.output)
-                rows += [Row(record, tree, tuple(tree.path(leaf))) for leaf in tree.leaves()]
-        kinds = {(row.tree.protocol, row.tree.agents, row.tree.channels) for row in rows}
+        finished = [
+            (record, EpisodeTree.from_json(record.output)) for record in records if not record.failure
+        ]
+        kinds = {(tree.protocol, tree.agents, tree.channels) for _, tree in finished}
         if len(kinds) > 1:
             names = ", ".join(sorted(name for name, _, _ in kinds))
             raise RequestError(f"arrays have one protocol, and the episodes have several: {names}")
-        return cls(rows)
+        return cls([(record, tree, leaf) for record, tree in finished for leaf in tree.leaves()])
 
     def to_arrays(self) -> dict[str, Any]:
         """Nested arrays; texts are objects, None where there is none.
@@ -71,16 +56,14 @@ class Rollouts:
             import numpy as np
         except ModuleNotFoundError as error:
             raise MissingExtraError("a view as arrays (numpy is not installed)", "local") from error
-        agents, channels = self._agents, self._channels
-        text_BRC, who_BRC, raw_BRA = (
-            self._full(None, channels),
-            self._full(-1, channels),
-            self._full(None, agents),
-        )
+        agents = {agent: index for index, agent in enumerate(self.rows[0][1].agents)}
+        channels = {channel: index for index, channel in enumerate(self.rows[0][1].channels)}
+        text_BRC, who_BRC = self._full(None, channels), self._full(-1, channels)
+        raw_BRA = self._full(None, agents)
         decision_BRA, exact_BRA = self._full(UNDECIDED, agents), self._full(0.0, agents)
         reward_BRA = self._full(0.0, agents)
-        for b, row in enumerate(self.rows):
-            for node in row.path:
+        for b, (_, tree, leaf) in enumerate(self.rows):
+            for node in tree.path(leaf):
                 index = (b, node.round, agents[node.agent])
                 raw_BRA[index] = node.text
                 decision_BRA[index] = code_of(node.decision)
@@ -91,15 +74,15 @@ class Rollouts:
                 for agent, reward in node.rewards.items():
                     reward_BRA[b, node.round, agents[agent]] += reward
         rounds = np.arange(self._rounds)
-        played_B1 = np.array([[row.path[-1].round + 1] for row in self.rows])
-        examples = [row.record.example for row in self.rows]
+        played_B1 = np.array([[leaf.round + 1] for _, _, leaf in self.rows])
+        examples = [record.example for record, _, _ in self.rows]
         inputs = dict.fromkeys(name for example in examples for name in example.inputs)
         earlier = np.tri(self._rounds, self._rounds, -1, dtype=bool)[None, :, :, None]
         return {
             **{name: self._repeated([example.inputs.get(name) for example in examples]) for name in inputs},
             "round": np.minimum(rounds, played_B1),
-            "y": self._repeated([row.tree.truth for row in self.rows], int),
-            "prover_stance": self._repeated([row.tree.stance for row in self.rows], int),
+            "y": self._repeated([tree.truth for _, tree, _ in self.rows], int),
+            "prover_stance": self._repeated([tree.stance for _, tree, _ in self.rows], int),
             "datapoint_id": self._repeated([example.id for example in examples]),
             "padding": rounds >= played_B1,
             "message_history": np.where(earlier, text_BRC[:, None], None),
