@@ -48,7 +48,7 @@ async def made(name, output, **options):
     collection = await finish(builder, output)
     algorithm = algorithm_of(collection.method, collection.options)
     groups = groups_of(collection, algorithm)
-    return algorithm.units(groups), builder.facts("run")
+    return algorithm.units(groups)[0], builder.facts("run")
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_pp"])

@@ -78,6 +78,7 @@ def kept(algorithm: Any, replies: tuple[str, ...] = ("a", "bb", "cccccccccccc"))
         (Constant(), True, True),
         (Grpo(entropy_bonus=0.1), True, False),
         (Grpo(beta=0.1), True, False),
+        (Grpo(reward_kl=0.1), True, False),
         (Grpo(drop_flat_groups=False), True, False),
         (ReinforcePP(), True, False),
         (ReinforcePP(drop_flat_groups=True), False, False),
@@ -112,7 +113,7 @@ def test_a_flat_group_counts_in_the_mean_over_tokens():
     flat = group("a", "bb")
     other = [replace(scored, reward=float(number)) for number, scored in enumerate(group("c", "dd"))]
     made = algorithm.groups([flat, other], Collected(0, 0, Tally()))
-    units = algorithm.units([each.samples for each in made])
+    units, _ = algorithm.units([each.samples for each in made])
     assert [sample.has_gradient for (sample,) in units] == [False, False, True, True]
     count = sum(sum(sample.mask) for (sample,) in units)
     assert algorithm.normalised(units) == [[pytest.approx(1 / count)]] * 4

@@ -447,6 +447,14 @@ async def test_nothing_is_trained_before_initialize(tmp_path):
         await adapter.submit(collection("one"))
 
 
+async def test_what_an_episode_is_off_the_base_model_can_be_a_part_of_its_reward(tmp_path):
+    adapter, job = await adapter_on(tmp_path), collection("one", rewards=(1.0,) * 4, reward_kl=0.1)
+    status = await adapter.wait_until_complete(await adapter.submit(job))
+    # Their rewards are equal, so that all there is to learn is to stay with the base model.
+    assert status.status is TrainingStatusEnum.COMPLETED
+    assert status.metadata["metrics"]["kl_in_reward"] != 0.0
+
+
 @pytest.mark.parametrize("lora", [None, LoraConfig(r=4)], ids=["all weights", "LoRA"])
 async def test_collecting_ahead_the_engine_samples_from_the_weights_as_they_were_while_others_are_made(
     tmp_path, lora

@@ -141,7 +141,7 @@ def units_of(run: etude.Run) -> list[Unit]:
     ]
     grpo = Grpo()
     (made,) = grpo.groups([group], Collected(1, 0, Tally()))
-    return grpo.units([made.samples])
+    return [*grpo.units([made.samples])[0]]
 
 
 def version_1(run: etude.Run, dtype: str) -> Policy:

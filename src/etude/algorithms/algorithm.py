@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from etude.algorithms.collecting import Collecting, CollectingBuilder
 from etude.algorithms.episodes import Collected, Group, UnitGroup
+from etude.algorithms.samples import with_turns
 from etude.config import registry
 from etude.config.import_path import import_object, is_import_path, make_importable
 from etude.config.nearest import alternatives
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
     from etude.config.builder import Builder
     from etude.learner.objective import MicroBatch
 
+Divergences = Callable[[Sequence[Sample]], list[list[float]]]
+"""For each turn of each sample Σ log π_sampled - log π_reference over its tokens: `Learner.divergences`."""
+
+
 _ROUNDING = 1e-9
 """Advantages that are smaller are what rounding leaves of equal rewards."""
 
@@ -43,6 +48,9 @@ _ROUNDING = 1e-9
 @dataclass(frozen=True, slots=True)
 class Gradient:
     """Marks an option of an algorithm that is about the gradient: it travels with a job's data."""
+
+    everywhere: bool = True
+    """Whether a server has it too, and not only a learner in this process."""
 
 
 T = TypeVar("T")
@@ -131,7 +139,7 @@ class Algorithm(Collecting):
     def is_idle(self, groups: Sequence[UnitGroup], *, at_base: bool) -> bool:
         """Whether a job on the groups would change nothing: there is no advantage, and no other term of the
         loss. The KL is none while the policy is the model that training began with (`at_base`)."""
-        if self.kind != "samples" or "entropy" in self.needs():
+        if self.kind != "samples" or self.needs() & {"entropy", "divergence"}:
             return False
         has_other_term = not self.skips_idle and not ("reference" in self.needs() and at_base)
         return not has_other_term and not self.teaches([group.samples for group in groups if group.units])
@@ -168,16 +176,31 @@ class Algorithm(Collecting):
             replace(each, advantages=each.by_token(turns)) for each, turns in zip(group, rows, strict=True)
         ]
 
-    def units(self, groups: Sequence[Sequence[SampleOrPair]]) -> list[tuple[Sample, ...]]:
-        """All units of a job as the learner takes them."""
+    def units(
+        self, groups: Sequence[Sequence[SampleOrPair]], divergences: Divergences | None = None
+    ) -> tuple[list[tuple[Sample, ...]], dict[str, float]]:
+        """All units of a job as the learner takes them, and metrics of what was measured on the way.
+
+        Raises TrainingError when it needs divergences and nobody can measure them.
+        """
         if self.kind == "pairs":
-            return [unit.samples for group in groups for unit in group]
+            return [unit.samples for group in groups for unit in group], {}
         samples = [[unit for unit in group if isinstance(unit, Sample)] for group in groups]
-        return [sample.samples for group in self.assigned(samples) for sample in group]
+        metrics: dict[str, float] = {}
+        if "divergence" in self.needs():
+            if divergences is None:
+                raise TrainingError(f"{self.type_name}: an option needs a learner in this process: 'local'")
+            by_sample = divergences([sample for group in samples for sample in group])
+            values = iter(by_sample)
+            samples = [
+                [with_turns(sample, "divergence", next(values)) for sample in group] for group in samples
+            ]
+            metrics["kl_in_reward"] = sum(map(sum, by_sample)) / max(len(by_sample), 1)
+        return [sample.samples for group in self.assigned(samples) for sample in group], metrics
 
     def reason_to_skip(self, groups: Sequence[Sequence[SampleOrPair]]) -> Skipped | None:
         """Why a job on these groups could change nothing; None where it may, as far as is known before it."""
-        if self.kind != "samples" or not self.skips_idle:
+        if self.kind != "samples" or not self.skips_idle or "divergence" in self.needs():
             return None
         if self.teaches([[unit for unit in group if isinstance(unit, Sample)] for group in groups]):
             return None
@@ -214,10 +237,11 @@ def _no_loss(algorithm: Algorithm) -> RequestError:
     )
 
 
-def gradient_fields(algorithm: type[Algorithm]) -> Iterator[str]:
-    """The names of the options that are about the gradient."""
+def gradient_fields(algorithm: type[Algorithm], *, at_server: bool = False) -> Iterator[str]:
+    """The names of the options that are about the gradient; of those, the ones that a server has too."""
     for name, field in algorithm.model_fields.items():
-        if any(isinstance(mark, Gradient) for mark in field.metadata):
+        marks = [mark for mark in field.metadata if isinstance(mark, Gradient)]
+        if any(mark.everywhere or not at_server for mark in marks):
             yield name
 
 

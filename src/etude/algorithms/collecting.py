@@ -50,9 +50,10 @@ if TYPE_CHECKING:
     from etude.runtime import Runtime
 
 
-Need = Literal["logprobs", "start", "reference", "entropy"]
+Need = Literal["logprobs", "start", "reference", "entropy", "divergence"]
 """The sampler's logprobs; the learner's own at the start of a job of several steps; those of the model that
-training began with; the entropies that tokens were chosen from."""
+training began with, or their sum over each turn before advantages are made; the entropies that tokens were
+chosen from."""
 
 
 class Collecting(TrajectoryBuilderConfig):
@@ -73,7 +74,6 @@ class Collecting(TrajectoryBuilderConfig):
     credit: Literal["episode", "agent"] = "episode"
     """`agent`: each agent of the model is compared with itself in the other episodes, by what it earned: in a
     protocol, or by its own measured score "reward". `episode`: all have the reward of the episode."""
-
     cut_off: CutOff = "train"
     """Answers that the limit of tokens cut off. `train`: on them as on others. `mask`: they are left out of
     the loss, and count in comparisons."""

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, repeat
 from operator import sub
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from etude.algorithms.algorithm import Algorithm, OfGradient, by_turn
+from etude.algorithms.algorithm import Algorithm, Gradient, OfGradient, by_turn
 from etude.algorithms.collecting import Need, require_branching
 from etude.algorithms.episodes import Collected, Group, Tally, UnitGroup, answer_groups
 from etude.core.errors import RequestError
@@ -69,6 +69,8 @@ class Grpo(Algorithm, name="grpo"):
     """ε_high (clip-higher, DAPO)."""
     beta: OfGradient[FiniteFloat] = Field(0.0, ge=0)
     """Weight of the KL to the base model."""
+    reward_kl: Annotated[FiniteFloat, Gradient(everywhere=False)] = Field(0.0, ge=0)
+    """Price in the reward of each nat away from the base model; `local` only."""
     entropy_bonus: OfGradient[FiniteFloat] = Field(0.0, ge=0)
     """Weight of each token's entropy."""
     aggregation: OfGradient[Literal["token", "sequence", "constant"]] = "token"
@@ -141,8 +143,9 @@ class Grpo(Algorithm, name="grpo"):
 
     @property
     def _drops(self) -> bool:
-        """Whether groups without advantage are left out: not where they have a gradient all the same."""
-        return self.drop_flat_groups and self.skips_idle
+        """Whether groups without advantage are left out: not where they have a gradient all the same, or
+        where only the learner can tell, since the price of leaving the base model is not known before."""
+        return self.drop_flat_groups and self.skips_idle and "divergence" not in self.needs()
 
     def compare(self, rewards: Sequence[float]) -> list[float]:
         """The advantages of a group's rewards: minus their mean, scaled. Equal ones have none."""
@@ -169,17 +172,20 @@ class Grpo(Algorithm, name="grpo"):
         return [[by_name[name]] * len(sample.turns) for name, sample in zip(names, group, strict=True)]
 
     def _price(self, turn: Turn) -> float:
-        """The price that an answer, and those before it, pay for length."""
-        if self.overlong_limit is None:
-            return 0.0
-        over = turn.stop - turn.start - (self.overlong_limit - self.overlong_buffer)
-        return min(max(over / self.overlong_buffer, 0.0), 1.0)
+        """The price that an answer, and those before it, pay: for leaving the base model, and for length."""
+        price = self.reward_kl * turn.divergence
+        if self.overlong_limit is not None:
+            over = turn.stop - turn.start - (self.overlong_limit - self.overlong_buffer)
+            price += min(max(over / self.overlong_buffer, 0.0), 1.0)
+        return price
 
     def needs(self) -> set[Need]:
-        """The KL looks at the reference, the bonus at entropies, and the correction at the start."""
+        """The KL looks at the reference, the bonus at entropies, the price at divergences, and the correction
+        at the start."""
         wants: dict[Need, bool] = {
             "reference": self.beta > 0,
             "entropy": self.entropy_bonus > 0,
+            "divergence": self.reward_kl > 0,
             "start": self.correction != "none",
         }
         return {"logprobs", *(need for need, is_wanted in wants.items() if is_wanted)}

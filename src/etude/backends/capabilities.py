@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from etude.algorithms.algorithm import Algorithm, changed_options, kind_of
+from etude.algorithms.algorithm import Algorithm, changed_options, gradient_fields, kind_of
 from etude.config.component import LlmConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError
@@ -76,6 +76,8 @@ class Capabilities:
     for all algorithms that learn from such data, those of a user's file too."""
     options: frozenset[str] | None = None
     """Of the algorithm's options those that are about the gradient and that it can be given; None: all."""
+    measures: bool = True
+    """Can be given also those that a learner in this process must measure something for."""
     token_ids_for: frozenset[Method] = frozenset()
     """Algorithms or kinds that need the sampled token ids, and but for imitation their logprobs too; text is
     not enough."""
@@ -184,10 +186,11 @@ def check_options(backend: str, capabilities: Capabilities, config: object) -> N
     if not isinstance(config, Algorithm):
         return
     taken = capabilities.options
+    shared = {*gradient_fields(type(config), at_server=True)}
     refused = [
         f"{name}: {value}"
         for name, value in changed_options(config).items()
-        if taken is not None and name not in taken
+        if (taken is not None and name not in taken) or (not capabilities.measures and name not in shared)
     ]
     if refused:
         raise CapabilityError(

@@ -84,6 +84,7 @@ class LmServerAdapter(OpenAiJobs):
         # All algorithms that the server knows, or whose losses it has.
         return Capabilities(
             token_ids_for=frozenset({"samples"}),
+            measures=False,
             versions=True,
             from_base=True,
             samples_while_training=not self.adapter_config.free_engine,

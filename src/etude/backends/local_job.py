@@ -128,7 +128,7 @@ class Work:
 
         Raises TrainingError, TrainingCanceled when `canceled` is set, and Interrupted when `stopping` is.
         """
-        units = self.algorithm.units(self.groups)
+        units, facts = self.algorithm.units(self.groups, learner.divergences)
         self.learned.extend(units)
         learner.witness = self.witness
         data = JobData(
@@ -142,7 +142,7 @@ class Work:
         every = self.config.checkpoint_steps
         training = JobTraining(learner, data, listener, checkpoints, every, keeps_epochs=False)
         try:
-            return training.run(canceled, stopping)
+            return training.run(canceled, stopping) | facts
         finally:
             learner.witness = None
 

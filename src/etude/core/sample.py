@@ -34,6 +34,8 @@ class Turn:
     finish_reason: str = "stop"
     value: float | None = None
     """Discounted return from this answer on, where the agent gave step rewards."""
+    divergence: float = 0.0
+    """Σ log π_sampled - log π_reference over its tokens in nats, where a learner has measured it."""
     replaced: bool = False
     """Its text was written in place of what was sampled: it has no tokens until a backend makes them."""
     token_ids: tuple[int, ...] | None = None

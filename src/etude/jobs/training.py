@@ -311,5 +311,5 @@ def units_of_rows(
                 require_fits(unit, policy.max_context, vocabulary)
         except EtudeError as error:
             raise TrainingError(f"row {number}: {error}") from error
-    units = iter(algorithm.units(groups))
+    units = iter(algorithm.units(groups)[0])
     return [tuple(next(units) for _ in group) for group in groups]

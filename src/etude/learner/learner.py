@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, compress, islice
+from operator import sub
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -207,6 +208,19 @@ class Learner:
                 for name, value in {"loss": float(loss), **metrics}.items():
                     totals[name] = totals.get(name, 0.0) + value
         return self.team.sum(totals)
+
+    def divergences(self, samples: Sequence[Sample]) -> list[list[float]]:
+        """For each turn of each sample Σ log π_sampled - log π_ref over its tokens, in nats."""
+        trained = [replace(sample, weights=None) for sample in samples]
+        with self.policy.as_base():
+            references = self._logprobs(trained)
+        divergences = list[list[float]]()
+        for sample, own in zip(trained, references, strict=True):
+            gaps = map(sub, compress(sample.logprobs or (), sample.mask), own)
+            divergences.append(
+                [math.fsum(islice(gaps, sum(sample.mask[t.start : t.stop]))) for t in sample.turns]
+            )
+        return divergences
 
     def begin_training(self, units: Sequence[Unit], objective: Objective) -> None:
         """Remember how likely the tokens of a job of several steps are before the first, where the loss

@@ -243,7 +243,7 @@ def _assigned(collection: TrajectoryCollection) -> Sequence[Sequence[Sample]] | 
         return None
     try:
         algorithm = algorithm_of(collection.method, collection.options)
-        units = algorithm.units(groups_of(collection, algorithm))
+        units, _ = algorithm.units(groups_of(collection, algorithm))
     except EtudeError:
         return None
     return units if any(sample.advantages is not None for unit in units for sample in unit) else None

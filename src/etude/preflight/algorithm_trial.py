@@ -60,7 +60,11 @@ def try_loss(algorithm: Algorithm, groups: Sequence[Sequence[SampleOrPair]]) -> 
 
     Raises RequestError as `try_algorithm`.
     """
-    units = _tried(algorithm, lambda: algorithm.units([*filter(None, groups)]))
+
+    def divergences(samples: Sequence[Sample]) -> list[list[float]]:
+        return [[0.0] * len(sample.turns) for sample in samples]
+
+    units, _ = _tried(algorithm, lambda: algorithm.units([*filter(None, groups)], divergences))
     if not units or find_spec("torch") is None:
         return
     factors = _tried(algorithm, lambda: algorithm.normalised(units))

@@ -91,7 +91,7 @@ def server_algorithms() -> dict[Method, type[Algorithm]]:
 
 def _options(algorithm: type[Algorithm]) -> set[str]:
     """The algorithm's options that a job has."""
-    return {*gradient_fields(algorithm)}
+    return {*gradient_fields(algorithm, at_server=True)}
 
 
 @lru_cache(maxsize=64)
@@ -104,7 +104,7 @@ def hyperparameters_model(algorithm: type[Algorithm]) -> type[Hyperparameters]:
     if algorithm.kind == "samples":
         fields["reference"] = (Literal["auto", "start", "base"] | None, _REFERENCE)
     meanings = descriptions(algorithm)
-    for name in gradient_fields(algorithm):
+    for name in gradient_fields(algorithm, at_server=True):
         option = algorithm.model_fields[name]
         bounds = [mark for mark in option.metadata if not isinstance(mark, Gradient)]
         kind = Annotated[option.annotation, *bounds] if bounds else option.annotation
