@@ -68,8 +68,7 @@ types: $(DEV) ## Types
 	    --no-warn-return-any *.py) || exit 1; done
 
 docs: $(DEV) ## Write the generated pages of docs/ anew
-	$(BIN)/python -c "from pathlib import Path; from etude.config.reference import render_reference; \
-	Path('docs/config.md').write_text(render_reference(), encoding='utf-8')"
+	$(BIN)/python -m tests.config.reference
 	$(BIN)/python -m tests.models.families
 	$(BIN)/python -m tests.models.architectures
 	$(BIN)/python -m tests.clients.page

@@ -26,9 +26,9 @@ from types import MappingProxyType
 from typing import Any
 
 import httpx
+import psutil
 from common import argument_parser, print_json, print_table, progress, silent
 
-from etude.inference.child_process import marked_process
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 
 TOKENS = 32
@@ -272,15 +272,12 @@ def server(
         process.wait()
 
 
-def vllm_of(folder: Path, model: Path) -> Place:
+def vllm_of(server: int, model: Path) -> Place:
     """The vLLM that a server runs: its port is on its command line, its key in its environment."""
-    pid = marked_process(folder / "vllm" / "vllm.pid")
-    assert pid is not None
-    process = Path(f"/proc/{pid}")
-    line = (process / "cmdline").read_text().split("\0")
-    variables = dict(item.partition("=")[::2] for item in (process / "environ").read_text().split("\0"))
+    process = next(each for each in psutil.Process(server).children() if "--enable-lora" in each.cmdline())
+    line, key = process.cmdline(), process.environ()["VLLM_API_KEY"]
     port = line[line.index("--port") + 1]
-    return Place("vLLM alone", f"http://127.0.0.1:{port}", str(model), variables["VLLM_API_KEY"], pid)
+    return Place("vLLM alone", f"http://127.0.0.1:{port}", str(model), key, process.pid)
 
 
 def measure(
@@ -322,7 +319,7 @@ def canned(against: Path | None, quick: bool, say: Callable[[str], None]) -> dic
             options = ("--engine", "vllm", "--vllm-command", str(program))
             url, pid = running.enter_context(server(model, folder / name, *options, more=more))
             places[name] = Place(name, url, "tiny", pid=pid)
-        places["alone"] = vllm_of(folder / "through", model)
+        places["alone"] = vllm_of(places["through"].pid, model)
         found = measure_canned(places, 4 if quick else 20, say)
     overhead = found["through"]["ms_p50"] - found["alone"]["ms_p50"]
     return {"overhead_ms_p50": overhead, "cpu_ms_p50": found["through"]["cpu_ms_p50"], "canned": found}
@@ -376,11 +373,11 @@ def in_front_of_vllm(program: str, quick: bool, say: Callable[[str], None]) -> d
         options = ("--engine", "vllm", "--vllm-command", program, "--vllm-arg=--enforce-eager")
         say("starting vLLM")
         with (
-            server(model, folder / "vllm", *options) as (through, _),
+            server(model, folder / "vllm", *options) as (through, pid),
             server(model, folder / "embedded") as (embedded, _),
         ):
             places = [
-                vllm_of(folder / "vllm", model),
+                vllm_of(pid, model),
                 Place("vLLM through etude serve", through, "tiny"),
                 Place("etude serve, embedded engine", embedded, "tiny"),
             ]

@@ -3,6 +3,7 @@
 PLACE is where the process gets kill -9 when it comes there for the COUNT-th time. KIND is
 
 - `now`: one model is trained; `ahead` collects for the next epoch while a job trains, which takes a moment.
+  Ahead the backend still has a job after a kill; otherwise it is lost.
 - `two`, `two-ahead`: a prover and a verifier are trained. PLACE counts for whichever of them comes there.
 - `pool`: the trained model plays against its earlier versions.
 - `warm-up`: a real model, made from scratch, imitates first.
@@ -28,7 +29,7 @@ from etude.core.job import ModelVersion, TrainingJobStatus
 from etude.groups.line import ModelLine
 from etude.groups.opponents import OpponentPool
 from etude.inference.embedded import EmbeddedEngine
-from etude.inference.opponents_config import OpponentsConfig
+from etude.inference.local import OpponentsConfig
 from etude.loop.lifecycle import new_run
 from etude.loop.record import Record
 from etude.rewards.evaluation_run import EvaluationRun
@@ -102,7 +103,7 @@ def _one(folder: Path, ahead: bool) -> tuple[Any, Places]:
 
     run = Run(folder / "run", keep_checkpoints=1)
     run.engine = learning_engine(log=folder / "sampled-policy.log")
-    run.adapter = FakeAdapter(folder / "backend", lose_jobs=True)
+    run.adapter = FakeAdapter(folder / "backend", lose_jobs=not ahead)
     run.examples, run.validation = examples(4), examples(6, "v")
     run.finetuning.run_configuration = FinetuneRunConfig(validation_interval=2)
     run.finetuning.curriculum_learning = CurriculumLearningConfig(
@@ -134,7 +135,7 @@ def _two(folder: Path, ahead: bool) -> tuple[Any, Places]:
     settings = several.config(
         num_epochs=4,
         prover={"every": 2, "curriculum_learning": curriculum},
-        trainer_adapters={"backend": {"_type": "test_several", "lose_jobs": True}},
+        trainer_adapters={"backend": {"_type": "test_several", "lose_jobs": not ahead}},
         trainers={"epochs": {"_type": "epochs", "keep_checkpoints": 1}},
         finetuning={
             "collect_ahead": ahead,

@@ -1,7 +1,7 @@
 """An OpenAI-compatible endpoint as a process of its own: killed, hung, and told to misbehave by tests.
 
-`python endpoint_process.py PORT NAME` answers until it is killed. `POST /mode` sets how; `GET /asked` tells
-what it was asked.
+`python -m tests.endpoint_process PORT NAME` answers until it is killed. `POST /mode` sets how; `GET /asked`
+tells what it was asked.
 """
 
 from __future__ import annotations
@@ -16,59 +16,49 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from email.message import Message
+from pathlib import Path
 from typing import Any
 
-
-class _State:
-    mode = "well"
-    """`well`, `500`, `503`, `401`, `garbage`, `hang`, `other`: with the weights of another model, or `hold`:
-    not before it is told another one."""
-    models: list[str] | None = None
-    """Those that it has; None for any."""
-    asked: list[dict[str, Any]]
+from tests.json_server import JsonServer
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    state = _State()
-    name = ""
+class _Endpoint:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.mode = "well"
+        """`well`, `500`, `503`, `401`, `garbage`, `hang`, `other`: with the weights of another model, or
+        `hold`: not before it is told another one."""
+        self.models: list[str] | None = None
+        """Those that it has; None for any."""
+        self.asked: list[dict[str, Any]] = []
 
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        if self.path == "/asked":
-            self._send(200, self.state.asked)
-        elif self.state.mode == "hang":
-            threading.Event().wait()
-        else:
-            names = self.state.models if self.state.models is not None else ["tiny"]
-            self._send(200, {"object": "list", "data": [{"id": name} for name in names]})
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        if self.path == "/mode":
-            for name, value in body.items():
-                setattr(self.state, name, value)
-            self._send(200, {})
-            return
-        shown = {"authorization": self.headers.get("authorization")}
-        self.state.asked.append(body | shown | {"session": self.headers.get("x-session-id")})
-        while self.state.mode == "hold":
+    def answer(self, path: str, headers: Message, body: bytes) -> tuple[Any, ...]:
+        """Status, JSON, and headers where there are any."""
+        if path == "/asked":
+            return 200, self.asked
+        if path == "/mode":
+            vars(self).update(json.loads(body))
+            return 200, {}
+        if body:
+            asked = json.loads(body)
+            shown = {"authorization": headers["authorization"], "session": headers["x-session-id"]}
+            self.asked.append(asked | shown)
+        while self.mode == "hold" and body:
             time.sleep(0.01)
-        mode, models = self.state.mode, self.state.models
-        if mode == "hang":
+        if self.mode == "hang":
             threading.Event().wait()
-        if mode == "garbage":
-            self._send(200, {"choices": "none"})
-        elif mode not in ("well", "other"):
-            headers = {"retry-after": "300"} if mode == "503" else {}
-            self._send(int(mode), {"error": {"message": f"mode {mode}"}}, headers)
-        elif models is not None and body["model"] not in models:
-            self._send(404, {"error": {"message": f"the model {body['model']} does not exist"}})
-        else:
-            self._send(200, self._completion("another" if mode == "other" else body["model"], body))
+        if not body:
+            names = ["tiny"] if self.models is None else self.models
+            return 200, {"object": "list", "data": [{"id": name} for name in names]}
+        if self.mode == "garbage":
+            return 200, {"choices": "none"}
+        if self.mode not in ("well", "other"):
+            more = {"retry-after": "300"} if self.mode == "503" else {}
+            return int(self.mode), {"error": {"message": f"mode {self.mode}"}}, more
+        if self.models is not None and asked["model"] not in self.models:
+            return 404, {"error": {"message": f"the model {asked['model']} does not exist"}}
+        return 200, self._completion("another" if self.mode == "other" else asked["model"], asked)
 
     def _completion(self, model: str, asked: dict[str, Any]) -> dict[str, Any]:
         message = {"role": "assistant", "content": self.name}
@@ -82,14 +72,6 @@ class _Handler(BaseHTTPRequestHandler):
             choice["logprobs"] = {"content": [{"token": self.name, "logprob": -0.5, "top_logprobs": []}]}
         return answer
 
-    def _send(self, status: int, body: Any, headers: dict[str, str] | None = None) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        for name, value in {"content-length": str(len(data)), **(headers or {})}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
-
 
 class EndpointProcess:
     """One such process, on a port that it keeps when it is started again."""
@@ -99,11 +81,13 @@ class EndpointProcess:
             self.port = int(free.getsockname()[1])
         self.name = name
         self.url = f"http://127.0.0.1:{self.port}/v1"
+        # Without the site's packages it starts at once.
+        self.command = [sys.executable, "-S", "-m", "tests.endpoint_process", str(self.port), name]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Returns when it answers."""
-        self._process = subprocess.Popen([sys.executable, "-S", __file__, str(self.port), self.name])
+        self._process = subprocess.Popen(self.command, cwd=Path(__file__).parents[1])
         deadline = time.monotonic() + 60
         while True:
             try:
@@ -136,8 +120,4 @@ class EndpointProcess:
 
 
 if __name__ == "__main__":
-    _Handler.state.asked = []
-    _Handler.name = sys.argv[2]
-    server = ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), _Handler)
-    server.daemon_threads = True
-    server.serve_forever()
+    JsonServer(_Endpoint(sys.argv[2]).answer, int(sys.argv[1])).serve_forever()

@@ -2,8 +2,9 @@
 
 They have a working directory, an environment, pipes and signals like any other process, and start in
 milliseconds: `python -m etude` spends seconds on its imports. `Forked` is used as `subprocess.Popen` is;
-`program` writes programs `etude` and `python` for shells. None of them reaches the Hugging Face hub. What is
-about start-up itself takes a real process.
+`program` writes programs `etude` and `python` for shells. None of them reaches the Hugging Face hub, and none
+draws the plot of the rewards, which is half of a small run: its file is empty. What is about start-up itself,
+or the picture, takes a real process.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import functools
 import gc
 import json
 import os
+import pkgutil
 import runpy
 import select
 import signal
@@ -28,10 +30,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import etude
+
 ROOT = Path(__file__).parents[1]
 
-PRELOADED = ("etude.components", "etude.cli.app", "matplotlib.figure", "matplotlib.backends.backend_agg")
-HEAVY = ("torch", "transformers", "transformers.models.llama.modeling_llama", "peft")
+PRELOADED = (
+    *("torch", "transformers", "transformers.models.llama.modeling_llama", "peft", "rich.live"),
+    *("matplotlib.figure", "matplotlib.backends.backend_agg"),
+)
+"""Beside all rooms of Etude but those of its guests."""
 
 ALSO = "TESTS_FORKED_ALSO"
 """A variable with the names of further modules to import, set before the first process is started; those
@@ -179,11 +186,14 @@ def end() -> None:
 
 def main(path: str) -> None:
     """Serve until standard input ends."""
-    for name in (*PRELOADED, *HEAVY):
-        __import__(name)
-    for name in os.environ.pop(ALSO, "").split():
+    rooms = [
+        name for _, name, _ in pkgutil.walk_packages(etude.__path__, "etude.", onerror=lambda name: None)
+    ]
+    own = [name for name in rooms if not name.startswith(("etude.integrations.", "etude.__main__"))]
+    for name in (*PRELOADED, *own, *os.environ.pop(ALSO, "").split()):
         with contextlib.suppress(ImportError):
             __import__(name)
+    _make_tables()
     gc.collect()
     gc.freeze()
     with socket.socket(socket.AF_UNIX) as listener:
@@ -201,6 +211,19 @@ def main(path: str) -> None:
                 listener.close()
                 _watch(connection)
             connection.close()
+
+
+def _make_tables() -> None:
+    """Make what takes a small run long, once for all: tables of components and of transformers' weights."""
+    import etude.report.files
+    from etude.config import registry
+
+    registry.load_entry_points()
+    etude.report.files.render_reward_plot = lambda history: b""
+    with contextlib.suppress(ImportError):
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+        get_checkpoint_conversion_mapping("llama")
 
 
 def _watch(connection: socket.socket) -> NoReturn:

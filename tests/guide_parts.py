@@ -16,7 +16,6 @@ class GuideBuilderConfig(TrajectoryBuilderConfig, name="guide_builder"):
     """Several evaluation runs at the same time, one for each generation."""
 
     num_generations: int = 4
-    model: str | None = None
 
 
 class GuideBuilder(etude.TrajectoryBuilder):
@@ -27,7 +26,6 @@ class GuideBuilder(etude.TrajectoryBuilder):
         self.generations = trajectory_builder_config.num_generations
         self.evaluation_runs: dict[str, list[asyncio.Task[Any]]] = {}
         self.collected: list[etude.TrajectoryCollection] = []
-        self.model = trajectory_builder_config.model
 
     async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
         self.evaluation_runs[run_id] = [asyncio.create_task(self.run_eval()) for _ in range(self.generations)]
@@ -42,7 +40,7 @@ class GuideBuilder(etude.TrajectoryBuilder):
                     continue
                 for item in result.eval_output_items:
                     reward = await self.compute_reward(item, meta)
-                    trajectory = trajectory_of(episodes[item.id], reward, self.model)
+                    trajectory = trajectory_of(episodes[item.id], reward)
                     groups.setdefault(item.id, []).append(trajectory)
         collection = etude.TrajectoryCollection(trajectories=list(groups.values()), run_id=run_id)
         self.collected.append(collection)
@@ -52,19 +50,14 @@ class GuideBuilder(etude.TrajectoryBuilder):
         """Nothing to log."""
 
 
-def trajectory_of(episode: Any, reward: float, model: str | None) -> etude.Trajectory:
-    """The first call of the model: a question and an answer."""
-    call = next(call for call in episode.calls if model in (None, call.model))
+def trajectory_of(episode: Any, reward: float) -> etude.Trajectory:
+    """The first call: a question and an answer."""
+    call = episode.calls[0]
     question = etude.EpisodeItem(role="user", content=str(call.request.messages[0]["content"]))
     answer = etude.EpisodeItem(
         role="assistant", content=str(call.completion.message["content"]), logprobs=call.completion.logprobs
     )
     return etude.Trajectory(episode=[question, answer], reward=reward)
-
-
-@etude.register_trajectory_builder(config_type=GuideBuilderConfig)
-async def guide_builder(config: GuideBuilderConfig, builder: etude.Builder) -> AsyncIterator[GuideBuilder]:
-    yield GuideBuilder(config)
 
 
 class OwnPhaseBuilder(GuideBuilder):
@@ -101,13 +94,12 @@ class GuideAdapterConfig(TrainerAdapterConfig, name="guide_adapter"):
 class GuideAdapter(etude.TrainerAdapter):
     """Keeps its jobs in memory, and tells which data it was given."""
 
-    def __init__(self, adapter_config: GuideAdapterConfig, healthy: bool = True) -> None:
+    def __init__(self, adapter_config: GuideAdapterConfig) -> None:
         super().__init__(adapter_config)
-        self.healthy = healthy
         self.jobs: dict[str, etude.TrajectoryCollection] = {}
 
     async def is_healthy(self) -> bool:
-        return self.healthy
+        return True
 
     async def submit(self, trajectories: etude.TrajectoryCollection) -> etude.TrainingJobRef:
         self.jobs[trajectories.run_id] = trajectories
@@ -191,6 +183,26 @@ class SameEpochTrainer(GuideTrainer):
             await self.trainer_adapter.wait_until_complete(await self.run_epoch(0, "my-run"))
             for _ in range(num_epochs)
         ]
+
+
+class CarelessConfig(TrainerConfig, name="careless"):
+    """How its job ends; None for no job."""
+
+    status: str | None = None
+
+
+class CarelessTrainer(GuideTrainer):
+    """Returns what went wrong instead of raising it."""
+
+    async def run(self, num_epochs: int) -> list[etude.TrainingJobStatus]:
+        if (status := self.trainer_config.status) is None:
+            return []
+        return [etude.TrainingJobStatus(run_id="job", backend="b", status=status, message="no luck")]
+
+
+@etude.register_trainer(config_type=CarelessConfig)
+async def careless(config: CarelessConfig, builder: etude.Builder) -> AsyncIterator[CarelessTrainer]:
+    yield CarelessTrainer(config)
 
 
 class GuideEpochs(EpochTrainer):

@@ -9,8 +9,8 @@ from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self, TypeAlias
 
-Answer: TypeAlias = Callable[[str, Message, bytes], tuple[int, Any]]
-"""Status and JSON for a path, headers and a body, which is empty for GET."""
+Answer: TypeAlias = Callable[[str, Message, bytes], tuple[Any, ...]]
+"""Status and JSON, and on demand headers, for a path, headers and a body, which is empty for GET."""
 
 
 class JsonServer(ThreadingHTTPServer):
@@ -47,11 +47,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(self.rfile.read(int(self.headers["content-length"])))
 
     def _answer(self, body: bytes) -> None:
-        status, value = self.server.answer(self.path, self.headers, body)
+        status, value, *more = self.server.answer(self.path, self.headers, body)
         data = json.dumps(value).encode()
         self.send_response(status)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(data)))
+        fields = {"content-type": "application/json", "content-length": str(len(data))}
+        for name, text in fields.items() | (more[0].items() if more else ()):
+            self.send_header(name, text)
         self.end_headers()
         self.wfile.write(data)
 

@@ -12,9 +12,9 @@ from etude.backends.capabilities import Capabilities
 from etude.core.errors import RunPaused
 from etude.core.history import EpochEntry
 from etude.groups.lineage import LineageLog
+from etude.store.figures import summary_in
 from etude.store.log import EpochLog, histories
 from etude.store.run_folder import RunFolder
-from etude.store.summary import summary_in
 from tests import guide_parts as guide
 from tests.several import Several, config
 from tests.support import ScriptedEngine

@@ -1,4 +1,7 @@
-"""The plan of the house, held by the code: who may import whom, how long a file may be, what loads when."""
+"""The plan of the house, held by the code: who may import whom, how long a file may be, what loads when.
+
+And docs/architecture.md, held to the code: the rooms, files and functions that it names exist.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import functools
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -79,19 +83,17 @@ TORCH_ROOMS = {"models", "learner", "inference", "jobs", "backends", "preflight"
 
 SLOW_TO_IMPORT = HEAVY | {
     "openai",
+    "httpx",
     "matplotlib",
     "datasets",
     "pyarrow",
     "fastapi",
     "uvicorn",
     "sqlalchemy",
-    "prometheus_client",
 }
+SLOW_TO_IMPORT |= {"prometheus_client", "pydantic", "yaml"}
 
-TOOLKIT = "nat"
-"""Import name of the NeMo Agent Toolkit, an extra: modules with it at their top are for its plug-in."""
-
-GUESTS = {TOOLKIT, "verifiers"}
+GUESTS = {"nat", "verifiers"}
 """Extras that need an environment of their own; their rooms have their import names."""
 
 PRINTING_ROOMS = {"cli", "report"}
@@ -113,21 +115,53 @@ def room_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
-def imports(node: ast.AST, *, top_level: bool = False, typing: bool = False) -> Iterator[tuple[str, int]]:
-    """Imported modules and their lines; on demand without those in functions, or with type checkers'."""
+@dataclass(frozen=True)
+class Import:
+    """A module that a module imports."""
+
+    module: str
+    line: int
+    name: str
+    is_top_level: bool
+    """Not within a function."""
+    is_for_typing: bool
+
+    @property
+    def package(self) -> str:
+        """The top-level package of what is imported."""
+        return self.name.partition(".")[0]
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line} imports {self.name}"
+
+
+@functools.cache
+def imports() -> list[Import]:
+    """Those of all modules."""
+    return [found for module, tree in modules().items() for found in _imports(module, tree, True, False)]
+
+
+def _imports(module: str, node: ast.AST, is_top_level: bool, is_for_typing: bool) -> Iterator[Import]:
     for child in ast.iter_child_nodes(node):
-        if not typing and isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            continue
-        if top_level and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
+        names: list[str] = []
         if isinstance(child, ast.Import):
-            yield from ((alias.name, child.lineno) for alias in child.names)
+            names = [alias.name for alias in child.names]
         elif isinstance(child, ast.ImportFrom):
-            assert child.level == 0, f"line {child.lineno}: imports are absolute here"
-            names = [f"{child.module}.{alias.name}" for alias in child.names]
-            inside = [name for name in names if name in modules()]
-            yield from ((name, child.lineno) for name in inside or [str(child.module)])
-        yield from imports(child, top_level=top_level, typing=typing)
+            assert child.level == 0, f"{module}:{child.lineno}: imports are absolute here"
+            inside = [name for alias in child.names if (name := f"{child.module}.{alias.name}") in modules()]
+            names = inside or [str(child.module)]
+        for name in names:
+            yield Import(module, child.lineno, name, is_top_level, is_for_typing)  # type: ignore[attr-defined]
+        if not isinstance(child, ast.expr):
+            is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+            is_guarded = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+            yield from _imports(module, child, is_top_level and not is_function, is_for_typing or is_guarded)
+
+
+def check(found: Iterable[object]) -> None:
+    """Fail with all that was found, a line each."""
+    lines = [str(each) for each in found]
+    assert not lines, "\n".join(lines)
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -141,45 +175,31 @@ def test_every_room_is_on_the_plan():
 
 def test_rooms_import_only_from_rooms_below_them():
     """Imports for type checkers included: whoever reads a room can read those below it first."""
-    found = [
-        f"{module}:{line} imports {imported}"
-        for module, tree in modules().items()
-        for imported, line in imports(tree, typing=True)
-        if room_of(module) and imported.startswith("etude.")
-        if ROOMS.index(room_of(imported)) > ROOMS.index(room_of(module))
-    ]
-    assert not found, "\n".join(found)
+    check(
+        each
+        for each in imports()
+        if room_of(each.module) and each.name.startswith("etude.")
+        if ROOMS.index(room_of(each.name)) > ROOMS.index(room_of(each.module))
+    )
 
 
 def test_no_modules_import_each_other_in_a_circle():
     """Imports for type checkers included."""
-    graph = {
-        module: {
-            imported
-            for imported, _ in imports(tree, typing=True)
-            if imported in modules() and imported != "etude"
-        }
-        for module, tree in modules().items()
-        if module != "etude"
-    }
+    graph: dict[str, set[str]] = {}
+    for each in imports():
+        if each.name in modules() and "etude" not in (each.module, each.name):
+            graph.setdefault(each.module, set()).add(each.name)
     TopologicalSorter(graph).prepare()  # Raises CycleError with the modules of a circle.
 
 
 def test_nothing_imports_the_public_package():
     """It loads names lazily from the rooms; a room that used it would hide what it needs."""
-    found = [
-        f"{module}:{line}"
-        for module, tree in modules().items()
-        for name, line in imports(tree)
-        if name == "etude"
-    ]
-    assert not found, "\n".join(found)
+    check(each for each in imports() if each.name == "etude" and not each.is_for_typing)
 
 
 def test_modules_are_short():
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCE.rglob("*.py")}
-    found = [f"{path}: {length} lines" for path, length in lengths.items() if length > MAX_MODULE_LINES]
-    assert not found, "\n".join(found)
+    check(f"{path}: {length} lines" for path, length in lengths.items() if length > MAX_MODULE_LINES)
 
 
 def test_the_house_only_gets_smaller():
@@ -188,57 +208,46 @@ def test_the_house_only_gets_smaller():
 
 
 def test_functions_are_short():
-    found = [
+    check(
         f"{module}:{function.lineno} {function.name}"
         for module, tree in modules().items()
         for function in functions(tree)
         if (function.end_lineno or 0) - function.lineno >= MAX_FUNCTION_LINES
-    ]
-    assert not found, "\n".join(found)
+    )
 
 
 def test_only_what_runs_or_trains_models_here_imports_torch_at_its_top():
-    found = [
-        f"{module}:{line} imports {imported}"
-        for module, tree in modules().items()
-        for imported, line in imports(tree, top_level=True)
-        if imported.partition(".")[0] in HEAVY
-        if room_of(module) not in TORCH_ROOMS
-    ]
-    assert not found, "\n".join(found)
+    check(
+        each
+        for each in imports()
+        if each.package in HEAVY and each.is_top_level and not each.is_for_typing
+        if room_of(each.module) not in TORCH_ROOMS
+    )
 
 
-@pytest.mark.parametrize("statement", ["import etude", "import etude; etude.Example; etude.workflow"])
-def test_importing_etude_is_light(statement: str):
-    assert not _loaded_after(statement) & SLOW_TO_IMPORT
+@pytest.mark.parametrize(
+    ("statement", "needs"),
+    [
+        ("import etude", set()),
+        ("import etude; etude.workflow", {"pydantic", "yaml"}),
+        ("import etude.config.load, etude.config.builder, etude.config.reference", {"pydantic", "yaml"}),
+    ],
+)
+def test_importing_etude_is_light(statement: str, needs: set[str]):
+    assert _loaded_after(statement) & SLOW_TO_IMPORT == needs
 
 
 def test_nothing_needs_torch_before_a_model_is_loaded_here():
     """Neither the shipped components, nor the commands, nor any module of the other rooms."""
+    of_guests = {each.module for each in imports() if each.package in GUESTS and each.is_top_level}
     others = sorted(
         name
-        for name, tree in modules().items()
-        if room_of(name) not in TORCH_ROOMS | {"__main__"} and not _imports_guest(tree)
+        for name in modules()
+        if room_of(name) not in TORCH_ROOMS | {"__main__"} and name not in of_guests
         if not name.startswith("etude.integrations.art.serving")  # A part of the server.
     )
     assert "etude.components" in others and "etude.cli.app" in others
     assert not _loaded_after(f"import {', '.join(others)}") & HEAVY
-
-
-def test_guests_are_imported_in_their_rooms_alone():
-    found = [
-        f"{module}:{line}"
-        for module, tree in modules().items()
-        for name, line in imports(tree)
-        if (guest := name.partition(".")[0]) in GUESTS
-        if not module.startswith(f"etude.integrations.{guest}.")
-    ]
-    assert not found, "\n".join(found)
-
-
-def _imports_guest(tree: ast.Module) -> bool:
-    """Whether a module can only be imported where such an extra is installed."""
-    return any(name.partition(".")[0] in GUESTS for name, _ in imports(tree, top_level=True))
 
 
 def _loaded_after(statement: str) -> set[str]:
@@ -248,49 +257,50 @@ def _loaded_after(statement: str) -> set[str]:
     return set(result.stdout.split())
 
 
+def test_guests_are_imported_in_their_rooms_alone():
+    check(
+        each
+        for each in imports()
+        if each.package in GUESTS and not each.is_for_typing
+        if not each.module.startswith(f"etude.integrations.{each.package}.")
+    )
+
+
 def test_nothing_is_pickled():
-    found = [
-        f"{module}:{line} imports {imported}"
-        for module, tree in modules().items()
-        for imported, line in imports(tree)
-        if imported.partition(".")[0] in {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
-    ]
-    assert not found, "\n".join(found)
+    picklers = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
+    check(each for each in imports() if each.package in picklers)
 
 
 def test_only_the_command_line_and_the_report_print():
-    found = [
+    check(
         f"{module}:{node.lineno}"
         for module, tree in modules().items()
         if room_of(module) not in PRINTING_ROOMS
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
-    ]
-    assert not found, "\n".join(found)
+    )
 
 
 def test_everything_public_has_a_docstring():
     """Of itself, or as an override of a method that has one."""
-    found = [
+    check(
         f"{module}:{line} {name}"
         for module, tree in modules().items()
         for name, line, node in _public(tree)
         if not ast.get_docstring(node)
-    ]
-    assert not found, "\n".join(found)
+    )
 
 
 def test_docstrings_say_the_thing_itself():
     """They neither begin with "What", nor send the reader elsewhere."""
     folders = (ROOT / name for name in ("src", "tests", "benchmarks", "examples"))
-    indirect = [
+    check(
         f"{path.relative_to(ROOT)}:{number}"
         for folder in folders
         for path in folder.rglob("*.py")
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if re.match(r'\s*r?"""(What|See)\b', line)
-    ]
-    assert not indirect, "\n".join(indirect)
+    )
 
 
 def _public(tree: ast.Module) -> Iterator[tuple[str, int, ast.Module | ast.ClassDef | ast.FunctionDef]]:
@@ -332,3 +342,56 @@ def _classes() -> dict[str, list[ast.ClassDef]]:
 
 def _is_overload(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any(ast.unparse(decorator) == "overload" for decorator in node.decorator_list)
+
+
+# The page
+
+
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+_STEP = re.compile(r"^(\d+)\. `([\w/]+\.py)`: `([\w.]+)`(?: → `\w+`)?\.", re.MULTILINE)
+_SECTIONS = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+MOST_FILES = {
+    "An option to the gradient": 6,
+    "A call to the batch": 14,
+    "A job to its weights": 9,
+    "A job at a server": 7,
+    "A killed run to its end": 9,
+}
+
+
+def test_all_walks_are_known():
+    assert {title for title, text in _SECTIONS.items() if _STEP.search(text)} == {*MOST_FILES}
+
+
+@pytest.mark.parametrize("title", MOST_FILES)
+def test_a_walk_leads_through_code_that_there_is_and_is_no_longer_than_it_says(title: str):
+    steps = _STEP.findall(_SECTIONS[title])
+    check(f"{file} has no {name}" for _, file, name in steps if not _is_defined(file, name))
+    (stated,) = re.findall(r"at most (\d+) files", _SECTIONS[title])
+    assert len({file for _, file, _ in steps}) <= int(stated) == MOST_FILES[title]
+    numbers = re.findall(r"^(\d+)\. ", _SECTIONS[title], re.MULTILINE)
+    assert numbers == [number for number, _, _ in steps] == [str(n) for n in range(1, len(steps) + 1)]
+
+
+def _is_defined(file: str, name: str) -> bool:
+    """Whether a file defines a function, class, method or field."""
+    scope: ast.AST = modules()[_dotted(SOURCE / file)]
+    for part in name.split("."):
+        inner = [node for node in ast.iter_child_nodes(scope) if _name_of(node) == part]
+        if not inner:
+            return False
+        scope = inner[0]
+    return True
+
+
+def _name_of(node: ast.AST) -> str | None:
+    match node:
+        case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            return name
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return name
+    return None
+
+
+def test_the_map_has_every_room_from_the_top_down():
+    assert re.findall(r"^\| `(\w+)` \|", _SECTIONS["Rooms"], re.MULTILINE) == ROOMS[::-1]

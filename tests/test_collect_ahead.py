@@ -8,7 +8,7 @@ from etude.backends.capabilities import Capabilities
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.job import TrainingStatusEnum
-from tests.training import FakeAdapter, Interrupted, Run, interrupt
+from tests.training import FakeAdapter, Interrupted, Run
 
 OF_AN_EPOCH = 12
 
@@ -62,26 +62,6 @@ async def test_a_job_that_failed_ends_the_run_at_once_and_what_was_collected_is_
     trainer = await again.start(num_epochs=2)
     assert sampled_from(trainer) == [0, 0]
     assert len(run.engine.requests) + len(again.engine.requests) == 2 * OF_AN_EPOCH
-
-
-@pytest.mark.parametrize("lose_jobs", [False, True], ids=["the backend kept the job", "the job was lost"])
-@pytest.mark.parametrize("epoch", [0, 1])
-async def test_an_interrupted_run_ends_where_an_uninterrupted_one_ends(run, tmp_path, lose_jobs, epoch):
-    (tmp_path / "other").mkdir()
-    whole = Run(tmp_path / "other" / "run")
-    whole.finetuning = run.finetuning
-    expected = await whole.start(num_epochs=3)
-
-    run.adapter.behave = lambda found: interrupt(found) if found.run_id == f"run-epoch-{epoch + 1}" else found
-    with pytest.raises(Interrupted):
-        await run.start(num_epochs=3)
-    again = run.restarted()
-    again.adapter = FakeAdapter(tmp_path / "backend", lose_jobs=lose_jobs)
-    trainer = await again.start(num_epochs=3)
-    assert sampled_from(trainer) == sampled_from(expected) == [0, 0, 1]
-    assert [entry.metrics["avg_reward"] for entry in trainer.history.epochs] == [
-        entry.metrics["avg_reward"] for entry in expected.history.epochs
-    ]
 
 
 async def test_going_on_without_it_never_trains_on_what_is_too_old(run):

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from pydantic import ValidationError
 
 from etude.config.finetuning import CurriculumLearningConfig
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
@@ -39,6 +40,14 @@ def percentiles(settings, epochs, make=lambda: groups(0.5, 0.4, 0.3)):
         state = json.loads(json.dumps(state))
         seen.append(facts["curriculum_percentile"])
     return seen
+
+
+@pytest.mark.parametrize(
+    "keys", [{"min_reward_diff": -1}, {"random_subsample": 5.0}, {"random_subsample": 0}]
+)
+def test_numbers_that_mean_nothing_are_refused(keys):
+    with pytest.raises(ValidationError):
+        config(**keys)
 
 
 def test_disabled_it_selects_everything():

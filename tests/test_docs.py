@@ -14,6 +14,7 @@ are for reading only.
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -30,9 +31,9 @@ import yaml
 
 from etude.cli.app import app
 from etude.config.load import parse_config
-from etude.config.reference import render_reference
 from etude.config.registry import Kind, lookup, names
 from etude.core.errors import ConfigError
+from tests.config.reference import render_reference
 from tests.forked import program
 
 ROOT = Path(__file__).parents[1]
@@ -259,3 +260,17 @@ def test_tables_are_whole(page: Path):
         assert all(row.endswith("|") for row in rows), rows[0]
         cells = [len(re.findall(r"(?<!\\)\|", row)) for row in rows]
         assert set(cells) == {cells[0]}, [row for row, n in zip(rows, cells, strict=True) if n != cells[0]]
+
+
+def test_every_promise_is_shown_by_tests_that_there_are():
+    page = (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
+    promises, _, _ = page.partition("\n## What became weaker")
+    rows = re.findall(r"^\| (?!promise ).*$", promises, re.MULTILINE)
+    assert len(rows) > 20
+    for row in rows:
+        links = re.findall(r"\]\(\.\./(tests/[\w/]+\.py)(?:#(\w+))?\)", row)
+        assert links, f"no test is named for: {row[:80]}"
+        for file, name in links:
+            nodes = ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8")))
+            defined = {getattr(node, "name", None) for node in nodes}
+            assert not name or name in defined, f"{file} has no {name}"

@@ -5,26 +5,37 @@ from __future__ import annotations
 import importlib
 import json
 import random
+import shutil
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import openai
 import pytest
+import yaml
 
+from etude.config.load import load_config
 from etude.core.episode import call_counts
 from etude.core.example import Example
+from etude.core.keys import generator
 from etude.inference.embedded import EmbeddedEngine
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer, texts_of
+from etude.protocols import Act, find_protocol
+from etude.protocols.growing import FinalAnswer, Play, Question
 from etude.rollout.collector import EpisodeJob
 from etude.store.journal import Journal
-from tests.cli.projects import events, process
-from tests.rollout.running import collect
+from tests.cli.projects import change, events, process
+from tests.rollout.running import collect, collect_one
+from tests.server.process import ServerProcess
+from tests.support import ScriptedEngine
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-MODULES = ("agent", "task", "base")
+MODULES = ("agent", "task", "base", "run", "words")
 
 Load = Callable[[str, str], ModuleType]
 
@@ -178,3 +189,178 @@ def demonstrate(task: str, method: str, out: Path) -> dict[str, Any]:
 def rewards(evaluation: dict[str, Any]) -> dict[str, float]:
     """Mean and interval of the evaluator that is the reward."""
     return evaluation["scores"][evaluation["reward"]]
+
+
+# A script
+
+
+@pytest.mark.parametrize("program", ["sorter.py", "sorter.sh"])
+async def test_what_a_plain_script_asks_is_recorded_with_its_tokens(load, tmp_path, program):
+    """`OPENAI_BASE_URL` and its key are all that it knows."""
+    if program == "sorter.sh" and shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    agent = load("script", "agent")
+
+    async def sort(example, episode):
+        return await agent.sort(example, episode, program)
+
+    work = [EpisodeJob("train/e/0", Example("e", {"letters": "cab"}, "abc"))]
+    with Journal(tmp_path / "run.db") as journal:
+        record = await collect_one(sort, journal, engine=ScriptedEngine(["abc"]), work=work)
+    assert record.failure is None, record.failure
+    assert record.output == "abc"
+    (call,) = record.calls
+    assert call.request.messages == ({"role": "user", "content": "Sort: cab"},)
+    assert call.completion.completion_ids and call.completion.logprobs
+
+
+# A prover and a verifier
+
+
+async def accuracy(base: ModuleType, name: str, agents: dict[str, float], count: int = 600) -> float:
+    """Of scripted agents in a protocol."""
+    rng = generator(0, "test", name)
+    protocol = find_protocol(name, base.PROTOCOLS[name])
+    right = 0
+    for number, instance in enumerate(base.instances("test", count, rng)):
+        scripted = base.Agents(rng, **agents)
+        tree = await Play(protocol, base.SCENARIO, instance, scripted, key=number).grow()
+        (leaf,) = tree.leaves()
+        assert leaf.malformed is None
+        right += (leaf.verdict == 1) == bool(tree.truth)
+    return right / count
+
+
+@pytest.mark.parametrize("name", ["solo_verifier", "adp", "debate", "nip", "mnip"])
+async def test_careful_agents_reach_the_optimum(load, name):
+    base = load("prover_verifier", "base")
+    optimum, found = load("prover_verifier", "task").optimum(name), await accuracy(base, name, base.CAREFUL)
+    # Where there is nothing to look at they toss a coin: four deviations of 600 tosses are 0.08.
+    assert found == 1.0 if optimum == 1.0 else abs(found - optimum) < 0.08
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "expert_iteration", "malt"])
+def test_both_models_are_trained_by_each_algorithm(load, tmp_path, algorithm):
+    config = load("prover_verifier", "run").config_of(tmp_path, algorithm, 0, "nip", epochs=3)
+    trained = {
+        name: (target.trajectory_builder, target.reward_function.name)
+        for name, target in config.finetuning.targets.items()
+    }
+    assert trained == {name: (algorithm, f"earned_by_{name}") for name in ("prover", "verifier")}
+
+
+class Honest:
+    """Agents of the game in words that name an animal where they argue for one, and know one."""
+
+    def __init__(self, words: ModuleType) -> None:
+        self.words = words
+
+    async def ask(self, questions: Sequence[Question]) -> list[FinalAnswer]:
+        return [FinalAnswer(0, text := self.text(each), self.act(text, each)) for each in questions]
+
+    def text(self, question: Question) -> str:
+        seen = question.prompt[-1]["content"].split(", ")
+        animals = [word for word in seen if word in self.words.ANIMALS]
+        if question.turn.decide == "must":
+            return "accept" if animals else "reject"
+        return "horse" if question.turn.agent == "prover0" else next(iter(animals), "horse")
+
+    def act(self, text: str, question: Question) -> Act:
+        act = self.words.Words().parse(text, question.turn)
+        assert isinstance(act, Act)
+        return act
+
+
+@pytest.mark.parametrize("name", ["nip", "debate"])
+async def test_in_words_an_animal_that_is_not_there_convinces_nobody(load, name):
+    words = load("prover_verifier", "words")
+    protocol = find_protocol(name, {"max_message_rounds": 2, "verifier_first": False})
+    for number, instance in zip(range(50), words.held_out(), strict=False):
+        tree = await Play(protocol, words.Words(), instance, Honest(words), key=number).grow()
+        (leaf,) = tree.leaves()
+        assert leaf.malformed is None and (leaf.verdict == 1) == bool(instance.expected)
+
+
+def test_the_configs_are_sound_as_they_are(load):
+    load("prover_verifier", "base")
+    config, words = (load_config(EXAMPLES / "prover_verifier" / name) for name in ("config.yml", "words.yml"))
+    assert config.finetuning.num_epochs == 40 and words.finetuning.targets["verifier"].warm_up
+
+
+# At a server
+
+
+def copied(example: str, folder: Path, *options: str) -> Path:
+    """A copy of an example; with options a base is made for it."""
+    there = folder / example
+    shutil.copytree(EXAMPLES / example, there, ignore=shutil.ignore_patterns("base", "runs", "__pycache__"))
+    if options:
+        subprocess.run([sys.executable, "base.py", *options], cwd=there, check=True, timeout=600)
+    return there
+
+
+def trained_at_servers(
+    project: Path, learning_rate: float, batch_size: int, **changes: Any
+) -> tuple[dict[str, Any], set[str]]:
+    """The summary of a run whose models are each on a server of its own and trained there, and what one has.
+
+    The agents are unchanged. `changes` are those of the config.
+    """
+    path = project / "config.yml"
+    config = yaml.safe_load(path.read_text())
+    hyperparameters = {"learning_rate": learning_rate, "batch_size": batch_size, "lora_rank": 0}
+    adapter = {"_type": "lm_server", "hyperparameters": hyperparameters}
+    with ExitStack() as servers:
+        for name, llm in config["llms"].items():
+            data = project / f"server-{name}"
+            data.mkdir()
+            server = servers.enter_context(ServerProcess(project / llm["model"], data, "--name", name))
+            at = {"model_name": name, "base_url": f"{server.address}/v1", "api_key": "none"}
+            config["llms"][name] = {
+                "_type": "openai",
+                "provider": "etude",
+                "max_tokens": llm["max_tokens"],
+            } | at
+        adapters = dict.fromkeys(config["trainer_adapters"], adapter)
+        change(path, llms=config["llms"], trainer_adapters=adapters, **changes)
+        started = process("train", "config.yml", "--name", "run", folder=project)
+        _, errors = started.communicate(timeout=1200)
+        assert started.returncode == 0, errors
+        models = openai.OpenAI(base_url=at["base_url"], api_key="none").models.list()
+        summary = json.loads((project / "runs" / "run" / "summary.json").read_text())
+        return summary, {model.id for model in models}
+
+
+def epochs(number: int, examples: int) -> dict[str, Any]:
+    return {
+        "finetuning__num_epochs": number,
+        "finetuning__run_configuration__validation_interval": number,
+        "trajectory_builders__grpo__examples_per_epoch": examples,
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead", [False, True], ids=["now", "ahead"])
+def test_the_demo_learns_at_a_server(tmp_path, ahead):
+    project = copied("calculator", tmp_path, "--seed", "0", "--out", "base")
+    summary, _ = trained_at_servers(project, 5e-4, 128, **epochs(12, 48), finetuning__collect_ahead=ahead)
+    assert summary["before"]["avg_reward"] < 0.45
+    assert summary["after"]["avg_reward"] > 0.7
+
+
+@pytest.mark.slow
+def test_a_prover_and_a_verifier_learn_at_a_server_each(tmp_path):
+    project = copied("prover_verifier", tmp_path, "--out", "base")
+    summary, _ = trained_at_servers(project, 1e-3, 512, **epochs(14, 32))
+    verifier = summary["targets"]["verifier"]
+    assert verifier["after"]["reward_low"] > verifier["before"]["reward_high"] + 0.3
+    assert summary["targets"]["prover"]["last_version"]["number"] > 0
+
+
+@pytest.mark.slow
+def test_a_script_that_knows_nothing_of_etude_is_trained_at_a_server(tmp_path):
+    copied("sort", tmp_path, "--seed", "0", "--out", "base")
+    summary, models = trained_at_servers(copied("script", tmp_path), 5e-4, 32, finetuning__num_epochs=2)
+    version = summary["last_version"]
+    assert version["number"] == summary["epochs_trained"] == 2
+    assert version["location"] in models

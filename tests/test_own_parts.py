@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from datetime import date
 from typing import Any
@@ -48,9 +47,13 @@ def run(tmp_path):
     return made
 
 
-def use(run: Run, builder: str, trainer: str) -> Run:
+def use(run: Run, builder: str, trainer: str | type[guide.GuideTrainer]) -> Run:
+    """Parts by name, or a trainer of the test's own."""
     run.builder = BUILDERS[builder]()
-    run.make_trainer = TRAINERS[trainer]
+    if isinstance(trainer, str):
+        run.make_trainer = TRAINERS[trainer]
+    else:
+        run.make_trainer = lambda: trainer(guide.GuideTrainerConfig())
     return run
 
 
@@ -61,9 +64,10 @@ def requests_by_version(run: Run) -> dict[int, list[int]]:
     return found
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize(
+    ("adapter", "trainer"), [*(("versions", each) for each in TRAINERS), ("silent", "guide")]
+)
 @pytest.mark.parametrize("builder", BUILDERS)
-@pytest.mark.parametrize("adapter", ["versions", "silent"])
 async def test_every_combination_trains_on_fresh_episodes_or_is_refused(
     run, tmp_path, builder, trainer, adapter
 ):
@@ -100,17 +104,18 @@ async def test_the_epochs_of_an_own_trainer_are_journalled_reported_and_summed_u
         assert made.metrics == [{"my_figure": 0.5}, {"my_figure": 1.5}, {"my_figure": 2.5}]
     summary = json.loads((run.path / "summary.json").read_text())
     assert (summary["epochs_trained"], summary["last_version"]["number"]) == (3, 3)
-    assert [event for event in run.watcher.events if event.startswith("trained")] == [
-        "trained 1",
-        "trained 2",
-        "trained 3",
-    ]
+    trained = [event for event in run.watcher.events if event.startswith("trained")]
+    assert trained == ["trained 1", "trained 2", "trained 3"]
 
 
 @pytest.mark.parametrize(
-    ("builder", "trainer"), [("grpo", "guide"), ("guide", "one loop"), ("guide", "guide epochs")]
+    ("builder", "trainer", "place"),
+    [
+        *(("grpo", "guide", place) for place in ("submitting", "following", "collecting")),
+        ("guide", "one loop", "following"),
+        ("guide", "guide epochs", "submitting"),
+    ],
 )
-@pytest.mark.parametrize("place", ["submitting", "following", "collecting"])
 async def test_an_own_trainer_that_is_stopped_is_resumed_to_the_same_end(
     run, tmp_path, builder, trainer, place
 ):
@@ -194,8 +199,7 @@ async def test_a_trainer_that_keeps_its_components_elsewhere_is_held_to_the_same
         async def cleanup(self):
             pass
 
-    use(run, "caching", "guide")
-    run.make_trainer = lambda: Elsewhere(guide.GuideTrainerConfig())
+    use(run, "caching", Elsewhere)
     await run.start(num_epochs=1)
     assert run.engine.version == 1
     assert training_metrics(run)[0]["episodes"] == 12
@@ -233,8 +237,7 @@ async def test_a_refusal_that_a_trainer_swallows_fails_the_run_all_the_same(run)
                     statuses.append(await self.trainer_adapter.wait_until_complete(ref))
             return statuses
 
-    use(run, "caching", "guide")
-    run.make_trainer = lambda: Careless(guide.GuideTrainerConfig())
+    use(run, "caching", Careless)
     with pytest.raises(TrainingError, match="no episode was sampled from version 1"):
         await run.start(num_epochs=3)
     assert "no episode was sampled from version 1" in training_metrics(run)[1]["skipped"]
@@ -249,8 +252,7 @@ async def test_an_epoch_that_submits_nothing_is_skipped_with_the_reason(run):
             refs = [await self.run_epoch(epoch, "x") for epoch in range(num_epochs)]
             return [await self.trainer_adapter.status(ref) for ref in refs if ref is not None]
 
-    run.builder = BUILDERS["guide"]()
-    run.make_trainer = lambda: Lazy(guide.GuideTrainerConfig())
+    use(run, "guide", Lazy)
     run.adapter = guide.GuideAdapter(guide.GuideAdapterConfig())
     await run.start(num_epochs=3)
     assert "run_epoch submitted nothing" in training_metrics(run)[1]["skipped"]
@@ -262,9 +264,8 @@ async def test_a_trainer_that_returns_while_its_job_runs_is_an_error(run):
             await self.run_epoch(0, "x")
             return []
 
-    run.builder = BUILDERS["guide"]()
+    use(run, "guide", Hasty)
     run.adapter.slow = {"run-epoch-1"}
-    run.make_trainer = lambda: Hasty(guide.GuideTrainerConfig())
     with pytest.raises(TrainingError, match=r"returned while job run-epoch-1 is 'running'"):
         await run.start()
 
@@ -276,9 +277,7 @@ async def test_several_jobs_of_one_epoch_are_all_followed(run):
             await self.trainer_adapter.wait_until_complete(ref)
             return await super().run_epoch(epoch, run_id)
 
-    run.builder = BUILDERS["guide"]()
-    run.make_trainer = lambda: Twice(guide.GuideTrainerConfig())
-    await run.start(num_epochs=2)
+    await use(run, "guide", Twice).start(num_epochs=2)
     assert run.adapter.submitted == ["run-epoch-1", "run-epoch-1-job-2", "run-epoch-2", "run-epoch-2-job-2"]
     assert run.engine.version == 4
     shown = [(job.name, job.status, job.version) for job in jobs_of(run.path)]
@@ -297,15 +296,11 @@ async def test_validations_of_an_own_trainer_are_recorded_with_the_weights_that_
             return statuses
 
     run.validation = examples(10, "v")
-    run.builder = BUILDERS["guide"]()
-    run.make_trainer = lambda: Validating(guide.GuideTrainerConfig())
-    await run.start(num_epochs=2)
+    await use(run, "guide", Validating).start(num_epochs=2)
     history = json.loads((run.path / "validation_history.json").read_text())
     entries = history["validations"] if isinstance(history, dict) else history
     assert [entry["epoch"] for entry in entries] == [0, 1, 2]
-    again = run.restarted()
-    again.builder = BUILDERS["guide"]()
-    again.make_trainer = run.make_trainer
+    again = use(run.restarted(), "guide", Validating)
     await again.start(num_epochs=2)
     assert again.engine.requests == []
 
@@ -343,60 +338,32 @@ ODD = {
 }
 
 
-class Counting(guide.GuideTrainer):
-    def log_progress(self, epoch, metrics, output_dir=None):
-        super().log_progress(epoch, {**metrics, "mine": float(epoch), **ODD}, output_dir)
+@pytest.mark.parametrize("base", [guide.GuideTrainer, EpochTrainer])
+async def test_what_a_trainer_hands_to_super_is_in_every_file_and_in_the_journal(run, base):
+    class Counting(base):
+        def log_progress(self, epoch, metrics, output_dir=None):
+            super().log_progress(epoch, {**metrics, "mine": float(epoch), **ODD}, output_dir)
 
-
-class CountingEpochs(EpochTrainer):
-    def log_progress(self, epoch, metrics, output_dir=None):
-        super().log_progress(epoch, {**metrics, "mine": float(epoch), **ODD}, output_dir)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Counting(guide.GuideTrainerConfig()),
-        lambda: CountingEpochs(EpochTrainerConfig()),
-    ],
-)
-async def test_what_a_trainer_hands_to_super_is_in_every_file_and_in_the_journal(run, make):
-    run.make_trainer = make
+    config = EpochTrainerConfig() if base is EpochTrainer else guide.GuideTrainerConfig()
+    run.make_trainer = lambda: Counting(config)
     await run.start(num_epochs=2)
     assert [line["mine"] for line in training_metrics(run)] == [0.0, 1.0]
     assert [line["when"] for line in training_metrics(run)] == ["2026-01-02"] * 2
     with RunFolder.read(run.path) as folder:
         history = EpochLog(folder.journal).history("run")
     assert [entry.metrics["mine"] for entry in history.epochs] == [0.0, 1.0]
-    if isinstance(make(), EpochTrainer):
+    if base is EpochTrainer:
         lines = (run.path / "trajectory_builder.jsonl").read_text().splitlines()
         assert [json.loads(line)["mine"] for line in lines] == [0.0, 1.0]
 
 
-async def test_the_guides_test_of_a_builder_works_on_a_shipped_one():
-    output = guide.etude.EvaluationRunOutput()
-
-    async def run_eval():
-        return output
-
-    builder = CollectingBuilder(Grpo(num_generations=2))
-    builder.run_eval = run_eval
-    await builder.start_run("test-run")
-    assert "test-run" in builder.evaluation_runs
-    await asyncio.sleep(0)
-    output.evaluation_results.append(("correct", guide.etude.EvalOutput()))
-    result = await builder.finalize("test-run")
-    assert isinstance(result, guide.etude.TrajectoryCollection)
-
-
+NOTHING = TrajectoryCollection(trajectories=[], run_id="x")
 EARLY = {
     "initialize": lambda trainer: trainer.initialize(FinetuneConfig()),
     "run": lambda trainer: trainer.run(1),
     "run_epoch": lambda trainer: trainer.run_epoch(0, "x"),
     "run_validation_evaluation": lambda trainer: trainer.run_validation_evaluation(0, "x"),
-    "apply_curriculum_learning": lambda trainer: trainer.apply_curriculum_learning(
-        TrajectoryCollection(trajectories=[], run_id="x"), 0
-    ),
+    "apply_curriculum_learning": lambda trainer: trainer.apply_curriculum_learning(NOTHING, 0),
 }
 
 

@@ -1,14 +1,18 @@
-"""The names of the reference pages: what they import or define is there under `etude`."""
+"""The public names: all are there, those of the reference pages among them."""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
 import re
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 import etude
+from etude.config.registry import names as registered
 from etude.core.evaluation import EvaluationRunOutput
 from tests.cli.projects import scripted_project
 
@@ -33,6 +37,28 @@ def names_in(page: str) -> set[str]:
     return {name for name in found if not name.startswith("My")}
 
 
+def test_what_type_checkers_see_is_what_there_is():
+    tree = ast.parse(Path(etude.__file__).read_text())
+    guarded = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {}
+    for node in guarded.body:
+        if isinstance(node, ast.ImportFrom) and node.module != "typing":
+            (alias,) = node.names
+            assert alias.asname == alias.name, "a name that is imported by itself is not public to checkers"
+            seen[alias.name] = getattr(importlib.import_module(node.module), alias.name)
+    assert {*seen, "__version__"} == set(etude.__all__) == set(etude.__all__) & {*dir(etude)}
+    assert all(getattr(etude, name) is value for name, value in seen.items())
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'etude' has no attribute 'nothing'"):
+        etude.nothing  # noqa: B018
+
+
+def test_the_shipped_algorithms_are_registered():
+    assert {"grpo", "dpo", "expert_iteration", "malt", "supervised"} <= {*registered("trajectory_builders")}
+
+
 def test_every_name_of_the_pages_is_there():
     names = names_in(EXCERPT.read_text(encoding="utf-8")) | ASKED_FOR
     assert {"FinetuneRunConfig", "ARTTrainerAdapter", "PureTextSharedModelGroup", "EvaluationRun"} <= names
@@ -47,6 +73,22 @@ def test_the_excerpt_has_all_names_of_the_whole_pages():
     pages = [path.read_text(encoding="utf-8") for path in sorted(Path(folder).glob("*.txt"))]
     assert pages
     assert names_in(EXCERPT.read_text(encoding="utf-8")) == set().union(*map(names_in, pages))
+
+
+@pytest.mark.parametrize("interface", [etude.Trainer, etude.TrainerAdapter, etude.TrajectoryBuilder])
+def test_the_interfaces_cannot_be_made_as_they_are(interface):
+    with pytest.raises(TypeError, match="abstract"):
+        interface(None)
+
+
+def test_the_finetuning_block_starts_with_the_toolkits_defaults():
+    block = etude.FinetuneConfig()
+    assert (block.enabled, block.num_epochs, block.target_functions) == (False, 1, ["<workflow>"])
+    learning = block.curriculum_learning
+    assert (learning.initial_percentile, learning.increment_percentile) == (0.3, 0.2)
+    assert (learning.expansion_interval, learning.min_reward_diff, learning.sort_ascending) == (5, 0.1, False)
+    with pytest.raises(ValidationError):
+        etude.FinetuneConfig(num_epochs=0)
 
 
 async def test_an_evaluation_by_the_toolkits_names(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import shutil
@@ -15,7 +16,9 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from etude import EvaluationRunOutput, TrajectoryCollection
+from etude import EvalOutput, EvaluationRunOutput, TrajectoryCollection
+from etude.algorithms.collecting import CollectingBuilder
+from etude.algorithms.grpo import Grpo
 from etude.cli.app import app
 from etude.config.load import load_config
 from etude.core.errors import TrainingError
@@ -152,11 +155,16 @@ async def test_an_unhealthy_training_server_is_refused_before_the_first_token(gu
     assert engine.requests == []
 
 
-async def test_the_guides_test_of_a_builder_passes(guide):
+@pytest.mark.parametrize("shipped", [False, True])
+async def test_the_guides_test_of_a_builder_passes_of_a_shipped_one_too(guide, shipped):
     config = guide.MyTrajectoryBuilderConfig(num_generations=2)
     builder = guide.MyTrajectoryBuilder(trajectory_builder_config=config)
-    builder.run_eval = AsyncMock(return_value=EvaluationRunOutput())
+    output = EvaluationRunOutput(evaluation_results=[("correct", EvalOutput())])
+    if shipped:
+        builder = CollectingBuilder(Grpo(num_generations=2))
+    builder.run_eval = AsyncMock(return_value=output)
     await builder.start_run("test-run")
     assert "test-run" in builder.evaluation_runs
+    await asyncio.sleep(0)
     result = await builder.finalize("test-run")
     assert isinstance(result, TrajectoryCollection)

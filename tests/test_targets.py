@@ -1,16 +1,21 @@
-"""Two models trained in one run, from a config to trained weights."""
+"""Two models trained in one run, from a config to trained weights, and by each algorithm in a protocol."""
 
 import pytest
+import yaml
 
+from etude.config.load import parse_config, resolved_yaml
 from etude.core.errors import RequestError
+from etude.core.keys import generator
 from etude.loop.targets import assemble_trainer
+from etude.protocols import EpisodeTree
 from etude.runtime import open_runtime
+from etude.store.episodes import iter_episodes
 from etude.store.log import histories
 from etude.store.run_folder import RunFolder
-from tests import guide_parts, several  # noqa: F401  the guide's builder is registered by its import
-from tests.careless_trainer import CarelessTrainerConfig
+from tests import several
+from tests.protocols.games import agent_of
 from tests.several import Several, config
-from tests.training import Interrupted
+from tests.support import ScriptedEngine
 
 VALIDATED = {"run_configuration": {"validation_dataset": {"_type": "test_counted", "prefix": "v"}}}
 
@@ -49,29 +54,23 @@ async def test_everybody_collects_before_anybody_is_trained_and_is_trained_befor
 
         return call
 
-    async with _assembled(run, config(num_epochs=1)) as (trainer, runtime):
-        for name, member in trainer.members.items():
-            builder, adapter, engine = member.trajectory_builder, member.trainer_adapter, run.engines[name]
-            monkeypatch.setattr(builder, "finalize", noting("collect", name, builder.finalize))
-            monkeypatch.setattr(adapter, "submit", noting("submit", name, adapter.submit))
-            monkeypatch.setattr(engine, "adopt", noting("adopt", name, engine.adopt))
-        await trainer.initialize(runtime.config.finetuning)
-        await trainer.run(1)
-    assert events == [
-        f"{kind} {name}" for kind in ("collect", "submit", "adopt") for name in ("prover", "verifier")
-    ]
-
-
-def _assembled(run, config):
-    from contextlib import asynccontextmanager
-
-    @asynccontextmanager
-    async def opened():
-        with RunFolder.create(run.path.parent, "run") as folder:
-            async with open_runtime(config, folder, engines=run.engines) as runtime:
-                yield await assemble_trainer(runtime), runtime
-
-    return opened()
+    settings = config(num_epochs=1)
+    with RunFolder.create(run.path.parent, "run") as folder:
+        async with open_runtime(settings, folder, engines=run.engines) as runtime:
+            trainer = await assemble_trainer(runtime)
+            for name, member in trainer.members.items():
+                builder, adapter, engine = (
+                    member.trajectory_builder,
+                    member.trainer_adapter,
+                    run.engines[name],
+                )
+                monkeypatch.setattr(builder, "finalize", noting("collect", name, builder.finalize))
+                monkeypatch.setattr(adapter, "submit", noting("submit", name, adapter.submit))
+                monkeypatch.setattr(engine, "adopt", noting("adopt", name, engine.adopt))
+            await trainer.initialize(settings.finetuning)
+            await trainer.run(1)
+    steps = ("collect", "submit", "adopt")
+    assert events == [f"{step} {name}" for step in steps for name in ("prover", "verifier")]
 
 
 async def test_models_take_turns_by_their_schedules(run):
@@ -117,34 +116,113 @@ async def test_targets_may_ask_for_more_of_the_same_episodes(run):
     assert history_of(run, "verifier").epochs[0].metrics["episodes"] == 18
 
 
-@pytest.mark.parametrize("place", ["submit", "wait_until_complete"])
-async def test_an_interrupted_run_goes_on_where_it_was(run, tmp_path, monkeypatch, place):
-    (tmp_path / "other").mkdir()
-    whole = Several(tmp_path / "other" / "run")
-    expected = await whole.start(config(num_epochs=3))
-
-    original = getattr(several.FakeAdapter, place)
-
-    async def interrupted(self, job, *args, **kwargs):
-        if job.run_id == "run-epoch-2.verifier":
-            raise Interrupted
-        return await original(self, job, *args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(several.FakeAdapter, place, interrupted)
-        with pytest.raises(Interrupted):
-            await run.start(config(num_epochs=3))
-    again = run.restarted()
-    outcome = await again.start(config(num_epochs=3))
-    assert outcome.summary == expected.summary
-    assert {name: run.requests()[name] + again.requests()[name] for name in run.engines} == whole.requests()
-
-
 async def test_a_trainer_that_trains_one_model_is_refused(run):
     with pytest.raises(RequestError, match=r"CarelessTrainer, which trains one model.*EpochTrainer"):
-        await run.start(config(trainers={"mine": {"_type": CarelessTrainerConfig.type_name}}))
+        await run.start(config(trainers={"mine": "tests.guide_parts:careless"}))
 
 
 async def test_an_agent_must_say_which_of_several_models_it_means(run):
     with pytest.raises(Exception, match="name the model to call"):
         await run.start(config(workflow="tests.training:play"))
+
+
+# They play a protocol
+
+
+def labelled():
+    """Claims, half of which are true."""
+    return [{"id": f"e{number}", "label": number % 2} for number in range(4)]
+
+
+def answer(request):
+    random = generator(request.key, "answer")
+    if agent_of(request) == "prover":
+        return random.choice(["a proof", "trust me"])
+    return f"Decision: {random.choice(['accept', 'reject'])}"
+
+
+@pytest.fixture
+def played(run):
+    run.engines = {name: ScriptedEngine(answer) for name in ("prover", "verifier")}
+    return run
+
+
+ADP = {
+    "_type": "protocol",
+    "protocol": "adp",
+    "scenario": "tests.protocols.games:Labelled",
+    "policies": {"prover": "prover", "verifier": "verifier"},
+}
+
+
+def play(builder, num_epochs=1, **changes):
+    reward = {"_type": "protocol_reward"}
+    evaluators = {"proved": reward | {"agent": "prover"}, "verified": reward | {"agent": "verifier"}}
+    return config(
+        num_epochs,
+        workflow=ADP,
+        eval={"general": {"dataset": "tests.test_targets:labelled"}, "evaluators": evaluators},
+        trajectory_builders={"mine": builder},
+        **changes,
+    )
+
+
+def test_the_config_that_a_run_keeps_is_read_again():
+    kept = resolved_yaml(play({"_type": "grpo", "num_generations": 4}))
+    again = parse_config(yaml.safe_load(kept))
+    again.check_training()
+    assert resolved_yaml(again) == kept
+
+
+@pytest.mark.parametrize(
+    ("builder", "method"),
+    [
+        ({"_type": "malt", "num_generations": 2}, "dpo"),
+        ({"_type": "malt", "num_generations": 3, "pairs": "interval", "interval": 0.2}, "dpo"),
+        (
+            {"_type": "expert_iteration", "num_generations": 4, "credit": "agent", "min_reward": 0.9},
+            "supervised",
+        ),
+        ({"_type": "grpo", "num_generations": 4, "credit": "agent"}, "grpo"),
+        ({"_type": "grpo", "num_generations": 4, "credit": "turn"}, "grpo"),
+    ],
+    ids=["malt", "malt by interval", "expert iteration", "grpo by agent", "grpo by turn"],
+)
+async def test_both_models_are_trained_by(played, builder, method):
+    await played.start(play(builder))
+    for name in ("prover", "verifier"):
+        (entry,) = history_of(played, name).epochs
+        assert entry.skipped is None
+        assert entry.metrics["num_trajectories"] > 0
+        assert played.engines[name].version == 1
+        with RunFolder.read(played.path) as folder:
+            job = folder.journal.get(f"groups/{name}/jobs/run-epoch-1.{name}")
+        assert (job["method"], job["parent"]) == (method, 0)
+
+
+async def test_malt_answers_every_turn_twice_and_validates_with_plays_that_do_not_branch(played):
+    validation = {"run_configuration": {"validation_dataset": "tests.test_targets:labelled"}}
+    await played.start(play({"_type": "malt", "initial_expert_iterations": 1}, 2, finetuning=validation))
+    with RunFolder.read(played.path) as folder:
+        phases = {}
+        for record in iter_episodes(folder.journal):
+            tree = EpisodeTree.from_json(record.output)
+            phases.setdefault(record.id.rpartition("/e")[0], set()).add(len(list(tree.leaves())))
+    assert phases == {"validation/0": {1}, "train/1-k1": {1}, "train/2-k2": {4}, "validation/2": {1}}
+    # One set of trees serves both: two answers of the prover, two of the verifier to each.
+    trees = [one for one in played.engines["verifier"].requests if one.conversation.startswith("train/2")]
+    assert len(trees) == 4 * 4
+
+
+async def test_guesses_are_put_right(played):
+    builder = {
+        "_type": "expert_iteration",
+        "num_generations": 4,
+        "credit": "agent",
+        "min_reward": 0.9,
+        "guess_replacement": {"proportion": 1.0, "annealing": "linear", "annealing_rate": 1.0},
+    }
+    await played.start(play(builder, 2))
+    first, second = history_of(played, "verifier").epochs
+    assert first.metrics["num_trajectories"] == 16
+    assert second.metrics["num_trajectories"] < 16

@@ -3,60 +3,24 @@
 import importlib
 import json
 import os
-import subprocess
 import sys
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import datasets
 import pandas
 import pytest
 import yaml
-from pydantic import Field
 
 import etude
-from etude.backends.capabilities import Capabilities
-from etude.config.builder import Builder
-from etude.config.component import LlmConfig
-from etude.config.finetuning import TrainerAdapterConfig
 from etude.config.load import parse_config
-from etude.config.registry import register_llm, register_trainer_adapter
-from etude.core.call import Sampling
 from etude.core.errors import CapabilityError, ConfigError, RequestError, TrainingError
 from etude.core.example import Example
 from etude.core.interfaces import bare
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
-from tests.careless_trainer import CarelessTrainerConfig
-from tests.support import ScriptedEngine
-from tests.training import FakeAdapter, learning_engine
-
-
-class LearnerConfig(LlmConfig, name="test_learner"):
-    """A model that learns by version."""
-
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(temperature=0.5)
-
-
-@register_llm(config_type=LearnerConfig)
-async def learner(config: LearnerConfig, builder: Builder) -> AsyncIterator[ScriptedEngine]:
-    engine = learning_engine()
-    yield engine
-    await engine.close()
-
-
-class BackendConfig(TrainerAdapterConfig, name="test_backend"):
-    methods: list[str] = Field(default=["grpo", "dpo", "supervised"])
-
-
-@register_trainer_adapter(config_type=BackendConfig)
-async def backend(config: BackendConfig, builder: Builder) -> AsyncIterator[FakeAdapter]:
-    capabilities = Capabilities(methods=frozenset(config.methods), versions=True)
-    yield FakeAdapter(builder.run.path / "backend", capabilities=capabilities)
-
+from tests.cli import parts as parts
+from tests.forked import Forked
+from tests.training import learning_engine
 
 AGENT = """
 async def play(example, episode):
@@ -69,25 +33,30 @@ def correct(example, output):
 """
 
 
+def rows_of(prefix):
+    return [{"id": f"{prefix}{n}", "question": f"{prefix}{n}?", "answer": "yes"} for n in range(4)]
+
+
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    # Drawing takes longer than all else in such a run.
+    monkeypatch.setattr("etude.report.files.render_reward_plot", lambda history: b"")
     (tmp_path / "tests_finetune_agent.py").write_text(AGENT)
     for name, prefix in (("train", "t"), ("held_out", "v")):
-        rows = [{"id": f"{prefix}{n}", "question": f"{prefix}{n}?", "answer": "yes"} for n in range(4)]
-        (tmp_path / f"{name}.json").write_text(json.dumps(rows))
+        (tmp_path / f"{name}.json").write_text(json.dumps(rows_of(prefix)))
     return tmp_path
 
 
 DATA = {
-    "llms": {"policy": {"_type": "test_learner"}},
+    "llms": {"policy": {"_type": "tests.cli.parts:scripted", "temperature": 0.5}},
     "workflow": "tests_finetune_agent:play",
     "eval": {
         "general": {"dataset": "train.json"},
         "evaluators": {"correct": "tests_finetune_agent:correct"},
     },
     "trajectory_builders": {"groups": {"_type": "grpo", "num_generations": 4}},
-    "trainer_adapters": {"backend": {"_type": "test_backend"}},
+    "trainer_adapters": {"backend": {"_type": "tests.cli.parts:counting"}},
     "finetuning": {
         "enabled": True,
         "num_epochs": 2,
@@ -122,7 +91,9 @@ async def test_the_runtime_has_examples_models_and_their_sampling(project):
 
 async def test_what_the_backend_cannot_do_is_refused_before_anything_is_sampled(project):
     engine = learning_engine()
-    changes = {"trainer_adapters": {"backend": {"_type": "test_backend", "methods": ["supervised"]}}}
+    changes = {
+        "trainer_adapters": {"backend": {"_type": "tests.cli.parts:counting", "methods": ["supervised"]}}
+    }
     with RunFolder.create(project, "run") as run, pytest.raises(CapabilityError, match="supervised"):
         await train_in(config(**changes), run, engines={"policy": engine})
     assert engine.requests == []
@@ -133,16 +104,16 @@ async def test_what_the_backend_cannot_do_is_refused_before_anything_is_sampled(
     [(None, "returned no training job"), ("failed", "job job .* ended as 'failed': no luck")],
 )
 async def test_a_trainer_that_returns_failures_fails(project, status, error):
-    changes = {"trainers": {"mine": {"_type": CarelessTrainerConfig.type_name, "status": status}}}
+    changes = {"trainers": {"mine": {"_type": "tests.guide_parts:careless", "status": status}}}
     with RunFolder.create(project, "run") as run, pytest.raises(TrainingError, match=error):
         await train_in(config(**changes), run)
 
 
-ROWS = [{"id": f"t{n}", "question": f"t{n}?", "answer": "yes"} for n in range(4)]
+ROWS = rows_of("t")
 HELD_OUT = [Example(f"v{n}", {"question": f"v{n}?"}, "yes") for n in range(4)]
-MODEL = {"_type": "test_learner"}
+MODEL = {"_type": "tests.cli.parts:scripted", "temperature": 0.5}
 EVALUATED = {"examples": ROWS, "model": MODEL, "progress": False}
-PARTS = {"examples": ROWS, "model": MODEL, "backend": "test_backend", "progress": False}
+PARTS = {"examples": ROWS, "model": MODEL, "backend": "tests.cli.parts:counting", "progress": False}
 
 
 def own_parts():
@@ -239,18 +210,11 @@ def test_a_trained_version_is_evaluated_in_place_of_the_model(project):
     assert again.scores == run.scores
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        pandas.DataFrame([{"question": f"q{n}?", "answer": "yes"} for n in range(3)]),
-        datasets.Dataset.from_list([{"question": f"q{n}?", "answer": "yes"} for n in range(3)]),
-        ({"question": f"q{n}?", "answer": "yes"} for n in range(3)),
-    ],
-    ids=["data frame", "datasets", "generator"],
-)
-def test_examples_come_from_tables_and_iterables_and_make_their_own_ids(project, rows):
+@pytest.mark.parametrize("kind", [pandas.DataFrame, datasets.Dataset.from_list, iter])
+def test_examples_come_from_tables_and_iterables_and_make_their_own_ids(project, kind):
     play, correct = own_parts()
-    run = etude.evaluate(play, reward=correct, **EVALUATED | {"examples": rows})
+    rows = [{"question": f"q{n}?", "answer": "yes"} for n in range(3)]
+    run = etude.evaluate(play, reward=correct, **EVALUATED | {"examples": kind(rows)})
     assert run.scores["correct"]["n"] == 3
     assert len({episode.example.id for episode in run.episodes}) == 3
     assert {episode.example.expected for episode in run.episodes} == {"yes"}
@@ -306,10 +270,7 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_in_a_running_event_loop_stops_the_work_and_keeps_the_run(project):
-    root = str(Path(__file__).parents[1])
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
-    result = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=300, env=environment
-    )
-    assert "the agent was cancelled" in result.stdout, result.stderr
-    assert result.stdout.splitlines()[-1] == "interrupted; unfinished", result.stderr
+    process = Forked(["-c", INTERRUPTED], project, dict(os.environ), program="python")
+    output, errors = process.communicate(timeout=300)
+    assert "the agent was cancelled" in output, errors
+    assert output.splitlines()[-1] == "interrupted; unfinished", errors

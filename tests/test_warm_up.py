@@ -5,14 +5,13 @@ import json
 
 import pytest
 
-import etude
 from etude.core.errors import TrainingError
 from etude.loop.lifecycle import new_run
 from etude.loop.model import load_version
-from etude.loop.trainer import EpochTrainerConfig
 from etude.run import Run as StoredRun
 from etude.store.versions import choose_version
 from etude.verbs import train_in
+from tests import guide_parts as guide
 from tests.crashing import killed_and_whole
 from tests.crashing import warm_up_config as config
 from tests.times import without_times
@@ -75,12 +74,9 @@ def test_the_base_is_untouched_and_what_imitated_is_a_version(whole):
 
 
 def test_its_optimiser_and_schedule_begin_anew_with_training(whole):
-    state = json.loads(
-        (
-            whole / "checkpoints" / f"v{StoredRun(whole).summary['last_version']['number']}" / "learner.json"
-        ).read_text()
-    )
-    trained = StoredRun(whole).summary["epochs_trained"]
+    summary = StoredRun(whole).summary
+    last, trained = summary["last_version"]["number"], summary["epochs_trained"]
+    state = json.loads((whole / "checkpoints" / f"v{last}" / "learner.json").read_text())
     assert state == {"step": trained, "trained": trained}
 
 
@@ -97,43 +93,21 @@ def yes(examples):
     return [[question, {"role": "assistant", "content": "yes"}] for _ in examples]
 
 
-class Own(etude.Trainer):
-    """A trainer of a user's, with one job."""
-
-    async def run(self, num_epochs):
-        ref = await self.run_epoch(0, "mine")
-        return [await self.trainer_adapter.wait_until_complete(ref)]
-
-    async def run_epoch(self, epoch, run_id):
-        await self.trajectory_builder.start_run(run_id)
-        return await self.trainer_adapter.submit(await self.trajectory_builder.finalize(run_id))
-
-    async def get_metrics(self, run_id):
-        return {}
-
-    def log_progress(self, epoch, metrics, output_dir=None):
-        """The run's files have it."""
-
-    async def cleanup(self):
-        """Nothing is held."""
-
-
-@pytest.mark.parametrize("trainer", [None, Own], ids=["epochs", "own"])
-async def test_any_trainer_has_it_and_it_ends_when_the_reward_is_there(tmp_path, trainer):
+@pytest.mark.parametrize("is_own", [False, True])
+async def test_any_trainer_has_it_and_it_ends_when_the_reward_is_there(tmp_path, is_own):
     run = Run(tmp_path / "run")
     run.adapter = Taking(tmp_path / "backend")
     run.engine = learning_engine(base=0, step=34)
     run.examples, run.validation = examples(40), examples(40, "v")
     run.finetuning.warm_up = {"transcripts": f"{__name__}:yes", "until": {"reward": 0.5}}
-    if trainer is not None:
-        run.make_trainer = lambda: trainer(EpochTrainerConfig())
+    if is_own:
+        run.make_trainer = lambda: guide.GuideTrainer(guide.GuideTrainerConfig())
     await run.start(num_epochs=1)
     assert run.adapter.submitted == ["run-warm-up-1", "run-warm-up-2", "run-epoch-1"]
     assert StoredRun(run.path).summary["warm_up"]["version"] == 2
 
 
 def test_what_is_out_of_reach_ends_the_run_with_what_was_reached(tmp_path):
-
     settings = config(tmp_path)
     stages = settings.finetuning.warm_up
     settings.finetuning.warm_up = stages[0].model_copy(

@@ -233,20 +233,23 @@ async def test_numbers_of_other_libraries_are_numbers(run):
     assert len(run.statuses) == 1
 
 
+async def built(monkeypatch: pytest.MonkeyPatch, kind: str, factory: Any) -> Any:
+    """The part of a kind that a config gets where its factory is another one."""
+    names = {"trainer_adapters": "local", "trajectory_builders": "grpo", "trainers": "epochs"}
+    registration = registry.lookup(kind, names[kind])
+    monkeypatch.setitem(registry._registrations, (kind, names[kind]), replace(registration, factory=factory))
+    async with Builder(parse_config({"workflow": "tests.training:play"})) as builder:
+        return await getattr(builder, f"get_{kind[:-1]}")(names[kind])
+
+
 @pytest.mark.parametrize("kind", ["trainer_adapters", "trainers"])
 @pytest.mark.parametrize(("part", "shown"), [(None, "None"), (FakeAdapter, "an ABCMeta")])
 async def test_what_a_factory_yields_is_a_part(monkeypatch, kind, part, shown):
     async def factory(config, builder):
         yield part
 
-    config = parse_config({"workflow": "tests.training:play"})
-    names = {"trainer_adapters": "local", "trajectory_builders": "grpo", "trainers": "epochs"}
-    registration = registry.lookup(kind, names[kind])
-    monkeypatch.setitem(registry._registrations, (kind, names[kind]), replace(registration, factory=factory))
-    async with Builder(config) as builder:
-        getter = getattr(builder, f"get_{kind[:-1]}")
-        with pytest.raises(EtudeError, match=rf"test_wrong_returns.py:\d+: what builds .* yielded {shown}"):
-            await getter(names[kind])
+    with pytest.raises(EtudeError, match=rf"test_wrong_returns.py:\d+: what builds .* yielded {shown}"):
+        await built(monkeypatch, kind, factory)
 
 
 @pytest.mark.parametrize(
@@ -263,13 +266,9 @@ async def test_a_constructor_that_leaves_out_the_base_class_is_named(monkeypatch
     async def factory(config, builder):
         yield type("Mine", (base,), {"__init__": init})(config)
 
-    names = {"trainer_adapters": "local", "trajectory_builders": "grpo", "trainers": "epochs"}
-    registration = registry.lookup(kind, names[kind])
-    monkeypatch.setitem(registry._registrations, (kind, names[kind]), replace(registration, factory=factory))
-    async with Builder(parse_config({"workflow": "tests.training:play"})) as builder:
-        said = rf"test_wrong_returns.py:\d+: `Mine.__init__` does not call `super\(\).__init__\({config}\)`"
-        with pytest.raises(EtudeError, match=said):
-            await getattr(builder, f"get_{kind[:-1]}")(names[kind])
+    said = rf"test_wrong_returns.py:\d+: `Mine.__init__` does not call `super\(\).__init__\({config}\)`"
+    with pytest.raises(EtudeError, match=said):
+        await built(monkeypatch, kind, factory)
 
 
 @pytest.mark.parametrize(

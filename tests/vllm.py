@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 STAND_IN = (sys.executable, str(Path(__file__).parent / "vllm_stand_in.py"))
@@ -38,3 +39,9 @@ def command_of(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     for variable, value in QUICKLY.items():
         monkeypatch.setenv(variable, value)
     return (program,)
+
+
+def vllms_of(server: int) -> list[int]:
+    """The vLLM processes that a server has started, in that order."""
+    children = sorted(psutil.Process(server).children(), key=lambda child: (child.create_time(), child.pid))
+    return [child.pid for child in children if "--enable-lora" in child.cmdline()]

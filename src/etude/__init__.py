@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from etude.config.component import DatasetConfig as DatasetConfig
     from etude.config.component import EvaluatorConfig as EvaluatorConfig
     from etude.config.component import LlmConfig as LlmConfig
+    from etude.config.component import Supplies as Supplies
     from etude.config.component import ToolsConfig as ToolsConfig
     from etude.config.component import TrackerConfig as TrackerConfig
     from etude.config.component import WorkflowConfig as WorkflowConfig
@@ -54,8 +55,6 @@ if TYPE_CHECKING:
     from etude.config.registry import register_trajectory_builder as register_trajectory_builder
     from etude.config.registry import register_workflow as register_workflow
     from etude.config.schema import Config as Config
-    from etude.config.supplies import Need as Need
-    from etude.config.supplies import Supplies as Supplies
     from etude.core.call import ChatRequest as ChatRequest
     from etude.core.call import Completion as Completion
     from etude.core.errors import BudgetReached as BudgetReached
@@ -98,7 +97,7 @@ if TYPE_CHECKING:
     from etude.loop.interface import Trainer as Trainer
     from etude.loop.trainer import EpochTrainer as EpochTrainer
     from etude.rewards.evaluator import evaluator as evaluator
-    from etude.rollout.conversation import SimulatedUser as SimulatedUser
+    from etude.rollout.agent import SimulatedUser as SimulatedUser
     from etude.rollout.episode import Episode as Episode
     from etude.rollout.episode import SyncEpisode as SyncEpisode
     from etude.rollout.reply import Reply as Reply

@@ -12,7 +12,7 @@ import etude.alarms
 import etude.algorithms
 import etude.backends.lm_server
 import etude.backends.local
-import etude.backends.openai_adapter
+import etude.backends.openai_jobs
 import etude.cluster.component
 import etude.groups.opponents
 import etude.inference.local
@@ -23,7 +23,6 @@ import etude.protocols.workflow
 import etude.rewards.evaluator
 import etude.rewards.judge
 import etude.rollout.agent
-import etude.rollout.conversation
 import etude.rollout.datasets
 import etude.rollout.tools
 import etude.rollout.workflow
@@ -31,7 +30,6 @@ import etude.traces.dataset
 import etude.trackers.callback
 import etude.trackers.mlflow
 import etude.trackers.otel
-import etude.trackers.tensorboard
 import etude.trackers.trackio
 import etude.trackers.wandb
 

@@ -23,7 +23,7 @@ from etude.config.schema import Config
 from etude.core.errors import RequestError, TrainingError
 from etude.core.history import History
 from etude.core.interfaces import Engine, Progress
-from etude.core.job import TrainingJobStatus, TrainingStatusEnum
+from etude.core.job import TrainingStatusEnum
 from etude.core.process import collected_rarely
 from etude.loop.arguments import config_of, is_config, load, refuse, with_live
 from etude.loop.evaluation import Evaluation
@@ -40,7 +40,7 @@ from etude.loop.model import model_overrides
 from etude.loop.settings import as_overrides
 from etude.loop.targets import assemble_trainer
 from etude.report.files import RunReport
-from etude.report.live import progress_for
+from etude.report.progress import progress_for
 from etude.run import Run, TrainedModel
 from etude.runtime import Report, open_runtime
 from etude.store.facts import find_run
@@ -241,7 +241,13 @@ async def train_in(
                 statuses = await trainer.run(config.finetuning.num_epochs)
             finally:
                 await trainer.cleanup()
-    _require_success(statuses)
+    # A trainer that somebody else wrote may return failures instead of raising them.
+    if not statuses:
+        raise TrainingError("the run trained on nothing: the trainer returned no training job")
+    for status in statuses:
+        if status.status is not TrainingStatusEnum.COMPLETED:
+            message = f": {status.message}" if status.message else ""
+            raise TrainingError(f"job {status.run_id} ({status.backend}) ended as '{status.status}'{message}")
     return Run(run.path)
 
 
@@ -278,16 +284,6 @@ def _version_of(model: Any, root: Path) -> RunVersion | None:
     if isinstance(model, TrainedModel):
         return model.chosen
     return run_version(model, root) if isinstance(model, str) else None
-
-
-def _require_success(statuses: list[TrainingJobStatus]) -> None:
-    """A trainer that somebody else wrote may return failures instead of raising them."""
-    if not statuses:
-        raise TrainingError("the run trained on nothing: the trainer returned no training job")
-    for status in statuses:
-        if status.status is not TrainingStatusEnum.COMPLETED:
-            message = f": {status.message}" if status.message else ""
-            raise TrainingError(f"job {status.run_id} ({status.backend}) ended as '{status.status}'{message}")
 
 
 def _shown(progress: Progress | bool) -> AbstractContextManager[Progress]:

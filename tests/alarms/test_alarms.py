@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from etude.alarms.alarm import Alarm, alarms_of, events_of
+from etude.alarms.alarm import PAGE, REMEDIES, Alarm, alarms_of, events_of
 from etude.alarms.built_in import (
     CutOffAnswers,
     EntropyCollapse,
@@ -22,7 +22,6 @@ from etude.alarms.built_in import (
     RewardCollapse,
     TemplateDrift,
 )
-from etude.alarms.remedies import PAGE, REMEDIES
 from etude.config.finetuning import FinetuneConfig
 from etude.core.history import AlarmEvent, Entry
 from etude.loop.metrics import reward_metrics

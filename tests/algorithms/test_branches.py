@@ -3,8 +3,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.algorithms.samples import branches_of
+from etude.algorithms.samples import branches_of, sample_of
 from etude.core.call import Call, ChatRequest, Completion
+from etude.core.edge import trajectory_of
 from etude.core.episode import WORKFLOW
 from etude.core.message import message_key
 from tests.algorithms.scripted_episodes import call, conversation, episode, ids
@@ -104,3 +105,10 @@ def test_every_completion_is_in_exactly_one_branch_whatever_order_conversations_
         for earlier, later in zip(branch.calls, branch.calls[1:], strict=False):
             sequence = earlier.completion.prompt_ids + earlier.completion.completion_ids
             assert later.completion.prompt_ids[: len(sequence)] == sequence
+
+
+def test_messages_repeated_word_for_word_are_not_taken_for_the_same():
+    record = episode(list(conversation("try again", "no", "try again", "no")))
+    (branch,) = branches_of(record, ["*"], None)
+    items = trajectory_of(sample_of(branch, record, 1.0)).episode
+    assert [item.content for item in items] == ["try again", "no", "try again", "no"]

@@ -36,7 +36,6 @@ class LmStandIn(StandIn):
             "status": "running",
             "away_for_jobs": False,
         }
-        self.clients: set[str | None] = set()
 
     def adapter(self, **settings: Any) -> LmServerAdapter:
         """An adapter of it, as another process would make one."""
@@ -80,8 +79,7 @@ class LmStandIn(StandIn):
 
     def _start_engine(self, request: httpx.Request) -> httpx.Response:
         self.engine.append("start")
-        if self.status["status"] != "crashed":
-            self.status["status"] = "starting" if self.slow else "running"
+        self.status["status"] = "starting" if self.slow else "running"
         return httpx.Response(200, json=self.status)
 
     def _stop_engine(self, request: httpx.Request) -> httpx.Response:
@@ -100,13 +98,11 @@ class LmStandIn(StandIn):
         return super()._create(request)
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
-        self.clients.add(request.headers.get("x-etude-version"))
         response = super()._answer(request)
         over = all(job["status"] in FINAL for job in self.jobs.values())
         if self.status["away_for_jobs"] and self.jobs and over:
             self.engine.append("back")
-            crashed = self.status["status"] == "crashed"
-            self.status |= {"status": "crashed" if crashed else "running", "away_for_jobs": False}
+            self.status |= {"status": "running", "away_for_jobs": False}
         return response
 
     def _complete(self, request: httpx.Request) -> httpx.Response:

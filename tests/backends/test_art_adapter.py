@@ -1,14 +1,17 @@
 """Jobs on an ART server, over real sockets, against a stand-in that answers as `art run` does."""
 
+from __future__ import annotations
+
 import asyncio
-import json
 
 import pytest
 
+import etude
 from etude.config.finetuning import FinetuneConfig
 from etude.core.call import ChatRequest
-from etude.core.errors import CapabilityError, EtudeError, TrainingError
+from etude.core.errors import CapabilityError, TrainingError
 from etude.core.job import TrainingJobRef, TrainingStatusEnum
+from etude.core.trajectory import EpisodeItem, Trajectory
 from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
 from etude.integrations.art.adapter import ARTTrainerAdapter
@@ -16,7 +19,7 @@ from etude.integrations.art.client import ArtError, ArtInference
 from etude.integrations.art.config import ARTTrainerAdapterConfig
 from etude.jobs.content import JobNameTakenError
 from tests.backends.art_stand_in import KEY, StandIn, running
-from tests.backends.test_art_wire import collection, said
+from tests.backends.test_art_wire import collection, ordered, said
 
 
 @pytest.fixture
@@ -125,14 +128,19 @@ async def test_a_server_that_was_trained_before_goes_on_from_its_step(server, ba
 
 
 async def test_learning_rate_kl_and_loss_options_reach_the_server(server, backend):
+    options = {"learning_rate": 1e-4, "beta": 0.1, "dev_config": {"epsilon": 0.3, "ppo": True}}
     adapter = await backend(
-        training={"learning_rate": 1e-4, "beta": 0.1, "dev_config": {"epsilon": 0.3, "ppo": True}}
+        training=options | {"trainer_args": {"weight_decay": 0.1}},
+        init_args={"max_seq_length": 4096},
     )
     await trained(adapter)
     (job,) = server.jobs
     assert job["config"] == {"learning_rate": 1e-4, "beta": 0.1, "kl_penalty_coef": 0.1}
     assert job["dev_config"] == {"epsilon": 0.3, "ppo": True, "kl_penalty_coef": 0.1}
-    assert job["model"]["_internal_config"]["trainer_args"] == {"learning_rate": 1e-4, "beta": 0.1}
+    assert job["model"]["_internal_config"] == {
+        "trainer_args": {"learning_rate": 1e-4, "beta": 0.1, "weight_decay": 0.1},
+        "init_args": {"max_seq_length": 4096},
+    }
     assert server.keys == {f"Bearer {KEY}"}
 
 
@@ -246,13 +254,6 @@ async def test_a_server_of_0_4_that_skips_a_batch_says_nothing_and_is_found_out(
         assert "without training" in (await trained(await backend())).message
 
 
-async def test_an_empty_batch_is_an_error_and_nothing_is_sent(server, backend):
-    adapter = await backend()
-    with pytest.raises(TrainingError, match="nothing of the batch can be trained on"):
-        await adapter.submit(collection())
-    assert not server.jobs
-
-
 async def test_a_job_has_a_deadline(server, backend):
     server.training = "silent"
     status = await trained(await backend(job_timeout=0.2))
@@ -273,12 +274,6 @@ async def test_a_job_can_be_cancelled_and_one_that_is_over_stays_so(server, back
     await adapter.wait_until_complete(done)
     await adapter.cancel(done)
     assert (await adapter.status(done)).status is TrainingStatusEnum.COMPLETED
-
-
-async def test_an_unknown_job_is_not_found(backend):
-    adapter = await backend()
-    status = await adapter.wait_until_complete(TrainingJobRef(run_id="nobody", backend="openpipe_art"))
-    assert status.status is TrainingStatusEnum.NOT_FOUND
 
 
 async def test_health_is_that_of_the_server_and_of_the_endpoint(server, backend):
@@ -315,11 +310,6 @@ async def test_nobody_at_the_address_is_said_with_a_way_out(backend):
         await backend(base_url="http://127.0.0.1:1")
 
 
-async def test_a_job_before_initialize_is_an_error(backend):
-    with pytest.raises(EtudeError, match="was not initialized"):
-        await (await backend(initialized=False)).submit(batch())
-
-
 async def test_a_run_goes_on_only_where_it_left_the_model(server, backend):
     adapter = await backend()
     base = await adapter.current_version()
@@ -354,17 +344,92 @@ async def test_a_server_that_cannot_delete_is_refused_before_anything_is_sampled
             await backend(delete_old_checkpoints=True)
 
 
-async def test_progress_is_a_line_in_a_file(backend, tmp_path):
-    adapter = await backend()
-    ref = TrainingJobRef(run_id="job", backend="openpipe_art")
-    adapter.log_progress(ref, {"loss": 1.0})
-    adapter.log_progress(ref, {"loss": 0.5}, str(tmp_path / "logs"))
-    lines = (tmp_path / "logs" / "openpipe_art_jobs.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [{"run_id": "job", "loss": 0.5}]
+@pytest.fixture
+async def alone(server):
+    config = etude.ARTTrainerAdapterConfig(
+        backend={"base_url": server.url, "name": "agent", "api_key": KEY, "engine_args": {"seed": 3}},
+        recover_wait=0.0,
+        retry_wait=0.001,
+    )
+    adapter = etude.ARTTrainerAdapter(config)
+    yield adapter
+    await adapter.cleanup()
 
 
-def test_it_promises_what_art_does(tmp_path):
-    from etude.integrations.art.adapter import CAPABILITIES
+async def test_it_has_the_pages_attributes_before_anything_is_asked(alone, server):
+    assert isinstance(alone, etude.TrainerAdapter)
+    assert alone.remote_backend.url == server.url
+    assert (alone.model.name, alone.model.project) == ("agent", "trainer_project")
+    assert alone.model.base_model == "Qwen/Qwen2.5-7B-Instruct" and alone.model.trainable
+    assert alone._model_internal_config["engine_args"] == {"seed": 3}
+    assert alone.training_jobs == alone._training_jobs == {}
 
-    assert CAPABILITIES.methods == {"grpo"}
-    assert (CAPABILITIES.versions, CAPABILITIES.from_base) == (True, False)
+
+async def test_it_trains_without_a_run_around_it(alone, server):
+    await alone.initialize(etude.FinetuneConfig())
+    assert await alone.is_healthy()
+    server.pause = 0.2
+    ref = await alone.submit(batch("mine"))
+    assert (ref.run_id, ref.backend) == ("mine", "openpipe_art")
+    assert isinstance(alone.training_jobs["mine"], asyncio.Task)
+    assert (await alone.status(ref)).status == "running"
+    done = await alone.wait_until_complete(ref, poll_interval=0.1)
+    assert done.status == (await alone.status(ref)).status == "completed"
+    assert alone.training_jobs["mine"].done()
+    unknown = etude.TrainingJobRef(run_id="nobody", backend="openpipe_art")
+    assert (await alone.status(unknown)).status == "not_found"
+
+
+async def test_it_says_where_its_job_failed_and_what_is_not_healthy(alone, server, tmp_path):
+    await alone.initialize(etude.FinetuneConfig())
+    alone.log_progress(await alone.submit(batch("mine")), {"loss": 0.5}, output_dir=str(tmp_path))
+    assert '"loss": 0.5' in (tmp_path / "openpipe_art_jobs.jsonl").read_text()
+    away = etude.ARTTrainerAdapter(
+        etude.ARTTrainerAdapterConfig(backend={"ip": "127.0.0.1", "port": 1}, max_retries=0)
+    )
+    assert not await away.is_healthy()
+    with pytest.raises(etude.EtudeError, match="not initialized; call initialize"):
+        await away.status(etude.TrainingJobRef(run_id="x", backend="openpipe_art"))
+    await away.cleanup()
+
+
+async def test_an_order_that_the_page_rules_out_is_a_value_error(alone):
+    wrong = ordered("user", "other", "assistant")
+    with pytest.raises(ValueError, match="role other"):
+        await alone._validate_episode_order(wrong)
+    with pytest.raises(ValueError, match="role other"):
+        await alone._construct_trajectory_groups([[ordered("user", "assistant"), wrong]])
+
+
+async def test_trajectories_become_arts_groups_one_for_each_example(alone):
+    good = ordered("system", "system", "user", "assistant")
+    await alone._validate_episode_order(good)
+    first, second = await alone._construct_trajectory_groups(
+        [[good, ordered("user", "assistant", reward=0.5)], [ordered("user", "assistant")]]
+    )
+    assert [trajectory.reward for trajectory in first.trajectories] == [1.0, 0.5]
+    *asked, choice = first.trajectories[0].messages_and_choices
+    assert [message["role"] for message in asked] == ["system", "system", "user"]
+    assert choice.message.content == "assistant" and choice.finish_reason == "stop"
+    (token,) = choice.logprobs.content
+    assert (token.token, token.logprob) == ("token_id:7", -0.5)
+    assert len(second.trajectories) == 1
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "known"),
+    [
+        ([-0.5], None),
+        ({"content": [{"token": "yes", "logprob": -0.5, "bytes": None, "top_logprobs": []}]}, ["yes"]),
+        ({}, None),
+    ],
+)
+async def test_an_answer_without_token_ids_has_the_logprobs_that_came_with_it(alone, logprobs, known):
+    said = [
+        EpisodeItem(role="user", content="q"),
+        EpisodeItem(role="assistant", content="yes", logprobs=logprobs),
+    ]
+    (group,) = await alone._construct_trajectory_groups([[Trajectory(episode=said, reward=1.0)]])
+    choice = group.trajectories[0].messages_and_choices[-1]
+    content = None if choice.logprobs is None else [each.token for each in choice.logprobs.content]
+    assert content == known

@@ -5,7 +5,6 @@ parses every request.
 """
 
 import sys
-from importlib.metadata import version
 from types import ModuleType
 
 import pytest
@@ -29,8 +28,7 @@ from tests.backends.test_art_wire import collection, said  # noqa: E402
 
 pytestmark = pytest.mark.art
 
-OLD = version("openpipe-art").startswith("0.4.")
-STEPS = "num_gradient_steps" if OLD else "data/step_num_gradient_steps"
+STEPS = "data/step_num_gradient_steps"
 
 CHOICE = {
     "index": 0,
@@ -60,12 +58,6 @@ class Backend:
     async def _delete_checkpoint_files(self, model, steps_to_keep):
         self.seen["keep"] = steps_to_keep
 
-    async def _delete_checkpoints(self, model: art.TrainableModel, benchmark: str) -> None:
-        """The names that 0.4 has in their place."""
-
-    async def _log(self, model, trajectory_groups, split):
-        """The names that 0.4 has on top."""
-
     async def _prepare_backend_for_training(self, model, config):
         self.seen["prepare"] = config
         return self.inference, "default"
@@ -76,7 +68,7 @@ class Backend:
         trainable = [group for group in trajectory_groups if all(map(_has_choice, group.trajectories))]
         for _ in trainable:
             yield {"loss": 0.5, STEPS: float(len(trainable))}
-        if not trainable and not OLD:
+        if not trainable:
             yield {STEPS: 0.0}
         self.step["agent"] += 1
 
@@ -88,7 +80,7 @@ def _has_choice(trajectory):
 @pytest.fixture
 def inference():
     """The endpoint beside the server; its steps are those of the backend."""
-    with running(StandIn(release="0.4" if OLD else "0.5")) as server:
+    with running(StandIn()) as server:
         server.models["agent"] = {"base_model": "base"}
         yield server
 
@@ -117,29 +109,9 @@ def batch():
     return collection(*pairs)
 
 
-@pytest.mark.skipif(not OLD, reason="releases after 0.4 have no client")
-async def test_the_stand_in_answers_the_real_client():
-    with running(StandIn(release="0.4")) as server:
-        backend = art.Backend(base_url=server.url)
-        model = art.TrainableModel(name="agent", project="p", base_model="base")
-        await model.register(backend)
-        assert model.inference_base_url == f"{server.url}/v1"
-        choice = Choice.model_validate(
-            groups_of(batch()).groups[0]["trajectories"][0]["messages_and_choices"][1]
-        )
-        messages = [{"role": "user", "content": "q"}, choice]
-        group = art.TrajectoryGroup(
-            [art.Trajectory(messages_and_choices=messages, reward=reward) for reward in (1.0, 0.0)]
-        )
-        await model.train([group], config=art.TrainConfig(learning_rate=1e-5))
-        assert await model.get_step() == 1
-        (job,) = server.jobs
-        assert job["config"] == {"learning_rate": 1e-5, "beta": 0.0}
-
-
 async def test_the_real_server_takes_what_the_adapter_sends(art_run, inference, tmp_path):
     config = ARTTrainerAdapterConfig(
-        backend={"base_url": art_run.url, "name": "agent", "delete_old_checkpoints": not OLD},
+        backend={"base_url": art_run.url, "name": "agent", "delete_old_checkpoints": True},
         training={"learning_rate": 1e-4, "beta": 0.1, "dev_config": {"epsilon": 0.3}},
     )
     endpoint = f"{inference.url}/v1"
@@ -159,17 +131,16 @@ async def test_the_real_server_takes_what_the_adapter_sends(art_run, inference, 
     assert (model.name, model.project) == ("agent", "trainer_project")
     groups, train_config, dev_config = art_run.seen["train"]
     assert train_config.learning_rate == 1e-4
-    assert (train_config.beta if OLD else train_config.kl_penalty_coef) == 0.1
-    assert OLD or dev_config["kl_penalty_coef"] == 0.1
+    assert train_config.kl_penalty_coef == dev_config["kl_penalty_coef"] == 0.1
     assert dev_config["epsilon"] == 0.3
     assert [[one.reward for one in group.trajectories] for group in groups] == [[1.0, 0.0]] * 2
-    assert OLD or art_run.seen["keep"] == [1]
+    assert art_run.seen["keep"] == [1]
     if not READS_CHOICES:
         assert status.status is TrainingStatusEnum.FAILED
         assert "without training: it found nothing in the batch to train on" in status.message
         return
     assert status.status is TrainingStatusEnum.COMPLETED, status.message
-    assert status.metadata["model_version"]["location"] == ("agent" if OLD else "agent@1")
+    assert status.metadata["model_version"]["location"] == "agent@1"
     assert groups[0].trajectories[0].messages() == [
         {"role": "user", "content": "q0"},
         {"role": "assistant", "content": "yes"},

@@ -12,7 +12,7 @@ from etude.core.edge import trajectory_of as built
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.trajectory import EpisodeItem, Trajectory, TrajectoryCollection
 from etude.integrations.art.config import ARTTrainerAdapterConfig
-from etude.integrations.art.wire import FLAT, ArtModel, check_episode_order, groups_of, trajectory_of
+from etude.integrations.art.wire import FLAT, check_episode_order, groups_of, trajectory_of
 from tests.algorithms.scripted_episodes import call, conversation, episode
 from tests.backends.art_stand_in import Trajectory as ArtTrajectory
 from tests.backends.art_stand_in import check_messages
@@ -170,25 +170,6 @@ def test_an_answer_without_tokens_is_left_out_with_the_reason():
 def test_step_rewards_have_no_place_in_art():
     with pytest.raises(CapabilityError, match="step rewards"):
         groups_of(collection([said("q", "a").model_copy(update={"shaped_rewards": [1.0]})]))
-
-
-def test_options_reach_the_wire_under_the_names_of_both_releases():
-    config = ARTTrainerAdapterConfig(
-        backend={"ip": "gpu", "port": 80, "init_args": {"max_seq_length": 4096}},
-        training={
-            "learning_rate": 1e-5,
-            "beta": 0.1,
-            "dev_config": {"epsilon": 0.2},
-            "trainer_args": {"weight_decay": 0.1},
-        },
-    )
-    assert config.backend.url == "http://gpu:80"
-    assert config.training.config() == {"learning_rate": 1e-5, "beta": 0.1, "kl_penalty_coef": 0.1}
-    assert config.training.all_dev_config() == {"epsilon": 0.2, "kl_penalty_coef": 0.1}
-    assert ArtModel.of(config).internal_config == {
-        "trainer_args": {"learning_rate": 1e-5, "beta": 0.1, "weight_decay": 0.1},
-        "init_args": {"max_seq_length": 4096},
-    }
 
 
 @pytest.mark.parametrize(

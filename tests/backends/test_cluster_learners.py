@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from etude.backends.cluster_learners import Learners
+from etude.backends.learning import Learners
+from etude.backends.local import LocalAdapterConfig
 from etude.backends.local_adapter import LocalAdapter
-from etude.backends.local_config import LocalAdapterConfig
 from etude.cluster.launch import MARK
 from etude.config.finetuning import FinetuneConfig
 from etude.core.job import TrainingStatusEnum
@@ -25,7 +25,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from etude.backends import learning
-from etude.cluster.launch import Seat, take_seat
+from etude.cluster.launch import Seat
 from etude.backends.learning import JobDesk
 
 desk = JobDesk(sys.argv[1])
@@ -33,8 +33,7 @@ desk = JobDesk(sys.argv[1])
 def call(name, *args):
     return False if name == "stopping" else getattr(desk, args[0])(*args[1:])
 
-take_seat(Seat(0, "here", Path(sys.argv[1]).parent, "mark", call))
-sys.exit(learning.main())
+sys.exit(learning.main(Seat(0, "here", Path(sys.argv[1]).parent, "mark", call), sys.argv[1]))
 """
 """A team of one, whose desk is in its own process."""
 

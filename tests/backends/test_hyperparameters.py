@@ -1,12 +1,22 @@
-"""Hyperparameters of jobs reach them, or are refused by name."""
+"""Hyperparameters of jobs reach them, or are refused by name; and what the interface does for adapters."""
+
+from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
-from etude.backends.capabilities import JobHyperparameters
-from etude.backends.local_adapter import LocalAdapter
-from etude.backends.local_config import LocalAdapterConfig, LoraConfig
-from etude.config.finetuning import FinetuneConfig
+from etude.algorithms.algorithm import changed_options
+from etude.algorithms.dpo import Dpo
+from etude.algorithms.grpo import Grpo
+from etude.backends.capabilities import Capabilities, JobHyperparameters, check_method
+from etude.backends.local import LocalAdapterConfig, LoraConfig
+from etude.backends.local_adapter import LocalAdapter, learner_options
+from etude.backends.trainer_adapter import TrainerAdapter
+from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig, TrainerAdapterConfig
 from etude.core.errors import CapabilityError
+from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from etude.learner.plan import Schedule
+from etude.server.hyperparameters import hyperparameters_for, job_algorithm, resolved
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.openai_stand_in import StandIn
 from tests.backends.test_local_adapter import CONFIG, adapter_on, collection, done
@@ -92,3 +102,85 @@ def test_an_adapter_that_does_not_say_takes_none(tmp_path):
     adapter.use_hyperparameters(JobHyperparameters())
     with pytest.raises(CapabilityError, match=r"'fake' cannot be given num_epochs \(7\), rl_learning_rate"):
         adapter.use_hyperparameters(ALL)
+
+
+@pytest.mark.parametrize(
+    ("run", "trainings"),
+    [
+        ({"num_epochs": 7}, 7),
+        ({"num_epochs": 7, "fine_tune_from_scratch": True}, 1),
+    ],
+    ids=["of the run", "every job from the base"],
+)
+def test_the_learning_rate_falls_over_the_epochs(run, trainings):
+    config = LocalAdapterConfig(lr_schedule="cosine", warmup_steps=2)
+    found = learner_options(config, FinetuneConfig(**run)).schedule
+    assert found == Schedule("cosine", 2, trainings)
+
+
+def test_ipo_has_no_labels_to_smooth():
+    asked = {"loss_type": "ipo", "label_smoothing": 0.1}
+    with pytest.raises(ValidationError, match="label_smoothing is for the sigmoid losses"):
+        Dpo(**asked)
+    with pytest.raises(ValidationError, match="label_smoothing is for the sigmoid losses"):
+        hyperparameters_for("dpo", **asked)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        Dpo(reference="base"),
+        Dpo(reference="base", loss_type="ipo", beta=0.3),
+        Dpo(reference="base", loss_type="sigmoid_norm", label_smoothing=0.1),
+        Grpo(variant="gspo"),
+        Grpo(correction="mask", entropy_bonus=0.1),
+    ],
+    ids=range(5),
+)
+def test_a_job_of_the_server_has_the_same_loss(algorithm):
+    method = algorithm.type_name
+    options = {name: value for name, value in changed_options(algorithm).items() if name != "reference"}
+    values = resolved(method, hyperparameters_for(method, **options), 4, None, fine_tuned=False)
+    assert job_algorithm(method, values) == algorithm
+
+
+class Smallest(TrainerAdapter):
+    async def is_healthy(self):
+        return True
+
+    async def submit(self, trajectories):
+        return TrainingJobRef(run_id=trajectories.run_id, backend="smallest")
+
+    async def status(self, ref):
+        return TrainingJobStatus(run_id=ref.run_id, backend="smallest", status=TrainingStatusEnum.COMPLETED)
+
+    async def wait_until_complete(self, ref, poll_interval=10.0):
+        return await self.status(ref)
+
+    def log_progress(self, ref, metrics, output_dir=None):
+        """Nothing to record."""
+
+
+async def test_the_hooks_have_defaults_that_do_no_harm():
+    adapter = Smallest(TrainerAdapterConfig())
+    await adapter.initialize(FinetuneConfig(reward_function=RewardFunctionConfig(name="correct")))
+    ref = TrainingJobRef(run_id="job", backend="smallest")
+    version = ModelVersion(number=1, location="here", digest="d")
+    assert adapter.adapter_config.reward.name == "correct"
+    assert adapter.capabilities() == Capabilities()
+    assert await adapter.current_version() is None
+    await adapter.restore(version)
+    await adapter.prune([version])
+    await adapter.cancel(ref)
+    await adapter.cleanup()
+    assert (await adapter.wait_until_complete(ref)).status is TrainingStatusEnum.COMPLETED
+
+
+def test_an_adapter_that_does_not_say_can_do_every_method():
+    for method in ("grpo", "dpo", "supervised"):
+        check_method("'mine'", Capabilities(), method, "'builder'")
+
+
+def test_a_method_that_is_missing_is_an_error_with_those_that_are_there():
+    with pytest.raises(CapabilityError, match=r"'b' makes data .* 'grpo', .* 'a' can do: dpo, supervised"):
+        check_method("'a'", Capabilities(methods=frozenset({"supervised", "dpo"})), "grpo", "'b'")

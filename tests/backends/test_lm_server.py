@@ -5,7 +5,7 @@ import pytest
 from etude.algorithms.episodes import ScoredEpisode
 from etude.algorithms.samples import branches_of
 from etude.backends import lm_server
-from etude.backends.lm_client import ClientTimeoutError, EngineClientError
+from etude.backends.lm_client import BadResponseError, ClientTimeoutError
 from etude.config.finetuning import FinetuneConfig
 from etude.core.edge import sample_of, trajectory_of
 from etude.core.errors import BackendError, TrainingError
@@ -110,8 +110,8 @@ async def test_an_engine_that_does_not_come_back_is_an_error():
     server = LmStandIn()
     adapter = server.adapter(free_engine=True)
     ref = await adapter.submit(supervised())
-    server.status |= {"status": "crashed", "error": "no memory"}
-    with pytest.raises(EngineClientError, match="no memory"):
+    server.faults["POST /engine/start"] = [503] * 5
+    with pytest.raises(BadResponseError, match=r"POST .*/engine/start answered 503"):
         await adapter.wait_until_complete(ref, poll_interval=0)
 
 

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from etude.backends.local_config import LocalAdapterConfig
 from etude.config.builder import Builder
 from etude.config.load import parse_config
 from etude.core.errors import CapabilityError, MissingExtraError, RequestError
@@ -30,28 +29,39 @@ def varied(example, output):
 """
 
 
+def project_of(folder, monkeypatch, module, agent):
+    """A folder with an agent's module, examples and a model, which is the current one."""
+    monkeypatch.chdir(folder)
+    (folder / f"{module}.py").write_text(agent)
+    rows = [{"id": f"e{number}", "question": f"what is {number} plus 1?"} for number in range(3)]
+    (folder / "train.json").write_text(json.dumps(rows))
+    fresh_policy(max_context=128).export(folder / "model")
+    return folder
+
+
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tests_local_agent.py").write_text(AGENT)
-    rows = [{"id": f"e{number}", "question": f"what is {number} plus 1?"} for number in range(3)]
-    (tmp_path / "train.json").write_text(json.dumps(rows))
-    fresh_policy(max_context=128).export(tmp_path / "model")
-    return tmp_path
+    return project_of(tmp_path, monkeypatch, "tests_local_agent", AGENT)
 
 
-def config(epochs=1, builder="grpo", model=None, **adapter):
-    data = {
-        "llms": {"policy": model or {"_type": "local", "model": "model", "max_tokens": 8, "device": "cpu"}},
-        "workflow": "tests_local_agent:play",
+def run_config(epochs, module, **adapter):
+    return {
+        "llms": {"policy": {"_type": "local", "model": "model", "max_tokens": 8, "device": "cpu"}},
+        "workflow": f"{module}:play",
         "eval": {
             "general": {"dataset": "train.json", "max_concurrency": 5},
-            "evaluators": {"varied": "tests_local_agent:varied"},
+            "evaluators": {"varied": f"{module}:varied"},
         },
-        "trajectory_builders": {"builder": {"_type": builder, "num_generations": 3}},
+        "trajectory_builders": {"builder": {"_type": "grpo", "num_generations": 3}},
         "trainer_adapters": {"local": {"_type": "local", "learning_rate": 1e-2, "batch_size": 4} | adapter},
         "finetuning": {"enabled": True, "num_epochs": epochs, "deterministic": True, "seed": 7},
     }
+
+
+def config(epochs=1, builder="grpo", model=None, **adapter):
+    data = run_config(epochs, "tests_local_agent", **adapter)
+    data["trajectory_builders"]["builder"]["_type"] = builder
+    data["llms"]["policy"] = model or data["llms"]["policy"]
     return parse_config(data)
 
 
@@ -112,11 +122,3 @@ def test_without_torch_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(local_model, "find_spec", lambda name: None if name == "torch" else object())
     with pytest.raises(MissingExtraError, match=r"torch not installed.*pip install .*\[local\]"):
         local_model.require_local_extra()
-
-
-@pytest.mark.parametrize(
-    "bad", [{"learning_rate": 0}, {"lora": {"rank": 4}}, {"grpo": {"clip_low": 1.5}}, {"passes": 0}]
-)
-def test_options_out_of_bounds_are_refused(bad):
-    with pytest.raises(ValueError, match="validation error"):
-        LocalAdapterConfig(**bad)

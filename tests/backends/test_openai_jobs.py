@@ -10,14 +10,13 @@ from openai import AsyncOpenAI
 
 from etude.algorithms.samples import branches_of, sample_of
 from etude.backends import openai_jobs
-from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig, price_of
 from etude.backends.openai_api import TrainingJobNotFoundClientError
+from etude.backends.openai_jobs import OpenAiAdapter, OpenAiAdapterConfig
 from etude.backends.openai_rows import dpo_row, supervised_row
 from etude.backends.trainer_adapter import pauses
 from etude.config.finetuning import FinetuneConfig
 from etude.core.edge import trajectory_of
 from etude.core.errors import BackendError, CapabilityError, TrainingError
-from etude.core.example import Example
 from etude.core.job import Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.message import OpenAIMessage
 from etude.core.trajectory import DPOItem, Trajectory, TrajectoryCollection
@@ -143,14 +142,6 @@ def test_pairs_of_several_turns_are_refused_with_a_way_out():
         dpo_row(preference(turns=3).episode[0])
 
 
-async def test_a_job_that_is_submitted_twice_is_made_once():
-    server = StandIn()
-    first = await backend(server).submit(supervised())
-    again = await backend(server).submit(supervised())
-    assert first == again
-    assert len(server.jobs) == len(server.files) == 1
-
-
 async def test_another_process_finds_a_job_by_its_name_alone():
     server = StandIn()
     await backend(server).submit(supervised())
@@ -215,19 +206,12 @@ async def test_a_job_that_the_api_does_not_know_is_not_found():
             await adapter.job(ref)
 
 
-async def test_when_the_days_jobs_are_used_up_it_waits_and_does_not_upload_again(monkeypatch):
-    monkeypatch.setattr(openai_jobs, "_DAILY_SECONDS", 0.001)
-    server = StandIn(daily_limits=3)
+async def test_a_day_whose_jobs_are_used_up_ends_the_submission_with_what_to_do():
+    server = StandIn(daily_limits=1)
+    with pytest.raises(TrainingError, match=r"the day's fine-tuning jobs are used up.*`etude resume`"):
+        await backend(server).submit(supervised())
     await backend(server).submit(supervised())
     assert (len(server.jobs), len(server.files)) == (1, 1)
-
-
-async def test_the_wait_for_another_day_has_an_end(monkeypatch):
-    monkeypatch.setattr(openai_jobs, "_DAILY_SECONDS", 0.001)
-    monkeypatch.setattr(openai_jobs, "_DAILY_TRIES", 2)
-    server = StandIn(daily_limits=9)
-    with pytest.raises(TrainingError, match=r"used up at all 2 tries.*`etude resume`"):
-        await backend(server).submit(supervised())
 
 
 async def test_a_wrong_key_is_not_healthy_and_an_error_of_the_run():
@@ -363,80 +347,3 @@ async def test_a_key_is_never_in_an_error():
     )
     with pytest.raises(BackendError, match=r"no Bearer \*\*\*"):
         await adapter.check()
-
-
-async def test_the_price_of_a_job_is_estimated_in_its_log(tmp_path):
-    log = tmp_path / "log.jsonl"
-    await backend(StandIn(), log).submit(supervised())
-    told = json.loads(log.read_text())
-    assert told["rows"] == 10
-    assert told["estimated_usd"] == pytest.approx(3.0 * told["estimated_tokens"] / 1e6)
-
-
-GRADER = {
-    "type": "string_check",
-    "name": "same",
-    "operation": "eq",
-    "input": "{{sample.output_text}}",
-    "reference": "{{item.expected}}",
-}
-
-
-async def test_with_a_grader_grpo_becomes_reinforcement_fine_tuning_on_the_prompts():
-    server = StandIn()
-
-    async def examples():
-        return {"e": Example("e", {"question": "q"}, expected="a")}
-
-    adapter = OpenAiAdapter(
-        OpenAiAdapterConfig(
-            reinforcement={"grader": GRADER, "hyperparameters": {"reasoning_effort": "low"}}, n_epochs=1
-        ),
-        server.client(),
-        "o4-mini-2025-04-16",
-        None,
-        examples,
-    )
-    assert "grpo" in adapter.capabilities().methods
-    group = [imitated("q", "a"), imitated("q", "b")]
-    data = TrajectoryCollection(trajectories=[group] * 10, run_id="r", method="grpo")
-    ref = await adapter.submit(data)
-    assert server.jobs["ftjob-0"]["method"] == {
-        "type": "reinforcement",
-        "reinforcement": {
-            "grader": GRADER,
-            "hyperparameters": {
-                "n_epochs": 1,
-                "batch_size": "auto",
-                "learning_rate_multiplier": "auto",
-                "reasoning_effort": "low",
-            },
-        },
-    }
-    assert server.rows("ftjob-0") == 10 * [
-        {"messages": [{"role": "user", "content": "q"}], "expected": "a", "inputs": {"question": "q"}}
-    ]
-    assert (await states(adapter, ref))[-1].status is TrainingStatusEnum.COMPLETED
-
-
-async def test_reinforcement_fine_tuning_is_not_for_several_turns():
-    adapter = backend(StandIn(), reinforcement={"grader": GRADER})
-    data = TrajectoryCollection(trajectories=[[imitated("q", "a", "r", "b")]] * 10, run_id="r", method="grpo")
-    with pytest.raises(CapabilityError, match="an episode has 2 answers"):
-        await adapter.submit(data)
-
-
-@pytest.mark.parametrize(
-    ("model", "usd"),
-    [
-        ("gpt-4o-mini-2024-07-18", 3.0),
-        ("ft:gpt-4o-mini-2024-07-18:org::abc", 3.0),
-        ("gpt-4o-2024-08-06", 25.0),
-        ("gpt-4.1-nano", 1.5),
-        ("o4-mini-2025-04-16", None),
-        ("gpt-4other", None),
-        ("ft:", None),
-    ],
-)
-def test_prices_are_those_of_the_base_model(model, usd):
-    assert price_of(model) == usd

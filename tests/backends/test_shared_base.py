@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
@@ -17,6 +16,7 @@ from etude.runtime import open_runtime
 from etude.store.facts import histories_of
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
+from tests.backends.test_local import project_of, run_config
 from tests.models.tiny_models import fresh_policy
 
 AGENT = """
@@ -41,42 +41,18 @@ LORA = {"lora": {"r": 4, "alpha": 8}}
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tests_shared_agent.py").write_text(AGENT)
-    rows = [{"id": f"e{number}", "question": f"what is {number} plus 1?"} for number in range(3)]
-    (tmp_path / "train.json").write_text(json.dumps(rows))
-    fresh_policy(max_context=128).export(tmp_path / "model")
-    return tmp_path
+    return project_of(tmp_path, monkeypatch, "tests_shared_agent", AGENT)
 
 
 def config(llms, targets, **adapter):
-    return parse_config(
-        {
-            "llms": {
-                name: {"_type": "local", "model": model, "max_tokens": 8, "device": "cpu"}
-                for name, model in llms.items()
-            },
-            "workflow": "tests_shared_agent:play",
-            "eval": {
-                "general": {"dataset": "train.json", "max_concurrency": 4},
-                "evaluators": {"varied": "tests_shared_agent:varied", "brief": "tests_shared_agent:brief"},
-            },
-            "trajectory_builders": {"builder": {"_type": "grpo", "num_generations": 3}},
-            "trainer_adapters": {
-                "local": {"_type": "local", "learning_rate": 1e-2, "batch_size": 4} | adapter
-            },
-            "finetuning": {
-                "enabled": True,
-                "num_epochs": 2,
-                "deterministic": True,
-                "seed": 7,
-                "targets": {
-                    "prover": {"reward_function": {"name": "varied"}} | targets.get("prover", {}),
-                    "verifier": {"reward_function": {"name": "brief"}} | targets.get("verifier", {}),
-                },
-            },
-        }
-    )
+    data = run_config(2, "tests_shared_agent", **adapter)
+    data["llms"] = {name: data["llms"]["policy"] | {"model": model} for name, model in llms.items()}
+    data["eval"]["evaluators"] = {name: f"tests_shared_agent:{name}" for name in ("varied", "brief")}
+    data["finetuning"]["targets"] = {
+        "prover": {"reward_function": {"name": "varied"}} | targets.get("prover", {}),
+        "verifier": {"reward_function": {"name": "brief"}} | targets.get("verifier", {}),
+    }
+    return parse_config(data)
 
 
 def one_entry(**adapter):

@@ -1,13 +1,12 @@
-"""The prices of tokens: by the config, and by the list in the package."""
+"""The prices of tokens, as the config has them."""
 
 from __future__ import annotations
 
-import datetime
 from typing import Any
 
 import pytest
 
-from etude.budget.prices import prices_of, read_prices, require_bounded, unpriced
+from etude.budget.ledger import prices_of, require_bounded, unpriced
 from etude.config.load import parse_config
 from etude.core.call import Usage
 from etude.core.errors import RequestError
@@ -36,34 +35,7 @@ def config(policy: dict[str, Any], **changes: Any) -> Any:
 )
 def test_a_call_costs_what_a_table_by_hand_says(prices, usage, version, usd):
     price = prices_of(config({"prices": prices}))["policy"]
-    assert price.usd(usage, version) == pytest.approx(usd, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("model", "prompt"),
-    [
-        ("gpt-4o-mini", 0.15),
-        ("gpt-4o-mini-2024-07-18", 0.15),
-        ("gpt-4o", 2.5),
-        ("gpt-4o-2024-05-13", 5.0),
-        ("ft:gpt-4o-mini-2024-07-18:org::abc", 0.3),
-        ("ft:gpt-4.1-2025-04-14:org::abc", None),
-        ("gpt-5-pro", None),
-        ("gpt-3.5-turbo-16k", None),
-    ],
-)
-def test_a_model_has_the_entry_of_its_name_with_or_without_a_date(model, prompt):
-    price = prices_of(config({"model_name": model})).get("policy")
-    assert (None if price is None else price.base.prompt) == prompt
-
-
-def test_every_price_of_the_list_has_its_date_and_its_source():
-    for provider in read_prices().values():
-        assert provider.page.startswith("https://")
-        for name, entry in provider.models.items():
-            year, month, *day = map(int, entry.date.split("-"))
-            assert datetime.date(year, month, *(day or [1])).year >= 2024, name
-            assert entry.source.startswith("https://"), name
+    assert price.of_call(usage, version) == pytest.approx(usd, rel=1e-12)
 
 
 def test_a_limit_in_usd_needs_the_price_of_every_remote_model():
@@ -74,6 +46,7 @@ def test_a_limit_in_usd_needs_the_price_of_every_remote_model():
         require_bounded(config(stranger, budget={"usd": 1}))
     with pytest.raises(RequestError, match=r"llms\.policy\.budget\.usd is set"):
         require_bounded(config({**stranger, "budget": {"usd": 1}}))
+    assert unpriced(config({})) == ["policy"]
     require_bounded(config({**stranger, "prices": {"prompt": 0, "completion": 0}}, budget={"usd": 1}))
 
 

@@ -7,7 +7,6 @@ to be.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import sys
 import time
@@ -24,48 +23,15 @@ from tests.chaos.remote import remote
 from tests.chaos.scene import FIGURES, Figures, Scene, is_whole, summed
 from tests.chaos.server import corpus
 
-_RANDOM_KILLS = (500, 10)
-_FLIPS = (200, 10)
-_EVERY = (1, 20)
-"""File operations from one kill to the next. As all of these in full, and with `--quick`."""
-
-
-def _operations(scene: Scene) -> Figures:
-    outcome = kill_at_every_operation(scene.short_run, _EVERY[scene.quick], scene.note)
-    return {"kills": outcome.harmed} | outcome.figures()
-
-
-def _random(scene: Scene) -> Figures:
-    outcome = kill_at_random(scene.short_run, _RANDOM_KILLS[scene.quick], scene.choice("random"), scene.note)
-    return {"kills": outcome.harmed} | outcome.figures()
-
-
-def _flips(scene: Scene) -> Figures:
-    return flip_bytes(scene.short_run, scene.folder, _FLIPS[scene.quick], scene.choice("flips"), scene.note)
-
-
-def _agents(scene: Scene) -> Figures:
-    isolations = ("none", "process")
-    played = [misbehave(scene.folder, isolation, scene.quick, scene.note) for isolation in isolations]
-    problems = [problem for figures in played for problem in figures["problems"]]
-    return {"faults": sum(figures["faults"] for figures in played), "problems": problems}
-
-
-def _cluster(scene: Scene) -> Figures:
-    if importlib.util.find_spec("ray") is None:
-        return {"problems": ["it needs the extra `ray`: pip install 'etude[ray]'"]}
-    return kill_on_cluster(scene)
-
-
 PARTS: Mapping[str, Callable[[Scene], Figures]] = {
-    "operations": _operations,
-    "random": _random,
-    "flips": _flips,
-    "agents": _agents,
+    "operations": kill_at_every_operation,
+    "random": kill_at_random,
+    "flips": flip_bytes,
+    "agents": misbehave,
     "remote": remote,
     "corpus": corpus,
     "canaries": plant,
-    "cluster": _cluster,
+    "cluster": kill_on_cluster,
 }
 
 

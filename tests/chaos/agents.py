@@ -11,7 +11,6 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,8 @@ import yaml
 
 from etude.run import Run
 from tests.chaos.deeds import DEEDS, FATAL, HARMLESS, HARMLESS_OUTPUTS
+from tests.chaos.scene import Figures, Scene
 from tests.cli.projects import process
-
-Note = Callable[[str], None]
 
 WHO = ("agent", "agent in a thread", "evaluator")
 _EVERY = (1, 6)
@@ -33,22 +31,21 @@ _TIMEOUT_SECONDS = 3
 """Of an episode and of an evaluation."""
 
 
-def misbehave(folder: Path, isolation: str, quick: bool, note: Note) -> dict[str, Any]:
-    """All deeds of all three, or some; what each came to, where that is not as it should be."""
-    cases = [(who, deed) for who in WHO for deed in DEEDS][:: _EVERY[quick]]
-    note(f"{len(cases)} faults of agents and evaluators, isolation: {isolation}")
+def misbehave(scene: Scene) -> Figures:
+    """All deeds of all three, or some, with each isolation; what each came to, where it should not."""
+    deeds = [(who, deed) for who in WHO for deed in DEEDS][:: _EVERY[scene.quick]]
+    cases = [(who, deed, isolation) for isolation in ("none", "process") for who, deed in deeds]
+    scene.note(f"{len(cases)} faults of agents and evaluators")
 
     def problem_of(number: int) -> str | None:
-        place, begun = folder / f"{isolation}-{number}", time.monotonic()
-        problem = _play(place, *cases[number], isolation)
+        place, begun = scene.folder / f"deed-{number}", time.monotonic()
+        problem = _play(place, *cases[number])
         shutil.rmtree(place)
-        who, deed = cases[number]
         seconds = time.monotonic() - begun
-        return problem and f"{who}, {deed}, isolation {isolation}: {problem}, after {seconds:.0f} s"
+        return problem and f"{', '.join(cases[number])}: {problem}, after {seconds:.0f} s"
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         problems = [problem for problem in pool.map(problem_of, range(len(cases))) if problem]
-    note(f"isolation {isolation}: {len(problems)} that are not as they have to be")
     return {"faults": len(cases), "problems": problems}
 
 

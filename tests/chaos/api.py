@@ -9,15 +9,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 
 import httpx
 
 from tests.backends.openai_stand_in import StandIn
-from tests.faults.remote_faults import FAULTS, reply
+from tests.faults.remote_faults import FAULTS, SocketServer, reply, sends
 
 _WEIGHTS = {"temporary": 1.0, "slow": 0.2, "refused": 0.2, "impossible": 0.2}
 """By kind: the slow ones cost a timeout each, and those that are refused stop a run."""
@@ -79,69 +76,30 @@ class FaultyApi:
         return calls + made
 
 
-class FaultyServer:
-    """Serves APIs of that kind at `http://127.0.0.1:PORT/NAME/v1`, in a thread of its own."""
+class FaultyServer(SocketServer):
+    """Serves APIs of that kind at `http://127.0.0.1:PORT/NAME/v1`."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._mounted: dict[str, FaultyApi] = {}
-        self._loop = asyncio.new_event_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.origin = ""
 
     def mount(self, name: str, api: FaultyApi) -> str:
         """Serve an API; its base URL."""
         self._mounted[name] = api
         return f"{self.origin}/{name}/v1"
 
-    @contextmanager
-    def serving(self) -> Iterator[FaultyServer]:
-        """Within the block it listens."""
-        thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        thread.start()
-        server = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
-        self.origin = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        try:
-            yield self
-        finally:
-            asyncio.run_coroutine_threadsafe(self._close(server), self._loop).result()
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            thread.join()
-            self._loop.close()
-
-    async def _listen(self) -> asyncio.Server:
-        return await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=512, limit=2**24)
-
-    async def _close(self, server: asyncio.Server) -> None:
-        server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        with suppress(OSError, EOFError, asyncio.CancelledError):
-            while await self._answer(reader, writer):
-                pass
-        writer.close()
-        self._tasks.discard(task)
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Whether the connection goes on after a request."""
-        first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        method, target, _ = first.split(" ")
-        headers = httpx.Headers([tuple(line.split(": ", 1)) for line in lines if ": " in line])
-        body = await reader.readexactly(int(headers.get("content-length", 0)))
-        _, name, path = target.split("/", 2)
+    async def answer(
+        self, method: str, path: str, headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter
+    ) -> bool:
+        """Do what is asked, commit a fault, or both."""
+        _, name, path = path.split("/", 2)
         mounted = self._mounted[name]
         fault, is_done = mounted.fault_of(method, path.split("?")[0], body)
         request = httpx.Request(method, f"{self.origin}/{path}", headers=headers, content=body)
         response = mounted.answer(request) if is_done else None
         if fault is None:
             assert response is not None
-            writer.write(reply(response.status_code, response.content))
-            await writer.drain()
+            await sends(reply(response.status_code, response.content))(writer)
             return True
         await FAULTS[fault].commit(writer)
         return False

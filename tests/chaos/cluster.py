@@ -6,6 +6,7 @@ episodes, scores and weights, bit for bit.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import random
@@ -26,9 +27,9 @@ from typing import Any
 
 import psutil
 
-from tests.chaos.cluster_endpoint import EndpointProcess
+from tests.chaos.cluster_endpoint import PaidEndpoint
 from tests.chaos.nodes import add_node, cluster_of
-from tests.chaos.project import NAME, contents, differences, journal_of, write_project
+from tests.chaos.project import NAME, contents, differences, path_of, write_project
 from tests.chaos.scene import Figures, Scene
 
 _KILLS = (100, 6)
@@ -95,7 +96,7 @@ class _Operator:
         self._cluster, self._choice = cluster, choice
         # Beside the project, which goes along to the nodes.
         self.paid_log, self._head_log = folder.with_suffix(".paid"), folder.with_suffix(".log")
-        self._endpoints = [EndpointProcess(journal_of(folder), self.paid_log) for _ in range(2)]
+        self._endpoints = [PaidEndpoint(path_of(folder) / "run.db", self.paid_log) for _ in range(2)]
         urls = [each.url for each in self._endpoints]
         write_project(folder, cluster.address, urls, kind.epochs, kind.learners)
         self._head: subprocess.Popen[bytes] | None = None
@@ -124,7 +125,7 @@ class _Operator:
 
     def start_head(self) -> None:
         """`etude train`, or `etude resume` where there is a run."""
-        there = (self.folder / "runs" / NAME / "config.yml").exists()
+        there = (path_of(self.folder) / "config.yml").exists()
         # A head that was killed while it made the run folder leaves nothing that could go on.
         if not there:
             shutil.rmtree(self.folder / "runs", ignore_errors=True)
@@ -184,7 +185,7 @@ class _Operator:
     def commit_after(self, moment: float) -> float | None:
         """When the first step after a moment was committed."""
         try:
-            uri = f"file:{journal_of(self.folder)}?mode=ro"
+            uri = f"file:{path_of(self.folder)}/run.db?mode=ro"
             with closing(sqlite3.connect(uri, uri=True, timeout=10)) as journal:
                 query = "SELECT min(created) FROM steps WHERE created > ?"
                 (first,) = journal.execute(query, (moment,)).fetchone()
@@ -194,7 +195,7 @@ class _Operator:
 
     def tails(self) -> str:
         """The ends of the logs, for whoever asks why nothing happens."""
-        logs = [self._head_log, *sorted((self.folder / "runs" / NAME / "runners").glob("*.log"))]
+        logs = [self._head_log, *sorted((path_of(self.folder) / "runners").glob("*.log"))]
         texts = [f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in logs if log.exists()]
         return "\n".join([f"head: {'running' if self.is_running else self.exit_code}", *texts])
 
@@ -288,6 +289,8 @@ class _Killed:
 
 def kill_on_cluster(scene: Scene) -> Figures:
     """So many kills over several runs, each of which ends before the next begins."""
+    if importlib.util.find_spec("ray") is None:
+        return {"problems": ["it needs the extra `ray`: pip install 'etude[ray]'"]}
     kills, ends = _KILLS[scene.quick], _Ends()
     with cluster_of(_NODE_CPUS, _NODE_CPUS) as cluster:
         for kind in _KINDS:

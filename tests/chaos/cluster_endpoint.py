@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import socket
-import subprocess
 import sys
 import time
 from email.message import Message
@@ -19,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.acknowledged import is_answered
+from tests.endpoint_process import EndpointProcess
 from tests.json_server import JsonServer
 
 _SECONDS = 0.15
 """That an answer takes on average."""
-_START_SECONDS = 30.0
 
 
 def completion(request: dict[str, Any]) -> dict[str, Any]:
@@ -40,35 +38,13 @@ def completion(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class EndpointProcess:
+class PaidEndpoint(EndpointProcess):
     """One such process, which keeps its port when it is started again."""
 
     def __init__(self, journal: Path, log: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = int(free.getsockname()[1])
-        self.url = f"http://127.0.0.1:{self.port}/v1"
-        self._files = (str(journal), str(log))
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Returns when it listens. Raises SystemExit when it does not in time."""
-        command = [sys.executable, "-m", "tests.chaos.cluster_endpoint", str(self.port), *self._files]
-        self._process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
-        end = time.monotonic() + _START_SECONDS
-        while time.monotonic() < end:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-                return
-            except OSError:
-                time.sleep(0.02)
-        raise SystemExit(f"the endpoint at {self.url} does not listen within {_START_SECONDS:g} s")
-
-    def kill(self) -> None:
-        """By SIGKILL; nothing where it does not run."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        super().__init__("helper")
+        files = (str(journal), str(log))
+        self.command = [sys.executable, "-m", "tests.chaos.cluster_endpoint", str(self.port), *files]
 
 
 def serve(port: int, journal: Path, log: Path) -> None:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from tests.chaos.run import TRAIN, Outcome, ShortRun
+from tests.chaos.scene import Figures, Scene
 
-Note = Callable[[str], None]
-
+_FLIPS = (200, 10)
+"""In full, and with `--quick`."""
 _LEFT = 30
 """File operations to the end of the run, where it is stopped: it has versions, and its journal a log."""
 
 
-def flip_bytes(run: ShortRun, folder: Path, flips: int, choice: random.Random, note: Note) -> dict[str, Any]:
+def flip_bytes(scene: Scene) -> Figures:
     """Go on with copies of a stopped run in which one bit is another; its file is drawn first.
 
     Each is refused with a reason, or goes back to weights that are whole and says so, or nothing has changed:
     it ends as the one that nobody disturbed. Otherwise it is `silent`.
     """
-    outcome, stopped = Outcome(), folder / "stopped"
+    run, flips, choice = scene.short_run, _FLIPS[scene.quick], scene.choice("flips")
+    outcome, stopped = Outcome(), scene.folder / "stopped"
     with run.attended():
         run.clear()
         code, errors = run.victim(run.operations.stat().st_size - _LEFT, *TRAIN)
@@ -31,20 +31,14 @@ def flip_bytes(run: ShortRun, folder: Path, flips: int, choice: random.Random, n
         shutil.copytree(run.path, stopped)
         made = run.paid.state()
         files = [path.relative_to(stopped) for path in sorted(stopped.rglob("*")) if _is_harmed(path)]
-        note(f"{flips} flips in {len(files)} files of a stopped run")
+        scene.note(f"{flips} flips in {len(files)} files of a stopped run")
         for _ in range(flips):
             run.clear()
             run.paid.go_back_to(made)
             shutil.copytree(stopped, run.path)
             _go_on(run, outcome, _flip(run.path, choice.choice(files), choice))
-    return {
-        "faults": outcome.harmed,
-        "refused": outcome.refused,
-        "recovered": outcome.recovered,
-        "silent": len(outcome.unequal),
-        "doubled": len(outcome.doubled),
-        "problems": [*outcome.unequal, *outcome.doubled, *outcome.failures],
-    }
+    ends = {"refused": outcome.refused, "recovered": outcome.recovered, "silent": len(outcome.unequal)}
+    return outcome.figures("faults") | ends
 
 
 def _is_harmed(path: Path) -> bool:

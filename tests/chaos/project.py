@@ -10,16 +10,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from etude.store.run_folder import RunFolder
-from tests.times import without_times
+from etude.models.tiny import build_policy, build_tokenizer
+from tests.cli.killed import everything
+from tests.cli.projects import change, local_project
 
 NAME = "run"
 """Of the run."""
-
-EXAMPLES, GENERATIONS = 4, 4
-"""In an epoch."""
 
 AGENT = '''
 import etude
@@ -39,70 +35,37 @@ def varied(example: etude.Example, output: str) -> float:
     return len(set(output)) / 8
 '''
 
-_ATTEMPTS = frozenset({"address", "retries", "retried", "waited", "remote"})
-"""Which of the endpoints answered, and after how many attempts."""
-
 
 def write_project(
     folder: Path, address: str, endpoints: Sequence[str], epochs: int, learners: int | None
 ) -> None:
     """Write a project whose runs are on the cluster at `address`, and train there or in the head."""
-    from etude.models.tiny import build_policy, build_tokenizer
-
-    folder.mkdir(parents=True)
     tokenizer = build_tokenizer(["t0?", "v0?", "hint", "0123456789"], splits=["[0-9]"])
     build_policy(tokenizer, 0).export(folder / "base")
-    (folder / "agent.py").write_text(AGENT)
-    for name, count in (("train", 8), ("validation", 6)):
-        rows = [{"id": f"{name}{n}", "question": f"{name[0]}{n}?", "answer": "yes"} for n in range(count)]
-        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    helper = {"_type": "openai", "model_name": "helper", "base_url": [*endpoints]}
     training = {"_type": "local", "learning_rate": 3e-3, "lora": {"r": 4}, "batch_size": 4, "passes": 2}
-    config: dict[str, Any] = {
-        "llms": {
-            "policy": {"_type": "local", "model": str(folder / "base"), "max_tokens": 8},
-            "helper": helper,
-        },
-        "workflow": "agent:play",
-        "eval": {
-            "general": {"dataset": "train.jsonl", "max_concurrency": 8},
-            "evaluators": {"varied": "agent:varied"},
-        },
-        "cluster": {"_type": "ray", "address": address, "runners": 2, "learners": learners},
-        "trajectory_builders": {
-            "grpo": {"_type": "grpo", "num_generations": GENERATIONS, "examples_per_epoch": EXAMPLES}
-        },
-        "trainer_adapters": {"local": training | ({"checkpoint_steps": 1} if learners else {})},
-        "finetuning": {
-            "enabled": True,
-            "deterministic": True,
-            "num_epochs": epochs,
-            "target_model": "policy",
-            "run_configuration": {"validation_dataset": "validation.jsonl", "validation_interval": 2},
-        },
-    }
-    (folder / "config.yml").write_text(yaml.safe_dump(config, sort_keys=False))
+    config = local_project(folder, folder / "base")
+    (folder / "agent.py").write_text(AGENT)
+    change(
+        config,
+        llms__helper={"_type": "openai", "model_name": "helper", "base_url": [*endpoints]},
+        eval__general__max_concurrency=8,
+        cluster={"_type": "ray", "address": address, "runners": 2, "learners": learners},
+        trainer_adapters__local=training | ({"checkpoint_steps": 1} if learners else {}),
+        finetuning__deterministic=True,
+        finetuning__num_epochs=epochs,
+        finetuning__target_model="policy",
+        finetuning__run_configuration__validation_interval=2,
+    )
 
 
-def journal_of(folder: Path) -> Path:
-    """The journal of the project's run."""
-    return folder / "runs" / NAME / "run.db"
+def path_of(folder: Path) -> Path:
+    """The folder of the project's run."""
+    return folder / "runs" / NAME
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """All that the run's journal holds, without times and without which endpoint answered.
-
-    That is its calls, episodes, scores, epochs and versions, with the digests of their weights.
-    """
-    with RunFolder.read(folder / "runs" / NAME) as run:
-        # A call that was under way at a kill is made twice, and is on the bill twice; the config ends with a
-        # digest of itself, paths included.
-        steps = {
-            key: without_times(value, *_ATTEMPTS)
-            for key, value in run.journal.scan()
-            if key != "config" and not key.startswith("spent/")
-        }
-    return dict(json.loads(json.dumps(steps).replace(str(folder), "PROJECT")))
+    """All that the run's journal holds, without times and without which endpoint answered."""
+    return everything(path_of(folder), "address", "retries", "retried", "waited", "remote")
 
 
 def differences(expected: dict[str, Any], actual: dict[str, Any]) -> list[str]:

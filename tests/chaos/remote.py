@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from anyio.from_thread import start_blocking_portal
 
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.openai_stand_in import BASE, KEY, StandIn
 from tests.chaos.api import FaultyApi, FaultyServer
-from tests.chaos.project import NAME, contents, differences
+from tests.chaos.project import NAME, contents, differences, path_of
 from tests.chaos.scene import Figures, Scene
 from tests.cli.projects import finished, rows
 from tests.faults.remote_faults import FAULTS, VOCABULARY
@@ -136,7 +137,10 @@ def remote(scene: Scene) -> Figures:
     """Runs of all kinds, one after another, until there were so many faults."""
     wanted, ends = _FAULTS[scene.quick], Ends()
     scene.note(f"{wanted} faults of remote models and training servers")
-    with FaultyServer().serving() as server:
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(FaultyServer().serving()) as server,
+    ):
         played = _Played(scene, server, ends)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             number = 0
@@ -186,7 +190,7 @@ class _Played:
             self._ends.stops += 1
             if problem := _stop_problem(done.returncode, done.stderr):
                 self._ends.problems.append(f"{place}: {problem}")
-            begun = (folder / "runs" / NAME / "run.db").exists()
+            begun = (path_of(folder) / "run.db").exists()
             command = ("resume", NAME, "--retry-failed", "--json") if begun else kind.command
         else:
             self._ends.problems.append(
@@ -210,9 +214,8 @@ class _Played:
 
 
 def _kept(folder: Path) -> dict[str, Any]:
-    """All that the run's journal has, but for its key, and the figures that an API may not have given."""
-    kept = {key: value for key, value in contents(folder).items() if key != "run/key"}
-    return dict(_without_metrics(kept))
+    """All that the run's journal has, but for the figures that an API may not have given."""
+    return dict(_without_metrics(contents(folder)))
 
 
 def _without_metrics(value: Any) -> Any:

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from etude.models.tiny import build_policy, build_tokenizer
 from tests.backends.openai_stand_in import BASE, KEY
 from tests.chaos.acknowledged import lost_entries
 from tests.chaos.paid import Paid
-from tests.chaos.project import AGENT, NAME, differences
+from tests.chaos.project import AGENT, NAME, differences, path_of
 from tests.chaos.victim import FOLDER, MODULES
 from tests.cli.killed import everything, repeatable_project
 from tests.cli.projects import change, rows
@@ -50,13 +51,19 @@ class Outcome:
     failures: list[str] = field(default_factory=list)
     """Runs that should have gone on and did not."""
 
-    def figures(self) -> dict[str, Any]:
-        """As the parts have them."""
+    @property
+    def problems(self) -> list[str]:
+        """All that is not as it has to be."""
+        return [*self.lost, *self.doubled, *self.unequal, *self.failures]
+
+    def figures(self, harm: str) -> dict[str, Any]:
+        """As the parts have them; `harm` is the name of how many runs were harmed."""
         return {
+            harm: self.harmed,
             "lost": len(self.lost),
             "doubled": len(self.doubled),
             "unequal_ends": len(self.unequal),
-            "problems": [*self.lost, *self.doubled, *self.unequal, *self.failures],
+            "problems": self.problems,
         }
 
 
@@ -92,7 +99,7 @@ class ShortRun:
     @property
     def path(self) -> Path:
         """The run folder."""
-        return self.folder / "runs" / NAME
+        return path_of(self.folder)
 
     @contextmanager
     def attended(self) -> Iterator[None]:
@@ -196,8 +203,6 @@ def _files_of(run: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _project(folder: Path) -> Path:
-    from etude.models.tiny import build_policy, build_tokenizer
-
     base = folder / "base"
     build_policy(build_tokenizer(["t0?", "v0?", "0123456789"], splits=["[0-9]"]), 0).export(base)
     project = repeatable_project(folder / "project", base)

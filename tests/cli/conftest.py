@@ -12,7 +12,7 @@ from tests.cli.projects import local_project, scripted_project
 @pytest.fixture(autouse=True)
 def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands in this process draw nothing, which takes half of a small run; those in others do."""
-    monkeypatch.setattr("etude.report.files.write_reward_plot", lambda history, path: None)
+    monkeypatch.setattr("etude.report.files.render_reward_plot", lambda history: b"")
 
 
 @pytest.fixture

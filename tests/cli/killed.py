@@ -13,19 +13,20 @@ from tests.times import without_times
 
 
 def repeatable_project(folder: Path, base: Path) -> Path:
-    """A project that trains the same each time, and is backed up to a folder in its own."""
+    """A project that trains the same each time, keeps all versions, and is backed up beside them."""
     config = local_project(folder, base)
     change(
         config,
         finetuning__deterministic=True,
         finetuning__num_epochs=3,
         trainer_adapters__local__lora={"r": 4},
+        trainers={"epochs": {"_type": "epochs", "keep_checkpoints": "all"}},
         storage={"address": f"file://{folder}/storage", "interval": 0.05},
     )
     return folder
 
 
-def killed_after(count: int, seconds: float, *arguments: Any, folder: Path) -> bool:
+def killed_after(count: int, *arguments: Any, folder: Path, seconds: float = 0.0) -> bool:
     """Run a command and kill it some time after so many events; False when it was over before."""
     running = process(*arguments, "--json", folder=folder)
     assert running.stdout is not None
@@ -38,16 +39,17 @@ def killed_after(count: int, seconds: float, *arguments: Any, folder: Path) -> b
     return running.returncode == -9
 
 
-def everything(run: Path) -> dict[str, Any]:
-    """Calls, episodes, scores, epochs and versions, with the digests of their weights.
+def everything(run: Path, *others: str) -> dict[str, Any]:
+    """Calls, episodes, scores, epochs and versions, with the digests of their weights, but for times.
 
     Not the config, which says where the run is backed up; nor the bill: a call that was under way at a kill
-    was made twice; nor the key that each run draws.
+    was made twice; nor the key that each run draws; nor fields that are called as `others`.
     """
     with RunFolder.read(run) as opened:
         kept = {
-            key: without_times(value)
+            key: without_times(value, *others)
             for key, value in opened.journal.scan()
             if not key.startswith("spent/") and key not in (CONFIG_STEP, "run/key")
         }
-    return dict(json.loads(json.dumps(kept).replace(str(run.parent), "RUNS")))
+    text = json.dumps(kept).replace(str(run.parent), "RUNS").replace(str(run.parent.parent), "PROJECT")
+    return dict(json.loads(text))

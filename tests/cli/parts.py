@@ -25,11 +25,12 @@ class ScriptedConfig(LlmConfig, name="scripted"):
 
     model: str = "scripted"
     api_key: SecretStr | None = None
+    temperature: float = 1.0
     log: Path | None = Field(default=None, description="Gets a line for each request.")
 
     @property
     def sampling(self) -> Sampling:
-        return Sampling()
+        return Sampling(temperature=self.temperature)
 
 
 @register_llm(config_type=ScriptedConfig)

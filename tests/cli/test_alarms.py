@@ -43,30 +43,6 @@ def test_a_paused_run_says_how_to_go_on_and_does(project):
     assert json.loads((project / "runs/r/summary.json").read_text())["epochs_trained"] == 2
 
 
-def test_a_stopped_run_is_over_and_goes_on_when_it_is_asked_to(project):
-    ring(project, "stop")
-    told = events(etude("train", "config.yml", "--name", "r", "--json").stdout)
-    (alarm,) = [event for event in told if event["event"] == "alarm"]
-    assert alarm == {
-        "event": "alarm",
-        "alarm": "mine",
-        "of": "",
-        "measured": "epoch",
-        "epoch": 1,
-        "since": 1,
-        "action": "stop",
-        "text": "epoch 1: this epoch is not to be trusted",
-        "episode": None,
-        "back_to": None,
-    }
-    assert told[-1]["stopped"] == "epoch 1: this epoch is not to be trusted"
-    shown = etude("runs", "show", "r").stdout
-    assert "stopped         early, by an alarm: epoch 1: this epoch is not to be trusted" in shown
-    on = etude("resume", "r", "-o", "finetuning.alarms.mine.action=off")
-    assert on.exit_code == 0, on.stderr
-    assert json.loads((project / "runs/r/summary.json").read_text())["epochs_trained"] == 2
-
-
 @pytest.mark.slow
 def test_a_run_that_goes_back_is_the_same_when_it_is_killed_on_the_way(local):
     """Its weights too, and with them the optimiser's steps."""

@@ -14,11 +14,11 @@ import pytest
 
 from etude.inference.embedded import EmbeddedEngine
 from etude.store.facts import histories_of
-from etude.store.sums import SUMS
+from etude.store.files import SUMS
+from tests.cli.killed import repeatable_project
 from tests.cli.projects import change, etude, finished, local_project, train_two_models
 from tests.times import without_times
 
-EPOCHS = 3
 FILES = (SUMS, "job.json", "learner.json", "optimiser.safetensors", "trained.safetensors")
 
 
@@ -40,14 +40,7 @@ def empty(path: Path) -> None:
 def trained(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
     """A project with a deterministic run that is over: v1, v2, v3."""
     folder = tmp_path_factory.mktemp("trained")
-    config = local_project(folder, base)
-    change(
-        config,
-        finetuning__deterministic=True,
-        finetuning__num_epochs=EPOCHS,
-        trainer_adapters__local__lora={"r": 4},
-        trainers={"epochs": {"_type": "epochs", "keep_checkpoints": "all"}},
-    )
+    change(repeatable_project(folder, base) / "config.yml", storage=None)
     result = finished("train", "config.yml", "--name", "run", folder=folder)
     assert result.returncode == 0, result.stderr
     return folder

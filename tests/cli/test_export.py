@@ -81,16 +81,6 @@ def test_trajectories_as_lines(project):
     assert len(row["episode"][1]["token_ids"]) == len(row["episode"][1]["logprobs"])
 
 
-def test_openai_rows_for_preferences(project):
-    assert etude("train", "config.yml", "--name", "r").exit_code == 0
-    arguments = ["--trajectories", "o.jsonl", "--format", "openai", "--method", "dpo"]
-    assert etude("export", "r", *arguments).exit_code == 0
-    row = events((project / "o.jsonl").read_text())[0]
-    assert row["input"]["messages"][0]["role"] == "user"
-    assert row["preferred_output"] == [{"role": "assistant", "content": "yes"}]
-    assert row["non_preferred_output"] == [{"role": "assistant", "content": "no"}]
-
-
 @pytest.mark.parametrize("lora", [False, True])
 def test_the_model_card_names_no_place_of_this_machine(local, tmp_path, lora):
     other = tmp_path.parent / "elsewhere.jsonl"
@@ -109,6 +99,21 @@ def test_the_model_card_names_no_place_of_this_machine(local, tmp_path, lora):
     for place in (str(tmp_path), str(tmp_path.parent), str(Path.home()) + "/", "/tmp/"):
         assert place not in card
     assert "base model | base |" in card
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--format", "rows"], "--format has no meaning with a model: add --trajectories FILE"),
+        (["--trajectories", "t.jsonl", "--lora"], "--lora has no meaning with --trajectories"),
+    ],
+)
+def test_options_that_do_not_go_together(project, arguments, reason):
+    change(project / "config.yml", finetuning__num_epochs=1)
+    assert etude("train", "config.yml", "--name", "q").exit_code == 0
+    shown = etude("export", "q", *arguments)
+    assert shown.exit_code == 2
+    assert reason in shown.stderr
 
 
 @pytest.fixture

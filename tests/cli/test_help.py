@@ -1,13 +1,20 @@
-"""The program answers at once, and loads only what it needs."""
+"""The program answers at once and loads only what it needs; its tables are whole; its view opens."""
 
 from __future__ import annotations
 
+import re
+import shutil
+import signal
 import subprocess
 import sys
 
+import httpx
 import pytest
+from typer.testing import CliRunner
 
-from tests.cli.projects import etude
+from etude.cli.app import app
+from tests.cli.projects import etude, scripted_project
+from tests.forked import program
 
 COMMANDS = [
     *("init", "demo", "check", "doctor", "train", "resume", "evaluate"),
@@ -39,3 +46,52 @@ def test_help_loads_nothing_heavy(argument):
 def test_help_lists_every_command():
     shown = etude("--help").stdout
     assert all(f"\n  {command} " in shown for command in COMMANDS)
+
+
+NAME = "a-long-name-of-a-run-that-nobody-would-like-to-type-again-项目"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A project with a run in it."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        scripted_project(folder)
+        assert etude("train", "config.yml", "--name", NAME).exit_code == 0
+    return folder
+
+
+@pytest.fixture
+def run(trained, tmp_path, monkeypatch):
+    """The current folder, with a copy of that project."""
+    monkeypatch.chdir(shutil.copytree(trained, tmp_path / "copy"))
+    return tmp_path / "copy"
+
+
+def shown_at(columns, *arguments):
+    """The lines of a command's output where a terminal has so many columns."""
+    done = CliRunner(env={"COLUMNS": str(columns)}).invoke(app, arguments)
+    assert done.exit_code == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_in_a_pipe_each_row_is_a_line(run):
+    listed = shown_at("", "runs", "list")
+    (row,) = [line for line in listed if NAME in line and "next: " not in line]
+    assert "train" in row and "finished" in row and "2/2" in row
+    jobs = shown_at("", "jobs", NAME)
+    assert sum("completed" in line and f"{NAME}-epoch-" in line for line in jobs) == 2
+
+
+def test_the_link_that_is_printed_opens_the_run(project):
+    assert etude("evaluate", "config.yml", "--name", "e").exit_code == 0
+    command = [program() / "etude", "view", "e", "--port", "0"]
+    with subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, text=True) as view:
+        assert view.stdout is not None
+        link = next(found[0] for line in view.stdout if (found := re.search(r"http\S+", line)))
+        with httpx.Client(follow_redirects=True, timeout=60) as browser:
+            page = browser.get(link)
+        view.send_signal(signal.SIGINT)
+        view.wait(60)
+    assert page.status_code == 200 and str(page.url).endswith("/runs/e") and "<h1>e</h1>" in page.text

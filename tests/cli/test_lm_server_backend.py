@@ -9,23 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from etude.store.learned import LearnedSample
-from etude.store.outline import outlines
-from etude.store.run_folder import RunFolder
-from etude.store.sequences import trained_samples
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.openai_stand_in import BASE, KEY
-from tests.cli.projects import change, etude, scripted_project
-
-
-def submitted(path: str) -> list[LearnedSample]:
-    """The samples of the first job, by the run's own record."""
-    with RunFolder.read(Path(path)) as run:
-        return [
-            sample
-            for outline in outlines(run.journal, "train/1/", None)
-            for sample in trained_samples(run.path, run.journal, outline.id, "train/1")
-        ]
+from tests.cli.projects import change, etude, scripted_project, submitted
 
 
 @pytest.fixture
@@ -70,11 +56,11 @@ def test_grpo_goes_through_the_server_and_back(served, server):
     assert server.engine == []
     samples = submitted("runs/r")
     assert sorted({sample.reward for sample in samples}) == [0.0, 1.0]
-    assert all(sample.source.makes_advantages and not sample.source.takes_text for sample in samples)
+    assert all(sample.source.makes_advantages for sample in samples)
     for sample in samples:
-        (turn,) = sample.turns
-        assert sample.weights[turn.start : turn.stop] == (1.0,) * (turn.stop - turn.start)
-        assert (sample.advantages[turn.start] > 0) == (sample.reward == 1)
+        answer = [at for at, weight in enumerate(sample.weights) if weight]
+        assert answer and {sample.weights[at] for at in answer} == {1.0}
+        assert all((sample.advantages[at] > 0) == (sample.reward == 1) for at in answer)
 
 
 def test_a_run_that_was_stopped_while_its_job_trains_goes_on_with_it(served, server):

@@ -36,7 +36,7 @@ def check_losses(folder: Path, losses: int, seed: int) -> None:
     address = f"file://{folder}/storage/run"
     for _ in range(losses):
         events_seen, seconds = choice.randint(2, count - 2), choice.random() * 0.1
-        is_killed = killed_after(events_seen, seconds, *command, folder=folder)
+        is_killed = killed_after(events_seen, *command, folder=folder, seconds=seconds)
         shutil.rmtree(folder / "runs")
         command = ["resume", address]
         if not is_killed:

@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 
-from etude.store.outline import outlines
-from etude.store.run_folder import RunFolder
-from etude.store.sequences import trained_samples
 from tests.backends.openai_stand_in import BASE, KEY, StandIn
 from tests.cli.projects import change, etude, process, scripted_project
 
@@ -20,6 +17,9 @@ from tests.cli.projects import change, etude, process, scripted_project
 def says(model: str, number: int) -> str:
     """The base model is right half of the time, and what was fine-tuned always."""
     return "yes" if model != BASE or number % 2 else "no"
+
+
+PRICES = {"prices": {"prompt": 0.15, "completion": 0.6, "training": 3.0}}
 
 
 @pytest.fixture
@@ -38,7 +38,15 @@ def hosted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: tuple[StandIn, 
     config = scripted_project(tmp_path)
     change(
         config,
-        llms={"policy": {"_type": "openai", "model_name": BASE, "max_tokens": 8, "retry_wait": 0}},
+        llms={
+            "policy": {
+                "_type": "openai",
+                "model_name": BASE,
+                "max_tokens": 8,
+                "retry_wait": 0,
+                "prices": PRICES,
+            }
+        },
         trajectory_builders={"good": {"_type": "expert_iteration", "num_generations": 4, "min_reward": 1}},
         trainer_adapters={"openai": {"_type": "openai", "n_epochs": 2}},
         trainers={"epochs": {"_type": "epochs", "poll_interval": 0.001}},
@@ -66,17 +74,6 @@ def test_a_run_makes_jobs_and_samples_from_the_models_that_they_make(hosted, api
     events = [json.loads(line) for line in Path("runs/r/openai_jobs.jsonl").read_text().splitlines()]
     assert {event["run_id"] for event in events} == {"r-epoch-1", "r-epoch-2"}
     assert f"last version    v2  {second['fine_tuned_model']}" in shown.stdout
-    first_rows = stand_in.rows("ftjob-0")
-    with RunFolder.read(Path("runs/r")) as run:
-        given = [
-            sample
-            for outline in outlines(run.journal, "train/1/", None)
-            for sample in trained_samples(run.path, run.journal, outline.id, "train/1")
-        ]
-    assert sorted(map(str, (sample.messages for sample in given))) == sorted(
-        str(tuple(row["messages"])) for row in first_rows
-    )
-    assert {sample.source.backend for sample in given} == {"openai"}
     jobs = json.loads(etude("jobs", "r", "--json").stdout)
     assert [job["metrics"]["train_loss"] for job in jobs] == [0.5, 0.5]
 
@@ -125,28 +122,6 @@ def test_what_cannot_be_done_is_refused_before_any_call(hosted, api, case, comma
     assert shown.exit_code == 2
     assert message in shown.stdout + shown.stderr
     assert api[0].requests == []
-
-
-def test_with_a_grader_grpo_is_openais_reinforcement_fine_tuning(hosted, api):
-    stand_in, _ = api
-    grader = {"type": "string_check", "name": "same", "operation": "eq", "input": "{{sample.output_text}}"}
-    change(
-        hosted,
-        trajectory_builders={"grpo": {"_type": "grpo", "num_generations": 4}},
-        trainer_adapters__openai__reinforcement={"grader": {**grader, "reference": "{{item.expected}}"}},
-        trainer_adapters__openai__min_rows=1,
-        finetuning__num_epochs=1,
-        eval__general__max_concurrency=1,
-    )
-    stand_in.min_rows = 1
-    shown = etude("check", "config.yml")
-    assert shown.exit_code == 0, shown.stdout
-    assert "samples and grades by itself" in shown.stdout
-    shown = etude("train", "config.yml", "--name", "r")
-    assert shown.exit_code == 0, shown.stderr
-    assert stand_in.jobs["ftjob-0"]["method"]["type"] == "reinforcement"
-    row = stand_in.rows("ftjob-0")[0]
-    assert (row["expected"], row["inputs"]) == ("yes", {"question": row["messages"][0]["content"]})
 
 
 MOMENTS = ["POST /files", "POST /fine_tuning/jobs", "GET /fine_tuning/jobs/ID"]

@@ -55,7 +55,6 @@ def test_runs_side_by_side(project):
     assert told["settings"]["finetuning.num_epochs"] == [2, 3]
     assert told["settings"]["finetuning.seed"] == [0, 5]
     assert "finetuning.output_dir" not in told["settings"]
-    assert told["other_inputs"] == [0]
     (difference,) = told["differences"]
     assert difference["n"] == 6
     assert difference["low"] <= difference["mean"] <= difference["high"]

@@ -10,7 +10,6 @@ import sys
 import pytest
 
 from tests.cli.projects import change, etude, finished, process, rows
-from tests.cli.terminal import Terminal
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -30,27 +29,6 @@ def test_a_stopped_run_says_how_to_go_on(project, number, code):
     assert etude("resume", "-o", f"finetuning.num_epochs={done + 1}").exit_code == 0
     sampled = (project / "log").read_text().splitlines()
     assert len(set(sampled)) == len(sampled)
-
-
-def test_ctrl_c_leaves_nothing_of_the_live_display(project):
-    """The terminal writes ^C at the end of the panel, and an agent takes its time to stop."""
-    agent = (project / "agent.py").read_text()
-    waits = "try:\n        await asyncio.sleep(60)\n    finally:\n        await asyncio.sleep(0.3)"
-    slow = agent.replace("reply = await", f"{waits}\n    reply = await")
-    (project / "agent.py").write_text(f"import asyncio\n{slow}")
-    terminal = Terminal("train", "config.yml", "--name", "live", folder=project)
-    try:
-        terminal.read_until("· live")
-        terminal.read(0.6)  # Some refreshes.
-        terminal.type("\x03")
-        terminal.read(60)
-        screen = terminal.screen()
-        assert not [line for line in screen if set(line) & set("╭╰│─")], "\n".join(screen)
-        assert "stopped; everything up to here is kept" in screen
-        # A shell says 130 of both.
-        assert terminal.process.wait(60) in (130, -signal.SIGINT)
-    finally:
-        terminal.close()
 
 
 @pytest.mark.parametrize(

@@ -11,20 +11,6 @@ from tests.cli.projects import change, etude
 
 GAME = '''
 import etude
-from etude.protocols import Scenario, dialogue
-
-
-class Claims(Scenario):
-    def render(self, example, log, agent, turn):
-        return dialogue(log, agent, f"You are {agent}. {example.inputs['question']}")
-
-    def truth(self, example):
-        return 1
-
-    def parse(self, text, turn):
-        """Every answer counts; the model can say no more than yes and no."""
-        decision = f"Decision: {'accept' if text == 'yes' else 'reject'}"
-        return super().parse(decision if turn.decide == "must" else text, turn)
 
 
 def look_up(word: str) -> str:
@@ -107,26 +93,6 @@ def test_tools_and_events_are_shown_where_they_happened(game):
     ]
     assert rewarded == {"step_reward": 0.5, "reason": "looked it up"}
     assert third["prompt"] == [{"user": "done?"}] and "function" not in third
-
-
-def test_plays_of_a_protocol_are_shown_by_agent_and_channel(game):
-    workflow = {"_type": "protocol", "protocol": "adp", "scenario": "game:Claims"}
-    evaluators = {"verifier": {"_type": "protocol_reward", "agent": "verifier"}}
-    reward = {"name": "verifier"}
-    change(
-        game / "config.yml",
-        workflow=workflow,
-        eval__evaluators=evaluators,
-        finetuning__reward_function=reward,
-    )
-    evaluated("--greedy")
-    shown = read()
-    assert shown["turns"] == [
-        {"round": 0, "prover@main": "yes"},
-        {"round": 1, "verifier.decision": "accept (1)"},
-    ]
-    assert (shown["reward"], shown["rewards"]) == (1.0, {"prover": 1.0, "verifier": 1.0})
-    assert read("--raw")["turns"][0] == {"round": 0, "prover": "yes"}
 
 
 def test_a_failed_episode_is_shown_up_to_its_failure(project):

@@ -4,39 +4,42 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.clients.drive import ADD, QUESTION, Client, Sum, Target, add, same
+from tests.clients.drive import ADD, QUESTION, Client, Sum, Target, add, raised, same
 
 CLIENT = Client("anthropic", "anthropic", {})
 ASK: list[Any] = [{"role": "user", "content": QUESTION}]
 TOOLS: list[Any] = [{"name": "add", "description": "Add.", "input_schema": ADD["parameters"]}]
 
 
-def _sdk(target: Target) -> Any:
-    from anthropic import Anthropic
+def _sdk(target: Target, name: str = "Anthropic") -> Any:
+    import anthropic
 
-    return Anthropic(base_url=target.anthropic_url, api_key=target.api_key)
+    return getattr(anthropic, name)(base_url=target.anthropic_url, api_key=target.api_key)
 
 
-def _async_sdk(target: Target) -> Any:
-    from anthropic import AsyncAnthropic
+def _create(target: Target, **options: Any) -> Any:
+    asked = {"model": target.model, "max_tokens": 64, "messages": ASK, **options}
+    return _sdk(target).messages.create(**asked)
 
-    return AsyncAnthropic(base_url=target.anthropic_url, api_key=target.api_key)
+
+def _used(answer: Any) -> Any:
+    """The one call of a tool."""
+    [use] = [block for block in answer.content if block.type == "tool_use"]
+    return use
 
 
 @CLIENT.feature("`messages.create`, two turns", calls=2, extends=True)
 def messages(target: Target) -> None:
-    sdk = _sdk(target)
-    first = sdk.messages.create(model=target.model, max_tokens=64, messages=ASK, system="You add.")
+    first = _create(target, system="You add.")
     assert first.content[0].text
     more = [*ASK, {"role": "assistant", "content": first.content}, {"role": "user", "content": "Sure?"}]
-    second = sdk.messages.create(model=target.model, max_tokens=64, messages=more, system="You add.")
-    same(second.stop_reason, "end_turn")
+    same(_create(target, messages=more, system="You add.").stop_reason, "end_turn")
 
 
 @CLIENT.feature("`messages.stream` with `AsyncAnthropic`")
 async def stream(target: Target) -> None:
     async with (
-        _async_sdk(target) as sdk,
+        _sdk(target, "AsyncAnthropic") as sdk,
         sdk.messages.stream(model=target.model, max_tokens=64, messages=ASK) as streamed,
     ):
         text = "".join([piece async for piece in streamed.text_stream])
@@ -46,38 +49,26 @@ async def stream(target: Target) -> None:
 
 @CLIENT.feature("a tool, its result, the answer", calls=2, extends=True)
 def tools(target: Target) -> None:
-    sdk = _sdk(target)
-    first = sdk.messages.create(model=target.model, max_tokens=64, messages=ASK, tools=TOOLS)
+    first = _create(target, tools=TOOLS)
     same(first.stop_reason, "tool_use")
-    [use] = [block for block in first.content if block.type == "tool_use"]
+    use = _used(first)
     result = {"type": "tool_result", "tool_use_id": use.id, "content": str(add(**use.input))}
     more = [*ASK, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
-    answer = sdk.messages.create(model=target.model, max_tokens=64, messages=more, tools=TOOLS)
-    assert answer.content[0].text
+    assert _create(target, messages=more, tools=TOOLS).content[0].text
 
 
 @CLIENT.feature("a tool in a stream")
 def tools_stream(target: Target) -> None:
-    with _sdk(target).messages.stream(
-        model=target.model, max_tokens=64, messages=ASK, tools=TOOLS
-    ) as streamed:
-        final = streamed.get_final_message()
-    [use] = [block for block in final.content if block.type == "tool_use"]
-    same(use.input, {"a": 1, "b": 2})
+    asked = {"model": target.model, "max_tokens": 64, "messages": ASK, "tools": TOOLS}
+    with _sdk(target).messages.stream(**asked) as streamed:
+        same(_used(streamed.get_final_message()).input, {"a": 1, "b": 2})
 
 
 @CLIENT.feature("`tool_choice`: any, named, none; `disable_parallel_tool_use`", calls=3)
 def tool_choice(target: Target) -> None:
-    sdk = _sdk(target)
     for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "add"}):
-        answer = sdk.messages.create(
-            model=target.model, max_tokens=64, messages=ASK, tools=TOOLS, tool_choice=choice
-        )
-        [use] = [block for block in answer.content if block.type == "tool_use"]
-        same(sorted(use.input), ["a", "b"])
-    answer = sdk.messages.create(
-        model=target.model, max_tokens=64, messages=ASK, tools=TOOLS, tool_choice={"type": "none"}
-    )
+        same(sorted(_used(_create(target, tools=TOOLS, tool_choice=choice)).input), ["a", "b"])
+    answer = _create(target, tools=TOOLS, tool_choice={"type": "none"})
     same([block.type for block in answer.content], ["text"])
 
 
@@ -118,14 +109,8 @@ _add.__name__ = "add"
 
 @CLIENT.feature("`stop_sequences`, `metadata`; `temperature`, `top_k` and `top_p` in `extra_body`")
 def sampling(target: Target) -> None:
-    answer = _sdk(target).messages.create(
-        model=target.model,
-        max_tokens=64,
-        messages=ASK,
-        stop_sequences=["3"],
-        metadata={"user_id": "u"},
-        extra_body={"temperature": 0.5, "top_k": 20, "top_p": 0.9},
-    )
+    more = {"temperature": 0.5, "top_k": 20, "top_p": 0.9}
+    answer = _create(target, stop_sequences=["3"], metadata={"user_id": "u"}, extra_body=more)
     assert answer.content[0].text, answer
 
 
@@ -133,12 +118,6 @@ def sampling(target: Target) -> None:
 def errors(target: Target) -> None:
     import anthropic
 
-    try:
-        _sdk(target).messages.create(
-            model=target.model, max_tokens=64, messages=ASK, extra_body={"colour": "red"}
-        )
-    except anthropic.BadRequestError as error:
-        same(error.body["error"]["type"], "invalid_request_error")
-        assert "colour" in error.message, error
-    else:
-        raise AssertionError("an unknown parameter was taken")
+    error = raised(anthropic.BadRequestError, lambda: _create(target, extra_body={"colour": "red"}))
+    same(error.body["error"]["type"], "invalid_request_error")
+    assert "colour" in error.message, error

@@ -28,27 +28,16 @@ def responses(target: Target) -> None:
     assert _model(target, use_responses_api=True).invoke(QUESTION).text
 
 
-@CLIENT.feature("`with_structured_output`, as it comes")
-def structured(target: Target) -> None:
-    assert isinstance(_model(target).with_structured_output(Sum).invoke(QUESTION), Sum)
-
-
-@CLIENT.feature('`with_structured_output(method="function_calling")`')
-def structured_function(target: Target) -> None:
-    model = _model(target).with_structured_output(Sum, method="function_calling")
-    assert isinstance(model.invoke(QUESTION), Sum)
-
-
-@CLIENT.feature('`with_structured_output(method="json_schema", strict=True)`, async')
-async def structured_schema(target: Target) -> None:
-    model = _model(target).with_structured_output(Sum, method="json_schema", strict=True)
-    assert isinstance(await model.ainvoke(QUESTION), Sum)
-
-
-@CLIENT.feature('`with_structured_output(method="json_mode")`')
-def structured_json(target: Target) -> None:
-    model = _model(target).with_structured_output(None, method="json_mode")
-    assert isinstance(model.invoke("Answer in JSON."), dict)
+@CLIENT.feature("`with_structured_output`: as it comes, and each `method`; `strict`, `ainvoke`", calls=4)
+async def structured(target: Target) -> None:
+    model = _model(target)
+    assert isinstance(model.with_structured_output(Sum).invoke(QUESTION), Sum)
+    by_function = model.with_structured_output(Sum, method="function_calling")
+    assert isinstance(by_function.invoke(QUESTION), Sum)
+    by_schema = model.with_structured_output(Sum, method="json_schema", strict=True)
+    assert isinstance(await by_schema.ainvoke(QUESTION), Sum)
+    as_json = model.with_structured_output(None, method="json_mode")
+    assert isinstance(as_json.invoke("Answer in JSON."), dict)
 
 
 @CLIENT.feature('`bind_tools(tool_choice="any")`, and a named one', calls=2)
@@ -67,7 +56,7 @@ async def agent(target: Target) -> None:
     same([message.type for message in state["messages"]], ["human", "ai", "tool", "ai"])
 
 
-@CLIENT.feature("`create_agent` with `response_format`", calls=1)
+@CLIENT.feature("`create_agent` with `response_format`")
 def agent_structured(target: Target) -> None:
     from langchain.agents import create_agent
 

@@ -12,66 +12,53 @@ ASK: list[Any] = [{"role": "user", "content": QUESTION}]
 TOOLS: list[Any] = [{"type": "function", "function": ADD}]
 
 
-def _at(target: Target) -> dict[str, Any]:
-    return {
-        "model": f"openai/{target.model}",
-        "api_base": target.base_url,
-        "api_key": target.api_key,
-        "num_retries": 0,
-    }
+def _call(target: Target, name: str = "completion", **options: Any) -> Any:
+    """A function of the package, called."""
+    import litellm
+
+    at = {"model": f"openai/{target.model}", "api_base": target.base_url, "api_key": target.api_key}
+    return getattr(litellm, name)(**{**at, "num_retries": 0, **options})
+
+
+def _message(target: Target, **options: Any) -> Any:
+    return _call(target, **{"messages": ASK, **options}).choices[0].message
 
 
 @CLIENT.feature("`completion`, two turns", calls=2, extends=True)
 def completion(target: Target) -> None:
-    import litellm
-
-    first = litellm.completion(messages=ASK, **_at(target)).choices[0].message
-    more = [*ASK, first.model_dump(), {"role": "user", "content": "Are you sure?"}]
-    assert litellm.completion(messages=more, **_at(target)).choices[0].message.content
+    more = [*ASK, _message(target).model_dump(), {"role": "user", "content": "Are you sure?"}]
+    assert _message(target, messages=more).content
 
 
 @CLIENT.feature("`acompletion` as a stream")
 async def stream(target: Target) -> None:
-    import litellm
-
-    pieces = await litellm.acompletion(messages=ASK, stream=True, **_at(target))
+    pieces = await _call(target, "acompletion", messages=ASK, stream=True)
     assert "".join([piece.choices[0].delta.content or "" async for piece in pieces])
 
 
 @CLIENT.feature("tools", calls=2, extends=True)
 def tools(target: Target) -> None:
-    import litellm
-
-    message = litellm.completion(messages=ASK, tools=TOOLS, **_at(target)).choices[0].message
+    message = _message(target, tools=TOOLS)
     [call] = message.tool_calls
     result = str(add(**json.loads(call.function.arguments)))
     more = [*ASK, message, {"role": "tool", "tool_call_id": call.id, "content": result}]
-    assert litellm.completion(messages=more, tools=TOOLS, **_at(target)).choices[0].message.content
+    assert _message(target, messages=more, tools=TOOLS).content
 
 
 @CLIENT.feature('`tool_choice="required"`; `response_format` of a pydantic model', calls=2)
 def forms(target: Target) -> None:
-    import litellm
-
-    answer = litellm.completion(messages=ASK, tools=TOOLS, tool_choice="required", **_at(target))
-    same(answer.choices[0].message.tool_calls[0].function.name, "add")
-    answer = litellm.completion(messages=ASK, response_format=Sum, **_at(target))
-    assert Sum.model_validate_json(answer.choices[0].message.content)
+    message = _message(target, tools=TOOLS, tool_choice="required")
+    same(message.tool_calls[0].function.name, "add")
+    assert Sum.model_validate_json(_message(target, response_format=Sum).content)
 
 
 @CLIENT.feature("`responses`, `aresponses`", calls=2)
 async def responses(target: Target) -> None:
-    import litellm
-
-    answer = litellm.responses(input=QUESTION, **_at(target))
-    assert answer.output[0].content[0].text
-    answer = await litellm.aresponses(input=QUESTION, **_at(target))
-    assert answer.output[0].content[0].text
+    assert _call(target, "responses", input=QUESTION).output[0].content[0].text
+    assert (await _call(target, "aresponses", input=QUESTION)).output[0].content[0].text
 
 
 @CLIENT.feature("`anthropic/` models (Messages)")
 def messages(target: Target) -> None:
-    import litellm
-
-    at = _at(target) | {"model": f"anthropic/{target.model}", "api_base": target.anthropic_url}
-    assert litellm.completion(messages=ASK, **at).choices[0].message.content
+    at = {"model": f"anthropic/{target.model}", "api_base": target.anthropic_url}
+    assert _message(target, **at).content

@@ -55,7 +55,6 @@ class Outcome:
     """How a feature of a client went at the endpoint or the server."""
 
     error: str | None
-    seconds: float
     calls: tuple[Call, ...] = ()
     """At the endpoint: what was recorded."""
 
@@ -115,8 +114,8 @@ async def _run(folder: Path, server: Target, modules: Sequence[str]) -> Outcomes
         outcomes = await driving
     await engine.close()
     return {
-        (module, name, side): Outcome(error, seconds, calls[f"{module}/{name}"] if side == "endpoint" else ())
-        for (module, name, side), (error, seconds) in outcomes.items()
+        (module, name, side): Outcome(error, calls[f"{module}/{name}"] if side == "endpoint" else ())
+        for (module, name, side), error in outcomes.items()
     }
 
 
@@ -125,10 +124,10 @@ async def _drive(
     open_episodes: Mapping[tuple[str, str], asyncio.Future[Target]],
     server: Target,
     over: Mapping[str, asyncio.Event],
-) -> dict[tuple[str, str, str], tuple[str | None, float]]:
-    """Run the clients' processes, a few at once; errors and seconds."""
+) -> dict[tuple[str, str, str], str | None]:
+    """Run the clients' processes, a few at once; the errors."""
     turns = asyncio.Semaphore(_AT_ONCE)
-    outcomes: dict[tuple[str, str, str], tuple[str | None, float]] = {}
+    outcomes: dict[tuple[str, str, str], str | None] = {}
 
     async def drive(module: str) -> None:
         try:
@@ -140,10 +139,10 @@ async def _drive(
                 }
                 ended, lines = await _process(module, targets)
             for line in lines:
-                outcomes[module, line["feature"], line["side"]] = line["error"], line["seconds"]
+                outcomes[module, line["feature"], line["side"]] = line["error"]
             for name in targets:
                 for side in SIDES:
-                    outcomes.setdefault((module, name, side), (f"the process ended before: {ended}", 0.0))
+                    outcomes.setdefault((module, name, side), f"the process ended before: {ended}")
         finally:
             over[module].set()
 

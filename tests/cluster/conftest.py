@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.chaos.nodes import cluster_of
-from tests.server.conftest import model as model
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from etude.backends.cluster_learners import Learners
+from etude.backends.learning import Learners
+from etude.backends.local import LocalAdapterConfig
 from etude.backends.local_adapter import LocalAdapter
-from etude.backends.local_config import LocalAdapterConfig
 from etude.cluster.config import RayConfig
 from etude.cluster.launch import TeamLauncher
 from etude.config.finetuning import FinetuneConfig

@@ -51,15 +51,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_two_nodes_make_the_versions_of_one_process(
     cluster: Any, model: Path, tmp_path: Path, config: dict[str, Any]
 ) -> None:
-    await check_versions(cluster, model, tmp_path, 2, config)
-
-
-async def check_versions(
-    cluster: Any, model: Path, tmp_path: Path, count: int, config: dict[str, Any]
-) -> None:
     """Two jobs: the second begins with the optimiser's state that the first has left."""
     here, _ = await adapter_on(model, tmp_path / "here", **CONFIG | config | {"shard_training": False})
-    on = learners(cluster.address, tmp_path, count)
+    on = learners(cluster.address, tmp_path, 2)
     there, policy = await adapter_on(model, tmp_path / "there", on, **CONFIG | config)
     for number, job in enumerate(jobs("ab"), 1):
         wanted, version = await done(here, job), await done(there, job)
@@ -103,34 +97,26 @@ async def test_the_job_goes_on_when_a_learner_is_killed_and_ends_with_the_same_w
     await assert_same(model, tmp_path / "there", of_one_process)
 
 
-async def test_a_lost_node_is_done_without_or_waited_for(
+async def test_a_lost_node_is_waited_for(
     cluster: Any, model: Path, tmp_path: Path, of_one_process: Path
 ) -> None:
-    """With `fewest_learners` the job goes on with one; without, only when another node has come."""
-    for fewest in (1, None):
-        folder = tmp_path / str(fewest)
-        on = learners(cluster.address, folder, 2, fewest_learners=fewest, learner_grace=2)
-        there, _ = await adapter_on(model, folder, on, **LONG)
-        await there.submit(jobs("a")[0])
-        await wait_for_checkpoint(on.folder, 10)
-        node = cluster.list_all_nodes()[-1]
-        await asyncio.to_thread(cluster.remove_node, node, allow_graceful=False)
-        try:
-            if fewest is None:
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(60):
-                        await there.wait_until_complete(ref("a"))
-                step = newest_step(on.folder)
-                await asyncio.sleep(5)
-                assert newest_step(on.folder) == step
-        finally:
-            if fewest is None:
-                cluster.add_node(num_cpus=1)  # In this thread: Ray sets signal handlers.
-        status = await there.wait_until_complete(ref("a"))
-        assert status.status is TrainingStatusEnum.COMPLETED, status.message
-        await assert_same(model, folder, of_one_process)
-        if fewest is not None:
-            cluster.add_node(num_cpus=1)  # In this thread: Ray sets signal handlers.
+    on = learners(cluster.address, tmp_path, 2)
+    there, _ = await adapter_on(model, tmp_path, on, **LONG)
+    await there.submit(jobs("a")[0])
+    await wait_for_checkpoint(on.folder, 10)
+    await asyncio.to_thread(cluster.remove_node, cluster.list_all_nodes()[-1], allow_graceful=False)
+    try:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(60):
+                await there.wait_until_complete(ref("a"))
+        step = newest_step(on.folder)
+        await asyncio.sleep(5)
+        assert newest_step(on.folder) == step
+    finally:
+        cluster.add_node(num_cpus=1)  # In this thread: Ray sets signal handlers.
+    status = await there.wait_until_complete(ref("a"))
+    assert status.status is TrainingStatusEnum.COMPLETED, status.message
+    await assert_same(model, tmp_path, of_one_process)
 
 
 async def test_a_canceled_job_ends_its_learners_and_goes_on_from_there_when_it_is_submitted_again(

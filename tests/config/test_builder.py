@@ -84,14 +84,6 @@ async def test_components_that_need_each_other_in_a_circle_are_an_error(traced: 
     )
 
 
-async def test_a_circle_is_found_also_when_it_is_entered_from_two_sides(traced: Any):
-    config, _ = traced(a=["b"], b=["a"])
-    async with Builder(config) as builder:
-        both = asyncio.gather(*map(builder.get_evaluator, "ab"), return_exceptions=True)
-        for result in await asyncio.wait_for(both, 60):
-            assert isinstance(result, RequestError) and "in a circle" in str(result)
-
-
 async def test_an_unknown_name_is_answered_with_the_nearest(traced: Any):
     config, _ = traced(correct=[])
     async with Builder(config) as builder:
@@ -121,18 +113,6 @@ async def test_what_a_component_raises_is_told_with_its_name_and_place(parts: ob
             assert str(raised.value).startswith("cannot build evaluators.a (_type: traced): ")
             assert str(raised.value).endswith("KeyError: 'url'")
             assert __file__ in str(raised.value)
-
-
-async def test_an_error_of_ours_passes_as_it_is(parts: object):
-    @register_evaluator(config_type=TracedConfig)
-    async def build(config, builder):
-        raise RequestError("ask for less")
-        yield
-
-    config = parse_config({"eval": {"evaluators": {"a": "traced"}}})
-    async with Builder(config) as builder:
-        with pytest.raises(RequestError, match=r"^ask for less$"):
-            await builder.get_evaluator("a")
 
 
 async def test_every_kind_of_component_is_handed_out(folder: Path):

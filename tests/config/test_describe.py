@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from etude.config.slots import Slot, describe, keys_of, shown, slot_at, unknown_keys
+from etude.config.slots import Slot, describe, shown, slot_at, unknown_keys
 
 
 class Colour(StrEnum):
@@ -78,26 +78,6 @@ def test_the_slot_of_a_path(path: tuple[str | int, ...], words: str):
     slot = slot_at(Outer, path)
     assert slot is not None
     assert describe(slot) == words
-
-
-@pytest.mark.parametrize("path", [("none",), ("inner", "none"), ("listed", "x"), ("inner", "size", "x")])
-def test_a_path_to_nowhere_has_no_slot(path: tuple[str, ...]):
-    assert slot_at(Outer, path) is None
-
-
-def test_keys_are_those_of_the_file():
-    assert keys_of(Slot(Inner)) == ["size"]
-    assert keys_of(Slot(dict[str, int])) == []
-    assert keys_of(None) == []
-
-
-def test_patterns_and_lengths_are_told():
-    class Bounded(BaseModel):
-        name: str = Field(pattern="^[a-z]+$", min_length=2, max_length=5)
-
-    slot = slot_at(Bounded, ("name",))
-    assert slot is not None
-    assert describe(slot) == "text of length >= 2 and of length <= 5 and matching '^[a-z]+$'"
 
 
 def test_keys_that_pydantic_would_drop_are_found():

@@ -62,11 +62,6 @@ def test_escaped_text_comes_back_as_it_was(text: str, environ: dict[str, str]):
     assert interpolate(escape(text), environ) == text
 
 
-@given(TEXTS.filter(lambda text: "$" not in text), ENVIRONMENTS)
-def test_text_without_a_dollar_sign_stays(text: str, environ: dict[str, str]):
-    assert interpolate(text, environ) == text
-
-
 @given(ENVIRONMENTS, st.lists(TEXTS, min_size=1, max_size=6), st.data())
 def test_values_are_put_in_as_they_are(environ: dict[str, str], between: list[str], data: st.DataObject):
     """Each reference is replaced once; what a value holds is not looked at again."""

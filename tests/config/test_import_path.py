@@ -64,13 +64,6 @@ def test_the_folders_of_the_config_in_use_come_first_also_for_a_module_that_is_l
         assert sys.modules["etude_test_agent"] is loaded
 
 
-def test_what_is_installed_stays_loaded(folder: Path):
-    make_importable(folder)
-    before = sys.modules["etude.config.import_path"]
-    import_object("etude.config.import_path:import_object")
-    assert sys.modules["etude.config.import_path"] is before
-
-
 @pytest.mark.parametrize(
     ("path", "message"),
     [

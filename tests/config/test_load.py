@@ -65,13 +65,6 @@ def test_most_of_a_config_may_be_left_out(folder: Path):
     assert finetuning.run_configuration.config_file == folder / "config.yml"
 
 
-def test_a_config_that_does_not_train_needs_nothing(folder: Path):
-    config = load_config(write(folder, "llms: {}\n"))
-    assert not config.finetuning.enabled
-    assert config.finetuning.target_model is None
-    assert config.workflow is None
-
-
 def test_the_only_local_model_is_the_one_that_is_trained(folder: Path):
     text = SMALL.replace("{policy: local}", "{judge: {_type: openai, model_name: m}, policy: local}")
     assert load_config(write(folder, text)).finetuning.target_model == "policy"
@@ -140,12 +133,6 @@ def test_a_registered_component_may_be_named_by_its_import_path(folder: Path):
         ("mine", 3),
     ]  # type: ignore[attr-defined]
     assert "_type: my_trainer:mine" in resolved_yaml(config)
-
-
-def test_modules_are_found_beside_the_config_and_in_the_current_folder(folder: Path):
-    write(folder, "def other(example, output): return 0.0\n", "project/my_evaluator.py")
-    text = SMALL.replace("my_agent:correct", "my_evaluator:other")
-    assert load_config(write(folder, text, "project/config.yml")).workflow is not None
 
 
 def test_files_are_looked_for_beside_the_config_then_in_the_current_folder(folder: Path):

@@ -104,21 +104,6 @@ def test_an_override_is_what_is_found_there_afterwards(tree: dict[str, Any], pat
     assert {key: known for key, known in changed.items() if key != path[0]} == others
 
 
-@given(TREES, PATHS, st.integers(), st.integers())
-def test_the_last_override_of_a_key_stands(tree: dict[str, Any], path: list[str], first: int, last: int):
-    assume(not leads_into_a_list(tree, path))
-    name = ".".join(path)
-    assert overridden(tree, f"{name}={first}", f"{name}={last}") == overridden(tree, f"{name}={last}")
-
-
-@given(TREES, PATHS)
-def test_the_data_that_is_overridden_stays_as_it_was(tree: dict[str, Any], path: list[str]):
-    before = repr(tree)
-    assume(not leads_into_a_list(tree, path))
-    overridden(tree, f"{'.'.join(path)}=1")
-    assert repr(tree) == before
-
-
 def test_an_override_changes_one_of_two_places_that_share_an_alias():
     shared = {"n": 1}
     assert overridden({"a": shared, "b": shared}, "a.n=2") == {"a": {"n": 2}, "b": {"n": 1}}

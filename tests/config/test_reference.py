@@ -7,8 +7,9 @@ import re
 from pydantic import Field, create_model
 
 from etude.config.finetuning import FinetuneConfig, TrainerConfig
-from etude.config.reference import descriptions, render_reference
 from etude.config.registry import load_entry_points, register_trainer
+from etude.config.slots import descriptions
+from tests.config.reference import render_reference
 
 
 def test_every_key_of_every_block_is_there(parts: object):
@@ -25,16 +26,6 @@ def test_a_block_that_stands_under_names_of_ones_own_has_a_table_too(parts: obje
     assert "| `targets` | the block below, by a name of your own |  | Several models" in text
     assert "### `finetuning` › `targets`" in text
     assert "| `every` | an integer >= 1 | `1` | Train in every n-th epoch only, to alternate. |" in text
-
-
-def test_every_shipped_component_is_there_with_its_parts(parts: object):
-    text = render_reference("tests")
-    assert "## Model types\n\nIn `llms`." in text
-    assert "### `_type: openai`\n\nA model behind an endpoint.\n" in text
-    assert "#### `_type: openai` › `pool`" in text
-    assert "| `pool` | the block below |  | Connections. |" in text
-    assert "| `model_name` | text | required | The endpoint's name for the model. |" in text
-    assert "`eval.general.dataset`, `finetuning.run_configuration.dataset`" in text
 
 
 def test_keys_and_blocks_that_several_have_are_there_once():
@@ -62,12 +53,6 @@ def test_components_of_other_packages_are_not(parts: object):
     register_trainer(config_type=AcmeConfig)(build)
     assert "acme" not in render_reference("tests")
     assert "| `either` | text | `a\\|b` | This \\| that. |" in render_reference("acme")
-
-
-def test_tables_are_well_formed(parts: object):
-    for line in render_reference("tests").splitlines():
-        if line.startswith("|"):
-            assert len(re.findall(r"(?<!\\)\|", line)) == 5, line
 
 
 def test_docstrings_below_keys_are_their_descriptions_as_pydantic_reads_them(parts: object):

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from etude.config import registry
-from etude.config.component import LlmConfig
 from etude.config.finetuning import TrainerConfig
 from etude.config.registry import register_llm, register_trainer
 from etude.core.errors import RequestError
@@ -38,15 +37,6 @@ def test_a_decorated_generator_is_found_by_kind_and_name(empty_registry: None):
     assert registry.names("llms") == []
     assert registry.of_object("trainers", build) is found
     assert registry.of_object("llms", build) is None
-
-
-def test_one_name_may_stand_for_components_of_different_kinds(empty_registry: None):
-    class MineModel(LlmConfig, name="mine"):
-        """A model."""
-
-    register_trainer(config_type=define())(build)
-    register_llm(config_type=MineModel)(build)
-    assert registry.lookup("llms", "mine").config_type is MineModel
 
 
 def test_a_module_that_is_imported_again_takes_its_own_place(empty_registry: None):
@@ -173,9 +163,3 @@ def test_a_broken_package_is_named_every_time(installed):
             "raised ModuleNotFoundError: No module named 'no_such_module_anywhere'. "
             "Fix or uninstall that package"
         )
-
-
-def test_isolation_ends(empty_registry: None):
-    with registry.isolated():
-        register_trainer(config_type=define())(build)
-    assert registry.names("trainers") == []

@@ -9,10 +9,9 @@ import pytest
 import yaml
 
 from etude.config import registry
-from etude.config.component import WorkflowConfig
+from etude.config.component import Supplies, WorkflowConfig
 from etude.config.load import load_config, parse_config, resolved_yaml
 from etude.config.registry import register_workflow
-from etude.config.supplies import Supplies
 from etude.core.errors import ConfigError, RequestError
 from etude.rewards.evaluator import MeasuredConfig
 from etude.rollout.datasets import SeedsConfig

@@ -59,12 +59,6 @@ def test_what_a_target_leaves_out_is_as_the_whole_block_has_it(folder: Path):
     assert checker.curriculum_learning == CurriculumLearningConfig(enabled=True)
 
 
-def test_the_resolved_config_of_several_targets_loads_again(folder: Path):
-    config = load_config(write(folder, TWO))
-    again = load_config(write(folder, resolved_yaml(config)))
-    assert again.finetuning == config.finetuning
-
-
 def test_a_target_by_itself_is_a_block_with_one_model(folder: Path):
     block = load_config(write(folder, TWO)).finetuning.for_target("checker")
     assert block.targets == {}

@@ -61,31 +61,16 @@ def test_the_data_is_what_safe_load_reads_apart_from_words_of_yaml_1_1():
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("1e-5", 1e-5),
-        ("1E5", 1e5),
-        ("-2e+3", -2000.0),
-        ("1.5e3", 1500.0),
-        (".5e1", 5.0),
-        ("1e5x", "1e5x"),
-        ("e5", "e5"),
-        ("'1e-5'", "1e-5"),
-        ("0x1e5", 0x1E5),
-        ("1_000", "1_000"),
-    ],
-)
-def test_numbers(text: str, value: Any):
-    assert parse_value(text) == value
-    assert type(parse_value(text)) is type(value)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
         *((word, word) for word in ("yes", "No", "on", "OFF", "y", "n", "=")),
         *(
             (word, word)
             for word in ("1:30", "1:30:00.5", "-1_0.5", "0b11", "2024-01-01", "2024-01-01T00:00:00Z")
         ),
+        *((word, word) for word in ("1e5x", "e5", "1_000")),
+        ("1e-5", 1e-5),
+        ("-2e+3", -2000.0),
+        (".5e1", 5.0),
+        ("'1e-5'", "1e-5"),
         ("010", 10),
         ("08", 8),
         ("0o10", 8),
@@ -126,10 +111,6 @@ def test_text_is_written_so_that_readers_of_either_yaml_take_it_for_text(text: s
         ),
         (
             '"\\UFFFFFFFF"',
-            "c.yml:2: not valid YAML: an escape in double quotes is beyond the last character, \\U0010FFFF",
-        ),
-        (
-            '"\\U00110000"',
             "c.yml:2: not valid YAML: an escape in double quotes is beyond the last character, \\U0010FFFF",
         ),
         (

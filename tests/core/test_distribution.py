@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from etude.core.distribution import Distribution
 from etude.loop.metrics import reward_metrics
-from etude.report.lines import shown_validation
+from etude.report.progress import shown_validation
 from etude.report.words import figure_lines
-from etude.store.summary import summary_of
+from etude.store.figures import summary_of
 from tests.report.histories import History, epoch, validation
 
 PARTIAL = [0.2] * 41 + [0.0] * 20 + [0.1] * 3

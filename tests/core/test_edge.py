@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -178,13 +177,3 @@ def test_a_sample_survives_the_edge(lengths, scored):
     )
     again = sample_of(trajectory_of(one))
     assert again == replace(one, turns=tuple(turns), messages=())
-
-
-def test_twenty_thousand_tokens_take_no_time_to_speak_of():
-    turns = [Turn(200 * n + 100, 200 * n + 200, message=2 * n + 1) for n in range(100)]
-    messages = [{"role": role, "content": "…"} for _ in turns for role in ("user", "assistant")]
-    mask = tuple(at % 200 >= 100 for at in range(20_000))
-    one = Sample(tuple(range(20_000)), mask, (-0.5,) * 20_000, turns=tuple(turns), messages=tuple(messages))
-    start = time.process_time()
-    assert sample_of(trajectory_of(one)).ids == one.ids
-    assert time.process_time() - start < 2.0

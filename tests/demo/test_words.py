@@ -3,7 +3,7 @@
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.episode import EpisodeRecord, Failure
 from etude.core.example import Example
-from etude.demo.report import episode_in_words
+from etude.demo.demo import episode_in_words
 from tests.support import tool_call
 
 
@@ -33,7 +33,7 @@ def test_a_tool_is_called():
     record = episode(([user("1 plus 2?")], call), ([result], agent("3")), output="3")
     assert episode_in_words(record, 1.0) == [
         "user: 1 plus 2?",
-        "agent calls calculator(expression='1+2')",
+        'agent calls calculator({"expression": "1+2"})',
         "tool: 3",
         "agent: 3",
         "reward 1",
@@ -52,7 +52,6 @@ def test_a_long_conversation_is_shortened_in_the_middle():
 def test_failures_say_why():
     record = episode(([user("hello")], None), failure=Failure("call_failed", "agent.py:3: EngineError"))
     lines = episode_in_words(record, None)
-    assert "no answer: the endpoint answered 500" in lines
     assert "failed: agent.py:3: EngineError" in lines
 
 

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 Commit: TypeAlias = Callable[[asyncio.StreamWriter], Awaitable[None]]
 Kind: TypeAlias = Literal["temporary", "slow", "refused", "impossible"]
@@ -209,25 +209,21 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-class FaultyEndpoint:
-    """The server; `mended` has every request answered well from then on."""
+class SocketServer:
+    """Serves HTTP over plain sockets: an answer may be any bytes, or none."""
 
     def __init__(self) -> None:
         self.origin = ""
-        self.asked: Counter[str] = Counter()
-        """Requests for completions by the fault in their path."""
-        self.mended = False
-        self.arrived = asyncio.Event()
-        """Set by each such request."""
-        self._served: Counter[str] = Counter()
         self._connections: set[asyncio.Task[None]] = set()
 
-    def url(self, fault: str, once: str = "") -> str:
-        """The base URL of a fault; committed once where `once` names the occasion."""
-        return f"{self.origin}/{fault}/once-{once}/v1" if once else f"{self.origin}/{fault}/v1"
+    async def answer(
+        self, method: str, path: str, headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter
+    ) -> bool:
+        """Answer a request; whether the connection goes on after that."""
+        raise NotImplementedError
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator[FaultyEndpoint]:
+    async def serving(self) -> AsyncIterator[Self]:
         """Within the block it listens."""
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=512, limit=2**24)
         self.origin = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -244,21 +240,47 @@ class FaultyEndpoint:
         assert task is not None
         self._connections.add(task)
         with suppress(OSError, EOFError, asyncio.CancelledError):
-            while await self._answer(reader, writer):
+            while await self._read(reader, writer):
                 pass
         writer.close()
         self._connections.discard(task)
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Whether the connection goes on after a request."""
-        first = await reader.readexactly(1)
-        if first == b"\x16":  # A TLS handshake.
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        start = await reader.readexactly(1)
+        if start == b"\x16":  # A TLS handshake.
             await sends(reply(400, b"no HTTP"))(writer)
             return False
-        head = (first + await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-        lengths = [line.split(":")[1] for line in head.split("\r\n") if line.startswith("content-length:")]
-        await reader.readexactly(int(lengths[0]) if lengths else 0)
-        path = head.split(" ")[1].split("?")[0]
+        head = (start + await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        first, *lines = head.split("\r\n")
+        headers = {
+            name.lower(): value for name, _, value in (line.partition(": ") for line in lines) if value
+        }
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
+        method, path, _ = first.split(" ")
+        return await self.answer(method, path, headers, body, writer)
+
+
+class FaultyEndpoint(SocketServer):
+    """The server; `mended` has every request answered well from then on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: Counter[str] = Counter()
+        """Requests for completions by the fault in their path."""
+        self.mended = False
+        self.arrived = asyncio.Event()
+        """Set by each such request."""
+        self._served: Counter[str] = Counter()
+
+    def url(self, fault: str, once: str = "") -> str:
+        """The base URL of a fault; committed once where `once` names the occasion."""
+        return f"{self.origin}/{fault}/once-{once}/v1" if once else f"{self.origin}/{fault}/v1"
+
+    async def answer(
+        self, method: str, path: str, headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter
+    ) -> bool:
+        """Commit the fault in the path, or answer well."""
+        path = path.split("?")[0].lower()
         if path.endswith("/models"):
             await says(200, {"object": "list", "data": [{"id": "tiny"}]})(writer)
             return True

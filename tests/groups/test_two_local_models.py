@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from etude.backends.local import LocalAdapterConfig
 from etude.backends.local_adapter import LocalAdapter
-from etude.backends.local_config import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.call import ChatRequest, Sampling
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection

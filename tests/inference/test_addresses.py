@@ -14,7 +14,7 @@ from etude.core.errors import EngineError, ImpossibleCall
 from etude.core.job import ModelVersion
 from etude.inference import http_addresses
 from etude.inference.openai_compatible import OpenAiEngine
-from etude.inference.openai_config import OpenAiLlmConfig
+from etude.inference.openai_config import PROVIDERS, OpenAiLlmConfig, provider_at
 from etude.wire.retries import counting_retries
 from tests.endpoint_process import EndpointProcess
 from tests.support import pass_time, until
@@ -176,14 +176,6 @@ async def test_a_request_that_is_at_fault_itself_is_refused_at_once(engine, serv
     assert aside(engine) == {}
 
 
-async def test_each_address_may_have_a_key_of_its_own(servers):
-    engine = engine_of(servers[:2], api_key=["sk-one", "sk-two"])
-    await homes(engine)
-    keys = [{call["authorization"] for call in server.asked()} for server in servers[:2]]
-    assert keys == [{"Bearer sk-one"}, {"Bearer sk-two"}]
-    await engine.close()
-
-
 V3 = ModelVersion(number=3, location="tiny-v3", digest="d")
 
 
@@ -194,10 +186,11 @@ async def test_a_version_counts_where_it_is_loaded_and_an_address_without_it_wai
         server.behave(models=["tiny", "tiny-v3"])
     late.behave(models=["tiny"], asked=[])
     await engine.adopt(V3)
-    assert aside(engine) == {late.url: "it does not have the model 'tiny-v3'"}
     answers = await asyncio.gather(*(ask(engine, episode) for episode in EPISODES))
     assert {answer.model_version for answer in answers} == {3}
-    assert not late.asked() and late.url in before.values()
+    assert {*aside(engine)} == {late.url} and late.url in before.values()
+    await until(lambda: "does not have the model 'tiny-v3'; its models: tiny" in aside(engine)[late.url])
+    assert late.url not in {answer.address for answer in answers}
     late.behave(models=["tiny", "tiny-v3"])
     await until(lambda: not aside(engine))
     after = await homes(engine, [f"new {number}" for number in range(6)])
@@ -236,9 +229,79 @@ async def test_addresses_are_a_list_or_a_text_with_commas(monkeypatch):
         ({"base_url": []}, "at least one address"),
         ({"base_url": ["http://a/v1", "http://a/v1/"]}, "has an address twice: http://a/v1"),
         ({"base_url": ["http://a/v1", "b"]}, "expected an address like"),
-        ({"base_url": ["http://a/v1", "http://b/v1"], "api_key": ["k"]}, "1 keys for 2 addresses"),
+        ({"base_url": "localhost:8000"}, "expected an address like"),
+        ({"base_url": "http://me:pass@host/v1"}, "use `api_key`"),
+        ({"extra_body": {"n": 2}}, "cannot set n"),
     ],
 )
-def test_addresses_that_cannot_work_are_refused(fields, complaint):
+def test_a_config_that_cannot_work_is_refused(fields, complaint):
     with pytest.raises(ValueError, match=complaint):
         OpenAiLlmConfig.model_validate({"model_name": "tiny"} | fields)
+
+
+def config(**settings) -> OpenAiLlmConfig:
+    return OpenAiLlmConfig(**{"model_name": "m", **settings})
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("https://api.openai.com/v1", "openai"),
+        ("https://openrouter.ai/api/v1", "openrouter"),
+        ("https://eu.openrouter.ai/api/v1", "openrouter"),
+        ("https://notopenrouter.ai/api/v1", "other"),
+        ("https://api.openai.com.invalid/v1", "other"),
+        ("http://localhost:8000/v1", "other"),
+    ],
+)
+def test_a_provider_is_known_by_its_address(url, name):
+    assert provider_at(url).name == name
+    assert config(base_url=url).provider_there.name == name
+
+
+def test_without_an_address_it_is_openai_unless_the_environment_says_otherwise(monkeypatch):
+    assert config().provider_there.name == "openai"
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:8000/v1/")
+    assert (config().provider_there.name, config().address) == ("other", "http://localhost:8000/v1")
+
+
+@pytest.mark.parametrize(
+    ("settings", "token_ids", "logprobs"),
+    [
+        ({}, False, True),
+        ({"provider": "openrouter"}, False, False),
+        ({"provider": "openrouter", "logprobs": True}, False, True),
+        ({"provider": "vllm"}, True, True),
+        ({"provider": "etude"}, True, True),
+        ({"provider": "etude", "return_token_ids": False, "logprobs": False}, False, False),
+        ({"base_url": "http://localhost:1/v1"}, False, True),
+        ({"base_url": "http://localhost:1/v1", "return_token_ids": True}, True, True),
+        ({"model_name": "o4-mini-2025-04-16"}, False, False),
+        ({"model_name": "ft:o4-mini-2025-04-16:org::abc"}, False, False),
+    ],
+)
+def test_what_is_asked_for_is_what_the_provider_tells(settings, token_ids, logprobs):
+    found = config(**settings)
+    assert (found.asks_for_token_ids, found.asks_for_logprobs) == (token_ids, logprobs)
+
+
+@pytest.mark.parametrize(
+    ("model", "thinks"),
+    [
+        ("o1", True),
+        ("o3-mini", True),
+        ("gpt-5-2025-08-07", True),
+        ("gpt-5-chat-latest", False),
+        ("gpt-4o-mini", False),
+        ("o1000", False),
+        ("ft:gpt-4o:org::o1", False),
+    ],
+)
+def test_models_that_think_are_known_by_their_names(model, thinks):
+    assert PROVIDERS["openai"].thinks(model) is thinks
+    assert not PROVIDERS["vllm"].thinks(model)

@@ -21,7 +21,7 @@ from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder
-from etude.wire.retries import counting_retries
+from etude.wire.retries import Refused, counting_retries, failure_of
 from tests.faults.remote_faults import (
     FAULTS,
     LOGPROBS,
@@ -165,3 +165,24 @@ async def ask(example: etude.Example, episode: etude.Episode) -> str:
 @etude.evaluator
 def length(example: etude.Example, output: str) -> float:
     return float(len(output))
+
+
+async def said(url: str) -> str:
+    engine = OpenAiEngine(OpenAiLlmConfig(model_name="tiny", base_url=url, retry_wait=0.001))
+    with pytest.raises(EngineError) as caught:
+        await engine.complete(ChatRequest(({"role": "user", "content": "x"},)))
+    await engine.close()
+    return str(caught.value)
+
+
+async def test_plain_http_behind_https() -> None:
+    async with FaultyEndpoint().serving() as endpoint:
+        error = await said(endpoint.url("well").replace("http://", "https://"))
+    assert "the server speaks plain HTTP: write http:// in place of https:// in the address" in error
+
+
+def test_servers_that_say_it_themselves() -> None:
+    told = b"Client sent an HTTP request to an HTTPS server.\n"
+    failure = failure_of(400, {}, told)
+    assert isinstance(failure, Refused) and not failure.impossible
+    assert "write https:// in place of http://" in str(failure)

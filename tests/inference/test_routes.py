@@ -46,15 +46,6 @@ def test_a_lost_address_moves_its_own_conversations_and_no_others(count, convers
     assert homes(routes, conversations) == after, "whoever moved stays"
 
 
-@given(counts, st.integers(1, 100))
-def test_one_conversation_with_many_calls_at_once_is_shared_out(count, calls):
-    routes = Routes(URLS[:count])
-    for _ in range(calls):
-        routes.choose("talk").calls += 1
-    busiest, idlest = (pick(address.calls for address in routes.addresses) for pick in (max, min))
-    assert busiest <= max(16, 2 * idlest + 1)
-
-
 def watched(count: int, reasons: dict[str, str | None]) -> Routes:
     async def probe(address: Address) -> str | None:
         return reasons.get(address.url)
@@ -109,16 +100,14 @@ async def test_useless_answers_count_only_in_a_row_and_silence_only_where_nobody
     await routes.close()
 
 
-async def test_when_all_are_set_aside_the_next_to_be_probed_is_tried_and_never_one_without_the_model():
+async def test_when_all_are_set_aside_the_next_to_be_probed_is_tried():
     routes = watched(3, {})
     first, second, third = routes.addresses
     for address in (first, second, third):
         routes.set_aside(address, "gone")
     first.until, second.until, third.until = 30.0, 10.0, 20.0
     assert routes.choose("talk") is second
-    second.lacks_model = True
-    assert routes.choose("talk") is third
-    assert routes.choose("talk", avoid=[third.url]) is first
+    assert routes.choose("talk", avoid=[second.url]) is third
     await routes.close()
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from etude.algorithms.grpo import Grpo
 from etude.core.call import Sampling
 from etude.core.sample import Sample
-from etude.inference import ragged_decoder, single_tokens
+from etude.inference import decoder as decoders
+from etude.inference import single_tokens
 from etude.inference import single_tokens as module
 from etude.inference.decoder import make_decoder
 from etude.inference.sampler import Row, uniforms
@@ -51,7 +52,7 @@ def prefixes(monkeypatch):
         seen.append(plan.prefixes)
         return plan
 
-    for user in (single_tokens, ragged_decoder):
+    for user in (single_tokens, decoders):
         monkeypatch.setattr(user, "plan_of", seeing)
     return seen
 
@@ -178,7 +179,7 @@ def test_a_prefix_is_shared_beside_prompts_that_are_read_and_where_slots_are_not
         plans.append(plan_of(*args))
         return plans[-1]
 
-    monkeypatch.setattr(ragged_decoder, "plan_of", seeing)
+    monkeypatch.setattr(decoders, "plan_of", seeing)
     monkeypatch.setattr(module, "_RUN", 2**16)
     rows.append(Row("other", [*range(20, 60)], Sampling(), uniforms(9)))
     decoder.step(rows[::-1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import signal
@@ -19,6 +18,7 @@ import httpx
 import pytest
 import pytest_asyncio
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from etude.core.call import Constraint, Sampling
 from etude.core.errors import EngineAway, EngineError, ImpossibleCall
@@ -310,24 +310,8 @@ async def test_a_process_that_hangs_is_started_anew(source, tmp_path):
             await client.post(f"{process.base_url}/hang")
         await until(lambda: process.state == "restarting")
         assert "did not answer for 0.5 s" in process.reason
-        await process.ready(60)
+        await until(lambda: process.state == "running")
         assert process.pid != first
-
-
-async def test_what_a_killed_parent_left_is_killed_by_the_next(source, tmp_path):
-    async with running(silent(tmp_path), source) as orphaned:
-        left = orphaned.pid
-        orphaned._watching.cancel()  # As if this parent were gone.
-        async with running(silent(tmp_path), source) as process:
-            assert process.pid != left
-            await until(lambda: not alive(left))
-    assert not (tmp_path / "vllm.pid").exists()
-
-
-async def test_another_process_with_the_number_is_left_alone(source, tmp_path):
-    (tmp_path / "vllm.pid").write_text(json.dumps({"pid": os.getpid(), "started": "1"}))
-    async with running(silent(tmp_path), source) as process:
-        assert process.state == "running"
 
 
 def alive(pid: int) -> bool:
@@ -341,3 +325,60 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  another process is waited for
             await asyncio.sleep(0.02)
+
+
+SHAPE = TinyShape(hidden_size=64, heads=2, intermediate_size=96, max_context=128)
+
+
+def written_model(folder: Path, seed: int, *, tied: bool) -> Path:
+    """Random weights, with an output layer of their own or with that of the embeddings."""
+    build_policy(build_tokenizer(["yes, no"], vocab_size=300), seed, SHAPE).export(folder)
+    if not tied:
+        config = AutoConfig.from_pretrained(folder, tie_word_embeddings=False)
+        torch.manual_seed(seed)
+        AutoModelForCausalLM.from_config(config).float().save_pretrained(folder)
+    return folder
+
+
+async def require_weights(processes: VllmProcesses, name: Path, weights: Path) -> None:
+    """The logprobs under the model `name` are those of `weights`."""
+    [process] = processes.processes
+    engine = engine_of(process, str(name), weights)
+    engine._processes = processes
+    sampled = await engine.sample(TokenRequest(PROMPT, key=3))
+    expected = logprobs_of(Policy.load(weights), PROMPT, sampled.ids)
+    assert torch.tensor(sampled.logprobs) == pytest.approx(expected, abs=1e-4)
+    await engine.close()
+
+
+@pytest.mark.slow
+@commands
+async def test_whole_weights_are_loaded_without_a_restart_and_stay_after_one(command, tmp_path):
+    first, second = written_model(tmp_path / "a", 1, tied=False), written_model(tmp_path / "b", 2, tied=False)
+    processes = VllmProcesses([VllmProcess(options_of(tmp_path / "vllm", command))])
+    await processes.start(str(first))
+    [process] = processes.processes
+    pid = process.pid
+    await require_weights(processes, first, first)
+    await processes.start(str(second), in_place=True)
+    assert process.pid == pid
+    await require_weights(processes, second, second)
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: process.restarts == 1 and process.state == "running")
+    await require_weights(processes, second, second)
+    await processes.stop()
+
+
+@pytest.mark.slow
+@commands
+async def test_weights_that_are_not_loaded_in_truth_are_those_of_a_new_process(command, tmp_path, caplog):
+    first, second = written_model(tmp_path / "a", 1, tied=True), written_model(tmp_path / "b", 2, tied=True)
+    processes = VllmProcesses([VllmProcess(options_of(tmp_path / "vllm", command))])
+    await processes.start(str(first))
+    [process] = processes.processes
+    pid = process.pid
+    await processes.start(str(second), in_place=True)
+    assert process.pid != pid
+    assert f"vLLM did not load ParallelLMHead of {second}; it is started again" in caplog.text
+    await require_weights(processes, second, second)
+    await processes.stop()

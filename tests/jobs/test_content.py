@@ -2,7 +2,7 @@
 
 import pytest
 
-from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
+from etude.backends.openai_jobs import OpenAiAdapter, OpenAiAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import RequestError
 from etude.jobs.content import JobContent, JobNameTakenError, data_hash
@@ -27,9 +27,9 @@ def test_what_differs_is_named():
     assert isinstance(caught.value, RequestError)
 
 
-def at_openai(server, **settings):
+def at_openai(server, seed=0, **settings):
     adapter = backend(server, **settings)
-    adapter.run_config = FinetuneConfig()
+    adapter.run_config = FinetuneConfig(seed=seed)
     return adapter
 
 
@@ -40,6 +40,7 @@ def at_openai(server, **settings):
         ({}, dpo("name"), "another method"),
         ({"n_epochs": 3}, supervised("name"), "other hyperparameters"),
         ({"batch_size": 3}, supervised("name"), "other hyperparameters"),
+        ({"seed": 8}, supervised("name"), "other hyperparameters"),
         ({"model": f"{BASE}-other"}, supervised("name"), "another start model"),
     ],
 )
@@ -61,15 +62,6 @@ async def test_jobs_of_two_runs_that_are_called_alike_are_two():
     # And neither is the job of that name of somebody who is no run.
     await at_openai(server).submit(dpo("r-epoch-1"))
     assert len(server.jobs) == 3
-
-
-async def test_a_seed_is_a_hyperparameter():
-    server = StandIn()
-    await at_openai(server).submit(supervised("name"))
-    other = at_openai(server)
-    other.run_config = FinetuneConfig(seed=8)
-    with pytest.raises(JobNameTakenError, match="other hyperparameters"):
-        await other.submit(supervised("name"))
 
 
 async def test_a_job_that_somebody_else_made_under_the_name_is_not_taken_for_ours():

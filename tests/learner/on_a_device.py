@@ -16,9 +16,9 @@ from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import Supervised
 from etude.learner.flex import block_mask
 from etude.learner.learner import Learner, LearnerOptions
+from etude.learner.objective import Witness
 from etude.learner.optimiser import Optimiser
 from etude.learner.tree import TreeLayout, token_tree
-from etude.learner.witness import Witness
 from tests.learner.gradients import batch_of
 from tests.learner.trees import forest
 from tests.models.tiny_models import family

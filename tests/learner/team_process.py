@@ -177,12 +177,12 @@ def _until(team: Team, end) -> None:
     train(learner, batch("grpo", 1), Grpo(), passes=200, batch_size=STEP)
 
 
-def main() -> int:
-    """Do the jobs that the command line names."""
+def main(seat: object, jobs: str, folder: str) -> int:
+    """Do the jobs that are named, in a process of this machine or of a cluster, which has a seat."""
     try:
         with joined("cpu", float(os.environ.get("TEAM_TIMEOUT", "400"))) as team:
-            for job in sys.argv[1].split(","):
-                globals()[job](team, Path(sys.argv[2]))
+            for job in jobs.split(","):
+                globals()[job](team, Path(folder))
     except PeerLost as error:
         sys.stderr.write(f"lost: {error}\n")
         return 1
@@ -190,4 +190,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(None, *sys.argv[1:]))

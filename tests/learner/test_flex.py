@@ -15,9 +15,9 @@ from torch.nn.attention.flex_attention import create_block_mask
 from etude.algorithms.grpo import Grpo
 from etude.learner import flex
 from etude.learner.learner import Learner, LearnerOptions
+from etude.learner.packed import tree_hidden, why_not_trees
 from etude.learner.tree import TreeLayout, token_tree
 from etude.learner.tree_attention import _attend
-from etude.learner.tree_model import tree_hidden, why_not_trees
 from tests.learner.gradients import assert_same, batch_of, gradient_of, train
 from tests.learner.trees import forest
 from tests.models.tiny_models import family, fresh_policy

@@ -7,15 +7,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import Supervised
-from etude.core.errors import StoreError, TrainingError
+from etude.core.errors import RequestError, StoreError, TrainingError
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.plan import Schedule
 from etude.models.policy import LoraOptions
-from tests.learner.gradients import batch_of, sequences, train
-from tests.models.tiny_models import fresh_policy, policy
+from tests.learner.gradients import assert_same, batch_of, gradient_of, sequences, train
+from tests.learner.trees import forest
+from tests.models.tiny_models import family, fresh_policy, policy
 
 OPTIONS = LearnerOptions(
     learning_rate=1e-2,
@@ -197,3 +200,75 @@ def test_only_lora_weights_are_trained():
         if name in frozen:
             assert torch.equal(value, frozen[name])
     assert all(not torch.equal(value, lora[name]) for name, value in of.trainable().items())
+
+
+def theirs(name: str, steps: int) -> list[float]:
+    from transformers import get_scheduler
+
+    optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule = get_scheduler(name, optimiser, num_warmup_steps=0, num_training_steps=steps)
+    rates = []
+    for _ in range(steps):
+        rates.append(optimiser.param_groups[0]["lr"])
+        optimiser.step()
+        schedule.step()
+    return rates
+
+
+@pytest.mark.parametrize("shape", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize(("trainings", "steps_each"), [(12, 1), (1, 12), (3, 4)])
+def test_trainings_of_equal_length_have_the_rates_of_transformers(shape, trainings, steps_each):
+    schedule = Schedule(shape, trainings=trainings)
+    ours = [
+        schedule.share(trained * steps_each + step + 1, trained, step / steps_each)
+        for trained in range(trainings)
+        for step in range(steps_each)
+    ]
+    assert ours == pytest.approx(theirs(shape, trainings * steps_each), abs=1e-12)
+
+
+def test_warm_up_multiplies_what_the_rate_has_fallen_to():
+    schedule = Schedule("linear", warmup_steps=4, trainings=8)
+    assert [schedule.share(step, step - 1, 0.0) for step in range(1, 6)] == pytest.approx(
+        [1 / 4, 2 / 4 * 7 / 8, 3 / 4 * 6 / 8, 5 / 8, 4 / 8]
+    )
+
+
+@given(
+    st.sampled_from(["constant", "linear", "cosine"]),
+    st.integers(0, 10),
+    st.integers(1, 10),
+    st.integers(1, 100),
+    st.integers(0, 30),
+    st.floats(0, 1, exclude_max=True),
+)
+def test_a_rate_is_never_above_the_highest_and_is_0_at_the_end(shape, warmup, trainings, step, trained, part):
+    share = Schedule(shape, warmup, trainings).share(step, trained, part)
+    assert 0 <= share <= 1 + 1e-12
+    if trained >= trainings and step >= warmup and shape != "constant":
+        assert share == pytest.approx(0.0)
+
+
+GEMMA = {"head_dim": 8, "sliding_window": 6}
+
+
+@pytest.mark.parametrize("packing", ["tree", "padded"])
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "lora"])
+def test_the_gradient_is_the_same(packing, kind):
+    of = family("Gemma2Config", **GEMMA) if kind == "gemma2" else fresh_policy()
+    if kind == "lora":
+        of.use_lora(LoraOptions(r=4), seed=0)
+        with torch.no_grad():
+            for parameter in of.trainable().values():
+                parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
+    batch, objective = batch_of(forest(1, 30)), Grpo(entropy_bonus=0.1)
+    plain = gradient_of(of, batch, objective, packing=packing)
+    again = gradient_of(of, batch, objective, packing=packing, gradient_checkpointing=True)
+    assert_same(again, plain)
+
+
+def test_a_model_that_does_not_say_what_its_layers_are_is_refused():
+    of = fresh_policy()
+    of.model.model.layers = torch.nn.ModuleList()
+    with pytest.raises(RequestError, match="gradient_checkpointing: models of the type 'llama' do not say"):
+        Learner(of, LearnerOptions(gradient_checkpointing=True))

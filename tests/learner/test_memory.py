@@ -14,8 +14,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from etude.learner.head import last_hidden
 from etude.learner.memory import ModelNumbers
+from etude.learner.packed import tree_hidden
 from etude.learner.tree import TreeLayout, token_tree
-from etude.learner.tree_model import tree_hidden
 from etude.models import memory
 from etude.models.policy import LoraOptions
 from tests.models.tiny_models import fresh_policy

@@ -13,8 +13,7 @@ from etude.algorithms.dpo import Dpo
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import Supervised
 from etude.learner import tree
-from etude.learner.packed import PackedStep
-from etude.learner.tree_model import why_not_trees
+from etude.learner.packed import PackedStep, why_not_trees
 from etude.models.policy import LoraOptions
 from tests.learner.gradients import assert_same, batch_of, gradient_of
 from tests.learner.trees import forest

@@ -12,7 +12,7 @@ from etude.loop.metrics import (
     selection_metrics,
     validation_metrics,
 )
-from etude.store.summary import summary_of
+from etude.store.figures import summary_of
 from tests.report.histories import history
 
 
@@ -54,10 +54,7 @@ def evaluated(*scores):
 def test_validation_excludes_what_has_no_score_and_counts_it():
     metrics = validation_metrics(evaluated(1.0, None, 0.0, float("nan")), "correct")
     assert (metrics["avg_reward"], metrics["min_reward"], metrics["max_reward"]) == (0.5, 0.0, 1.0)
-    assert (metrics["num_examples"], metrics["num_unscored"]) == (2, 2)
-
-
-def test_a_validation_without_scores_has_no_reward_rather_than_zero():
+    assert (metrics["num_examples"], metrics["num_unscored"], metrics["num_scored"]) == (2, 2, 2)
     assert validation_metrics(evaluated(None), "correct")["avg_reward"] is None
 
 
@@ -85,15 +82,11 @@ def test_a_skip_says_what_was_left_out(metrics, reason):
     assert reason in reason_for_skip(metrics)
 
 
-def test_the_summary_compares_before_and_after_on_the_validation_examples():
-    summary = summary_of(history([0.2, 0.3], {0: 0.1, 2: 0.8}))
+def test_the_summary_compares_before_and_after_and_says_what_was_measured():
+    summary = summary_of(history([0.2, 0.3, 0.4], {0: 0.1, 2: 0.8}))
     assert summary["measured_on"] == "validation"
     assert (summary["before"]["avg_reward"], summary["after"]["avg_reward"]) == (0.1, 0.8)
-    assert (summary["best_version"]["number"], summary["epochs_trained"]) == (2, 2)
-
-
-def test_the_figures_say_what_they_were_measured_on():
-    summary = summary_of(history([0.2, 0.3, 0.4], {0: 0.1, 2: 0.8}))
+    assert (summary["best_version"]["number"], summary["epochs_trained"]) == (2, 3)
     assert summary["before"]["measured"] == "validation examples, before training (v0)"
     assert summary["after"]["measured"] == "validation examples, after epoch 2 (v2)"
     assert (summary["after"]["version"], summary["last_version"]["number"]) == (2, 3)
@@ -128,7 +121,6 @@ def test_scores_are_counted_and_not_episodes():
     facts = {"rewards": [0.0, 1.0], "episodes": 24, "unscored": 22}
     assert collection_metrics(collection(), facts)["num_scored"] == 2
     assert collection_metrics(collection([trajectory(1.0)]), {})["num_scored"] == 1
-    assert validation_metrics(evaluated(1.0, None), "correct")["num_scored"] == 1
 
 
 def test_every_evaluator_is_in_the_metrics_of_epochs_and_validations():

@@ -9,7 +9,6 @@ import pytest
 from etude.backends.capabilities import Capabilities
 from etude.core.job import TrainingJobRef
 from etude.core.trajectory import (
-    DPOItem,
     EpisodeItem,
     EpisodeItemRole,
     Trajectory,
@@ -47,25 +46,14 @@ async def test_rewards_are_shown_with_the_advantages_that_the_runs_algorithm_has
     await record.submitted(1, given, JOB)
     (best,) = read_learned(tmp_path, "train/1/a/0", epoch=1)
     (worst,) = read_learned(tmp_path, "train/1/a/1", epoch=1)
-    assert best.source == Source("r-epoch-1", backend="fake", takes_text=True, makes_advantages=True)
+    assert best.source == Source("r-epoch-1", backend="fake", makes_advantages=True)
     assert best.weights == (0, 0, 1, 1) and best.advantages[2] > 0 > worst.advantages[2]
 
 
-async def test_without_token_ids_the_messages_are_kept(tmp_path):
-    pair = DPOItem(
-        prompt="two?",
-        chosen_response="four",
-        rejected_response="five",
-        chosen_episode="train/1/a/0",
-        rejected_episode="train/1/a/1",
-    )
+async def test_what_has_no_token_ids_is_not_in_it(tmp_path):
     record = JobRecord(tmp_path, "policy", FakeAdapter(tmp_path / "jobs"))
-    await record.submitted(1, collection("dpo", Trajectory(episode=[pair], reward=1.0)), JOB)
-    (worse,) = read_learned(tmp_path, "train/1/a/1")
-    assert (worse.side, worse.messages[-1]["content"], worse.source.target) == ("rejected", "five", "policy")
     await record.submitted(1, collection("grpo", episode(0, 1.0, ids=None)), JOB)
-    (row,) = read_learned(tmp_path, "train/1/a/0")
-    assert [message["role"] for message in row.messages] == ["user", "assistant"]
+    assert read_learned(tmp_path, "train/1/a/0") == []
 
 
 async def test_training_goes_on_without_a_record(tmp_path, caplog: pytest.LogCaptureFixture):

@@ -14,7 +14,7 @@ import transformers
 
 from etude.inference.decoder import make_decoder
 from etude.inference.slot_decoder import SlotDecoder
-from etude.learner.tree_model import why_not_trees
+from etude.learner.packed import why_not_trees
 from etude.models.architecture import layer_kinds, model_class
 from etude.models.policy import LoraOptions, Policy
 from tests.models.tiny_models import family, loud, tiny_sizes, tokenizer
@@ -248,39 +248,6 @@ REFUSED = {
 }
 """Families that are refused when they are loaded, and why."""
 
-_HEAD = """# Architectures
-
-Which models of `transformers` are sampled and trained in this process (`_type: local`), tried with tiny
-ones built from their configs. `tests/models/test_architectures.py` makes this table and holds every row of
-it, with all weights and with LoRA weights: what is sampled has the logprobs of a plain forward pass, and
-the gradient of a GRPO step is that of plain forward passes, to 1e-5 of its largest number in float32 (1e-4
-for the gated delta rule of Qwen 3 Next and 3.5). Merged LoRA weights say the same.
-
-*Sampling* by **slots** keeps keys and values, so that a token costs one token. **Anew** reads the whole
-sequence for every token, which is right for any causal model, and slow for long ones: have
-[vLLM](backends.md) sample those. *Training* on **trees** computes what samples share once; **padded**
-computes it for each of them, with the same gradient. *LoRA* names what gets LoRA weights where
-`target_modules` is left out: all linear layers, without those that the kernels of state spaces do not call,
-and of models that see only those of the language model. `experts` are all of a layer's experts, held as one
-tensor. `target_modules` can name any linear layer and any embedding of the language model, its head and its
-token embedding too (`tests/models/test_lora.py`). Where these two are one weight, the merged model has two,
-and its config says so. Names of other layers, or of none, are refused.
-
-| family | `transformers` | layers | sampling | training | LoRA |
-|---|---|---|---|---|---|
-"""
-
-_TAIL = """
-A model that is not listed is tried when it is loaded, before anything is sampled. One that looks ahead (BERT,
-XLNet), one that does not continue a text (T5), and one whose code does not run on the machine is refused,
-with its type and the reason.
-
-So is one whose files do not hold what its config says: a weight that is missing, has another shape or is not
-used, and a head beside the embedding that it is said to be (`tie_word_embeddings`). The error names the
-weights; `etude check` reads them from the files' headers. What `transformers` knows to come with a model, as
-layers that predict several tokens, is no fault.
-"""
-
 
 def row(of: Architecture) -> str:
     """The architecture's line of the table, from what the library says of it."""
@@ -298,8 +265,9 @@ def row(of: Architecture) -> str:
 
 
 def page() -> str:
-    """The page of the docs."""
-    return _HEAD + "\n".join(map(row, ARCHITECTURES)) + "\n" + _TAIL
+    """The page of the docs, with its table made anew."""
+    head, rule, rest = PAGE.read_text(encoding="utf-8").partition("|---|---|---|---|---|---|\n")
+    return head + rule + "\n".join(map(row, ARCHITECTURES)) + "\n\n" + rest.partition("\n\n")[2]
 
 
 if __name__ == "__main__":

@@ -14,8 +14,7 @@ from typing import Any
 
 from etude.core.errors import EngineError
 from etude.models.template import ChatTemplate
-from etude.preflight.call_values import VALUES
-from etude.preflight.drift import SHAPES, played, ways
+from tests.models.shapes import SHAPES, played, ways
 
 TRL_VERSION = "1.16.0"
 """Whose chat templates the table is made from."""
@@ -182,17 +181,17 @@ def row(name: str) -> list[str]:
     assert bool(reasons) == bool(why), f"{name}: drifts because of {list(reasons)}"
     return [
         f"`{name}`",
-        way["answers are read by"].detail,
-        way["tool calls"].detail,
-        way["thinking"].detail,
-        way["system messages"].detail,
+        way["answers are read by"],
+        way["tool calls"],
+        way["thinking"],
+        way["system messages"],
         f"{extends}; drifts, because {why}" if why else extends,
-        way["conversations are extended by"].detail,
+        way["conversations are extended by"],
     ]
 
 
 def render() -> str:
-    """The page."""
+    """The page, with its table made anew."""
     heads = [
         "chat template",
         "answers are read by",
@@ -203,59 +202,8 @@ def render() -> str:
         "by",
     ]
     lines = ["| " + " | ".join(cells) + " |" for cells in (heads, ["---"] * len(heads), *map(row, FAMILIES))]
-    return INTRODUCTION + "\n".join(lines) + "\n"
+    return PAGE.read_text(encoding="utf-8").partition("| ")[0] + "\n".join(lines) + "\n"
 
-
-INTRODUCTION = f"""# Model families
-
-Each family of models writes its thinking and its tool calls in a syntax of its own. Etude does not look
-the syntax up by the model's name: the model's own chat template writes probe answers (text, a tool call,
-thinking, both, text and a call, two calls), and the reader that makes the same messages of their tokens
-is taken:
-
-1. a family of the [renderers](https://pypi.org/project/renderers/) package, which scans token ids, so
-   that a `<tool_call>` that somebody typed out is none;
-2. the tokenizer's own response template, where it brings one;
-3. one of Etude's response templates, for syntaxes in plain characters and those that renderers does not
-   know.
-
-Some syntaxes write the values of a call's arguments without their types, such as
-`<parameter=on>True</parameter>`. There the tool's JSON schema says what a text stands for: `True`, `true`,
-`None` and `null` are values where the schema allows a boolean or null, `12` is a number where it allows one,
-and each is a text where it allows texts only. Where it allows both, a text that looks like the other value is
-that: such a syntax cannot tell them apart. What is no value that the schema allows is handed on as text, and
-the tool says what is wrong with it.
-
-A call that cannot be made out stays in the text, where the agent can see it, and so does one that was cut
-off by `max_tokens`. Thinking is the `reasoning_content` of the message; a call ends a thought that the prompt
-opened. Where the template knows no thinking, tags are text like any other. A client may send an answer back
-without its thinking: the recorded one is used then.
-
-What was sampled is never tokenised again: a prompt extends the tokens before it, by the renderers' family
-where that goes on as the template does, otherwise by the difference of the template's renderings. Many
-families leave earlier thinking out of the prompt. There the conversation begins anew on purpose: a new
-branch is trained on, and it is not counted as drift. Where a template writes the earlier conversation
-differently for another reason, that is drift, and it is counted.
-
-No message is lost. Agents send several system messages, some of the role `developer` and some in
-mid-conversation. Each is written as the template writes it, `developer` as `system`. Where a template refuses
-such messages, leaves them out, or moves them, those at the beginning become one, or else the beginning of the
-user's turn, and each later one is `<system>` … `</system>` in a turn of the user. Where it wants user and
-assistant to take turns, turns of the user that follow each other become one. If it leaves out a message all
-the same, like the result of a tool where it knows no tools, the call fails by that message's name.
-
-A request's `chat_template_kwargs` and `reasoning_effort` reach the template. One that it does not know is
-refused by name, with the names that it knows; but where it has no word for an effort, `none` turns thinking
-off if that is possible, and others change nothing.
-
-`etude doctor --drift MODEL` says all this of a model, and what new branches cost. A test makes this table
-from the chat templates that TRL {TRL_VERSION} carries (the two of Mistral's are written after its
-documentation), each with a tokenizer built tiny, and compares it with this page. It says that tool calls are
-understood where calls came back from the template as they had been, alone, two at once and after a thought,
-with arguments of all these kinds: {", ".join(VALUES)}.
-What did not come back is named.
-
-"""
 
 if __name__ == "__main__":
     PAGE.write_text(render(), encoding="utf-8")

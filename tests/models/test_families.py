@@ -11,7 +11,7 @@ import pytest
 from etude.core.call import ChatRequest, Completion
 from etude.core.errors import EngineError
 from etude.models.probe import MORE, NAME, PROBES, QUESTION, RESULT, THOUGHT, TOOL
-from etude.preflight.call_values import unread_values
+from etude.preflight.call_values import VALUES, unread_values
 from tests.models import families
 from tests.models.families import FAMILIES, template
 from tests.models.tiny_models import answered
@@ -46,6 +46,7 @@ def test_the_table_in_the_docs_is_up_to_date():
         pytest.skip(f"the table is made from TRL {families.TRL_VERSION}")
     made, again = families.render(), "docs/families.md is out of date; type: make docs"
     assert families.PAGE.read_text(encoding="utf-8") == made, again
+    assert f"TRL {families.TRL_VERSION}" in made and ", ".join(VALUES) in made
 
 
 @pytest.mark.parametrize("name", WITH_TOOLS)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from etude.algorithms.grpo import Grpo
+from etude.backends.local import LocalAdapterConfig
 from etude.backends.local_adapter import LocalAdapter
-from etude.backends.local_config import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError, RequestError
 from etude.inference.decoder import make_decoder
@@ -59,7 +59,16 @@ def test_the_check_of_a_config_refuses_too_and_counts_the_bytes_of_weights(folde
     monkeypatch.setattr("etude.preflight.local_model.require_four_bits", lambda *_: None)
     with pytest.raises(RequestError, match="`quantization: 4bit` trains LoRA weights only"):
         checked(folder, None)
-    assert checked(folder, {"r": 4}).bytes_per_parameter == 0.5
+    checked(folder, {"r": 4})
+    monkeypatch.setattr("etude.preflight.local_model.available_memory", lambda *_: 1)
+    monkeypatch.setattr("etude.preflight.local_model.shown_bytes", str)
+    needed = []
+    for quantization in ("4bit", None):
+        findings = Findings()
+        llm = LocalLlmConfig(model=folder, device="cpu", dtype="float32", quantization=quantization)
+        check_local_model("policy", llm, str(folder), None, [], findings)
+        needed.append(int(findings.of("warning")[-1].detail.split()[2]))
+    assert needed[1] == 8 * needed[0]
 
 
 async def test_all_weights_of_such_a_model_are_never_trained_nor_merged(tmp_path):

@@ -18,11 +18,9 @@ from tests.models.tiny_models import CALCULATOR, tokenizer
 TAGGED = '<tool_call>{"name": "calculator", "arguments": {"a": 1}}</tool_call>'
 
 
-def parse(text, tools=(CALCULATOR,), words=None, prompt="", first_call=0):
-    words = words or tokenizer()
-    template = ChatTemplate(words, frozenset({words.eos_token_id}))
-    prompt_ids = template.rendering.ids_of([prompt])[0]
-    return template.parse(text, tools, prompt_ids=prompt_ids, first_call=first_call)
+def parse(text, tools=(CALCULATOR,), first_call=0):
+    words = tokenizer()
+    return ChatTemplate(words, frozenset({words.eos_token_id})).parse(text, tools, first_call=first_call)
 
 
 def call(name, arguments, number=0):
@@ -36,9 +34,8 @@ def test_text_without_a_mark_is_what_the_parser_makes_of_it(syntax, text):
     words, ids = tokenizer(), tokenizer()(text, add_special_tokens=False)["input_ids"]
     decode = partial(decoded, words)
     known = TemplateReader(syntax, decode, SYNTAXES[syntax])
-    parsing = TemplateReader(syntax, decode, SYNTAXES[syntax], is_own=True)
-    for tools in ((), (CALCULATOR,)):
-        assert known.read((), ids, tools) == parsing.read((), ids, tools)
+    for template, tools in ((known._without_calls, ()), (known._template, (CALCULATOR,))):
+        assert known.read((), ids, tools) == known._parsed(template, decoded(words, ids), "", tools)
 
 
 def test_several_calls_and_text_are_kept_apart_and_calls_are_numbered_through_the_conversation():
@@ -132,44 +129,3 @@ def test_etudes_own_models_are_read_without_the_package(monkeypatch):
     words = tokenizer()
     family = ChatTemplate(words, frozenset({words.eos_token_id})).family()
     assert (family.reader.name, family.extender) == ("hermes", None)
-
-
-@pytest.fixture
-def with_response_template():
-    words = tokenizer("{{ messages }}")
-    words.response_template = {
-        "defaults": {"role": "assistant"},
-        "start_anchor": "<|im_start|>assistant\n",
-        "fields": {
-            "reasoning_content": {"open": "<think>", "close": "</think>"},
-            "tool_calls": {
-                "open": "[CALL]",
-                "close": "[/CALL]",
-                "repeats": True,
-                "content": "json",
-                "transform": {"type": "function", "function": "{content}"},
-            },
-            "content": {"close": "<|im_end|>"},
-        },
-    }
-    yield words
-    words.response_template = None
-
-
-def test_a_tokenizers_own_response_template_is_used(with_response_template):
-    text = 'so [CALL]{"name": "calculator", "arguments": {"a": 1}}[/CALL]'
-    found = parse(text, words=with_response_template)
-    assert found["tool_calls"] == [call("calculator", {"a": 1})]
-    assert found["role"] == "assistant"
-    assert found["content"].strip() == "so"
-
-
-def test_a_response_template_sees_what_the_prompt_wrote_of_the_answer(with_response_template):
-    prompt = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think>"
-    found = parse("hm</think>it is 3.", words=with_response_template, prompt=prompt)
-    assert found == {"role": "assistant", "content": "it is 3.", "reasoning_content": "hm"}
-
-
-def test_what_a_response_template_cannot_parse_stays_in_the_content(with_response_template):
-    for text in ("[CALL]{broken[/CALL]", '[CALL]{"nobody": 1}[/CALL]', "[CALL]3[/CALL]"):
-        assert parse(text, words=with_response_template) == {"role": "assistant", "content": text}

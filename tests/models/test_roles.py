@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from etude.core.call import ChatRequest
 from etude.core.errors import ImpossibleCall
 from etude.models.probe import PROBES, QUESTION, RESULT, TOOL
-from etude.preflight.drift import Shape, played
 from tests.models.families import FAMILIES, template
+from tests.models.shapes import Shape, played
 from tests.models.test_template import template_of
 from tests.models.tiny_models import CHATML
 

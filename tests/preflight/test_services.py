@@ -1,4 +1,4 @@
-"""`etude doctor CONFIG`: what a config names is asked for the least that shows that it works."""
+"""`etude doctor`: a config's services are asked for the least that shows that they work; the loop runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from etude.config.load import parse_config
+from etude.preflight.doctor import try_loop
 from etude.preflight.finding import Findings
 from etude.preflight.services import examine_services
 from tests.endpoint_process import EndpointProcess
@@ -59,3 +60,15 @@ async def test_a_backend_that_does_not_answer(endpoint: EndpointProcess, tmp_pat
         finetuning={"enabled": True, "trainer_adapter": "lm_server"},
     )
     assert ("backend lm_server", "error") in [each[:2] for each in found]
+
+
+@pytest.mark.slow
+def test_the_loop_works_here():
+    findings = Findings()
+    try_loop(findings)
+    assert [(each.what, each.status) for each in findings.items] == [
+        ("loop: collect", "ok"),
+        ("loop: train", "ok"),
+        ("loop: kill and resume", "ok"),
+        ("loop", "ok"),
+    ]

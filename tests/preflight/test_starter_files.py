@@ -16,10 +16,9 @@ import pytest
 from etude.core.call import ChatRequest
 from etude.core.example import Example
 from etude.core.message import Message
-from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.preflight.starter import write_starter
 from etude.rewards.evaluation_run import measure
-from tests.cli.projects import etude, events
+from tests.cli.projects import events
 from tests.support import ScriptedEngine, tool_call
 
 Project: TypeAlias = Callable[[str], Path]
@@ -56,18 +55,6 @@ def said(request: ChatRequest, role: str = "user") -> list[str]:
 
 async def score(workflow: Any, evaluator: Any, folder: Path, player: Callable[[ChatRequest], Any]) -> float:
     return (await measure(workflow, evaluator, ScriptedEngine(player), examples(folder))).mean
-
-
-@pytest.mark.parametrize("task", ["sql", "game", "tool"])
-def test_a_model_that_knows_nothing_can_be_evaluated(task, project):
-    folder = project(task)
-    texts = [path.read_text() for path in folder.iterdir()]
-    build_policy(build_tokenizer(texts), 0, TinyShape(max_context=2048)).export(folder / "tiny")
-    Path("few.jsonl").write_text("".join((folder / "validation.jsonl").open().readlines()[:8]))
-    tiny = ["-o", "llms.policy.model=tiny", "--dataset", "few.jsonl"]
-    shown = etude("evaluate", "config.yml", *tiny, "--json")
-    assert shown.exit_code == 0, shown.stdout + shown.stderr
-    assert '"n": 8' in shown.stdout, shown.stdout
 
 
 async def test_the_right_query_is_right_in_other_words_too(project):

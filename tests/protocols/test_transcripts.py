@@ -52,7 +52,7 @@ async def test_yaml_says_the_same(journal: Journal) -> None:
     questions = "Question for Expert_1: a?\nQuestion for Expert_2: b\n  c?"
     engine = scripted(verifier=[questions, "hm"], prover0=["no – «never»"], prover1=[""])
     record = await play_record(debate(max_message_rounds=3), engine, journal, retries=1)
-    shown = transcript(record, raw=True)
+    shown = transcript(record)
     assert yaml.safe_load(as_yaml(shown)) == shown
     assert "«never»" in as_yaml(shown)
 

@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from etude.config.import_path import import_object, make_importable
-from etude.report.live import LiveProgress
 from etude.report.logs import LogLevel, LogLines, show_logs
+from etude.report.progress import LiveProgress
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@ import pytest
 
 from etude.core.errors import install_command
 from etude.core.history import History
-from etude.report.files import RunReport, render_reward_plot, write_reward_plot
+from etude.report.files import RunReport, render_reward_plot
 from tests.report.histories import epoch, history, validation
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -44,19 +44,6 @@ def test_the_report_draws_now_and_then_and_at_the_end(tmp_path):
     plot.unlink()
     report(history([0.1]), tmp_path, final=True)
     assert plot.exists()
-
-
-def test_a_picture_of_the_same_history_stays(tmp_path):
-    past, path = history([0.1, 0.3], {0: 0.1}), tmp_path / "plot.png"
-    write_reward_plot(past, path)
-    drawn = path.stat().st_ino
-    write_reward_plot(History.model_validate_json(past.model_dump_json()), path)
-    assert path.stat().st_ino == drawn
-    write_reward_plot(history([0.1, 0.4], {0: 0.1}), path)
-    assert path.stat().st_ino != drawn
-    path.write_bytes(path.read_bytes()[:40])
-    write_reward_plot(past, path)
-    assert path.read_bytes() == render_reward_plot(past)
 
 
 def test_without_matplotlib_a_run_goes_on_and_says_what_to_install(tmp_path, monkeypatch):

@@ -7,8 +7,7 @@ from etude.core.call import Call, ChatRequest, Completion, Usage
 from etude.core.episode import EpisodeRecord, Failure
 from etude.core.evaluation import EvalOutputItem
 from etude.core.example import Example
-from etude.report.lines import JsonProgress, LineProgress
-from etude.report.live import LiveProgress
+from etude.report.progress import JsonProgress, LineProgress, LiveProgress
 
 
 def episode(tokens=10, failure=None):
@@ -118,7 +117,7 @@ def test_the_live_panel_shows_phase_epoch_episodes_rewards_failures_and_speed():
         "epoch 3/3",
         "2/4 episodes",
         "reward 0.750",
-        "▁█",
+        "last epoch 0.900",
         "1 failed",
         "20 tokens/s",
         "0:05",

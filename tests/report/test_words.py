@@ -2,7 +2,7 @@
 
 from etude.core.history import History
 from etude.report.words import figure_lines
-from etude.store.summary import summary_of
+from etude.store.figures import summary_of
 from tests.report.histories import epoch, history, validation
 
 

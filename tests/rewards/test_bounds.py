@@ -17,8 +17,8 @@ from etude.loop.evaluation import scores_of
 from etude.rewards.evaluation import item_of, summary_of
 from etude.rewards.evaluator import FunctionEvaluator, WeightedEvaluator
 from etude.rewards.scorer import Scorer, evaluate
-from etude.store.comparison import paired_difference
 from etude.store.encode import encode_episode
+from etude.store.facts import paired_difference
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import CONFIG, config_text
 

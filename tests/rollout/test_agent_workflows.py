@@ -117,89 +117,61 @@ async def test_an_agent_that_only_calls_tools_is_stopped(journal: Journal) -> No
     ]
 
 
-TALK = {
-    "_type": "conversation",
-    "system": "You sell tickets.",
-    "user": {
-        "goal": "Buy a ticket to {city}.",
-        "persona": "You are in a hurry.",
-        "stop": "BYE",
-        "max_turns": 3,
-    },
-}
-
-
-async def test_a_conversation_ends_when_the_user_stops(journal: Journal) -> None:
-    user = ["A ticket to Rome!", "Thanks, and one more.", "BYE"]
-    agent = ["Here it is.", calls((1, 1)), "Now you have 2."]
-    record, engines = await play(journal, TALK, {"city": "Rome"}, policy=agent, user=user)
-    assert record.failure is None
-    assert record.output["answer"] == "Now you have 2." and record.output["ended"] == "stop"
-    assert [message["role"] for message in record.output["messages"]] == [
-        "system",
-        "user",
-        "assistant",
-        "user",
-        "assistant",
-        "tool",
-        "assistant",
-    ]
-    seen = engines["user"].requests[-1].messages
-    assert "You are in a hurry.\nYour goal: Buy a ticket to Rome." in seen[0]["content"]
-    assert seen[0]["content"].endswith("write only BYE")
-    # The user sees texts, from its own side: no tools, no system message of the agent.
-    assert [(message["role"], message["content"]) for message in seen[1:]] == [
-        ("user", "Hello! How can I help you?"),
-        ("assistant", "A ticket to Rome!"),
-        ("user", "Here it is."),
-        ("assistant", "Thanks, and one more."),
-        ("user", "Now you have 2."),
-    ]
-
-
-async def test_a_conversation_ends_after_the_turns_and_the_agent_may_begin(journal: Journal) -> None:
-    workflow = TALK | {"first": "agent"}
-    record, engines = await play(journal, workflow, {"city": "Rome"}, policy=["Yes?"], user=["Hm."])
-    assert record.output["ended"] == "turns"
-    assert len(engines["user"].requests) == 3 and len(engines["policy"].requests) == 4
-    assert engines["user"].requests[0].messages[1] == {"role": "user", "content": "Yes?"}
-
-
-async def test_the_users_calls_are_recorded_and_never_trained(journal: Journal) -> None:
-    """Also where one model plays both, and all functions are trained."""
+async def test_a_user_talks_from_its_own_side_until_it_stops(journal: Journal) -> None:
+    """Its calls are never trained, also where one model plays both and all functions are trained."""
 
     def both(request: ChatRequest) -> str:
-        return "Hm." if "Your goal:" in request.messages[0]["content"] else "Yes?"
+        if "Your goal:" not in request.messages[0]["content"]:
+            return "Here it is."
+        return "A ticket!" if len(request.messages) == 2 else "BYE"
 
-    workflow = TALK | {"user": TALK["user"] | {"model": "policy"}}
-    record, _ = await play(journal, workflow, {"city": "Rome"}, policy=both)
-    assert [call.function for call in record.calls] == ["<user>", "<workflow>"] * 3
+    async def sell(example: Any, episode: etude.Episode) -> list[Any]:
+        persona = "You are in a hurry."
+        user = etude.SimulatedUser(episode, goal="Buy.", persona=persona, model="policy", stop="BYE")
+        messages: list[dict[str, Any]] = [{"role": "system", "content": "You sell tickets."}]
+        while (text := await user.reply(messages)) is not None:
+            messages.append({"role": "user", "content": text})
+            messages.append((await episode.chat(messages)).message)
+        return [messages[1:], user.ended]
+
+    engine = ScriptedEngine(both)
+    record = await Collector(etude.workflow(sell), {"policy": engine}, journal).run(
+        EpisodeJob("train/a/0", Example("a", {}))
+    )
+    assert record.output == [
+        [{"role": "user", "content": "A ticket!"}, {"role": "assistant", "content": "Here it is."}],
+        "stop",
+    ]
+    system, *seen = engine.requests[-1].messages
+    assert "You are in a hurry.\nYour goal: Buy." in system["content"]
+    assert system["content"].endswith("write only BYE")
+    # It sees texts, from its own side: no tools, no system message of the agent.
+    assert [(message["role"], message["content"]) for message in seen] == [
+        ("user", "Hello! How can I help you?"),
+        ("assistant", "A ticket!"),
+        ("user", "Here it is."),
+    ]
+    assert [call.function for call in record.calls] == ["<user>", "<workflow>", "<user>"]
     [branch] = branches_of(record, ["*"], "policy")
-    assert [call.function for call in branch.calls] == ["<workflow>"] * 3
+    assert [call.function for call in branch.calls] == ["<workflow>"]
     assert branches_of(record, ["<user>"], "policy") == []
 
 
-async def test_a_user_in_a_workflow_of_ones_own(journal: Journal) -> None:
-    async def support(example: Any, episode: etude.Episode) -> int:
+async def test_a_user_stops_after_its_turns_and_the_agent_may_begin(journal: Journal) -> None:
+    async def support(example: Any, episode: etude.Episode) -> list[Any]:
         user = etude.SimulatedUser(episode, goal="Complain.", model="customer", max_turns=2)
-        messages: list[dict[str, Any]] = []
+        messages: list[dict[str, Any]] = [{"role": "assistant", "content": "Yes?"}]
         while (text := await user.reply(messages)) is not None:
             messages.append({"role": "user", "content": text})
             messages.append((await episode.chat(messages, model="policy")).message)
-        return len(messages)
+        return [len(messages), user.ended]
 
     engines = {"policy": ScriptedEngine(["Sorry."]), "customer": ScriptedEngine(["It broke!"])}
-    collector = Collector(etude.workflow(support), engines, journal)
-    record = await collector.run(EpisodeJob("train/a/0", Example("a", {})))
-    assert record.output == 4, record.failure
-
-
-async def test_the_model_of_the_user_is_not_trained() -> None:
-    config = parse_config({"llms": {"user": LLM}, "workflow": TALK, "finetuning": {"target_model": "user"}})
-    config.finetuning.enabled = True
-    async with Builder(config) as builder:
-        with pytest.raises(RequestError, match=r"workflow.user.model: 'user' is trained"):
-            await builder.get_workflow()
+    record = await Collector(etude.workflow(support), engines, journal).run(
+        EpisodeJob("train/a/0", Example("a", {}))
+    )
+    assert record.output == [5, "turns"], record.failure
+    assert engines["customer"].requests[0].messages[1] == {"role": "user", "content": "Yes?"}
 
 
 def test_tools_of_a_program_are_named_by_their_path_or_kept_as_they_are() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import anthropic
 import httpx
-import openai
 import pytest
 
 from etude.core.call import Call
@@ -16,6 +15,7 @@ from etude.inference.embedded import EmbeddedEngine
 from etude.store.journal import Journal
 from tests.rollout.running import collect_one, timeless
 from tests.support import EchoEngine
+from tests.wire.dialects import anthropic_client, openai_client
 
 ASK: list[dict[str, Any]] = [{"role": "user", "content": "what is 1 + 2?"}]
 
@@ -24,11 +24,6 @@ async def recorded(workflow: Callable[..., Any], journal: Journal, engine: Any) 
     record = await collect_one(workflow, journal, engine=engine)
     assert record.failure is None, record.failure
     return record
-
-
-def openai_client(episode: Any) -> openai.AsyncOpenAI:
-    endpoint = episode.endpoint
-    return openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0)
 
 
 def with_tokens(record: EpisodeRecord) -> list[Call]:
@@ -40,7 +35,7 @@ def with_tokens(record: EpisodeRecord) -> list[Call]:
 
 async def test_all_apis_stream_what_is_recorded(engine: EmbeddedEngine, journal: Journal) -> None:
     async def workflow(example: Any, episode: Any) -> list[str]:
-        async with openai_client(episode) as client:
+        async with openai_client(episode.endpoint) as client:
             chunks = [
                 chunk.choices[0].delta.content or ""
                 async for chunk in await client.chat.completions.create(
@@ -53,9 +48,8 @@ async def test_all_apis_stream_what_is_recorded(engine: EmbeddedEngine, journal:
             deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
             text = events[-1].response.output_text
             assert len(deltas) > 1 and "".join(deltas) == text
-        settings = {"base_url": episode.endpoint.anthropic_base_url, "api_key": episode.endpoint.api_key}
         async with (
-            anthropic.AsyncAnthropic(**settings) as claude,
+            anthropic_client(episode.endpoint) as claude,
             claude.messages.stream(model="policy", max_tokens=9, messages=ASK) as talk,
         ):
             pieces = [piece async for piece in talk.text_stream]
@@ -107,12 +101,11 @@ async def test_prompts_as_they_stand_are_recorded_too(engine: EmbeddedEngine, jo
 
 async def test_models_and_tokens_are_told(engine: EmbeddedEngine, journal: Journal) -> None:
     async def workflow(example: Any, episode: Any) -> int:
-        async with openai_client(episode) as client:
+        async with openai_client(episode.endpoint) as client:
             assert [model.id async for model in client.models.list()] == ["policy"]
             assert (await client.models.retrieve("policy")).id == "policy"
             answer = await client.chat.completions.create(model="policy", messages=ASK, max_tokens=1)
-        settings = {"base_url": episode.endpoint.anthropic_base_url, "api_key": episode.endpoint.api_key}
-        async with anthropic.AsyncAnthropic(**settings) as claude:
+        async with anthropic_client(episode.endpoint) as claude:
             count = await claude.messages.count_tokens(model="policy", messages=ASK)
         assert count.input_tokens == answer.usage.prompt_tokens
         headers = {"authorization": f"Bearer {episode.endpoint.api_key}"}
@@ -142,8 +135,7 @@ async def test_models_and_tokens_are_told(engine: EmbeddedEngine, journal: Journ
 async def test_tokens_of_a_model_elsewhere_are_not_guessed(journal: Journal) -> None:
     async def workflow(example: Any, episode: Any) -> int:
         with pytest.raises(anthropic.BadRequestError, match="sampled by another server"):
-            settings = {"base_url": episode.endpoint.anthropic_base_url, "api_key": episode.endpoint.api_key}
-            async with anthropic.AsyncAnthropic(**settings) as claude:
+            async with anthropic_client(episode.endpoint) as claude:
                 await claude.messages.count_tokens(model="policy", messages=ASK)
         return 0
 

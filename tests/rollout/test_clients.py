@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import sys
 
@@ -14,7 +13,7 @@ from etude.core.errors import RequestError
 from etude.rollout.collector import Limits
 from etude.store.journal import Journal
 from tests.rollout.running import collect, collect_one, jobs
-from tests.support import EchoEngine, ScriptedEngine, tool_call
+from tests.support import EchoEngine
 
 ASK = [{"role": "user", "content": "hi"}]
 
@@ -138,39 +137,3 @@ async def test_the_responses_api_records_calls_that_go_on_from_each_other(journa
     assert record.output == second.completion.message["content"]
     await journal.forget(record.id)
     assert (await collect_one(play, journal)).output == record.output, "ids are the same when it is resumed"
-
-
-ANTHROPIC_AGENT = """
-import sys, anthropic
-client = anthropic.Anthropic()
-tools = [{"name": "add", "input_schema": {"type": "object"}}]
-messages = [{"role": "user", "content": sys.argv[1]}]
-with client.messages.stream(model="claude", max_tokens=50, messages=messages, tools=tools) as stream:
-    first = stream.get_final_message()
-result = {"type": "tool_result", "tool_use_id": first.content[0].id, "content": "3"}
-messages += [{"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
-print(client.messages.create(model="claude", max_tokens=50, messages=messages, tools=tools).content[0].text)
-"""
-
-
-async def test_an_agent_written_for_anthropic_is_recorded_streams_included(journal: Journal) -> None:
-    async def play(example, episode):
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", ANTHROPIC_AGENT, "add"),
-            env=os.environ | episode.endpoint.environment,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        out, _ = await process.communicate()
-        return out.decode().strip()
-
-    calling = tool_call("add", '{"a":1,  "b":2}')
-    record = await collect_one(play, journal, engine=ScriptedEngine([calling, "three"]))
-    assert record.output == "three"
-    first, second = record.calls
-    assert first.request.sampling.max_tokens == 50
-    assert second.request.messages[1:] == (
-        calling,
-        {"role": "tool", "tool_call_id": "call_0", "content": "3"},
-    )
-    before = first.completion.prompt_ids + first.completion.completion_ids
-    assert second.completion.prompt_ids[: len(before)] == before

@@ -14,7 +14,7 @@ from etude.rollout.workflow import as_workflow
 from etude.store.episodes import iter_episodes, read_episode
 from etude.store.journal import Journal
 from tests.rollout.running import collect, collect_one, examples, jobs, timeless
-from tests.support import EchoEngine, ScriptedEngine, pass_time
+from tests.support import EchoEngine, ScriptedEngine
 
 ASK = [{"role": "user", "content": "hi"}]
 
@@ -115,18 +115,6 @@ async def test_a_workflow_that_raises_is_a_failure_with_its_line(journal: Journa
     assert record.output is None
 
 
-async def test_a_workflow_that_never_returns_times_out(journal: Journal) -> None:
-    async def play(example, episode):
-        await episode.chat(ASK)
-        pass_time(600.0)
-        await asyncio.Event().wait()
-
-    record = await collect_one(play, journal, limits=Limits(timeout=600.0))
-    assert record.failure is not None and record.failure.kind == "timeout"
-    assert "no output within 600 s" in record.failure.reason
-    assert len(record.calls) == 1
-
-
 async def test_an_agent_in_a_loop_is_stopped_at_the_limit_of_calls(journal: Journal) -> None:
     async def play(example, episode):
         while True:
@@ -137,20 +125,14 @@ async def test_an_agent_in_a_loop_is_stopped_at_the_limit_of_calls(journal: Jour
     assert len(record.calls) == 5
 
 
-async def test_sys_exit_in_an_agent_does_not_end_the_run(journal: Journal) -> None:
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError()])
+async def test_sys_exit_in_an_agent_does_not_end_the_run(journal: Journal, error: BaseException) -> None:
     async def play(example, episode):
-        raise SystemExit(3)
-
-    record = await collect_one(play, journal)
-    assert record.failure is not None and "SystemExit: 3" in record.failure.reason
-
-
-async def test_an_agent_that_cancels_itself_has_failed(journal: Journal) -> None:
-    async def play(example, episode):
-        raise asyncio.CancelledError
+        raise error
 
     record = await collect_one(play, journal)
     assert record.failure is not None and record.failure.kind == "raised"
+    assert type(error).__name__ in record.failure.reason
 
 
 async def test_calls_that_an_agent_leaves_under_way_are_not_in_the_record(journal: Journal) -> None:
@@ -230,18 +212,6 @@ async def test_a_journal_that_cannot_be_written_ends_the_run(journal: Journal) -
 
     with pytest.raises(StoreError, match="closed"):
         await collect(play, journal)
-
-
-async def test_a_long_conversation_is_stored_once_and_read_back(journal: Journal) -> None:
-    async def play(example, episode):
-        messages = list(ASK)
-        for _ in range(1500):
-            reply = await episode.chat(messages[-20:])
-            messages += [reply.message, *ASK]
-        return "done"
-
-    record = await collect_one(play, journal, engine=ScriptedEngine(["ok"]), limits=Limits(max_calls=None))
-    assert read_episode(journal, record.id) == record
 
 
 def test_wrong_settings_are_refused_before_anything_runs(journal: Journal) -> None:

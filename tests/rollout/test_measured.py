@@ -6,14 +6,10 @@ from etude.core.episode import Event, measured
 from etude.core.evaluation import EvalInputItem
 from etude.export.transcripts import _event
 from etude.rewards.evaluation import item_of
-from etude.rewards.evaluation_run import EvaluationRun
 from etude.rewards.evaluator import MeasuredEvaluator
-from etude.rollout.collector import Collector
-from etude.rollout.workflow import as_workflow
 from etude.store.episodes import read_episode
 from etude.store.journal import Journal
-from tests.rollout.running import collect_one, examples
-from tests.support import EchoEngine
+from tests.rollout.running import collect_one
 
 
 async def game(example, episode):
@@ -51,16 +47,3 @@ async def test_an_evaluator_reads_it_by_name_and_agent(journal: Journal):
     assert missing.score is None
     assert missing.error == "the episode recorded no score 'speed' (it recorded: 'reward', 'reward' of 'bob')"
     assert (await MeasuredEvaluator("reward").evaluate_item(EvalInputItem(id="q"))).score is None
-
-
-async def test_episodes_without_the_score_are_left_out_and_counted(journal: Journal):
-    async def play(example, episode):
-        if example.id != "2":
-            episode.score("reward", float(example.id))
-        return "over"
-
-    collector = Collector(as_workflow(play), {"policy": EchoEngine()}, journal)
-    run = EvaluationRun(collector, {"reward": MeasuredEvaluator("reward")}, journal, error_budget=0.5)
-    output = await run.run(examples(4), phase="eval")
-    assert output.scores() == {"reward": [0.0, 1.0, 3.0]}
-    assert output.failures == {"score:reward": 1}

@@ -11,7 +11,6 @@ import pydantic
 import pytest
 import torch
 
-from etude.core.example import Example
 from etude.store.journal import Journal
 from tests.rollout.running import collect_one
 from tests.support import ScriptedEngine
@@ -95,18 +94,6 @@ async def test_what_is_no_output_fails_the_episode_in_a_sentence(
     assert record.output is None and record.failure is not None
     assert record.failure.kind == "no_output"
     assert "test_output.py:" in record.failure.reason and told in record.failure.reason
-
-
-async def test_a_workflow_that_yields_is_told_so(journal: Journal) -> None:
-    async def play(example: Example, episode: Any) -> Any:
-        yield "4"
-
-    def plays(example: Example, episode: Any) -> Any:
-        yield "4"
-
-    for workflow in (play, plays):
-        record = await collect_one(workflow, journal)
-        assert record.failure is not None and "does it `yield`?" in record.failure.reason
 
 
 async def test_a_reply_that_calls_tools_and_says_nothing_is_no_answer(journal: Journal) -> None:

@@ -15,6 +15,7 @@ from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
 from etude.store.journal import Journal
 from tests.rollout.running import collect_one
+from tests.wire.dialects import anthropic_client
 
 ASK: list[dict[str, Any]] = [{"role": "user", "content": "what is 1 + 2?"}]
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
@@ -77,8 +78,7 @@ async def test_the_field_that_is_refused_is_named(engine: EmbeddedEngine, journa
                     assert error["code"] in ("invalid_value", "context_length_exceeded")
             reply = await http.options("/chat/completions")
             assert (reply.status_code, reply.json()["error"]["code"]) == (405, "method_not_allowed")
-        settings = {"base_url": episode.endpoint.anthropic_base_url, "api_key": episode.endpoint.api_key}
-        async with anthropic.AsyncAnthropic(**settings) as claude:
+        async with anthropic_client(episode.endpoint) as claude:
             with pytest.raises(anthropic.BadRequestError, match="context is 256 tokens"):
                 await claude.messages.create(model="policy", messages=ASK * 99, max_tokens=3)
         return 0
@@ -101,7 +101,11 @@ async def test_an_endpoints_reason_is_passed_on(
             for fields, param, code in (
                 ({"messages": ASK * 99}, "messages", "context_length_exceeded"),
                 ({"logit_bias": {"100000": 1}}, "logit_bias", "invalid_value"),
-                ({"extra_body": {"guided_regex": "(a"}}, "guided_regex", "invalid_value"),
+                (
+                    {"extra_body": {"structured_outputs": {"regex": "(a"}}},
+                    "structured_outputs",
+                    "invalid_value",
+                ),
             ):
                 with pytest.raises(openai.BadRequestError) as refused:
                     await client.chat.completions.create(**{"model": "m", "messages": ASK, **fields})

@@ -81,18 +81,6 @@ def test_the_worker_of_a_killed_server_makes_way_and_the_next_server_goes_on(ser
 
 
 @pytest.mark.slow
-def test_server_and_worker_killed_together_lose_nothing(server: ServerProcess) -> None:
-    client = server.client()
-    job = create(client, upload(client, supervised(8)), **LONG).id
-    wait_for_step(client, job, 8)
-    worker = worker_of(server, job)
-    server.kill()
-    os.kill(worker, signal.SIGKILL)
-    server.start()
-    check_whole(server.client(), job)
-
-
-@pytest.mark.slow
 def test_a_stopped_server_lets_its_job_go_on_later(server: ServerProcess) -> None:
     client = server.client()
     job = create(client, upload(client, supervised(8)), **LONG).id

@@ -13,11 +13,10 @@ from pathlib import Path
 import openai
 import pytest
 
-from etude.inference.child_process import marked_process
 from etude.store.lock import locked_by
 from tests.server.data import ASK, FINAL, create, messages, supervised, upload, wait
 from tests.server.process import ServerProcess
-from tests.vllm import commands
+from tests.vllm import commands, vllms_of
 
 KILLS = 50
 PARTS = ("server", "worker", "engine")
@@ -39,7 +38,7 @@ def test_fifty_kills(wide: Path, tmp_path: Path, command: str) -> None:
             top_up(server.client(), jobs, file)
             time.sleep(choose.uniform(0, 8))
             hit = choose.sample(PARTS, choose.choice([1, 1, 2, 3]))
-            kill(server, hit, {"worker": workers(tmp_path, jobs), "engine": engines(tmp_path)})
+            kill(server, hit, {"worker": workers(tmp_path, jobs), "engine": vllms_of(server.pid)})
         check(server.client(timeout=300), jobs, file)
     finally:
         server.stop()
@@ -59,11 +58,6 @@ def numbered(client: openai.OpenAI, number: int, file: str) -> str:
 
 def workers(folder: Path, jobs: Sequence[str]) -> list[int]:
     return [pid for job in jobs if (pid := locked_by(folder / "jobs" / job / "lock"))]
-
-
-def engines(folder: Path) -> list[int]:
-    pid = marked_process(folder / "vllm" / "vllm.pid")
-    return [] if pid is None else [pid]
 
 
 def kill(server: ServerProcess, hit: Sequence[str], pids: Mapping[str, Sequence[int]]) -> None:

@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 
 from etude.core.errors import RequestError
 from etude.server import extensions
+from etude.server.backend import Backend
 from etude.server.extensions import ServerParts, register_server_extension
 from etude.server.models import Alias
 from etude.server.serve import create_app
@@ -53,27 +54,17 @@ class Extension:
         return False
 
 
-class NoEngine:
-    """A backend that never samples."""
+class NoEngine(Backend):
+    """Never samples."""
 
     name = "none"
 
     async def open(self) -> None: ...
 
-    def memory_group(self, model: Any) -> str:
-        return ""
-
     async def load(self, model: Any) -> Any:
         return object()
 
     async def unload(self, model: Any, engine: Any) -> None: ...
-
-    async def close(self) -> None: ...
-
-    async def put_away(self) -> None: ...
-
-    def status(self) -> dict[str, Any]:
-        return {}
 
 
 @pytest.fixture

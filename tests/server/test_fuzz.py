@@ -96,28 +96,3 @@ def test_no_body_makes_the_server_fail(server: ServerProcess, post: tuple[str, A
             path, content=json.dumps(body).encode(), headers={"content-type": "application/json"}
         )
     check(told.status_code, told.text)
-
-
-queries = st.dictionaries(
-    st.sampled_from(["after", "limit", "order", "purpose", "metadata[a]", 'metadata["]', "metadata[]"]),
-    st.text(max_size=6) | few.map(str),
-    max_size=3,
-)
-paths = st.sampled_from(
-    [
-        "/v1/models",
-        "/v1/files",
-        "/v1/fine_tuning/jobs",
-        "/v1/fine_tuning/jobs/x/events",
-        "/v1/fine_tuning/jobs/x/checkpoints",
-        "/v1/files/x/content",
-    ]
-)
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(paths, queries)
-def test_no_query_makes_the_server_fail(server: ServerProcess, path: str, query: dict[str, str]) -> None:
-    with server.http() as http:
-        told = http.get(path, params=query)
-    check(told.status_code, told.text)

@@ -45,13 +45,6 @@ def test_what_cannot_have_been_sampled_is_refused_with_its_line(
         )
 
 
-@pytest.mark.parametrize("line", [b"[" * 100_000, b'{"messages": [{"role": "user", "content": "\\ud800"}]}'])
-def test_a_line_that_cannot_be_read_is_refused_with_its_number(line: bytes) -> None:
-    lines = json.dumps(TALK).encode() + b"\n" + line
-    with pytest.raises(ApiError, match=r"rows.jsonl, line 2: not JSON: "):
-        check_training_file("rows.jsonl", io.BytesIO(lines))
-
-
 def test_a_server_knows_its_models_vocabulary(server: ServerProcess) -> None:
     client = server.client()
     assert upload(client, [group(token_ids=[4, 200])])

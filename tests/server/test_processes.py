@@ -14,7 +14,7 @@ import pytest
 from etude.core.errors import RequestError
 from etude.server.jobs import JobFolder
 from etude.server.settings import server_settings, training_processes
-from tests.server.data import create, dpo, grpo, messages, supervised, upload, wait, wait_for_step
+from tests.server.data import create, messages, supervised, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
 from tests.server.test_crash import LONG, check_whole
 
@@ -79,16 +79,6 @@ def test_two_processes_train_what_one_does_and_survive_kill_9(
     assert found[1] == pytest.approx(found[0], rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.parametrize("method", ["dpo", "grpo"])
-@pytest.mark.slow
-def test_preferences_and_groups_too(two: ServerProcess, method: str) -> None:
-    client = two.client()
-    rows = dpo(8) if method == "dpo" else grpo(client, "tiny", groups=3)
-    options = {"n_epochs": 1, "learning_rate": 0.01, "lora_rank": 4 if method == "dpo" else 0, "beta": 0.1}
-    job = wait(client, create(client, upload(client, rows), method, **options).id)
-    assert job.status == "succeeded", (job.error, messages(client, job.id))
-
-
 @pytest.mark.slow
 def test_a_cancelled_job_ends_all_its_processes(two: ServerProcess) -> None:
     client = two.client()
@@ -100,21 +90,10 @@ def test_a_cancelled_job_ends_all_its_processes(two: ServerProcess) -> None:
     assert client.fine_tuning.jobs.retrieve(job).status == "cancelled"
 
 
-def the_leader(server: ServerProcess, ranks: list[int]) -> None:
-    os.kill(ranks[0], signal.SIGKILL)
-
-
 def the_launcher(server: ServerProcess, ranks: list[int]) -> None:
     status = Path(f"/proc/{ranks[0]}/status").read_text()
     launcher = int(status.split("PPid:")[1].split()[0])
     os.kill(launcher, signal.SIGKILL)
-
-
-def all_and_the_server(server: ServerProcess, ranks: list[int]) -> None:
-    server.kill()
-    for pid in ranks:
-        os.kill(pid, signal.SIGKILL)
-    server.start()
 
 
 def nothing_but_stop_the_server(server: ServerProcess, ranks: list[int]) -> None:
@@ -123,7 +102,7 @@ def nothing_but_stop_the_server(server: ServerProcess, ranks: list[int]) -> None
     server.start()
 
 
-@pytest.mark.parametrize("kill", [the_leader, the_launcher, all_and_the_server, nothing_but_stop_the_server])
+@pytest.mark.parametrize("kill", [the_launcher, nothing_but_stop_the_server])
 @pytest.mark.slow
 def test_whatever_is_killed_nothing_is_lost(
     two: ServerProcess, kill: Callable[[ServerProcess, list[int]], None]
@@ -144,16 +123,6 @@ def test_shards_of_the_weights_survive_kill_9_too(model: Path, tmp_path: Path) -
         wait_for_step(client, job, 8)
         os.kill(ranks_of(running, job)[0], signal.SIGKILL)
         check_whole(client, job)
-
-
-@pytest.mark.slow
-def test_a_job_whose_processes_fail_says_why(two: ServerProcess) -> None:
-    client = two.client()
-    turn = {"context_ids": [3], "token_ids": [4, 1], "logprobs": [-1.0, -1.0]}
-    group = {"trajectories": [{"turns": [turn], "reward": 1.0}] * 3}
-    job = wait(client, create(client, upload(client, [group]), "grpo").id)
-    assert job.status == "failed" and job.error is not None and "nothing to learn" in job.error.message
-    assert [text.startswith("The job failed") for text in messages(client, job.id)].count(True) == 1
 
 
 def test_more_processes_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

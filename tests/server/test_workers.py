@@ -81,17 +81,6 @@ def test_the_next_job_is_forked_from_the_process_that_is_ready(model: Path, tmp_
 
 
 @pytest.mark.slow
-def test_the_process_that_is_ready_ends_with_a_server_that_is_killed(model: Path, tmp_path: Path) -> None:
-    server = ServerProcess(model, tmp_path)
-    server.start()
-    try:
-        nursery = nursery_after_a_job(server)
-    finally:
-        server.kill()
-    eventually(lambda: is_gone(nursery))
-
-
-@pytest.mark.slow
 def test_a_server_that_stops_before_its_worker_is_there_leaves_none(model: Path, tmp_path: Path) -> None:
     with ServerProcess(model, tmp_path) as server:
         client = server.client()

@@ -31,10 +31,6 @@ def test_what_was_not_measured_after_training_is_not_called_best():
     assert best_version(history([0.9, 0.1], {0: 0.5})) is None
 
 
-def test_the_base_model_is_the_best_where_training_made_it_worse():
-    assert best_version(history([0.4], {0: 0.4, 1: 0.0})).number == 0
-
-
 def test_nothing_trained_has_no_versions():
     assert best_version(history([])) is None
     assert last_version(history([])) is None

@@ -8,12 +8,13 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from etude.core.errors import StoreError
-from etude.store.files import delete_left_over, draft_of, write_atomically
+from etude.store.files import damage_in, delete_left_over, draft_of, note_sum, write_atomically
 
 HOST = re.sub(r"[^\w-]", "-", socket.gethostname())
 HERE = f"{threading.get_ident()}.{HOST}.{os.getpid()}"
@@ -102,3 +103,12 @@ def test_and_in_all_of_a_folder_where_that_is_opened(tmp_path: Path, gone: int) 
         draft.write_text("whole")
         delete_left_over(tmp_path)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["inside", "kept"]
+
+
+def test_threads_that_note_sums_in_one_folder_lose_none(tmp_path: Path):
+    files = [tmp_path / f"part-{number}" for number in range(64)]
+    for file in files:
+        file.write_text(file.name, encoding="utf-8")
+    with ThreadPoolExecutor(8) as threads:
+        assert [*threads.map(note_sum, files)] == [None] * len(files)
+    assert damage_in(tmp_path) == []

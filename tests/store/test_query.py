@@ -11,7 +11,7 @@ from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.store.encode import encode_episode
 from etude.store.journal import Journal
-from etude.store.outline import EpisodeOutline, find_episodes, outlines, parse_query, phases_in
+from etude.store.outline import EpisodeOutline, find_episodes, outlines, parse_query
 from tests.store.test_phases import LATEST_FIRST
 from tests.store.test_phases import journal as phases  # noqa: F401
 
@@ -61,10 +61,6 @@ def test_what_cannot_be_meant_is_refused(words):
 
 def test_no_words_fit_everything():
     assert not parse_query("  ") and parse_query("").fits(outline())
-
-
-async def test_the_phases_are_those_that_have_episodes(phases):  # noqa: F811
-    assert phases_in(phases) == LATEST_FIRST
 
 
 async def test_episodes_are_found_from_phase_to_phase(phases):  # noqa: F811

@@ -1,7 +1,7 @@
 """The warnings of a stored run: the alarms that were recorded with its epochs and validations."""
 
 from etude.core.history import AlarmEvent, History
-from etude.store.summary import causes_in, collapse_in, stopped_by, warnings_of
+from etude.store.figures import causes_in, collapse_in, stopped_by, warnings_of
 from tests.report.histories import epoch, history, validation
 
 

@@ -54,10 +54,10 @@ def test_feedback_goes_to_the_chat_of_its_call_or_trace():
     log.add([LoggedScore("log:5", "good", 0.0, call="d"), call(QUESTION, id="c")])
     (chat,) = log.chats()
     assert [score.name for score in chat.scores] == ["good", "fast"]
-    assert log.left_out.first == {
-        "nothing": "log:2",
-        "call that is there twice, by its id": "log:1",
-        "feedback 'good' on a call that is not in the log": "log:5",
+    assert log.left_out == {
+        "nothing": (1, "log:2"),
+        "call that is there twice, by its id": (1, "log:1"),
+        "feedback 'good' on a call that is not in the log": (1, "log:5"),
     }
 
 

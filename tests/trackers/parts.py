@@ -40,7 +40,6 @@ class FileTracker:
                 "step": record.step,
                 "token": self.token,
                 "metrics": dict(record.metrics),
-                "episodes": [row.cells() for row in record.episodes],
             }
         )
         self._die(f"after {count}")

@@ -76,7 +76,6 @@ def test_a_run_and_what_follows_it_are_one_run_with_each_step_once(project):
     assert [row["epoch"] for row in rows] == ["0", "1", "2", "2", "2"]
     assert "validation/avg_reward" in rows[0] and "train/reward_low" in rows[1]
     assert rows[1]["learner/loss"] in ("1", "1.0")
-    assert any("table-file" in text for name, text in rows[1].items() if name.startswith("episodes/epoch"))
     assert "finetuning" in str([each.run.config for each in contents(first) if each.HasField("run")])
 
 

@@ -10,9 +10,8 @@ from starlette.testclient import TestClient
 
 from etude.core.call import ChatRequest
 from etude.core.episode import Event, Failure
-from etude.core.sample import Sample
 from etude.protocols import nip
-from etude.store.learned import Source, learned_lines, write_learned, write_submitted
+from etude.store.learned import Source, learned_lines, write_learned
 from etude.store.run_folder import RunFolder
 from etude.view.app import create_view
 from tests.protocols.games import agent_of, play_record, turn_of
@@ -60,19 +59,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         root / "first" / "checkpoints", 2, learned_lines(Source("job", version=2), [(learned,), (learned,)])
     )
     store_run(root, "second", EPISODES[:2], [epoch_entry(1, 0.1, failures={"timeout": 3})])
-    spoken = Told("train/1/c/0", has_ids=False)
-    store_run(root, "spoken", [spoken], [epoch_entry(1)])
-    said = (
-        {"role": "user", "content": "two and two?"},
-        {"role": "assistant", "content": "three", "weight": 0},
-        {"role": "user", "content": "no"},
-        {"role": "assistant", "content": "four", "reasoning_content": "2 + 2"},
-    )
-    lines = learned_lines(
-        Source("spoken-epoch-1", backend="openai", takes_text=True),
-        [(Sample(messages=said, episode=spoken.id, reward=1.0),)],
-    )
-    write_submitted(root / "spoken", 1, "spoken-epoch-1", lines)
     store_run(root, "played", config=CONFIG_YAML.replace("{name: correct}", "{name: earned_by_prover}"))
     asyncio.run(play(root / "played"))
     return root

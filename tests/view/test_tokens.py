@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from starlette.testclient import TestClient
 
-from etude.core.sample import Sample
 from etude.store.learned import Seen, Source, learned_lines, write_learned, write_submitted
 from etude.view.app import create_view
 from etude.view.tokens import CHUNK
@@ -70,23 +69,18 @@ def test_what_is_not_there_is_no_page(opened, query):
     assert opened.get(f"/runs/r/chunks/train/1/a/0?{query}").status_code == 404
 
 
-def test_what_another_backend_was_handed_is_shown_with_what_it_does_not_tell(opened, tmp_path):
-    """Tokens with their advantages, or the messages of a run whose engine tells no token ids."""
+def test_what_another_backend_was_handed_is_shown_with_what_it_does_not_tell(tmp_path):
     trained, told = Told("train/1/a/0", SAYS), Told("train/1/b/0", SAYS[1:], has_ids=False)
     run = store_run(tmp_path, episodes=[trained, told], epochs=[epoch_entry(1)])
-    messages = ({"role": "user", "content": "two?"}, {"role": "assistant", "content": "four <b>"})
-    row = Sample(messages=messages, episode=told.id, reward=1.0)
-    source = Source("r-epoch-1", backend="mine", takes_text=True, makes_advantages=True)
-    write_submitted(run, 1, "r-epoch-1", learned_lines(source, [(sample_of(trained),), (row,)]))
+    source = Source("r-epoch-1", backend="mine", makes_advantages=True)
+    write_submitted(run, 1, "r-epoch-1", learned_lines(source, [(sample_of(trained),)]))
     client = TestClient(create_view(tmp_path, KEY), base_url="http://127.0.0.1")
     client.get("/", params={"open": KEY})
     text = words(shown(client, "/runs/r/tokens/train/1/a/0"))
     assert "As the backend 'mine' was handed it for the job r-epoch-1" in text and "the ratio" in text
-    assert "makes advantages of them itself" in text and "makes the tokens anew" in text
+    assert "makes advantages of them itself" in text
     assert chunk(client, "train/1/a/0")["advantages"][3:7] == [1.5] * 4
-    rows = words(shown(client, "/runs/r/tokens/train/1/b/0"))
-    assert "No token ids were recorded" in rows and "As the backend 'mine'" in rows
-    assert "user context two?" in rows and "assistant weight 1 trained on four" in rows
+    assert "no token ids were recorded" in words(shown(client, "/runs/r/tokens/train/1/b/0", status=404))
 
 
 def test_of_several_samples_of_the_same_tokens_each_can_be_seen(client):

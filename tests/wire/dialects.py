@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import anthropic
+import openai
+
 from etude.core.call import Completion, Usage
 from etude.core.errors import EngineError
 from etude.core.message import Message
 from etude.wire.answers import RecordedCompletion
 from etude.wire.dialect import ChatBody
+from etude.wire.endpoint import Endpoint
 
 ASK = [{"role": "user", "content": "hi"}]
 TOOL_CALL = {"id": "call_7", "type": "function", "function": {"name": "add", "arguments": '{"a":1,  "b":2}'}}
@@ -36,3 +40,12 @@ class Scripted:
             raise answer
         made = answer if isinstance(answer, Completion) else completion(answer)
         return RecordedCompletion(f"chatcmpl-{len(self.asked)}", "policy", completion=made)
+
+
+def openai_client(endpoint: Endpoint) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0)
+
+
+def anthropic_client(endpoint: Endpoint, **options: str) -> anthropic.AsyncAnthropic:
+    settings = {"base_url": endpoint.anthropic_base_url, "api_key": endpoint.api_key, **options}
+    return anthropic.AsyncAnthropic(**settings)

@@ -2,58 +2,34 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator
 
 import openai
 import pytest
 
-from etude.core.call import Completion
-from etude.core.errors import EngineError, RequestError
 from etude.wire.answers import RecordedCompletion
 from etude.wire.dialect import ChatBody
 from etude.wire.endpoint import Endpoint, EndpointServer
-
-ASK = [{"role": "user", "content": "hi"}]
-
-
-def saying(text: str):
-    async def handler(body: ChatBody) -> RecordedCompletion:
-        if text == "fail":
-            raise EngineError("overloaded")
-        content = f"{text} {body.function or ''}".strip()
-        return RecordedCompletion(
-            "chatcmpl-1", "policy", completion=Completion({"role": "assistant", "content": content})
-        )
-
-    return handler
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[EndpointServer]:
-    server = EndpointServer()
-    yield server
-    await server.close()
+from tests.wire.dialects import ASK, Scripted, openai_client
 
 
 async def ask(endpoint: Endpoint, **options) -> str | None:
-    async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+    async with openai_client(endpoint) as client:
         answer = await client.chat.completions.create(model="m", messages=ASK, **options)
         return answer.choices[0].message.content
 
 
 async def test_each_key_reaches_its_own_episode(server: EndpointServer) -> None:
-    one, two = server.open(saying("one")), server.open(saying("two"))
+    one, two = server.open(Scripted("one")), server.open(Scripted("two"))
     assert one.base_url == two.base_url and one.api_key != two.api_key
     assert one.base_url.startswith("http://127.0.0.1:")
     assert await asyncio.gather(ask(one), ask(two), ask(one)) == ["one", "two", "one"]
 
 
 async def test_a_key_that_was_revoked_or_made_up_is_refused(server: EndpointServer) -> None:
-    endpoint = server.open(saying("no"))
-    other = server.open(saying("other"))
+    endpoint = server.open(Scripted("no"))
+    other = server.open(Scripted("other"))
     name, secret = endpoint.api_key.split("-")[1], other.api_key.split("-", 2)[2]
     server.revoke(endpoint)
     for key in (endpoint.api_key, f"etude-{name}-{secret}", "etude-x-", "x", "", f"{other.api_key}x"):
@@ -68,19 +44,8 @@ def test_a_key_is_not_shown_when_an_endpoint_is_printed() -> None:
     assert "secret" not in repr(Endpoint("http://127.0.0.1:1/v1", "secret"))
 
 
-async def test_errors_are_openais_and_are_not_retried(server: EndpointServer) -> None:
-    with pytest.raises(openai.InternalServerError, match="overloaded") as raised:
-        await ask(server.open(saying("fail")))
-    assert raised.value.body == {
-        "message": "overloaded",
-        "type": "server_error",
-        "param": None,
-        "code": None,
-    }
-
-
 async def test_only_the_chat_path_is_served(server: EndpointServer) -> None:
-    endpoint = server.open(saying("x"))
+    endpoint = server.open(Scripted("x"))
 
     def get(path: str, key: str) -> tuple[int, dict[str, dict[str, str]]]:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -97,24 +62,15 @@ async def test_only_the_chat_path_is_served(server: EndpointServer) -> None:
     assert (status, body["error"]["code"]) == (401, "invalid_api_key")
 
 
-async def test_a_port_in_use_is_named() -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        with pytest.raises(RequestError, match=f"port {port} on 127.0.0.1 is in use by another program"):
-            EndpointServer(port=port).start()
-
-
 async def test_after_closing_nobody_listens_and_it_can_start_again(server: EndpointServer) -> None:
-    endpoint = server.open(saying("x"))
+    endpoint = server.open(Scripted("x"))
     port = int(endpoint.base_url.split(":")[2].split("/")[0])
     assert await ask(endpoint) == "x"
     await server.close()
     await server.close()
     with pytest.raises(OSError):
         await asyncio.open_connection("127.0.0.1", port)
-    assert await ask(server.open(saying("again"))) == "again"
+    assert await ask(server.open(Scripted("again"))) == "again"
 
 
 async def test_closing_does_not_wait_for_a_request_that_never_ends(server: EndpointServer) -> None:

@@ -170,7 +170,7 @@ CHAT = COMMON | {
 }
 TEXT = COMMON | {
     "best_of": (free(1), refused(2)),
-    "echo": honoured(True),
+    "echo": (free(False), refused(True)),
     "logprobs": honoured(2),
     "prompt": honoured([[5]]),
     "suffix": refused("x"),

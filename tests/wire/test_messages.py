@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import anthropic
 import pytest
 from anthropic.types import Message
 
 from etude.core.call import Constraint
 from etude.wire.endpoint import Endpoint, EndpointServer
-from tests.wire.dialects import ASK, CALLING, Scripted
+from tests.wire.dialects import ASK, CALLING, Scripted, anthropic_client
 
 RESULT = {"type": "tool_result", "tool_use_id": "call_9", "content": "3"}
 ADD = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}
 
 
-@pytest.fixture
-async def server() -> AsyncIterator[EndpointServer]:
-    server = EndpointServer()
-    yield server
-    await server.close()
-
-
-def client(endpoint: Endpoint, **options: str) -> anthropic.AsyncAnthropic:
-    settings = {"base_url": endpoint.anthropic_base_url, "api_key": endpoint.api_key, **options}
-    return anthropic.AsyncAnthropic(**settings)
-
-
 async def ask(server: EndpointServer, handler: Scripted, **fields):
-    async with client(server.open(handler)) as connected:
+    async with anthropic_client(server.open(handler)) as connected:
         return await connected.messages.create(**{"model": "m", "max_tokens": 9, "messages": ASK, **fields})
 
 
@@ -57,7 +43,7 @@ async def test_a_message_is_a_chat_completion(server):
 
 async def test_tools_and_their_results_are_those_of_a_chat(server):
     handler = Scripted(CALLING, "3")
-    async with client(server.open(handler)) as connected:
+    async with anthropic_client(server.open(handler)) as connected:
         fields = {"model": "m", "max_tokens": 9, "tools": [ADD]}
         message = await connected.messages.create(messages=ASK, **fields)
         (use,) = message.content
@@ -98,23 +84,6 @@ async def test_what_the_assistant_said_elsewhere_is_translated(server):
     )
 
 
-async def test_a_thread_goes_on_from_what_was_said_before(server):
-    handler = Scripted(CALLING, "3")
-    async with client(server.open(handler)) as connected:
-        fields = {"model": "m", "max_tokens": 9, "extra_headers": {"anthropic-beta": "message-threads"}}
-        created = {"tools": [ADD], "system": "Add.", "extra_body": {"thread": {"type": "create"}}}
-        message = await connected.messages.create(messages=ASK, **created, **fields)
-        result = {"type": "tool_result", "tool_use_id": "call_7", "content": "3"}
-        later = {"thread": {"type": "continue", "previous_message_id": message.id}}
-        await connected.messages.create(
-            messages=[{"role": "user", "content": [result]}], extra_body=later, **fields
-        )
-    first, second = handler.asked
-    assert second.tools == first.tools
-    said = {"role": "tool", "tool_call_id": "call_7", "content": "3"}
-    assert second.messages == (*first.messages, CALLING, said)
-
-
 async def test_of_a_thread_that_is_not_known_the_sdk_sends_all_again(server):
     other = {"thread": {"type": "continue", "previous_message_id": "msg_other"}}
     with pytest.raises(anthropic.BadRequestError, match="send the whole conversation") as raised:
@@ -152,7 +121,7 @@ async def test_what_claude_code_sends_by_default_leaves_thinking_to_the_model(se
 async def test_thoughts_come_and_go_back_as_blocks(server):
     thought = {"role": "assistant", "content": "3", "reasoning_content": "1 + 2"}
     handler = Scripted(thought, "x")
-    async with client(server.open(handler)) as connected:
+    async with anthropic_client(server.open(handler)) as connected:
         fields = {"model": "m", "max_tokens": 9}
         message = await connected.messages.create(messages=ASK, **fields)
         assert [block.type for block in message.content] == ["thinking", "text"]
@@ -167,7 +136,7 @@ async def test_thoughts_that_are_to_be_omitted_are_no_part_of_the_answer_and_are
     thought = {"role": "assistant", "content": "3", "reasoning_content": "1 + 2"}
     handler = Scripted(thought)
     thinking = {"type": "adaptive", "display": "omitted"}
-    async with client(server.open(handler)) as connected:
+    async with anthropic_client(server.open(handler)) as connected:
         fields = {"model": "m", "max_tokens": 9, "thinking": thinking}
         whole = await connected.messages.create(messages=ASK, **fields)
         async with connected.messages.stream(messages=ASK, **fields) as stream:
@@ -198,14 +167,14 @@ async def test_what_cannot_be_honoured_is_refused(server, fields, message):
 async def test_a_wrong_key_is_refused_in_anthropics_words(server):
     endpoint = server.open(Scripted("x"))
     with pytest.raises(anthropic.AuthenticationError) as raised:
-        async with client(endpoint, api_key="sk-ant-wrong") as connected:
+        async with anthropic_client(endpoint, api_key="sk-ant-wrong") as connected:
             await connected.messages.create(model="m", max_tokens=9, messages=ASK)
     assert raised.value.body["error"]["type"] == "authentication_error"
 
 
 async def test_an_address_with_v1_does_as_well(server):
     endpoint = server.open(Scripted("hello"))
-    async with client(endpoint, base_url=endpoint.base_url) as connected:
+    async with anthropic_client(endpoint, base_url=endpoint.base_url) as connected:
         message = await connected.messages.create(model="m", max_tokens=9, messages=ASK)
     assert message.content[0].text == "hello"
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
-import anthropic
 import openai
 import pytest
 
@@ -13,9 +11,9 @@ from etude.core.call import Completion, Delta, Usage
 from etude.core.errors import EngineError, EpisodeError, RequestError
 from etude.wire.answers import Heading, RecordedCompletion
 from etude.wire.dialect import ChatBody
-from etude.wire.endpoint import Endpoint, EndpointServer
+from etude.wire.endpoint import EndpointServer
 from etude.wire.gateway import recording_client
-from tests.wire.dialects import ASK, CALLING
+from tests.wire.dialects import ASK, CALLING, anthropic_client, openai_client
 
 PIECES = [
     Delta("", "Hm", (1,), (-0.1,), ((),), (7, 8)),
@@ -54,17 +52,6 @@ class Slow:
                 usage=Usage(2, 4),
             ),
         )
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[EndpointServer]:
-    server = EndpointServer()
-    yield server
-    await server.close()
-
-
-def openai_client(endpoint: Endpoint) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0)
 
 
 async def test_chat_completions_come_as_they_are_sampled(server: EndpointServer) -> None:
@@ -119,10 +106,8 @@ async def test_responses_come_as_they_are_sampled(server: EndpointServer) -> Non
 
 async def test_messages_come_as_they_are_sampled(server: EndpointServer) -> None:
     handler, kinds = Slow(), []
-    endpoint = server.open(handler)
-    settings = {"base_url": endpoint.anthropic_base_url, "api_key": endpoint.api_key}
     async with (
-        anthropic.AsyncAnthropic(**settings) as client,
+        anthropic_client(server.open(handler)) as client,
         client.messages.stream(model="m", max_tokens=9, messages=ASK) as stream,
     ):
         async for event in stream:
@@ -168,13 +153,6 @@ async def test_errors_are_the_sdks_and_are_not_retried(error: Exception, kind: t
         await client.chat.completions.create(model="m", messages=ASK)
     assert raised.value.response.headers["x-etude-error"] == type(error).__name__
     assert asked == 1
-
-
-async def test_broken_json_is_refused() -> None:
-    client = recording_client(Slow())
-    response = await client._client.post("http://recorded.invalid/v1/chat/completions", content=b"{")
-    assert response.status_code == 400
-    assert "not JSON" in response.json()["error"]["message"]
 
 
 async def test_an_answer_whose_client_hangs_up_is_sampled_to_its_end(server: EndpointServer) -> None:

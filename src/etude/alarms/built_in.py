@@ -8,13 +8,11 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from etude.alarms.alarm import Alarm, Sighting, Sightings
-from etude.alarms.remedies import REMEDIES
+from etude.alarms.alarm import REMEDIES, Alarm, Sighting, Sightings
 from etude.core.distribution import Distribution
 from etude.core.episode import cut_off_share
 from etude.core.history import Entry, ValidationEntry
-from etude.store.figures import measured, shown_reward, version_of, with_rewards
-from etude.store.summary import cause_key
+from etude.store.figures import cause_key, measured, shown_reward, version_of, with_rewards
 
 _MANY_EQUAL = 5
 """Rewards outside of [0, 1] that are all equal: as many are taken for what the model always gets."""

@@ -11,8 +11,8 @@ from etude.config.component import LlmConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError
 from etude.core.trajectory import Method
+from etude.inference.local import OpponentsConfig
 from etude.inference.openai_config import OpenAiLlmConfig
-from etude.inference.opponents_config import OpponentsConfig
 
 EVERY_KIND: frozenset[Method] = frozenset({"samples", "pairs", "imitation"})
 """Stands for all algorithms, by the kind of data that they learn from."""
@@ -119,28 +119,6 @@ def check_opponents(
         )
 
 
-def check_warm_up(backend: str, capabilities: Capabilities, block: FinetuneConfig) -> None:
-    """Raise CapabilityError unless the backend can imitate the transcripts that `block` names, if any."""
-    if block.warm_ups and not (
-        capabilities.transcripts and {"supervised", "imitation"} & capabilities.methods
-    ):
-        raise CapabilityError(
-            f"'finetuning.warm_up' imitates transcripts, which the trainer adapter {backend} cannot do. "
-            "Remove the key, or choose another adapter: `local`, `lm_server` and `openai` can"
-        )
-
-
-def check_rollback(backend: str, capabilities: Capabilities, alarms: Collection[str]) -> None:
-    """Raise CapabilityError where alarms ask to go back to earlier versions, and the backend cannot."""
-    if alarms and not (capabilities.versions and capabilities.from_base):
-        name = next(iter(alarms))
-        raise CapabilityError(
-            f"'finetuning.alarms.{name}' asks to go back to an earlier version ('action: rollback'), and the "
-            f"trainer adapter {backend} always goes on from the last one. Take another action, or another "
-            "adapter"
-        )
-
-
 def check_way_back(backend: str, capabilities: Capabilities, start: int, newest: int) -> None:
     """Raise CapabilityError unless the backend can start a job from `start` with `newest` made since."""
     if start < newest and not capabilities.from_base:
@@ -150,16 +128,27 @@ def check_way_back(backend: str, capabilities: Capabilities, start: int, newest:
         )
 
 
-def check_ahead(backend: str, capabilities: Capabilities, block: FinetuneConfig) -> None:
-    """Raise CapabilityError unless episodes can be collected while a job trains, if `block` asks for it."""
-    if not block.collect_ahead:
-        return
-    if not capabilities.versions:
+def check_block(backend: str, capabilities: Capabilities, block: FinetuneConfig) -> None:
+    """Raise CapabilityError for a key of the `finetuning` block that asks for what the backend cannot do."""
+    can_imitate = capabilities.transcripts and {"supervised", "imitation"} & capabilities.methods
+    if block.warm_ups and not can_imitate:
+        raise CapabilityError(
+            f"'finetuning.warm_up' imitates transcripts, which the trainer adapter {backend} cannot do. "
+            "Remove the key, or choose another adapter: `local`, `lm_server` and `openai` can"
+        )
+    going_back = [name for name, alarm in block.alarms.items() if alarm.action == "rollback"]
+    if going_back and not (capabilities.versions and capabilities.from_base):
+        raise CapabilityError(
+            f"'finetuning.alarms.{going_back[0]}' asks to go back to an earlier version ('action: "
+            f"rollback'), and the trainer adapter {backend} always goes on from the last one. Take another "
+            "action, or another adapter"
+        )
+    if block.collect_ahead and not capabilities.versions:
         raise CapabilityError(
             f"'finetuning.collect_ahead' trains on episodes of the weights before, and the trainer adapter "
             f"{backend} does not say which weights its jobs make. Remove the key, or choose another."
         )
-    if not capabilities.samples_while_training:
+    if block.collect_ahead and not capabilities.samples_while_training:
         raise CapabilityError(
             f"'finetuning.collect_ahead' asks to sample while a job trains, and with the trainer adapter "
             f"{backend}, as it is set, the engine may be away then. Remove one of the two."

@@ -1,43 +1,235 @@
-"""One of the processes that train a job of the adapter `local` together, on the nodes of a cluster.
+"""Training on a cluster's nodes: the run's process starts a team for each job, and adopts its version.
 
-The run writes an order into the job's folder, and the process tells the run how the job goes.
+The run writes an order into the job's folder, and each process of the team tells the run how the job goes.
 """
 
 from __future__ import annotations
 
-import json
+import asyncio
+import contextlib
 import logging
-import sys
+import os
+import shutil
+import signal
 import threading
+from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from etude.algorithms.algorithm import Algorithm
-from etude.backends.local_config import LocalAdapterConfig, LoraConfig
-from etude.backends.local_job import Job, Work, failure
-from etude.cluster.launch import HeadLost, Seat, own_seat
+from etude.backends.local import LocalAdapterConfig, LoraConfig
+from etude.backends.local_job import FinishedJob, Job, Work, failure, learner_options
+from etude.cluster.launch import HeadLost, Seat
+from etude.config.finetuning import FinetuneConfig
 from etude.config.import_path import import_object, make_importable
 from etude.config.registry import load_entry_points
-from etude.core.errors import EtudeError, StoreError, words_of
+from etude.core.errors import EtudeError, StoreError, TrainingError, words_of
 from etude.core.job import ModelVersion
-from etude.core.keys import fold
+from etude.core.keys import content_hash, fold
 from etude.core.process import set_up_process
 from etude.core.trajectory import TrajectoryCollection
+from etude.inference.child_process import MaskedLog, last_lines, start_guarded
 from etude.jobs.content import JobContent, data_hash
 from etude.jobs.folders import StateFolders
-from etude.jobs.part import PEER_SECONDS, asked_to_end, loading_of, locked_seat
-from etude.jobs.training import Interrupted, JobListener, units_of_collection
+from etude.jobs.training import (
+    PEER_SECONDS,
+    Interrupted,
+    JobListener,
+    asked_to_end,
+    loading_of,
+    units_of_collection,
+)
+from etude.learner.launch import Launcher, exit_words
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.plan import Step
 from etude.learner.team import PeerLost, Team, joined
+from etude.models.device import dtype_name
 from etude.models.policy import LoraOptions, Policy
-from etude.store.files import write_atomically
+from etude.models.source import local_path
+from etude.store.files import private_folder, write_atomically
 
 _LOG = logging.getLogger("etude.learners")
+_MODULE = "etude.backends.learning"
+_ATTEMPTS = 3
+"""Teams that may end without a checkpoint before their job has failed."""
+_LOOK_SECONDS = 0.5
+_GRACE_SECONDS = 20.0
+"""For a team to make a checkpoint and end once its job is canceled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learners:
+    """The processes of a cluster that train for a run."""
+
+    launcher: Launcher
+    count: int
+    folder: Path
+    """Of the run: the jobs that are not done yet, and the log."""
+    device: str
+    """The one that the config names for the model."""
+    turn: asyncio.Lock
+    """Held by the job that trains: one has room at a time."""
+
+
+class ClusterLearners:
+    """A workplace on other machines, which see the run folder at the same path.
+
+    Whatever ends a team early, the next one goes on from the job's last checkpoint, also after the run's own
+    process was killed: a guard ends what belonged to it.
+    """
+
+    def __init__(
+        self,
+        learners: Learners,
+        policy: Policy,
+        versions: StateFolders,
+        seed: int,
+        run: FinetuneConfig,
+        lora: LoraConfig | None,
+    ) -> None:
+        self._learners = learners
+        self._policy = policy
+        self._versions = versions
+        self._seed = seed
+        self._run = run
+        self._lora = lora
+        self._begins_from: ModelVersion | None = None
+        self.note: str | None = None
+
+    def go_to(self, number: int) -> None:
+        """The processes take the optimiser's state from the folder of the version that they start from."""
+
+    def begin_from(self, version: ModelVersion) -> None:
+        """Jobs that start from that version get no optimiser's state."""
+        self._begins_from = version
+
+    async def train(self, job: Job, start: ModelVersion, number: int) -> FinishedJob:
+        """Have teams at the job, one after another, until one has made its version."""
+        content = replace(job.content, start=str(start.number))
+        name = content_hash([job.name, asdict(content), start.digest])
+        folder = self._learners.folder / f"job-{name}"
+        async with self._learners.turn:
+            await asyncio.to_thread(self._prepare, folder, job, content, start, number)
+            finished = await self._attempts(job, folder, number)
+        await asyncio.to_thread(self._policy.adopt, finished.version)
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        return finished
+
+    async def _attempts(self, job: Job, folder: Path, number: int) -> FinishedJob:
+        """Raises TrainingError with the cause of a failed job, and of one that several teams have lost."""
+        checkpoints = StateFolders(folder, "step-", "checkpoint")
+        attempts, newest = 0, checkpoints.newest()
+        while True:
+            cause = await self._work(job, folder)
+            news = JobNews.read(folder)
+            if (made := self._made(job.name, number)) is not None:
+                self.note = news.note
+                return made
+            if news.failure is not None:
+                raise TrainingError(news.failure)
+            if job.canceled.is_set():
+                raise TrainingCanceled(f"canceled after {news.step} steps")
+            step = checkpoints.newest()
+            attempts, newest = 1 if step > newest else attempts + 1, step
+            if attempts == _ATTEMPTS:
+                lines = last_lines(self._log, 5).replace("\n", " | ")
+                raise TrainingError(
+                    f"its learners ended {attempts} times without a checkpoint ({cause}); see {self._log}: "
+                    f"{lines}"
+                )
+            goes_on = f"goes on from step {step}" if step else "begins anew"
+            job.news = f"its learners ended early ({cause}); the job {goes_on}"
+            _LOG.warning("job %s: %s", job.name, job.news)
+
+    async def _work(self, job: Job, folder: Path) -> str:
+        """Start a team and wait for its end; why it ended, where it has not done its part."""
+        learners = self._learners
+        command = learners.launcher.command(_MODULE, [str(folder)], learners.count, learners.folder)
+        with MaskedLog(self._log) as log:
+            team, lifeline = await start_guarded(
+                *command, stdin=DEVNULL, stdout=log.fileno(), stderr=log.fileno()
+            )
+        try:
+            code = await _end_of(team, job, folder)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(team.pid, signal.SIGKILL)
+            await team.wait()
+            os.close(lifeline)
+        await log.settled()
+        text = self._log.read_bytes()[log.begin :].decode(errors="replace")
+        return learners.launcher.first_failure(text) or exit_words(code)
+
+    @property
+    def _log(self) -> Path:
+        return self._learners.folder / "learners.log"
+
+    def _prepare(self, folder: Path, job: Job, content: JobContent, start: ModelVersion, number: int) -> None:
+        """Write the order of a job, and delete what is left of others."""
+        for other in self._learners.folder.glob("job-*"):
+            if other != folder:
+                shutil.rmtree(other, ignore_errors=True)
+        private_folder(folder)
+        JobNews().write(folder)  # Nothing of an earlier attempt.
+        source, algorithm = local_path(self._policy.source), type(job.algorithm)
+        order = LearningOrder(
+            job=job.name,
+            number=number,
+            versions=self._versions.folder(0).parent.absolute(),
+            model=self._policy.source if source is None else str(source.absolute()),
+            device=self._learners.device,
+            dtype=dtype_name(next(self._policy.model.parameters()).dtype),
+            lora=self._lora,
+            seed=self._seed,
+            start=_located(start),
+            begins_from=self._begins_from and _located(self._begins_from),
+            config=job.config,
+            options=learner_options(job.config, self._run),
+            algorithm=f"{algorithm.__module__}:{algorithm.__qualname__}",
+            gradient=job.algorithm.gradient(),
+            content=content,
+        )
+        order.write(folder, job.collection)
+
+    def _made(self, job: str, number: int) -> FinishedJob | None:
+        """The job by its version, once that is there."""
+        if number not in self._versions.numbers():
+            return None
+        facts = self._versions.facts(number)
+        if facts["job"] != job:
+            return None
+        version = ModelVersion.model_validate(facts["version"])
+        return FinishedJob(version, facts["metrics"], JobContent(**facts["content"]))
+
+
+def _located(version: ModelVersion) -> ModelVersion:
+    """The version by the whole path of its folder; version 0 has none."""
+    if not version.number:
+        return version
+    return version.model_copy(update={"location": str(Path(version.location).absolute())})
+
+
+async def _end_of(team: Process, job: Job, folder: Path) -> int:
+    """Wait for the end of a team, and ask it for one when its job is canceled; its exit code."""
+    ending, deadline = asyncio.ensure_future(team.wait()), None
+    clock = asyncio.get_running_loop()
+    while not ending.done():
+        await asyncio.wait({ending}, timeout=_LOOK_SECONDS)
+        if (news := JobNews.read(folder)).of:
+            job.metrics, job.progress = news.metrics, 100.0 * news.step / news.of
+        if job.canceled.is_set() and deadline is None:
+            deadline = clock.time() + _GRACE_SECONDS
+            with contextlib.suppress(ProcessLookupError):
+                team.terminate()
+        if deadline is not None and clock.time() > deadline:
+            with contextlib.suppress(ProcessLookupError):
+                team.kill()
+    return ending.result()
 
 
 class _Reporter(JobListener):
@@ -68,7 +260,9 @@ def learn(folder: Path, seat: Seat) -> bool:
         if data_hash(collection) != order.content.data:
             raise StoreError(f"{folder} has other data than the run has written there")
         with joined(order.device, PEER_SECONDS, shards=order.config.shard_training) as team:
-            lock = locked_seat(seat, team)
+            lock = seat.lock(leads=team.leads)
+            if team.any(lock is None) or lock is None:
+                raise PeerLost("a process of an earlier team still trains the job, on another node")
             try:
                 _train(order, collection, folder, team, seat)
             finally:
@@ -139,24 +333,19 @@ def _policy(order: LearningOrder, team: Team) -> Policy:
     return policy
 
 
-def main() -> int:
-    """Do the part of the process whose place this one has; the exit code."""
+def main(seat: Seat, folder: str) -> int:
+    """Do the part of the process that has that place; the exit code."""
     set_up_process()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    seat = own_seat()
-    if seat is None:
-        sys.stderr.write("this program is started by a run whose `cluster` has `learners`\n")
-        return 2
     try:
-        return 0 if learn(Path(sys.argv[1]), seat) else 1
+        return 0 if learn(Path(folder), seat) else 1
     except (PeerLost, HeadLost) as error:
         # The job goes on from its last checkpoint, with new processes.
-        _LOG.error("job in %s: %s", sys.argv[1], error)
+        _LOG.error("job in %s: %s", folder, error)
         return 1
 
 
-_ORDER, _DATA = "order.json", "collection.json"
-_PROGRESS, _NOTE, _FAILURE = "progress.json", "note.json", "failure.json"
+_ORDER, _DATA, _NEWS = "order.json", "collection.json", "news.json"
 
 
 class LearningOrder(BaseModel):
@@ -199,62 +388,52 @@ class LearningOrder(BaseModel):
         return order, data
 
 
+class JobNews(BaseModel):
+    """All that the processes of a job have said of it: a file in its folder."""
+
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
+
+    step: int = 0
+    """The last step that was taken."""
+    of: int = 0
+    metrics: dict[str, float] = {}
+    note: str | None = None
+    """Something that a person should know once the job is done."""
+    failure: str | None = None
+    """Why the job has failed, if it has."""
+
+    @classmethod
+    def read(cls, folder: Path) -> JobNews:
+        """The news of the job in a folder."""
+        with suppress(FileNotFoundError):
+            return cls.model_validate_json((folder / _NEWS).read_text(encoding="utf-8"))
+        return cls()
+
+    def write(self, folder: Path) -> None:
+        """Put them in the place of what was said before. Raises StoreError."""
+        write_atomically(folder / _NEWS, self.model_dump_json())
+
+
 class JobDesk:
-    """The head's end of the line on which processes say how their job goes: files in its folder."""
+    """The head's end of the line on which processes say how their job goes."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
+        self._turn = threading.Lock()
 
     def stepped(self, step: int, of: int, metrics: Mapping[str, float]) -> None:
-        """A step was taken."""
-        progress = {"step": step, "of": of, "metrics": dict(metrics)}
-        write_atomically(self._folder / _PROGRESS, json.dumps(progress))
+        self._tell(step=step, of=of, metrics=dict(metrics))
 
     def noted(self, note: str) -> None:
         """Something that a person should know once the job is done."""
-        write_atomically(self._folder / _NOTE, json.dumps(note))
+        self._tell(note=note)
 
     def failed(self, reason: str) -> None:
         """It would fail again; the reason that comes first counts."""
-        if not (self._folder / _FAILURE).exists():
-            write_atomically(self._folder / _FAILURE, json.dumps(reason))
+        self._tell(failure=reason)
 
-
-class JobNews:
-    """The news from the desk of a job."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def clear(self) -> None:
-        """Forget what was said of an earlier attempt."""
-        for name in (_PROGRESS, _NOTE, _FAILURE):
-            (self._folder / name).unlink(missing_ok=True)
-
-    @property
-    def failure(self) -> str | None:
-        """Why the job has failed, if it has."""
-        reason: str | None = self._read(_FAILURE)
-        return reason
-
-    @property
-    def note(self) -> str | None:
-        """Something that a person should know once the job is done."""
-        note: str | None = self._read(_NOTE)
-        return note
-
-    @property
-    def step(self) -> int:
-        """The last step that was taken."""
-        return int((self._read(_PROGRESS) or {"step": 0})["step"])
-
-    def tell(self, job: Job) -> None:
-        """Hand the progress on."""
-        progress = self._read(_PROGRESS)
-        if progress is not None:
-            job.metrics, job.progress = progress["metrics"], 100.0 * progress["step"] / progress["of"]
-
-    def _read(self, name: str) -> Any:
-        with suppress(FileNotFoundError):
-            return json.loads((self._folder / name).read_text(encoding="utf-8"))
-        return None
+    def _tell(self, **news: Any) -> None:
+        with self._turn:
+            known = JobNews.read(self._folder)
+            first = {} if known.failure is None else {"failure": known.failure}
+            known.model_copy(update=news | first).write(self._folder)

@@ -30,22 +30,21 @@ from etude.wire.retries import (
 if TYPE_CHECKING:
     import httpx
 
-VERSION_HEADER = "x-etude-version"
-"""In requests the version of the client, so that the server can refuse it too."""
 FREE_ENGINE = "etude_free_engine"
 """In the metadata of a job: "true" has the server put its engine away while the job trains."""
 _LOG = logging.getLogger("etude.backends.lm_client")
 _POLL = 0.5
 _ONCE = RetryPolicy(retries=0)
 Model = TypeVar("Model", bound=BaseModel)
-E = TypeVar("E", bound="LanguageModelClientError")
 
 
 class LanguageModelClientError(BackendError):
     """The server gave no usable answer."""
 
-    again: Again | None = None
-    """Why another attempt may do better; None where it may not."""
+    def __init__(self, message: str, again: Again | None = None) -> None:
+        """`again` says why another attempt may do better; None where it may not."""
+        super().__init__(message, temporary=isinstance(self, TimeoutError))
+        self.again = again
 
 
 class BadResponseError(LanguageModelClientError):
@@ -55,16 +54,9 @@ class BadResponseError(LanguageModelClientError):
 class ClientTimeoutError(LanguageModelClientError, TimeoutError):
     """The server did not answer, or was not ready, in time."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, temporary=True)
-
 
 class ServerVersionError(LanguageModelClientError):
     """The server is of another major version."""
-
-
-class EngineClientError(LanguageModelClientError):
-    """The server's engine does not run."""
 
 
 class _Answer(BaseModel):
@@ -88,15 +80,13 @@ class ServerHealth(_Answer):
 class EngineStatus(_Answer):
     """`GET /engine/status`."""
 
-    status: Literal["running", "starting", "stopping", "stopped", "crashed"] | str
+    status: Literal["running", "stopping", "stopped"] | str
     engine: str | None = None
     """Which kind of engine it is."""
     models: tuple[str, ...] = ()
     """Models that are in its memory."""
     away_for_jobs: bool = False
     """Whether it was put away for jobs that train; it comes back by itself."""
-    error: str | None = None
-    """Why it does not run, where it should."""
 
 
 class Algorithms(_Answer):
@@ -128,10 +118,8 @@ class LanguageModelClient:
 
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         key = (api_key.get_secret_value() if isinstance(api_key, SecretStr) else api_key) or ""
-        headers = {VERSION_HEADER: version("etude"), **UNCOMPRESSED}
-        if key:
-            keep_secret(key)
-            headers["authorization"] = f"Bearer {key}"
+        keep_secret(key)
+        headers = UNCOMPRESSED | ({"authorization": f"Bearer {key}"} if key else {})
         self._timeout = timeout
         self._warn = warn
         self._warned = False
@@ -147,10 +135,6 @@ class LanguageModelClient:
         """The version of etude that the server is."""
         return (await self._ask("/version", ServerVersion)).version
 
-    async def get_health(self) -> ServerHealth:
-        """Whether the server is up."""
-        return await self._ask("/health", ServerHealth)
-
     async def algorithms(self) -> list[str]:
         """The algorithms that jobs can name: those that ship, and what the server was started with."""
         return (await self._ask("/v1/fine_tuning/algorithms", Algorithms)).data
@@ -162,18 +146,15 @@ class LanguageModelClient:
     async def start_engine(self, *, timeout: float = 300.0) -> EngineStatus:  # noqa: ASYNC109
         """Have the server sample again, and wait until it does; for as long as jobs have put it away.
 
-        Raises EngineClientError when the engine does not come up, ClientTimeoutError when it does not
+        Raises BadResponseError with the reason when it cannot, ClientTimeoutError when the engine is not up
         within `timeout` seconds.
         """
-        await self._send("POST", "/engine/start", timeout)
+        await self._post("/engine/start", timeout)
         deadline = time.monotonic() + timeout
         while True:
             engine = await self.get_engine_status()
             if engine.status == "running":
                 return engine
-            if engine.status not in ("starting", "stopping", "stopped"):
-                reason = f": {engine.error}" if engine.error else ""
-                raise EngineClientError(f"the server's engine is {engine.status}{reason}")
             if engine.away_for_jobs:
                 deadline = time.monotonic() + timeout
             elif time.monotonic() >= deadline:
@@ -184,7 +165,7 @@ class LanguageModelClient:
 
     async def stop_engine(self, *, timeout: float = 300.0) -> None:  # noqa: ASYNC109
         """Put the engine away, so that training has the device. One that is away is no error."""
-        await self._send("POST", "/engine/stop", timeout)
+        await self._post("/engine/stop", timeout)
 
     async def wait_for_ready(self, timeout: float = 300.0) -> None:  # noqa: ASYNC109  # the reference's name
         """Wait until the server answers, and check its version. Tells the log what it waits for, and why.
@@ -250,23 +231,17 @@ class LanguageModelClient:
             except ValidationError as error:
                 wrong = error.errors()[0]
                 field = ".".join(map(str, wrong["loc"])) or "body"
-                raise _worth_another(
-                    BadResponseError(
-                        f"GET {self.base_url}{path} answered something else ({field}: {wrong['msg']}); is it "
-                        "an etude server?"
-                    ),
+                raise BadResponseError(
+                    f"GET {self.base_url}{path} answered something else ({field}: {wrong['msg']}); is it an "
+                    "etude server?",
                     Again("malformed"),
                 ) from error
 
         return await retried(ask, _again, self._policy if policy is None else policy)
 
-    async def _send(self, method: str, path: str, seconds: float) -> None:
+    async def _post(self, path: str, seconds: float) -> None:
         """Have something done, which is the same when it is asked for twice."""
-
-        async def send() -> None:
-            await self._attempt(method, path, seconds)
-
-        await retried(send, _again, self._policy)
+        await retried(lambda: self._attempt("POST", path, seconds), _again, self._policy)
 
     async def _attempt(self, method: str, path: str, seconds: float | None) -> httpx.Response:
         import httpx
@@ -278,10 +253,10 @@ class LanguageModelClient:
                 response = await self._http.request(method, path, timeout=most)
         except (httpx.TimeoutException, TimeoutError) as error:
             later = Again("timeout") if method == "GET" else None
-            raise _worth_another(ClientTimeoutError(f"{where}: no answer in time"), later) from error
+            raise ClientTimeoutError(f"{where}: no answer in time", later) from error
         except httpx.HTTPError as error:
             reason = reason_of(error) if isinstance(error, httpx.RequestError) else type(error).__name__
-            raise _worth_another(BadResponseError(f"{where}: {reason}"), Again("connection")) from error
+            raise BadResponseError(f"{where}: {reason}", Again("connection")) from error
         if response.is_success:
             return response
         try:
@@ -290,13 +265,8 @@ class LanguageModelClient:
             problem = error_text(response.text)
         status, reason = response.status_code, f"{where} answered {response.status_code}: {problem}"
         later = Again(f"http_{status}", retry_after(response.headers)) if is_worth_retrying(status) else None
-        raise _worth_another(BadResponseError(reason.rstrip(": ")), later)
+        raise BadResponseError(reason.rstrip(": "), later)
 
 
 def _again(error: Exception) -> Again | None:
     return error.again if isinstance(error, LanguageModelClientError) else None
-
-
-def _worth_another(error: E, reason: Again | None) -> E:
-    error.again = reason
-    return error

@@ -112,7 +112,7 @@ class LmServerAdapter(OpenAiJobs):
         await self.server.stop_engine(timeout=READY_SECONDS)
 
     async def bring_engine_back(self) -> None:
-        """Have the engine sample again. Raises EngineClientError or ClientTimeoutError when it does not."""
+        """Have the engine sample again. Raises LanguageModelClientError when it does not."""
         await self.server.start_engine(timeout=READY_SECONDS)
 
     def prepared(self, trajectories: TrajectoryCollection) -> TrajectoryCollection:

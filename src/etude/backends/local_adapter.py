@@ -11,8 +11,8 @@ from typing import Any
 
 from etude.algorithms.algorithm import Algorithm, algorithm_of
 from etude.backends.capabilities import Capabilities, JobHyperparameters
-from etude.backends.cluster_learners import ClusterLearners, Learners
-from etude.backends.local_config import LOCAL_CAPABILITIES, LocalAdapterConfig, LoraConfig
+from etude.backends.learning import ClusterLearners, Learners
+from etude.backends.local import LOCAL_CAPABILITIES, LocalAdapterConfig, LoraConfig
 from etude.backends.local_job import FinishedJob, Job, LocalLearner, Workplace, learner_options
 from etude.backends.trainer_adapter import TrainerAdapter, job_status
 from etude.config.finetuning import FinetuneConfig
@@ -26,7 +26,7 @@ from etude.jobs.training import units_of_collection
 from etude.learner.learner import TrainingCanceled
 from etude.learner.plan import Schedule
 from etude.models.policy import LoraOptions, Policy
-from etude.store.sums import DamagedError
+from etude.store.files import DamagedError
 
 _LOG = logging.getLogger("etude.versions")
 _NOT_INITIALIZED = "was not initialized; call initialize(run_config) first"

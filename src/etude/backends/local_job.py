@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from etude.algorithms.algorithm import Algorithm
-from etude.backends.local_config import LocalAdapterConfig
+from etude.backends.local import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import StoreError, TrainingError
 from etude.core.job import ModelVersion
@@ -21,9 +21,8 @@ from etude.jobs.content import JobContent
 from etude.jobs.folders import StateFolders
 from etude.jobs.training import JobData, JobListener, JobTraining
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.objective import is_trained
+from etude.learner.objective import Witness, is_trained
 from etude.learner.plan import Schedule, Step
-from etude.learner.witness import Witness
 from etude.models.memory import give_back_freed
 from etude.models.policy import Policy
 from etude.store.learned import Source, learned_lines, write_learned

@@ -189,7 +189,7 @@ def connect(config: JobsConfig, llm: OpenAiLlmConfig, *, needs_key: bool) -> Asy
     from etude.wire.http_answers import UNCOMPRESSED, WholeAnswers, limiting_answers
 
     url = config.base_url or llm.address
-    given = config.api_key or (llm.keys[0] if url == llm.address else None)
+    given = config.api_key or (llm.api_key if url == llm.address else None)
     key = given.get_secret_value().strip() if given is not None else ""
     if not key and (needs_key or url == llm.address):
         key = os.environ.get("OPENAI_API_KEY", "").strip()

@@ -1,4 +1,4 @@
-"""Fine-tuning jobs over OpenAI's API, with the official SDK: at OpenAI or a server that speaks like it."""
+"""Fine-tuning jobs over OpenAI's API, by its SDK: at OpenAI, or at a server that speaks the same API."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from etude.backends.capabilities import JobHyperparameters, check_method
+from pydantic import Field
+
+from etude.backends.capabilities import Capabilities, JobHyperparameters, check_method
 from etude.backends.openai_api import (
     DAILY_LIMIT,
     STATES,
@@ -18,12 +20,17 @@ from etude.backends.openai_api import (
     TrainingJobNotFoundClientError,
     again,
     api_errors,
+    connect,
     error_of,
     hosted_version,
     metrics_of,
+    run_key,
+    trained_model,
 )
-from etude.backends.openai_rows import jsonl, rows_of
+from etude.backends.openai_rows import jsonl, rows_of, texts_of
 from etude.backends.trainer_adapter import JobLog, TrainerAdapter, job_status, pauses
+from etude.config.finetuning import FinetuneConfig
+from etude.config.registry import register_trainer_adapter
 from etude.core.errors import BackendError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash, fold
@@ -35,6 +42,8 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
     from openai.resources.fine_tuning.jobs import AsyncJobs
     from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
+
+    from etude.config.builder import Builder
 
 T = TypeVar("T")
 
@@ -51,8 +60,6 @@ _LONGEST_PAUSE = 60.0
 """Seconds between two looks at a job."""
 _OUTAGE_SECONDS = 1800.0
 """Without an answer, after which a run gives up waiting for a job."""
-_DAILY_TRIES, _DAILY_SECONDS = 25, 3600.0
-"""When the day's jobs are used up: how often a job is tried, and the seconds from one try to the next."""
 
 
 class OpenAiJobs(TrainerAdapter):
@@ -99,7 +106,6 @@ class OpenAiJobs(TrainerAdapter):
         return self.client.fine_tuning.jobs
 
     async def is_healthy(self) -> bool:
-        """Whether the API answers, and takes the key."""
         try:
             await self.check()
         except BackendError as error:
@@ -121,7 +127,7 @@ class OpenAiJobs(TrainerAdapter):
         """Upload the rows and make a job of them, unless there is one of that name and content."""
         check_method(f"'{self.backend}'", self.capabilities(), trajectories.method)
         trajectories = self.prepared(trajectories)
-        name, rows = trajectories.run_id, self.rows(trajectories)
+        name, rows = trajectories.run_id, list(rows_of(trajectories))
         content = jsonl(rows)
         request = self._request(name, content, trajectories.method, trajectories.options)
         known = await self.find(name)
@@ -135,7 +141,7 @@ class OpenAiJobs(TrainerAdapter):
             return Skipped(reason=f"too little data: {len(rows)} rows, and the API takes {least} or more")
         if (skipped := self.reason_to_skip(trajectories)) is not None:
             return skipped
-        self.job_log.add(name, {"event": "submitting", "rows": len(rows), **self.accept(rows)})
+        self.job_log.add(name, {"event": "submitting", "rows": len(rows)})
         with api_errors(self.client):
             request["training_file"] = await self._upload(name, content)
             job = await self._create(name, request)
@@ -149,18 +155,6 @@ class OpenAiJobs(TrainerAdapter):
     def reason_to_skip(self, trajectories: TrajectoryCollection) -> Skipped | None:
         """Why a job on the collection could change nothing, where that is known here."""
         return None
-
-    def rows(self, trajectories: TrajectoryCollection) -> list[dict[str, Any]]:
-        """The rows of the training file. Raises CapabilityError for data that the API has none for."""
-        return list(rows_of(trajectories))
-
-    def accept(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Look at the rows before they are uploaded; facts for the log. May raise to refuse them."""
-        return {}
-
-    def method_of(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The `method` of a job: its type with the hyperparameters under it."""
-        return {"type": method, method: {"hyperparameters": self.hyperparameters(method, options)}}
 
     def hyperparameters(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
         """The hyperparameters of a method's jobs, by the config and the algorithm's `options`."""
@@ -311,7 +305,7 @@ class OpenAiJobs(TrainerAdapter):
         self, name: str, content: bytes, method: Method, options: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The request for a job but for its file, with what it is made of in the metadata."""
-        how = self.method_of(method, options)
+        how = {"type": method, method: {"hyperparameters": self.hyperparameters(method, options)}}
         seed = None if self.run_config is None else fold(self.run_config.seed, name) >> _SEED_SHIFT
         metadata = {
             _JOB: name,
@@ -329,13 +323,11 @@ class OpenAiJobs(TrainerAdapter):
     async def _create(self, name: str, request: dict[str, Any]) -> FineTuningJob:
         """Make the job, unless an attempt whose answer was lost has made it.
 
-        It is looked for before each new attempt.
-        When the day's jobs are used up it waits, in a way that a resumed run can go on with. Raises
-        TrainingError when they stay used up.
+        It is looked for before each new attempt. Raises TrainingError when the day's jobs are used up.
         """
         from openai import RateLimitError
 
-        limited, is_first = 0, True
+        is_first = True
         headers = {"Idempotency-Key": name if self._run_key is None else f"{self._run_key}/{name}"}
 
         async def create() -> FineTuningJob:
@@ -346,22 +338,15 @@ class OpenAiJobs(TrainerAdapter):
                 return made
             return await self._api.create(**request, suffix=_suffix_of(name), extra_headers=headers)
 
-        while True:
-            try:
-                return await self._asked(create)
-            except RateLimitError as error:
-                if error.code != DAILY_LIMIT:
-                    raise
-                limited += 1
-                if limited >= _DAILY_TRIES:
-                    raise TrainingError(
-                        f"job {name}: the day's fine-tuning jobs were used up at all {limited} tries. "
-                        "Nothing that was collected is lost; resume (`etude resume`), or make the job "
-                        "again later."
-                    ) from error
-                wait = _DAILY_SECONDS
-                self.job_log.add(name, {"event": "waiting", "reason": error.message, "seconds": wait})
-            await asyncio.sleep(wait)
+        try:
+            return await self._asked(create)
+        except RateLimitError as error:
+            if error.code != DAILY_LIMIT:
+                raise
+            raise TrainingError(
+                f"job {name}: the day's fine-tuning jobs are used up. Nothing that was collected is lost; "
+                "resume (`etude resume`) tomorrow, or make the job again then."
+            ) from error
 
     async def _id(self, ref: TrainingJobRef) -> str:
         known = (ref.metadata or {}).get("job_id")
@@ -397,3 +382,52 @@ def _content_of(metadata: Mapping[str, str] | None) -> JobContent:
 def _suffix_of(name: str) -> str:
     """A job's name as the API takes it for a part of the model's name: the end of it, where it differs."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", name)[-_MAX_SUFFIX:].lstrip("-_") or "etude"
+
+
+class OpenAiAdapterConfig(JobsConfig, name="openai"):
+    """Train at OpenAI, through its fine-tuning API."""
+
+    min_rows: int = Field(default=10, ge=1)
+    """The API refuses training files with fewer rows."""
+
+
+AUTO_EPOCHS = 3
+"""The epochs that `auto` is taken for: OpenAI's choice for data sets of a few hundred rows."""
+
+_FEWEST_BYTES_PER_TOKEN = 3
+"""For what a job may take at most."""
+_FRAME_TOKENS = 4
+"""Tokens around each message."""
+
+
+class OpenAiAdapter(OpenAiJobs):
+    """Jobs at OpenAI, of supervised fine-tuning and DPO: it takes no rewards that somebody else gave."""
+
+    adapter_config: OpenAiAdapterConfig
+
+    async def initialize(self, run_config: FinetuneConfig) -> None:
+        await super().initialize(run_config)
+        await self.check()
+
+    def capabilities(self) -> Capabilities:
+        methods = frozenset({"supervised", "dpo"})
+        return Capabilities(methods=methods, options=frozenset({"beta"}), versions=True, from_base=True)
+
+    def charged_tokens(self, trajectories: TrajectoryCollection) -> int | None:
+        """Three bytes of text are at most a token."""
+        texts = [text.encode() for row in rows_of(trajectories) for text in texts_of(row)]
+        tokens = sum(len(text) / _FEWEST_BYTES_PER_TOKEN + _FRAME_TOKENS for text in texts)
+        epochs = self.adapter_config.n_epochs
+        return round((AUTO_EPOCHS if epochs == "auto" else epochs) * tokens)
+
+
+@register_trainer_adapter(config_type=OpenAiAdapterConfig)
+async def openai(config: OpenAiAdapterConfig, builder: Builder) -> AsyncIterator[OpenAiAdapter]:
+    """The adapter of the run's target model. Raises CapabilityError when that is not OpenAI's."""
+    llm = trained_model(builder, "openai")
+    log = None if builder.run is None else builder.run.path / "openai_jobs.jsonl"
+    client = connect(config, llm, needs_key=True)
+    try:
+        yield OpenAiAdapter(config, client, llm.model_name, log, await run_key(builder))
+    finally:
+        await client.close()

@@ -9,10 +9,9 @@ from typing import Any
 from etude.algorithms.algorithm import kind_of
 from etude.core.edge import message_of, sample_of
 from etude.core.errors import CapabilityError, TrainingError
-from etude.core.example import Example
 from etude.core.message import Message, OpenAIMessage, Tool
 from etude.core.training_rows import GrpoRow
-from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
+from etude.core.trajectory import DPOItem, EpisodeItem, Trajectory, TrajectoryCollection
 
 
 def jsonl(rows: Sequence[Mapping[str, Any]]) -> bytes:
@@ -40,24 +39,6 @@ def grpo_row(group: Sequence[Trajectory]) -> dict[str, Any]:
     """`{"trajectories": […]}`: a group with the token ids and logprobs of what was sampled."""
     row = GrpoRow.of_group([sample_of(trajectory) for trajectory in group])
     return row.model_dump(mode="json", exclude_none=True)
-
-
-def reinforcement_row(group: Sequence[Trajectory], example: Example | None) -> dict[str, Any]:
-    """`{"messages": […], "expected": …, "inputs": {…}}`: the prompt of a group, for OpenAI to answer.
-
-    Raises CapabilityError where one answer to one prompt is not all that there is.
-    """
-    items = [item for item in group[0].episode if isinstance(item, EpisodeItem)]
-    sampled = [index for index, item in enumerate(items) if item.is_sampled]
-    if len(sampled) != 1 or items[sampled[0] - 1].role is not EpisodeItemRole.USER:
-        raise CapabilityError(
-            "OpenAI's reinforcement fine-tuning answers a user's message once, and an episode has "
-            f"{len(sampled)} answers; train agents with tools or several turns with another adapter"
-        )
-    row: dict[str, Any] = {"messages": [message_of(item) for item in items[: sampled[0]]]}
-    if example is not None:
-        row |= {"expected": example.expected, "inputs": dict(example.inputs)}
-    return row
 
 
 def texts_of(value: Any) -> Iterator[str]:

@@ -29,10 +29,9 @@ from etude.core.errors import EtudeError, RequestError, StoreError, words_of
 from etude.core.interfaces import Progress
 from etude.store.database import DATABASE, open_database, store_error
 from etude.store.facts import STORAGE
-from etude.store.files import FOLDER_MODE, draft_of, write_atomically
+from etude.store.files import FOLDER_MODE, SET_ASIDE, draft_of, write_atomically
 from etude.store.run_folder import LOCK, RunFolder
 from etude.store.status import STATUS
-from etude.store.sums import SET_ASIDE
 
 ARCHIVE, HEAD, FILES = "run.tar.gz", "head.json", "files"
 FACTS = ".copy.json"
@@ -232,8 +231,6 @@ async def backed_up(config: StorageConfig | None, run: RunFolder, progress: Prog
 
 
 class _Storage:
-    """The copying of one run."""
-
     def __init__(self, config: StorageConfig, run: RunFolder, progress: Progress, copies: Copies) -> None:
         self._config, self._run, self._progress, self._copies = config, run, progress, copies
         self._copied_at: float | None = None
@@ -286,7 +283,6 @@ class _Storage:
             self._copies.note(copied_at=self._copied_at, failures=self._failures, last_error=last_error)
 
     def _tell(self, error: Exception | None) -> None:
-        """Tell that copies fail, or succeed again."""
         before, self._error = self._error, error
         where = f"storage {self._copies.address.text}"
         if error is not None and before is None:
@@ -354,7 +350,6 @@ def fetch(text: str, root: Path, options: Mapping[str, Any]) -> Restored:
 
 
 def _filled(draft: Path, path: Path, address: Address) -> Restored:
-    """Place the files of a copy in a new folder."""
     draft.mkdir()
     archive = draft / ARCHIVE
     _download(address, ARCHIVE, archive)

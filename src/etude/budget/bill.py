@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
@@ -116,39 +116,21 @@ class Bill:
 
     def as_json(self) -> dict[str, Any]:
         """The lines, and their sums."""
+        amounts = self.total.as_json()
         return {
-            "total": _amounts(self.total),
+            "total": {name: amounts[name] for name in (*_AMOUNTS, "tokens")},
             "lines": [line.as_json() for line in self.lines],
             "hours": self.seconds / 3600,
         }
 
 
-def _amounts(line: Line) -> dict[str, Any]:
-    return {name: value for name, value in line.as_json().items() if name not in line.facts()}
-
-
 def bill_of(journal: Journal) -> Bill:
     """The bill of a run by its journal. Raises StoreError."""
-    return Bill(tuple(_stored(journal)), (journal.get(TIME_STEP) or {}).get("seconds", 0.0))
+    lines = tuple(Line(**value) for prefix in (_CALLS, _JOBS) for _, value in journal.scan(prefix))
+    return Bill(lines, (journal.get(TIME_STEP) or {}).get("seconds", 0.0))
 
 
 def read_bill(run: Path) -> Bill:
     """The bill of the run in a folder. Raises StoreError."""
     with RunFolder.read(run) as folder:
         return bill_of(folder.journal)
-
-
-def _stored(journal: Journal) -> Iterator[Line]:
-    for prefix in (_CALLS, _JOBS):
-        for _, value in journal.scan(prefix):
-            yield Line(**value)
-
-
-def store_line(journal: Journal, line: Line) -> None:
-    """Keep a line in place of the one with the same facts, not after what is stored next."""
-    journal.put_soon(line.key, line.stored)
-
-
-def store_time(journal: Journal, seconds: float) -> None:
-    """Keep how long the run has been at work."""
-    journal.put_soon(TIME_STEP, lambda: {"seconds": seconds})

@@ -11,20 +11,23 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
+from urllib.parse import urlsplit
 
-from etude.budget.bill import Bill, Line, bill_of, line_key, store_line, store_time
+from etude.budget.bill import Bill, Line, bill_of, line_key
 from etude.budget.meter import Purpose
-from etude.budget.prices import prices_of, require_bounded
+from etude.config.component import LlmConfig, ModelPrices
 from etude.config.schema import Config
 from etude.core.call import NO_USAGE, Usage
-from etude.core.errors import BudgetReached
+from etude.core.errors import BudgetReached, RequestError
 from etude.core.interfaces import Progress
+from etude.inference.local import LocalLlmConfig, OpponentsConfig
+from etude.inference.openai_config import OpenAiLlmConfig
 from etude.store.journal import Journal
-from etude.store.run_folder import RunFolder
+from etude.store.run_folder import TIME_STEP, RunFolder
 
 Unit: TypeAlias = Literal["usd", "tokens", "hours"]
 
@@ -74,19 +77,69 @@ class Limit:
 
 def limits_of(config: Config) -> list[Limit]:
     """All limits that a config sets."""
-    return [*_limits("budget", config.budget, None)] + [
-        limit
-        for name, llm in config.llms.items()
-        for limit in _limits(f"llms.{name}.budget", llm.budget, name)
+    blocks: list[tuple[str, object, str | None]] = [("budget", config.budget, None)]
+    blocks += [(f"llms.{name}.budget", llm.budget, name) for name, llm in config.llms.items()]
+    units: tuple[Unit, ...] = ("usd", "tokens", "hours")
+    return [
+        Limit(f"{key}.{unit}", unit, float(most), model)
+        for key, budget, model in blocks
+        for unit in units
+        if (most := getattr(budget, unit, None)) is not None
     ]
 
 
-def _limits(key: str, budget: object, model: str | None) -> Iterator[Limit]:
-    units: tuple[Unit, ...] = ("usd", "tokens", "hours")
-    for unit in units:
-        most = getattr(budget, unit, None)
-        if most is not None:
-            yield Limit(f"{key}.{unit}", unit, float(most), model)
+def prices_of(config: Config) -> dict[str, ModelPrices]:
+    """The prices of the models of a config that have any, by their names."""
+    prices: dict[str, ModelPrices] = {}
+    for name, llm in config.llms.items():
+        of = config.llms[llm.of] if isinstance(llm, OpponentsConfig) and llm.prices is None else llm
+        if of.prices is not None:
+            prices[name] = of.prices
+    return prices
+
+
+_OWN_MACHINE = ("localhost", "127.0.0.1", "::1")
+
+
+def unpriced(config: Config) -> list[str]:
+    """The models that are not on this machine, as far as is known, and have no price."""
+    priced = prices_of(config)
+    return [name for name, llm in config.llms.items() if name not in priced and _is_remote(llm, config)]
+
+
+def _is_remote(llm: LlmConfig, config: Config) -> bool:
+    if isinstance(llm, OpponentsConfig):
+        return _is_remote(config.llms[llm.of], config)
+    if isinstance(llm, OpenAiLlmConfig):
+        return any(urlsplit(address).hostname not in _OWN_MACHINE for address in llm.addresses)
+    return not isinstance(llm, LocalLlmConfig)
+
+
+def how_to_price(name: str) -> str:
+    """The key that gives a model its price."""
+    return f"llms.{name}.prices: {{prompt: 0.15, completion: 0.60}}, in USD for a million tokens"
+
+
+def require_bounded(config: Config) -> None:
+    """Raise RequestError for limits that could not be kept.
+
+    One in USD needs the price of all models that it covers; it and one in tokens need to know how long an
+    answer can get.
+    """
+    for name, llm in config.llms.items():
+        limits = {"budget": config.budget, f"llms.{name}.budget": llm.budget}
+        usd = [f"{key}.usd" for key, each in limits.items() if each is not None and each.usd is not None]
+        tokens = [f"{key}.tokens" for key, each in limits.items() if each is not None and each.tokens]
+        if usd and name in unpriced(config):
+            raise RequestError(
+                f"{usd[0]} is set, and what llms.{name} costs is not known: give its price, as in "
+                f"{how_to_price(name)} (0 where it is your own)"
+            )
+        if (usd or tokens) and isinstance(llm, OpenAiLlmConfig) and llm.max_tokens is None:
+            raise RequestError(
+                f"{[*usd, *tokens][0]} is set, and an answer of llms.{name} may have any length: set "
+                f"llms.{name}.max_tokens"
+            )
 
 
 def shown(amount: float, unit: Unit) -> str:
@@ -173,7 +226,7 @@ class Ledger:
             price = self.prices.get(model)
             known = self._lines.get(line_key(model, purpose.role, purpose.phase))
             line = known or Line(model, purpose.role, purpose.phase)
-            self._set(line.plus_call(usage, None if price is None else price.usd(usage, version)))
+            self._set(line.plus_call(usage, None if price is None else price.of_call(usage, version)))
         self.release(number)
 
     def release(self, number: int | None) -> None:
@@ -220,7 +273,8 @@ class Ledger:
     def store_time(self) -> None:
         """Store how long the run has been at work."""
         self._stored_at = self._clock()
-        store_time(self._journal, self._at_work())
+        seconds = self._at_work()
+        self._journal.put_soon(TIME_STEP, lambda: {"seconds": seconds})
 
     def figures(self) -> dict[str, Any]:
         """The sums, and the limits, for displays."""
@@ -268,7 +322,7 @@ class Ledger:
         before = self._lines.get(line.key, _NOTHING)
         self._lines[line.key] = line
         self._use(line, before)
-        store_line(self._journal, line)
+        self._journal.put_soon(line.key, line.stored)
 
     def _use(self, line: Line, before: Line) -> None:
         for limit in self.limits:

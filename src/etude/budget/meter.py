@@ -17,9 +17,8 @@ from etude.core.call import NO_USAGE, ChatRequest, Completion, Usage
 from etude.core.implementations import checked
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
-from etude.core.within import Within
-from etude.inference.opponents_config import OpponentsConfig
-from etude.wire.retries import counting_charges
+from etude.inference.local import OpponentsConfig
+from etude.wire.retries import Within, counting_charges
 
 Role: TypeAlias = Literal["agent", "user", "judge", "teacher", "opponent", "other"]
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,9 +20,7 @@ from etude.cli.command import (
 from etude.cli.console import MARKS, next_step, say, say_wrapped, show_findings
 
 if TYPE_CHECKING:
-    from etude.config.schema import Config
-    from etude.preflight.estimate import Estimate
-    from etude.preflight.spending import Range
+    from etude.preflight.estimate import Estimate, Range
 
 
 def check(
@@ -39,6 +35,7 @@ def check(
     Without --play nothing is sampled.
     """
     from etude.config.load import load_config
+    from etude.loop.lifecycle import names_secret
     from etude.preflight.check import check_config
 
     override = [*(override or ()), *on_cluster(on)]
@@ -52,26 +49,22 @@ def check(
         if estimate is not None:
             _show_estimate(estimate)
         if report.is_ready:
-            _show_next(report.trains, settings, config, override)
+            # Secrets that were typed are not repeated.
+            secrets = [each for each in override if names_secret(settings, each)]
+            if secrets:
+                keys = (each.partition("=")[0] for each in secrets)
+                say(f"\nadd again what is secret: {' '.join(f'-o {key}=…' for key in keys)}")
+            rest = (word for each in override if each not in secrets for word in ("-o", each))
+            next_step(hints.command("train" if report.trains else "evaluate", config, *rest))
         else:
             say(f"\nmend what is marked {MARKS['error']}, and check again")
     if not report.is_ready:
         raise typer.Exit(2)
 
 
-def _show_next(trains: bool, settings: Config, config: Path, overrides: Sequence[str]) -> None:
-    """Offer the next command; secrets that were typed are not repeated."""
-    from etude.loop.lifecycle import names_secret
-
-    secrets = [override for override in overrides if names_secret(settings, override)]
-    if secrets:
-        keys = (override.partition("=")[0] for override in secrets)
-        say(f"\nadd again what is secret: {' '.join(f'-o {key}=…' for key in keys)}")
-    rest = [override for override in overrides if override not in secrets]
-    next_step((hints.train if trains else hints.evaluate)(config, rest))
-
-
 def _show_estimate(estimate: Estimate) -> None:
+    from etude.budget.ledger import shown_usd
+
     for warning in estimate.warnings:
         say_wrapped(f"{MARKS['warning']} {warning}")
     training, validation = estimate.training_episodes, estimate.validation_episodes
@@ -81,21 +74,14 @@ def _show_estimate(estimate: Estimate) -> None:
     apart = _interval(estimate.tokens, "{:,.0f}")
     say(f"tokens          about {prompt:,} in prompts, {sampled:,} sampled{apart}")
     if estimate.usd is not None:
-        say_wrapped(f"price           about {_money(estimate)} for calls")
+        by_model = [f"{name} {shown_usd(usd)}" for name, usd in estimate.usd_by_model.items()]
+        each = f", {', '.join(by_model)}" if len(by_model) > 1 else ""
+        money = f"{shown_usd(estimate.usd.mean)}{_interval(estimate.usd, '${:,.4g}')}{each}"
+        say_wrapped(f"price           about {money} for calls")
     if estimate.training_usd is not None:
         say(f"price           at most about ${estimate.training_usd:,.2f} for training")
     for assumption in estimate.assumptions:
         say_wrapped(f"assuming        {assumption}")
-
-
-def _money(estimate: Estimate) -> str:
-    """The price of all calls with its interval, and of each model's where there are several."""
-    from etude.budget.ledger import shown_usd
-
-    assert estimate.usd is not None
-    by_model = [f"{name} {shown_usd(usd)}" for name, usd in estimate.usd_by_model.items()]
-    each = f", {', '.join(by_model)}" if len(by_model) > 1 else ""
-    return f"{shown_usd(estimate.usd.mean)}{_interval(estimate.usd, '${:,.4g}')}{each}"
 
 
 def _interval(estimate: Range | None, form: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -105,7 +105,10 @@ def _say_liveness(seen: SeenStatus, path: Path) -> None:
 def _show(status: RunStatus, jobs: list[JobFacts]) -> None:
     epoch = "" if status.epoch is None else f", epoch {status.epoch}/{status.num_epochs}"
     say(f"phase           {status.phase}{epoch}, since {shown_seconds(status.phase_seconds)}")
-    say(f"episodes        {_episodes(status)}")
+    of = "" if status.expected is None else f" of {status.expected}"
+    waiting = "" if status.waiting is None else f", {status.waiting} waiting"
+    failed = f"; {status.totals.failed} failed so far" if status.totals.failed else ""
+    say(f"episodes        {status.finished}{of} finished, {status.playing} playing{waiting}{failed}")
     for job in jobs:
         say(f"job             {job.name} at {job.backend}: {job.status}")
     for team in status.learners:
@@ -119,40 +122,17 @@ def _show(status: RunStatus, jobs: list[JobFacts]) -> None:
         say(f"dashboard       {status.dashboard}")
     for wait in status.waits:
         say_wrapped(f"waits for       {wait.what}, {shown_seconds(wait.seconds)}")
-    _show_places(status)
-    _show_models(status)
-
-
-def _episodes(status: RunStatus) -> str:
-    of = "" if status.expected is None else f" of {status.expected}"
-    waiting = "" if status.waiting is None else f", {status.waiting} waiting"
-    failed = f"; {status.totals.failed} failed so far" if status.totals.failed else ""
-    return f"{status.finished}{of} finished, {status.playing} playing{waiting}{failed}"
-
-
-def _show_places(status: RunStatus) -> None:
     if status.runners:
-        rows = [
-            (
-                each.number,
-                each.node or None,
-                each.state,
-                None if each.seconds is None else shown_seconds(each.seconds),
-                each.episodes,
-            )
+        runners = [
+            (each.number, each.node or None, each.state, _since(each.seconds), each.episodes)
             for each in status.runners
         ]
-        table(("runner", "node", "state", "since", "episodes"), rows)
-
-
-def _show_models(status: RunStatus) -> None:
-    rows: list[tuple[Any, ...]] = [
-        (
-            model.name,
-            f"v{model.version}",
-            model.waiting,
-            None if model.oldest is None else shown_seconds(model.oldest),
-        )
-        for model in status.models
+        table(("runner", "node", "state", "since", "episodes"), runners)
+    models = [
+        (model.name, f"v{model.version}", model.waiting, _since(model.oldest)) for model in status.models
     ]
-    table(("model", "version", "calls in flight", "oldest"), rows)
+    table(("model", "version", "calls in flight", "oldest"), models)
+
+
+def _since(seconds: float | None) -> str | None:
+    return None if seconds is None else shown_seconds(seconds)

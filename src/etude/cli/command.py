@@ -54,14 +54,6 @@ OnCluster: TypeAlias = Annotated[
         "Play the episodes on a Ray cluster: auto, or the HOST:PORT of its head.", "--on", metavar="ADDRESS"
     ),
 ]
-MetricsPort: TypeAlias = Annotated[
-    int | None,
-    option(
-        "Serve metrics for Prometheus at this port of 127.0.0.1 while it runs; 0 takes a free one.",
-        min=0,
-        max=65535,
-    ),
-]
 AsJson: TypeAlias = Annotated[bool, option("Write JSON, for machines.", "--json")]
 OutputDir: TypeAlias = Annotated[
     Path, option("Where runs are looked for by name.", "--output-dir", show_default=True)
@@ -224,11 +216,6 @@ def key_in(variable: str | None) -> str | None:
 def on_cluster(address: str | None) -> list[str]:
     """Overrides of the `cluster` block for the address of `--on`."""
     return [] if address is None else ["cluster._type=ray", f"cluster.address={address}"]
-
-
-def with_metrics(port: int | None) -> list[str]:
-    """Overrides of the `metrics` block for the port of `--metrics-port`."""
-    return [] if port is None else [f"metrics.port={port}"]
 
 
 def run_configuration(**settings: Any) -> list[str]:

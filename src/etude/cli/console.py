@@ -57,11 +57,26 @@ def next_step(command: str) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
-    """A table with an empty line around it: cells that are None stay empty, numbers stand at the right."""
+    """A table with an empty line around it: cells that are None stay empty, numbers stand at the right.
+
+    Cells are folded where it would be wider than the terminal.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
     say()
     if title is not None:
         say("\n".join(wrapped(title, line_width())))
-    say("\n".join(table_lines(columns, list(rows), line_width())))
+    drawn, rows = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False), list(rows)
+    for index, name in enumerate(columns):
+        is_number = all(isinstance(row[index], int | float | None) for row in rows)
+        drawn.add_column(name, justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        drawn.add_row(*map(_text, row))
+    text = StringIO()
+    Console(file=text, width=line_width() or _NO_END, color_system=None, markup=False).print(drawn)
+    say("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
 
 
 _HERE: ContextVar[Path | None] = ContextVar("etude_here", default=None)
@@ -101,23 +116,6 @@ def unused(folder: Path, separator: str = "_") -> Path:
 def line_width() -> int | None:
     """Columns of a line, by COLUMNS or the terminal. None in a pipe or a file: lines have no end there."""
     return shutil.get_terminal_size((0, 0)).columns or None
-
-
-def table_lines(columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int | None = None) -> list[str]:
-    """The lines of a table; cells are folded where it would be wider than `width`."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    drawn = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for index, name in enumerate(columns):
-        is_number = all(isinstance(row[index], int | float | None) for row in rows)
-        drawn.add_column(name, justify="right" if is_number else "left", overflow="fold")
-    for row in rows:
-        drawn.add_row(*map(_text, row))
-    text = StringIO()
-    Console(file=text, width=width or _NO_END, color_system=None, markup=False).print(drawn)
-    return [line.rstrip() for line in text.getvalue().splitlines()]
 
 
 def wrapped(text: str, width: int | None, indent: str = "") -> list[str]:

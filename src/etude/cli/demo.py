@@ -12,9 +12,7 @@ from etude.cli.console import emit, next_step, path_shown, say, table, unused
 from etude.core.stats import shown_mean
 
 if TYPE_CHECKING:
-    from etude.demo.real import RealReport
-    from etude.demo.report import DemoReport
-
+    from etude.demo.demo import DemoReport
 
 Task = Literal["calculator", "tictactoe", "sort", "extraction"]
 Method = Literal["grpo", "dpo", "expert_iteration"]
@@ -39,77 +37,44 @@ def demo(
     """
     if real:
         refuse("--real, where one task is learnt by GRPO", task=task, method=method)
-    name = "real" if real else task or "calculator"
-    folder = (out or unused(Path(f"demo-{name}"), "-")).absolute()
-    if real:
-        _real(seed, folder, out, on, as_json=as_json)
-    else:
-        _tiny(task or "calculator", method or "grpo", seed, folder, out, on, as_json=as_json)
+    from etude.demo.demo import PRETRAINED, TASKS, run_demo
+    from etude.preflight.starter import MODEL
+    from etude.report.progress import progress_for
 
-
-def _tiny(
-    task: Task, method: Method, seed: int, folder: Path, out: Path | None, on: str | None, *, as_json: bool
-) -> None:
-    from etude.demo.demo import TASKS, run_demo
-    from etude.report.live import progress_for
-
+    learned, method = PRETRAINED if real else task or "calculator", method or "grpo"
+    folder = (out or unused(Path(f"demo-{'real' if real else learned}"), "-")).absolute()
+    if not as_json and real:
+        say(f"{MODEL} learns to read customers' messages into the fields of a ticket.")
+    elif not as_json:
+        say(f"A tiny model, made from scratch on this machine, {TASKS[learned]}.")
     if not as_json:
-        say(f"A tiny model, made from scratch on this machine, {TASKS[task].introduction}.")
         say(f"Everything is written to {path_shown(folder)}.\n")
-    again = ("--task", task, "--method", method)
-    with then(lambda: hints.demo_again(again, seed, out)), progress_for(json=as_json) as progress:
-        report = run_async(run_demo(task, method, seed, folder, progress, on_cluster(on)))
+    kind = ["--real"] if real else ["--task", learned, "--method", method]
+
+    def again() -> str:
+        """It begins anew, in another folder."""
+        elsewhere = [] if out is None else ["--out", path_shown(unused(out))]
+        return hints.command("demo", *kind, "--seed", str(seed), *elsewhere)
+
+    with then(again), progress_for(json=as_json) as progress:
+        report = run_async(run_demo(learned, method, seed, folder, progress, on_cluster(on)))
     if as_json:
-        emit({"event": "demo", "task": task, "method": method, "seed": seed, **asdict(report)})
+        emit({"event": "demo", "task": learned, "method": method, "seed": seed, **asdict(report)})
     else:
         _show(report)
 
 
-def _real(seed: int, folder: Path, out: Path | None, on: str | None, *, as_json: bool) -> None:
-    from etude.demo.real import TASK, run_real_demo
-    from etude.preflight.starter import MODEL
-    from etude.report.live import progress_for
-
-    if not as_json:
-        say(f"{MODEL} learns to read customers' messages into the fields of a ticket.")
-        say(f"Everything is written to {path_shown(folder)}.\n")
-    with then(lambda: hints.demo_again(("--real",), seed, out)), progress_for(json=as_json) as progress:
-        report = run_async(run_real_demo(seed, folder, progress, on_cluster(on)))
-    if as_json:
-        emit({"event": "demo", "task": TASK, "model": MODEL, "seed": seed, **asdict(report)})
-    else:
-        _show_real(report)
-
-
 def _show(report: DemoReport) -> None:
+    stages = {"before": report.before, "after demonstrations": report.demonstrated, "after": report.after}
+    stages["after, greedy"] = report.greedy
+    measured = {when: stage["scores"] for when, stage in stages.items() if stage is not None}
     rows = []
-    for name, before in report.before["scores"].items():
-        after, greedy = report.after["scores"][name], report.greedy["scores"][name]
-        label = f"{name} (reward)" if name == report.before["reward"] else name
-        rows.append((label, *map(_interval, (before, after, greedy)), after["n"]))
-    for variant in report.variants:
-        for name, before in variant.before["scores"].items():
-            after = variant.after["scores"][name]
-            rows.append((f"{name}, {variant.name}", _interval(before), _interval(after), "", after["n"]))
+    for name, last in report.after["scores"].items():
+        label = f"{name} (reward)" if name == report.after["reward"] else name
+        rows.append((label, *(_interval(scores[name]) for scores in measured.values()), last["n"]))
     say()
     title = "mean and 95 % interval over held-out episodes, at temperature 1"
-    table(("", "before", "after", "after, greedy", "episodes"), rows, title=title)
-    _show_rest(report)
-
-
-def _show_real(report: RealReport) -> None:
-    rows = []
-    for stage in report.stages:
-        reward = stage.sampled["reward"]
-        sampled, greedy = stage.sampled["scores"][reward], stage.greedy and stage.greedy["scores"][reward]
-        rows.append((stage.name, _interval(sampled), greedy and _interval(greedy), sampled["n"]))
-    say()
-    title = "answers whose fields are all right: mean and 95 % interval over held-out messages"
-    table(("", "at temperature 1", "greedy", "messages"), rows, title=title)
-    _show_rest(report)
-
-
-def _show_rest(report: DemoReport | RealReport) -> None:
+    table(("", *measured, "episodes"), rows, title=title)
     for shown in report.episodes:
         say(f"example {shown.example}")
         for when, lines in (("before", shown.before), ("after", shown.after)):

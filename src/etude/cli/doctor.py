@@ -9,7 +9,7 @@ import typer
 
 from etude.cli import hints
 from etude.cli.command import RUNS, AsJson, Overrides, argument, option, run_async
-from etude.cli.console import MARKS, next_step, path_shown, say, show_findings
+from etude.cli.console import MARKS, next_step, say, show_findings
 
 
 def doctor(
@@ -28,25 +28,13 @@ def doctor(
             "--loop/--no-loop",
         ),
     ] = None,
-    drift: Annotated[
-        str | None,
-        option(
-            "Look at the chat template of a model instead: over which conversations it extends what "
-            "was sampled. A folder, or a name on the Hugging Face hub.",
-            metavar="MODEL",
-        ),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Look at the installation, the machine, and a config's services, and try the whole loop."""
-    if drift is not None:
-        _audit(drift, as_json)
-        return
     from etude.config.load import load_config
-    from etude.preflight.doctor import can_try_loop, examine
+    from etude.preflight.doctor import can_try_loop, examine, try_loop
     from etude.preflight.finding import Findings
     from etude.preflight.services import examine_services
-    from etude.preflight.trial import try_loop
 
     settings = None if config is None else load_config(config, override or ())
     folder = output_dir or (RUNS if settings is None else settings.finetuning.output_dir)
@@ -67,25 +55,4 @@ def doctor(
             say(f"\nmend what is marked {MARKS['error']}")
         raise typer.Exit(1)
     if not as_json:
-        next_step(hints.at_the_start() if config is None else hints.check_config(config))
-
-
-def _audit(model: str, as_json: bool) -> None:
-    """Drift costs time and is no error: a conversation that drifts is trained on in several branches."""
-    from etude.inference.local import require_local_extra
-
-    require_local_extra()
-    from etude.models.source import locate
-
-    locate(model)
-    from etude.models.speech import Speech
-    from etude.preflight.drift import audit
-
-    findings = audit(Speech.load(model).template)
-    drifting = findings.of("warning")
-    show_findings(findings, {"model": model, "extends": not drifting}, as_json)
-    if as_json:
-        return
-    if drifting:
-        say("A new branch is trained on as a sequence of its own, and what came before it is computed again.")
-    next_step(hints.new_project(path_shown(Path(model)) if Path(model).is_dir() else model))
+        next_step(hints.at_the_start() if config is None else hints.command("check", config))

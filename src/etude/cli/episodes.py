@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from dataclasses import asdict
 from pathlib import Path
@@ -16,8 +15,6 @@ from etude.cli.console import emit, next_step, say, say_wrapped, table
 
 if TYPE_CHECKING:
     from etude.store.outline import EpisodeOutline
-    from etude.store.run_folder import RunFolder
-    from etude.store.sequences import TokenSequence
 
 _LIMIT = 50
 _WIDEST = 60
@@ -41,8 +38,6 @@ def episodes(
     run: Annotated[
         str | None, option("Of `show`: the run; by default the one changed last.", show_default=False)
     ] = None,
-    tokens: Annotated[bool, option("Of `show`: each token with its numbers.", "--tokens")] = False,
-    raw: Annotated[bool, option("Of `show`: answers as the models wrote them.", "--raw")] = False,
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
@@ -53,21 +48,22 @@ def episodes(
     before a word means the others; words with a dash come after `--`.
     """
     if words[0] == "show":
-        _show(words[1:], run, output_dir, tokens=tokens, raw=raw)
+        _show(words[1:], run, output_dir)
     else:
         _list(words[0], " ".join(map(shlex.quote, words[1:])), phase, limit, output_dir, as_json)
 
 
 def _list(name: str, words: str, phase: str | None, limit: int, output_dir: Path, as_json: bool) -> None:
     from etude.core.errors import RequestError
+    from etude.store.episodes import phases_of
     from etude.store.facts import find_run
-    from etude.store.outline import find_episodes, parse_query, phases_in
+    from etude.store.outline import find_episodes, parse_query
     from etude.store.run_folder import RunFolder
     from etude.store.stored_config import reward_names, stored_data
 
     query, path = parse_query(words), find_run(name, output_dir)
     with RunFolder.read(path) as folder:
-        phases = phases_in(folder.journal)
+        phases = phases_of(folder.journal)
         if phase not in (None, "all", *phases):
             known = ", ".join(phases[:10]) or "none yet"
             raise RequestError(f"there are no episodes of the phase '{phase}'; there are: {known}")
@@ -88,7 +84,7 @@ def _list(name: str, words: str, phase: str | None, limit: int, output_dir: Path
     )
     more = f"; there may be more: --limit {2 * limit}" if selection.phase else ""
     say_wrapped(f"{len(selection.episodes)} episodes of {where}, of {selection.looked_at} looked at{more}")
-    next_step(hints.show_episode(path, selection.episodes[0].id))
+    next_step(hints.command("episodes", "show", selection.episodes[0].id, "--run", path))
 
 
 def _row(episode: EpisodeOutline) -> tuple[Any, ...]:
@@ -114,13 +110,12 @@ def _in_short(value: Any) -> str:
 
 
 def _as_json(episode: EpisodeOutline) -> dict[str, Any]:
-
     facts = asdict(episode)
     del facts["text"]
     return {**facts, "agents": sorted(episode.agents), "versions": sorted(episode.versions)}
 
 
-def _show(ids: list[str], run: str | None, output_dir: Path, *, tokens: bool, raw: bool) -> None:
+def _show(ids: list[str], run: str | None, output_dir: Path) -> None:
     from etude.core.errors import RequestError
     from etude.export.transcripts import episode_transcript
     from etude.store.facts import find_run, list_runs
@@ -133,46 +128,5 @@ def _show(ids: list[str], run: str | None, output_dir: Path, *, tokens: bool, ra
         raise RequestError(f"there are no runs in {output_dir}; another folder is named with --output-dir")
     path = runs[0].absolute() if run is None else find_run(run, output_dir)
     with RunFolder.read(path) as folder:
-        if tokens:
-            _show_tokens(folder, ids[0])
-        else:
-            say(episode_transcript(folder, ids[0], raw=raw).rstrip())
+        say(episode_transcript(folder, ids[0]).rstrip())
     next_step(hints.show(path))
-
-
-def _show_tokens(run: RunFolder, id: str) -> None:
-    """Every token of an episode's sequences, a row for each."""
-    from etude.core.errors import RequestError
-    from etude.report.token_texts import TokenTexts
-    from etude.store.episodes import phase_of, read_episode
-    from etude.store.sequences import chosen_sequence, trained_sequences
-    from etude.store.stored_config import stored_data
-
-    record = read_episode(run.journal, id)
-    if record is None:
-        raise RequestError(f"run {run.name} has no finished episode '{id}'")
-    sequences = trained_sequences(run.path, run.journal, record, phase_of(run.journal.get(id)))
-    chosen_sequence(sequences, 0)
-    settings = stored_data(run.path, required=False)
-    for number, sequence in enumerate(sequences, start=1):
-        texts = TokenTexts(run.path, settings, sequence.model).of(sequence.ids)
-        begins = f"; {sequence.begins}" if sequence.begins else ""
-        title = (
-            f"sequence {number} of {len(sequences)}, {len(sequence.ids)} tokens of {sequence.model}{begins}"
-        )
-        rows = [_token(sequence, at, text) for at, text in enumerate(texts)]
-        table(("place", "id", "token", "call", "logprob", "advantage", "weight", "ratio"), rows, title=title)
-
-
-def _token(sequence: TokenSequence, at: int, text: str) -> tuple[Any, ...]:
-    span = next((span for span in sequence.spans if span.start <= at < span.stop), None)
-    learned = sequence.learned[0] if sequence.learned and at < sequence.learned[0].length else None
-    shown = (at, sequence.ids[at], repr(text)[1:-1])
-    if span is None:
-        return (*shown, None, None, None, None, None)
-    logprob = span.logprobs[at - span.start] if span.logprobs else None
-    if learned is None:
-        return (*shown, span.call, logprob, None, None, None)
-    advantage = None if learned.advantages is None else learned.advantages[at]
-    ratio = math.exp(learned.ratios[at]) if at in learned.ratios else None
-    return (*shown, span.call, logprob, advantage, learned.weights[at], ratio)

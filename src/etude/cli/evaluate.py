@@ -10,7 +10,6 @@ from etude.cli import hints
 from etude.cli.command import (
     RUNS,
     AsJson,
-    MetricsPort,
     OnCluster,
     OutputDir,
     Overrides,
@@ -21,9 +20,8 @@ from etude.cli.command import (
     run_async,
     run_configuration,
     then,
-    with_metrics,
 )
-from etude.cli.console import emit, next_step, path_shown, say, table, warn
+from etude.cli.console import emit, next_step, path_shown, say, table, typed_words, warn
 from etude.cli.figures import show_troubles
 
 if TYPE_CHECKING:
@@ -31,9 +29,6 @@ if TYPE_CHECKING:
     from etude.loop.evaluation import Evaluation
     from etude.store.run_folder import RunFolder
     from etude.store.stored_config import EvaluationRequest
-
-_CELL = 60
-"""Characters of an output in the per-example table."""
 
 
 def evaluate(
@@ -49,7 +44,6 @@ def evaluate(
         Path | None,
         option("Evaluate on this file; by default the held-out examples, else the training ones."),
     ] = None,
-    per_example: Annotated[bool, option("Show a row for each example.", "--per-example")] = False,
     rescore: Annotated[
         str | None, option("Score the stored episodes of RUN; no agent is run.", metavar="RUN")
     ] = None,
@@ -58,7 +52,6 @@ def evaluate(
     ] = None,
     override: Overrides = None,
     on: OnCluster = None,
-    metrics_port: MetricsPort = None,
     name: Annotated[str | None, option("Name of the run; made up by default.")] = None,
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
@@ -74,13 +67,13 @@ def evaluate(
         refuse("--rescore, which runs no agent", model=model, dataset=dataset, name=name, greedy=greedy)
         run = find_run(rescore, output_dir)
         settings = load_config(config or _config_of(run), override or ())
-        _rescore(run, settings, phase, as_json=as_json, per_example=per_example)
+        _rescore(run, settings, phase, as_json=as_json)
         return
     if config is None:
         raise RequestError("name the config file: etude evaluate config.yml")
     if phase is not None:
         raise RequestError("--phase goes with --rescore RUN")
-    overrides = [*(override or ()), *on_cluster(on), *with_metrics(metrics_port)]
+    overrides = [*(override or ()), *on_cluster(on)]
     if dataset is not None:
         overrides += run_configuration(dataset=dataset)
     settings, request, version = request_of(
@@ -89,21 +82,23 @@ def evaluate(
     if version is not None and version.choice:
         warn(f"model {version}: {version.choice}")
     with new_run(settings, name, request) as folder:
-        evaluate_in(settings, folder, request, as_json=as_json, per_example=per_example)
+        evaluate_in(settings, folder, request, as_json=as_json)
 
 
-def evaluate_in(
-    settings: Config, run: RunFolder, request: EvaluationRequest, *, as_json: bool, per_example: bool
-) -> None:
-    """Evaluate in an open run folder, and show the scores."""
+def evaluate_in(settings: Config, run: RunFolder, request: EvaluationRequest, *, as_json: bool) -> None:
+    """Evaluate in an open run folder, and show the scores; progress is told beside the JSON object."""
+    from etude.report.progress import progress_for
     from etude.verbs import evaluate_in as evaluate_run
 
-    with then(lambda: hints.resume(run.path)), _progress(as_json) as progress:
+    with (
+        then(lambda: hints.resume(run.path)),
+        progress_for(stream=sys.stderr if as_json else None) as progress,
+    ):
         evaluation = run_async(evaluate_run(settings, run, request, progress=progress))
-    _show(evaluation, {"run": str(run.path)}, as_json=as_json, per_example=per_example)
+    _show(evaluation, {"run": str(run.path)}, as_json=as_json)
     if not as_json:
         say(f"run             {path_shown(run.path)}")
-        next_step(hints.rescore(run.path))
+        next_step(hints.command("evaluate", "--rescore", run.path))
 
 
 def _config_of(run: Path) -> Path:
@@ -119,19 +114,24 @@ def _config_of(run: Path) -> Path:
     return run / CONFIG
 
 
-def _rescore(run: Path, settings: Config, phase: str | None, *, as_json: bool, per_example: bool) -> None:
+def _rescore(run: Path, settings: Config, phase: str | None, *, as_json: bool) -> None:
     """Score the stored episodes of a run with the evaluators of a config."""
     from etude.loop.evaluation import rescore_run
+    from etude.report.progress import progress_for
     from etude.store.run_folder import RunFolder
 
-    with RunFolder.open(run) as folder, then(hints.again), _progress(as_json) as progress:
+    with (
+        RunFolder.open(run) as folder,
+        then(lambda: hints.command(*typed_words())),
+        progress_for(stream=sys.stderr if as_json else None) as progress,
+    ):
         scored, evaluation = run_async(rescore_run(settings, folder, phase=phase, progress=progress))
-    _show(evaluation, {"run": str(run), "phase": scored}, as_json=as_json, per_example=per_example)
+    _show(evaluation, {"run": str(run), "phase": scored}, as_json=as_json)
     if not as_json:
         next_step(hints.show(run))
 
 
-def _show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_example: bool) -> None:
+def _show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool) -> None:
     """The scores as a table, or as a JSON object."""
     from etude.loop.evaluation import item_rows
     from etude.store.figures import shown_score
@@ -139,8 +139,6 @@ def _show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_e
     if as_json:
         emit({**facts, **evaluation.as_json(), "items": item_rows(evaluation.output)})
         return
-    if per_example:
-        _show_examples(evaluation)
     rows = []
     for name, scores in evaluation.scores().items():
         label = f"{name} (reward)" if name == evaluation.reward else name
@@ -150,31 +148,3 @@ def _show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_e
     table(("evaluator", "mean, 95 % interval, examples", "scored", "unscored"), rows, title=title)
     causes = [cause.model_dump() for cause in evaluation.output.causes]
     show_troubles(Path(facts["run"]), evaluation.output.calls, causes)
-
-
-def _show_examples(evaluation: Evaluation) -> None:
-    from etude.loop.evaluation import item_rows
-
-    names = list(evaluation.scores())
-    rows = []
-    for row in item_rows(evaluation.output):
-        label = row["id"] if evaluation.repeat == 1 else f"{row['id']} #{row['generation']}"
-        failure = "; ".join(dict.fromkeys(row["errors"].values())) or None
-        texts = map(_short, (row["output"], row["expected"], failure))
-        rows.append((label, *(row["scores"][name] for name in names), *texts))
-    columns = ("example", *names, "output", "expected", "failure")
-    table(columns, rows)
-
-
-def _short(value: Any) -> str | None:
-    if value is None:
-        return None
-    text = "".join(letter if letter.isprintable() else "·" for letter in " ".join(str(value).split()))
-    return text if len(text) <= _CELL else f"{text[: _CELL - 1]}…"
-
-
-def _progress(as_json: bool) -> Any:
-    """A display of the progress; beside the JSON object, not in it."""
-    from etude.report.live import progress_for
-
-    return progress_for(stream=sys.stderr if as_json else None)

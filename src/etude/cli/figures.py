@@ -60,7 +60,7 @@ def show_troubles(run: Path, calls: Mapping[str, int], causes: list[dict[str, An
     `calls` are those of an evaluation run's output.
     """
     from etude.alarms.built_in import CutOffAnswers
-    from etude.store.summary import show_command, shown_cause
+    from etude.store.figures import show_command, shown_cause
 
     cut_off, retries = CutOffAnswers().seen_in(calls), calls.get("retries", 0)
     if cut_off:
@@ -79,7 +79,7 @@ def show_troubles(run: Path, calls: Mapping[str, int], causes: list[dict[str, An
 def show_bill(bill: Bill) -> None:
     """All that the run took; where it cost money, also by model and role, and by part of the run."""
     from etude.budget.ledger import shown_usd
-    from etude.report.lines import shown_time
+    from etude.report.progress import shown_time
 
     whole = bill.total
     if not bill.lines:

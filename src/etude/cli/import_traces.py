@@ -55,7 +55,7 @@ def import_traces(
         return
     _show(imported)
     say(f"run             {path_shown(run.path)}")
-    next_step(hints.list_episodes(run.path))
+    next_step(hints.command("episodes", run.path))
 
 
 def _show(imported: Imported) -> None:

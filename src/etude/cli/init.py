@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,7 +10,6 @@ from typing import Annotated, Literal
 from etude.cli import hints
 from etude.cli.command import AsJson, argument, option
 from etude.cli.console import emit, next_step, path_shown, say
-from etude.core.errors import RequestError
 
 Task = Literal["larger", "tickets", "sql", "game", "tool"]
 """The folders of `preflight/starter_files`."""
@@ -27,24 +27,15 @@ def init(
     model: Annotated[
         str | None, option("The model to start from: a folder, or a name on the Hugging Face hub.")
     ] = None,
-    env: Annotated[
-        str | None,
-        option("An environment in place of an agent: TYPE or TYPE:TASK, such as reasoning_gym:gcd."),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a small project that runs: an agent, examples, a config; or the config of an environment."""
-    from etude.preflight.starter import MODEL, write_environment, write_starter
+    """Write a small project that runs: an agent, examples, a config."""
+    from etude.preflight.starter import MODEL, write_starter
 
     chosen = MODEL if model is None else model
     if Path(chosen).is_dir():
         chosen = str(Path(chosen).absolute())
-    if env is None:
-        written = write_starter(folder, task or "larger", chosen)
-    elif task is None:
-        written = write_environment(folder, env, chosen)
-    else:
-        raise RequestError("--task is an agent's, and --env has its own: write --env TYPE:TASK")
+    written = write_starter(folder, task or "larger", chosen)
     if as_json:
         emit({"folder": str(folder.absolute()), "files": [path.name for path in written], "model": chosen})
         return
@@ -52,7 +43,7 @@ def init(
         say(f"wrote {path_shown(path)}")
     if model is None:
         say(f"model {chosen}: {_origin(chosen)}; choose another with --model")
-    next_step(hints.check_project(folder))
+    next_step(f"cd {shlex.quote(path_shown(folder))} && {hints.command('check', 'config.yml')}")
 
 
 def _origin(model: str) -> str:

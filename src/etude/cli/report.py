@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from etude.cli import hints
 from etude.cli.command import RUNS, AsJson, OutputDir, Overrides, Run, option, run_async, then
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
     from etude.config.schema import Config
     from etude.core.interfaces import Progress
     from etude.store.run_folder import RunFolder
-    from etude.trackers.reporting import TrackerOutcome
 
 
 def report(
@@ -28,7 +26,7 @@ def report(
     `-o report=wandb` sends a whole run to a tracker that it did not have.
     """
     from etude.core.errors import EtudeError, RequestError
-    from etude.report.live import progress_for
+    from etude.report.progress import progress_for
     from etude.store.facts import find_run
     from etude.store.run_folder import RunFolder
     from etude.trackers.reporting import report_config
@@ -37,27 +35,27 @@ def report(
     with (
         RunFolder.open(path) as folder,
         progress_for(json=as_json) as progress,
-        then(lambda: hints.report(path)),
+        then(lambda: hints.command("report", path)),
     ):
         config = report_config(folder, override or ())
         if not config.report:
             raise RequestError(
-                f"run {path.name} has no trackers; name one, as in: etude report {run} -o report=tensorboard"
+                f"run {path.name} has no trackers; name one, as in: etude report {run} -o report=trackio"
             )
         outcomes = run_async(_sent(config, folder, progress, wait))
-        behind = [each.tracker for each in outcomes if each.sent < each.records]
+        behind = [each["tracker"] for each in outcomes if each["sent"] < each["records"]]
         if as_json:
-            emit({"run": str(path), "trackers": [asdict(each) for each in outcomes]})
+            emit({"run": str(path), "trackers": outcomes})
         else:
             for each in outcomes:
-                say_wrapped(f"{each.tracker}: {each.sent} of {each.records} records are there")
+                say_wrapped(f"{each['tracker']}: {each['sent']} of {each['records']} records are there")
         if behind:
             raise EtudeError(f"not all of the run is there: {', '.join(behind)}")
     if not as_json:
         next_step(hints.show(path))
 
 
-async def _sent(config: Config, run: RunFolder, progress: Progress, wait: float) -> list[TrackerOutcome]:
+async def _sent(config: Config, run: RunFolder, progress: Progress, wait: float) -> list[dict[str, Any]]:
     from etude.trackers.reporting import Reporting
 
     reporting = Reporting(config, run, progress, patience=wait)

@@ -52,7 +52,8 @@ def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     ]
     table(("run", "kind", "state", "epochs", "first reward", "last reward", "changed"), rows)
     readable = next((run_facts.path for run_facts in facts if run_facts.state != "unreadable"), None)
-    next_step(hints.check_installation(output_dir) if readable is None else hints.show(readable))
+    doctor = hints.command("doctor", "--output-dir", output_dir)
+    next_step(doctor if readable is None else hints.show(readable))
 
 
 @app.command()
@@ -116,14 +117,15 @@ def compare(
 ) -> None:
     """Put runs side by side: settings that differ, rewards, and the difference with its interval."""
     from etude.core.errors import RequestError
-    from etude.report.words import shown_epochs, shown_other_inputs, shown_state, side_by_side
-    from etude.store.comparison import (
+    from etude.report.words import shown_epochs, shown_state, side_by_side
+    from etude.store.facts import (
         differing_settings,
-        other_inputs,
+        facts_of,
+        find_run,
+        histories_of,
         paired_difference,
         paired_differences,
     )
-    from etude.store.facts import facts_of, find_run, histories_of
     from etude.store.figures import shown_difference
 
     if len(runs) < 2:
@@ -133,12 +135,11 @@ def compare(
         histories_of(path)  # What cannot be read is an error here.
     facts, settings = [facts_of(path) for path in paths], differing_settings(paths)
     differences = [paired_difference(paths[0], path) for path in paths[1:]]
-    apart = [other_inputs(paths[0], path) for path in paths[1:]]
     by_evaluators = [paired_differences(paths[0], path) for path in paths[1:]]
     if as_json:
         by_name = [{name: asdict(each) for name, each in own.items()} for own in by_evaluators]
         rewards = [difference and asdict(difference) for difference in differences]
-        both = {"differences": rewards, "evaluator_differences": by_name, "other_inputs": apart}
+        both = {"differences": rewards, "evaluator_differences": by_name}
         emit({"runs": [run_facts.as_json() for run_facts in facts], "settings": settings, **both})
         return
     rows: list[tuple[Any, ...]] = [("state", *map(shown_state, facts)), ("epochs", *map(shown_epochs, facts))]
@@ -148,8 +149,7 @@ def compare(
     ]
     table(("", *(run_facts.name for run_facts in facts)), rows)
     first = facts[0].name
-    compared = zip(facts[1:], differences, by_evaluators, apart, strict=True)
-    for run_facts, difference, by_evaluator, others in compared:
+    for run_facts, difference, by_evaluator in zip(facts[1:], differences, by_evaluators, strict=True):
         against = f"{run_facts.name} against {first}"
         if difference is None:
             say_wrapped(f"{run_facts.name}: measured on fewer than two examples that {first} was measured on")
@@ -157,8 +157,6 @@ def compare(
             say_wrapped(f"{against}: {shown_difference(difference)}")
         for name, estimates in by_evaluator.items():
             say_wrapped(f"{against}, {name}: {shown_difference(estimates)}")
-        if others:
-            say_wrapped(f"{against}: {shown_other_inputs(others)}")
     next_step(hints.show(paths[-1]))
 
 
@@ -233,8 +231,7 @@ def _storage(status: Mapping[str, Any]) -> str:
 
 
 def _show_history(target: str | None, history: History, run: Path) -> None:
-    from etude.store.figures import drift_of, failed_counts
-    from etude.store.summary import causes_in
+    from etude.store.figures import causes_in, drift_of, failed_counts
 
     validations = {entry.epoch: entry.metrics for entry in history.validations}
     reasons = said_once([entry.skipped or entry.resting for entry in history.epochs])
@@ -244,7 +241,7 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
             entry.metrics.get("avg_reward"),
             entry.metrics.get("episodes"),
             failed_counts(entry.metrics)[0],
-            shown_share(entry.metrics.get("cut_off_share")),
+            f"{100 * share:.0f} %" if (share := entry.metrics.get("cut_off_share")) else None,
             entry.metrics.get("filtered_trajectories"),
             None if entry.version is None else f"v{entry.version.number}",
             (validations.get(entry.epoch) or {}).get("avg_reward"),
@@ -270,8 +267,3 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
         calls.update(entry.metrics.get("calls") or {})
     # What was cut off is a warning of the entry's own.
     show_troubles(run, {**calls, "cut_off": 0}, causes_in(entries))
-
-
-def shown_share(share: float | None) -> str | None:
-    """A share in per cent; nothing for none."""
-    return f"{100 * share:.0f} %" if share else None

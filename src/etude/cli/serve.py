@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from etude.cli.command import LOG_LEVEL, argument, key_in, option
-from etude.cli.console import say, warn
-
-if TYPE_CHECKING:
-    from etude.server.settings import ServerSettings
+from etude.cli.console import say
 
 Algorithms = Annotated[
     list[str] | None,
@@ -24,7 +21,7 @@ Processes = Annotated[
     int | None, option("Processes that train a job together; left out: one for each GPU.", min=1)
 ]
 Cluster = Annotated[
-    str | None, option("Train, and with --samplers sample, on a Ray cluster: auto, or HOST:PORT of its head.")
+    str | None, option("With --samplers: a Ray cluster to sample on: auto, or HOST:PORT of its head.")
 ]
 Samplers = Annotated[int, option("With --on and --engine vllm: vLLM processes on the nodes.", min=0)]
 SamplerCpus = Annotated[float, option("CPUs that Ray sets aside for each of them.", min=0)]
@@ -33,9 +30,6 @@ SamplerGpus = Annotated[
 ]
 Shard = Annotated[bool, option("Share weights and optimiser out among them.", "--shard-training")]
 StopEngine = Annotated[bool, option("Free the device while jobs train.", "--stop-engine-for-jobs")]
-Fewest = Annotated[
-    int | None, option("With --on: processes that a job goes on with when nodes are lost.", min=1)
-]
 
 
 def serve(
@@ -62,7 +56,6 @@ def serve(
     running_jobs: Annotated[int, option("Training jobs at once.", min=1)] = 1,
     training_processes: Processes = None,
     on: Cluster = None,
-    fewest_processes: Fewest = None,
     samplers: Samplers = 0,
     sampler_cpus: SamplerCpus = 1.0,
     sampler_gpus: SamplerGpus = None,
@@ -78,7 +71,6 @@ def serve(
     """Serve a model, and train it, behind OpenAI's API. Runs until Ctrl-C or SIGTERM."""
     options = dict(locals())
     api_key_env, max_file_mb = options.pop("api_key_env"), options.pop("max_file_mb")
-    options["cluster"] = _cluster(options.pop("on"), training_processes, options.pop("fewest_processes"))
     lists = {"vllm_args": options.pop("vllm_arg"), "vllm_devices": options.pop("vllm_device")}
     options |= {key: tuple(given or ()) for key, given in {"algorithms": algorithms, **lists}.items()}
     _require_extras()
@@ -91,7 +83,6 @@ def serve(
     settings = server_settings(**options, max_file=max_file_mb * 2**20)
     require_safe(settings)
     locate(settings.model)
-    _say_placements(settings)
     # Only now: it loads torch, and whoever typed something wrong need not wait for that.
     from etude.server.serve import serve as run
 
@@ -100,39 +91,6 @@ def serve(
 
 def _say_ready(name: str, address: str) -> None:
     say(f"serving {name} at {address}/v1; {address}/docs lists what it answers. Ctrl-C stops it.")
-
-
-def _say_placements(settings: ServerSettings) -> None:
-    """Say whether there is room for the processes of jobs now. Raises RequestError without a cluster."""
-    from concurrent.futures import ThreadPoolExecutor
-    from functools import partial
-
-    if settings.cluster is None:
-        return
-    code, on_gpus = (Path.cwd() if settings.algorithms else None), settings.device != "cpu"
-    # In a thread: in the main one Ray would take SIGTERM for itself.
-    with ThreadPoolExecutor(1) as thread:
-        look = partial(settings.cluster.check, code, on_gpus=on_gpus)
-        placements = thread.submit(look).result()
-    for placement in placements:
-        mark = "✓" if placement.is_ready else "!"
-        warn(f"{mark} {placement.what}: {placement.detail}")
-
-
-def _cluster(on: str | None, processes: int | None, fewest: int | None) -> dict[str, object] | None:
-    """The cluster that trains, as the settings have it."""
-    from etude.core.errors import RequestError
-
-    if on is None:
-        if fewest is not None:
-            raise RequestError("--fewest-processes is for training on a cluster; name one: --on auto")
-        return None
-    most = processes or 1
-    if fewest is not None and fewest > most:
-        raise RequestError(
-            f"--fewest-processes {fewest} is more than --training-processes {most}: at most as many"
-        )
-    return {"address": on, "runners": 0, "learners": most, "fewest_learners": fewest}
 
 
 def _require_extras() -> None:

@@ -10,7 +10,6 @@ from etude.cli.command import (
     RUNS,
     AsJson,
     ConfigFile,
-    MetricsPort,
     OnCluster,
     OutputDir,
     Overrides,
@@ -20,7 +19,6 @@ from etude.cli.command import (
     run_async,
     run_configuration,
     then,
-    with_metrics,
 )
 from etude.cli.console import emit, next_step, path_shown, say, say_wrapped
 from etude.cli.figures import show_outcome
@@ -40,7 +38,6 @@ def train(
         int | None, option("Epochs from one validation to the next.", min=1)
     ] = None,
     on: OnCluster = None,
-    metrics_port: MetricsPort = None,
     as_json: AsJson = False,
 ) -> None:
     """Train the model of an agent as a config says.
@@ -53,7 +50,7 @@ def train(
     overrides = run_configuration(
         dataset=dataset, validation_dataset=validation_dataset, validation_interval=validation_interval
     )
-    overrides += [*on_cluster(on), *with_metrics(metrics_port)]
+    overrides += on_cluster(on)
     settings = load_config(config, [*(override or ()), *overrides])
     with new_run(settings, name) as run:
         train_in(settings, run, as_json=as_json)
@@ -61,7 +58,7 @@ def train(
 
 def train_in(settings: Config, run: RunFolder, *, as_json: bool) -> None:
     """Train in an open run folder, and show how it goes and what came of it."""
-    from etude.report.live import progress_for
+    from etude.report.progress import progress_for
     from etude.verbs import train_in as train_run
 
     with then(lambda: hints.after_stop(run.path)), progress_for(json=as_json) as progress:
@@ -93,7 +90,6 @@ def resume(
     override: Overrides = None,
     on: OnCluster = None,
     output_dir: OutputDir = RUNS,
-    metrics_port: MetricsPort = None,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run that was stopped, without repeating anything that it has done.
@@ -109,7 +105,7 @@ def resume(
     from etude.store.run_folder import RunFolder
     from etude.store.stored_config import read_request
 
-    changes = [*(override or ()), *on_cluster(on), *with_metrics(metrics_port)]
+    changes = [*(override or ()), *on_cluster(on)]
     if run is not None and is_address(run):
         path = _restored(run, output_dir, changes, as_json)
     else:
@@ -130,7 +126,7 @@ def resume(
             return
         from etude.cli.evaluate import evaluate_in
 
-        evaluate_in(settings, folder, request, as_json=as_json, per_example=False)
+        evaluate_in(settings, folder, request, as_json=as_json)
 
 
 def _shown(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from etude.cli.command import RUNS, OutputDir, argument, option
@@ -30,11 +29,9 @@ def view(
     root = output_dir.absolute() if path is None else path.parent
     serve_view(
         root,
-        lambda address, key: _say_ready(root, f"{address}?open={key}"),
+        lambda address, key: say(
+            f"the runs in {path_shown(root)} are shown at\n\n  {address}?open={key}\n\nCtrl-C stops it."
+        ),
         run=None if path is None else path.name,
         port=port,
     )
-
-
-def _say_ready(root: Path, link: str) -> None:
-    say(f"the runs in {path_shown(root)} are shown at\n\n  {link}\n\nCtrl-C stops it.")

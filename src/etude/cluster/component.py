@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from etude.cluster.config import RayConfig
-from etude.cluster.connection import connected, require_ray
+from etude.cluster.config import RayConfig, connected, require_ray
 from etude.cluster.launch import TeamLauncher
 from etude.cluster.runners import LOGS, RunnerLauncher
 from etude.config.document import dotted

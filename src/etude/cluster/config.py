@@ -1,15 +1,20 @@
-"""The `cluster` block for the nodes of a Ray cluster, and whether these have room."""
+"""The `cluster` block for the nodes of a Ray cluster, whether they have room, and the connection with it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from etude.cluster.connection import connected
 from etude.config.component import ClusterConfig, Placement
+from etude.core.errors import MissingExtraError, RequestError, first_line
 
 
 class RayConfig(ClusterConfig, name="ray"):
@@ -23,34 +28,14 @@ class RayConfig(ClusterConfig, name="ray"):
     """GPUs for each runner."""
     resources: dict[str, float] = Field(default_factory=dict)
     """Other resources for each runner, by the names that the nodes were given."""
-    fewest_learners: int | None = Field(default=None, ge=1)
-    """Learners with which a job goes on, from its last checkpoint, when nodes are lost; left out: as many as
-    `learners`, so that it waits for others to take their place."""
     learner_gpus: float | None = Field(default=None, ge=0)
     """GPUs for each learner, beside a CPU; left out: one where the cluster has any, unless the model's device
     is `cpu`."""
-    learner_grace: float = Field(default=30.0, gt=0)
-    """Seconds that a job waits for room for all of `learners`, before it goes on with fewer."""
     learner_wait: float = Field(default=300.0, gt=0)
-    """Seconds that it waits for room for the fewest, before the attempt counts as failed."""
+    """Seconds that a job waits for room for all of `learners`, before the attempt counts as failed."""
     runtime_env: dict[str, Any] = Field(default_factory=dict)
     """Ray's runtime environment of runners and learners. Left out, the config's folder goes along as
     `working_dir`, so that modules beside the config are found."""
-
-    @model_validator(mode="after")
-    def _within(self) -> RayConfig:
-        if self.fewest_learners is not None and self.fewest_learners > (self.learners or 0):
-            raise ValueError(
-                f"fewest_learners is {self.fewest_learners} and learners is {self.learners or 'left out'}: "
-                "at most as many"
-            )
-        return self
-
-    @property
-    def runner_room(self) -> dict[str, float]:
-        """The resources for each runner, by Ray's names."""
-        room = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.resources}
-        return {name: amount for name, amount in room.items() if amount}
 
     def learner_room(self, cluster: Mapping[str, float], *, on_gpus: bool) -> dict[str, float]:
         """The resources for each learner on a cluster that has these in all."""
@@ -65,19 +50,15 @@ class RayConfig(ClusterConfig, name="ray"):
             import ray
 
             nodes = [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
-            room = self.learner_room(ray.cluster_resources(), on_gpus=on_gpus)
-        learners = self.learners or 0
-        groups = [
-            ("runners", self.runners, self.runners, self.runner_room),
-            ("learners", learners, self.fewest_learners or learners, room),
-        ]
+            learner_room = self.learner_room(ray.cluster_resources(), on_gpus=on_gpus)
+        asked = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.resources}
+        runner_room = {name: amount for name, amount in asked.items() if amount}
+        groups = [("runners", self.runners, runner_room), ("learners", self.learners or 0, learner_room)]
         return [placed(*group, nodes) for group in groups if group[1]]
 
 
-def placed(
-    what: str, count: int, fewest: int, room: Mapping[str, float], nodes: Sequence[dict[str, float]]
-) -> Placement:
-    """Whether processes have room on nodes, of whose resources it is taken; as many as `fewest` will do."""
+def placed(what: str, count: int, room: Mapping[str, float], nodes: Sequence[dict[str, float]]) -> Placement:
+    """Whether processes have room on nodes, of whose resources it is taken."""
     found, used = 0, 0
     for left in nodes:
         before = found
@@ -86,9 +67,116 @@ def placed(
             found += 1
         used += found > before
     each = ", ".join(f"{name}: {amount:g}" for name, amount in room.items())
-    there = f"room for {found} of {count} {what} with {{{each}}} on {len(nodes)} nodes"
-    if found < fewest:
-        return Placement(what, f"{there}; ask for fewer, or add nodes: ray start --address=…", is_ready=False)
     if found < count:
-        return Placement(what, f"{there}, and {fewest} will do")
+        there = f"room for {found} of {count} {what} with {{{each}}} on {len(nodes)} nodes"
+        return Placement(what, f"{there}; ask for fewer, or add nodes: ray start --address=…", is_ready=False)
     return Placement(what, f"{count} {what} on {used} of {len(nodes)} nodes of Ray")
+
+
+_ANSWER_SECONDS = 10.0
+"""For a cluster to answer where somebody waits for it."""
+_PAUSE_SECONDS = 0.2
+_LEFT_OUT = ["runs", ".git", ".venv", "node_modules", "**/__pycache__", ".env", ".env.*"]
+"""Of the folder that goes along."""
+
+
+def require_ray(address: str) -> None:
+    """Raise MissingExtraError without Ray, RequestError for an address that is not of this kind."""
+    if find_spec("ray") is None:
+        raise MissingExtraError("a Ray cluster", "ray")
+    if address.startswith("ray://"):
+        raise RequestError(
+            f"{address} is an address for Ray's client, and the processes on the nodes call the one "
+            "that starts them: this machine must be a node of the cluster. `ray start --address=HOST:6379 "
+            "--num-cpus=0` makes it one that runs nothing else, and the address is then `auto`"
+        )
+
+
+@contextlib.contextmanager
+def connected(address: str, runtime_env: Mapping[str, Any], folder: Path | None) -> Iterator[str | None]:
+    """Within the block this process is connected with the cluster, to whose nodes `folder` goes along, unless
+    the runtime environment names another one. Yields the address of the cluster's own web page, if known.
+
+    Raises MissingExtraError, RequestError.
+    """
+    require_ray(address)
+    import ray
+
+    if ray.is_initialized():
+        yield None
+        return
+    dashboard = connect(address, runtime_env, folder, seconds=_ANSWER_SECONDS)
+    try:
+        yield dashboard
+    finally:
+        ray.shutdown()
+
+
+def connect(
+    address: str,
+    runtime_env: Mapping[str, Any],
+    folder: Path | None,
+    *,
+    seconds: float,
+    shows_output: bool = False,
+) -> str | None:
+    """Make this process a driver of the cluster, whose workers have `folder` as their current one.
+
+    Returns the address of the cluster's own web page, where it has one.
+
+    It waits for `seconds` for somebody to answer at the address. `shows_output` writes what the workers
+    print to this process's output. Raises RequestError.
+    """
+    import ray
+
+    _wait_for(address, seconds)
+    # Etude ends itself on SIGTERM, and need not be told that Ray will not.
+    logging.getLogger("ray._private.worker").addFilter(_is_not_about_sigterm)
+    # Files can only go along with the whole connection.
+    code = {} if folder is None else {"working_dir": str(folder), "excludes": _LEFT_OUT}
+    try:
+        context = ray.init(
+            address=address,
+            log_to_driver=shows_output,
+            configure_logging=False,
+            runtime_env={**code, **runtime_env},
+        )
+    except ConnectionError as error:
+        raise RequestError(no_cluster(address, first_line(error))) from error
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise RequestError(
+            f"Ray cannot connect with {address}, or cannot send '{folder}' to its nodes: "
+            f"{first_line(error)}\n"
+            "Where it is the folder, name what is to go along: `cluster: {runtime_env: {working_dir: …, "
+            "excludes: […]}}`"
+        ) from error
+    return f"http://{context.dashboard_url}" if context.dashboard_url else None
+
+
+def _is_not_about_sigterm(record: logging.LogRecord) -> bool:
+    return "SIGTERM handler is not set" not in record.getMessage()
+
+
+def no_cluster(address: str, reason: str) -> str:
+    """The error where there is no cluster."""
+    return (
+        f"there is no Ray cluster at {address} that this machine is a node of ({reason}); start one: `ray "
+        "start --head`, or join one: `ray start --address=HOST:6379`"
+    )
+
+
+def _wait_for(address: str, seconds: float) -> None:
+    """Until a named head listens: Ray itself tries for many minutes. Raises RequestError."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal():
+        return
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+            return
+        except OSError as error:
+            if time.monotonic() >= end:
+                reason = f"no answer within {seconds:g} s: {error.strerror or error}"
+                raise RequestError(no_cluster(address, reason)) from error
+            time.sleep(_PAUSE_SECONDS)

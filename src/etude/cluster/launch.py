@@ -22,8 +22,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from etude.cluster.config import RayConfig
-from etude.cluster.connection import require_ray
+from etude.cluster.config import RayConfig, require_ray
 from etude.core.errors import EtudeError, StoreError
 from etude.store.lock import RunLock, locked_by
 
@@ -48,7 +47,6 @@ class Desk:
         self._stopping = False
 
     def call(self, name: str, *args: Any, **options: Any) -> Any:
-        """Call a public method of the object."""
         if name.startswith("_"):
             raise AttributeError(f"{name} is not for others to call")
         return getattr(self._object, name)(*args, **options)
@@ -58,7 +56,6 @@ class Desk:
         self._stopping = True
 
     def stopping(self) -> bool:
-        """Whether they are to make way."""
         return self._stopping
 
 
@@ -101,8 +98,8 @@ class Seat:
             problem = "is shared without file locks, so that two teams could write at once"
         if problem is not None:
             raise StoreError(
-                f"{self.folder} on node {self.node} {problem}; keep the data folder (--data-dir) on "
-                "storage that all nodes mount at the same path, with file locks, as NFS 4 has them"
+                f"{self.folder} on node {self.node} {problem}; keep the run folder on storage that all "
+                "nodes mount at the same path, with file locks, as NFS 4 has them"
             )
 
     def lock(self, *, leads: bool) -> RunLock | None:
@@ -117,20 +114,6 @@ class Seat:
                 return RunLock(path)
             time.sleep(_LOCK_PAUSE_SECONDS)
         return None
-
-
-_seat: Seat | None = None
-
-
-def take_seat(seat: Seat) -> None:
-    """Note the place of this process."""
-    global _seat
-    _seat = seat
-
-
-def own_seat() -> Seat | None:
-    """The place of this process; None where no cluster started it."""
-    return _seat
 
 
 CAUSE = "the team has ended: "
@@ -148,7 +131,7 @@ class TeamOrder(BaseModel):
     on_gpus: bool
     """Whether each process is to have a GPU, where the cluster has any."""
     module: str
-    """Its `main` is run in every process, with `arguments` on the command line."""
+    """Its `main` is called in every process, with the process's seat and the `arguments`."""
     arguments: tuple[str, ...]
     processes: int
     folder: Path
@@ -167,7 +150,6 @@ class TeamOrder(BaseModel):
 
     @property
     def without_environment(self) -> TeamOrder:
-        """The order as the processes get it."""
         config = self.config.model_copy(update={"runtime_env": {}})
         return self.model_copy(update={"config": config})
 
@@ -206,7 +188,6 @@ class TeamLauncher:
         return [sys.executable, "-m", "etude.cluster.team", path]
 
     def first_failure(self, log: str) -> str | None:
-        """As the command has written it."""
         causes = _CAUSE.findall(log)
         return str(causes[-1]) if causes else None
 
@@ -240,9 +221,8 @@ class Part:
         # As a launcher of torch's would. Ray shows each process its own devices, so that it is the only one.
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         os.environ |= {"MASTER_ADDR": first[0], "MASTER_PORT": str(first[1])}
-        take_seat(Seat(rank, node, order.folder, mark, _line_to(desk)))
-        sys.argv = [order.module, *order.arguments]
-        if importlib.import_module(order.module).main():
+        seat = Seat(rank, node, order.folder, mark, _line_to(desk))
+        if importlib.import_module(order.module).main(seat, *order.arguments):
             raise PartFailed(f"process {rank} on {node} has not done its part; the log says why")
         return node
 

@@ -35,7 +35,6 @@ class Keeper:
         self._process: LocalProcess | None = None
 
     async def node(self) -> str:
-        """The address of its node."""
         import ray
 
         return str(ray.util.get_node_ip_address())
@@ -51,7 +50,6 @@ class Keeper:
         return os.pread(self._output.fileno(), _PIECE_BYTES, start)
 
     async def memory(self) -> float:
-        """Gigabytes that the runner uses."""
         return 0.0 if self._process is None else self._process.memory()
 
 
@@ -70,7 +68,6 @@ class RayProcess:
         self._following = asyncio.ensure_future(self._follow())
 
     async def ended(self) -> ProcessEnd:
-        """Wait until it has ended, or its actor has."""
         return await asyncio.shield(self._end)
 
     async def _wait(self, end: asyncio.Future[Any]) -> ProcessEnd:
@@ -128,7 +125,6 @@ class RayProcess:
             self._killed.set()
 
     def memory(self) -> float:
-        """Gigabytes that it used when it was last asked."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.ensure_future(self._ask())
         return self._memory
@@ -140,7 +136,6 @@ class RayProcess:
             self._memory = await self._actor.memory.remote()
 
     def last_words(self) -> str:
-        """The end of what it has printed, where that came here."""
         with contextlib.suppress(OSError):
             return "\n".join(self._path.read_text(encoding="utf-8", errors="replace").splitlines()[-12:])
         return ""

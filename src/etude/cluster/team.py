@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from etude.cluster.connection import connect, no_cluster
+from etude.cluster.config import connect, no_cluster
 from etude.cluster.launch import CAUSE, MARK, Desk, Part, PartFailed, TeamOrder
 from etude.core.errors import EtudeError, RequestError, StoreError, first_line
 from etude.core.process import set_up_process
 from etude.store.files import write_atomically
 from etude.store.lock import RunLock
-from etude.store.teams import tell_team
+from etude.store.status import tell_team
 
 _LOOK_SECONDS = 0.2
 _JOIN_SECONDS = 90.0
@@ -105,36 +105,23 @@ def _run(order: TeamOrder, stopping: threading.Event) -> None:
 
 
 def _parts(order: TeamOrder, stopping: threading.Event) -> list[Any]:
-    """The processes, as many as there is room for; none where they are not wanted any more.
-
-    Raises TeamLost when too few have room in time.
-    """
+    """The processes; none where they are not wanted any more. Raises TeamLost without room in time."""
     import ray
-    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.placement_group import placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    config = order.config
-    room = config.learner_room(ray.cluster_resources(), on_gpus=order.on_gpus)
-    fewest, count = min(config.fewest_learners or order.processes, order.processes), order.processes
-    deadline, grace = time.monotonic() + config.learner_wait, config.learner_grace
-    while True:
-        group = placement_group([room] * count, strategy="PACK")
-        end = deadline if count == fewest == order.processes else min(deadline, time.monotonic() + grace)
-        while not (ready := group.wait(_LOOK_SECONDS)) and time.monotonic() < end and not stopping.is_set():
-            continue
+    seconds, count = order.config.learner_wait, order.processes
+    room = order.config.learner_room(ray.cluster_resources(), on_gpus=order.on_gpus)
+    group, end = placement_group([room] * count, strategy="PACK"), time.monotonic() + seconds
+    while not group.wait(_LOOK_SECONDS):
         if stopping.is_set():
             return []
-        if ready:
-            break
-        remove_placement_group(group)
-        if time.monotonic() >= deadline:
+        if time.monotonic() >= end:
+            words = " and ".join(f"{amount:g} {name}" for name, amount in room.items())
             raise TeamLost(
-                f"the cluster had no room for {fewest} processes of {_words(room)} within "
-                f"{config.learner_wait:g} s: it has {_nodes()}; add nodes, or ask for fewer"
+                f"the cluster had no room for {count} processes of {words} within {seconds:g} s: it has "
+                f"{_nodes()}; add nodes, or ask for fewer"
             )
-        free = ray.available_resources()
-        possible = min(int(free.get(name, 0.0) // amount) for name, amount in room.items())
-        count = max(fewest, min(order.processes, possible))
     placed = [PlacementGroupSchedulingStrategy(group, index) for index in range(count)]
     part_class = ray.remote(Part)
     cpus, gpus = room["CPU"], room.get("GPU", 0)
@@ -164,10 +151,6 @@ def _watch(runs: dict[Any, int], desk: Any, stopping: threading.Event) -> None:
             break
     if failures:
         raise TeamLost(_cause(failures))
-
-
-def _words(room: dict[str, float]) -> str:
-    return " and ".join(f"{amount:g} {name}" for name, amount in room.items())
 
 
 def _nodes() -> str:

@@ -8,14 +8,22 @@ and `dataset: data/train.jsonl` is `{_type: jsonl, file_path: data/train.jsonl}`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, TypeAlias, cast, get_args
 
 from pydantic import ValidationError
 
 from etude.config import registry
-from etude.config.component import AlarmConfig, ComponentConfig, DatasetConfig, TrackerConfig, WorkflowConfig
+from etude.config.component import (
+    AlarmConfig,
+    ComponentConfig,
+    DatasetConfig,
+    Supplies,
+    TrackerConfig,
+    WorkflowConfig,
+    Written,
+)
 from etude.config.document import Document, KeyPath, dig, holds, replace_at, set_at
 from etude.config.import_path import import_object, is_import_path
 from etude.config.nearest import alternatives, nearest
@@ -32,7 +40,6 @@ from etude.config.registry import (
 )
 from etude.config.schema import Config
 from etude.config.slots import Slot, shown, unknown_keys
-from etude.config.supplies import Supplies, Written
 from etude.core.errors import EtudeError, RequestError
 from etude.core.history import Action
 
@@ -127,14 +134,7 @@ def parse_dataset(source: str, config: Config) -> DatasetConfig:
 
     Raises ConfigError.
     """
-    config_file = config.finetuning.run_configuration.config_file
-    problems, path = Problems(Document({})), ("dataset",)
-    assembly = _Assembly(problems, [config_file.parent if config_file else Path(), Path()])
-    spelled = assembly.spell_out(path, "datasets", source)
-    if isinstance(spelled, dict):
-        spelled = _with_columns(spelled, config.eval.general.dataset)
-    dataset = assembly.validate(path, "datasets", spelled)
-    problems.raise_if_any()
+    [dataset] = _parsed("datasets", {("dataset",): source}, config)
     return cast("DatasetConfig", dataset)
 
 
@@ -143,16 +143,23 @@ def parse_trackers(sources: Sequence[Any], config: Config) -> list[TrackerConfig
 
     Raises ConfigError.
     """
+    named: dict[KeyPath, Any] = {("report", index): source for index, source in enumerate(sources)}
+    return cast("list[TrackerConfig]", _parsed("trackers", named, config))
+
+
+def _parsed(kind: Kind, sources: Mapping[KeyPath, Any], config: Config) -> list[ComponentConfig | None]:
+    """The components of a kind that are named beside a config. Raises ConfigError."""
     config_file = config.finetuning.run_configuration.config_file
     problems = Problems(Document({}))
     assembly = _Assembly(problems, [config_file.parent if config_file else Path(), Path()])
-    paths: list[KeyPath] = [("report", index) for index in range(len(sources))]
-    spelled = [
-        assembly.spell_out(path, "trackers", source) for path, source in zip(paths, sources, strict=True)
-    ]
-    trackers = [assembly.validate(path, "trackers", each) for path, each in zip(paths, spelled, strict=True)]
+    # All import paths first, as in a whole config.
+    spelled = {path: assembly.spell_out(path, kind, source) for path, source in sources.items()}
+    for path, each in spelled.items():
+        if kind == "datasets" and isinstance(each, dict):
+            spelled[path] = _with_columns(each, config.eval.general.dataset)
+    components = [assembly.validate(path, kind, each) for path, each in spelled.items()]
     problems.raise_if_any()
-    return cast("list[TrackerConfig]", trackers)
+    return components
 
 
 def _with_columns(spelled: dict[str, Any], first: Spelled) -> dict[str, Any]:

@@ -216,7 +216,9 @@ class TargetBuilder(Builder):
     @property
     def checkpoints(self) -> Path:
         """Versions of several models never share a folder."""
-        folder = super().checkpoints / _folder_name(str(self.config.finetuning.target_model))
+        # A name that stays within its parent, whatever the model is called.
+        name = quote(str(self.config.finetuning.target_model), safe=" +@=")
+        folder = super().checkpoints / ("%2E" + name[1:] if name.startswith(".") else name)
         folder.mkdir(0o700, exist_ok=True)
         return folder
 
@@ -225,9 +227,3 @@ class TargetBuilder(Builder):
             return await self._shared._once(kind, name, config)
         # A copy: trainers write the target's reward function into the configs.
         return await super()._once(kind, name, config.model_copy(deep=True))
-
-
-def _folder_name(model: str) -> str:
-    """A name that stays within its parent, whatever the model is called."""
-    name = quote(model, safe=" +@=")
-    return "%2E" + name[1:] if name.startswith(".") else name

@@ -1,15 +1,18 @@
-"""Typed component configs: the class behind every `_type` in a config file; prices and budgets of models."""
+"""Typed component configs: the class behind every `_type` in a config file; prices and budgets of models.
+
+And the parts that a workflow brings along, so that an environment is one line of a config.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import BaseModel, Field, field_validator
 
-from etude.config.supplies import Need, Starter, Supplies
+from etude.core.call import Usage
 from etude.core.data_model import DataModel
 from etude.core.history import Action
 from etude.core.tools import ToolLimits, ToolSet, ToolSource
@@ -48,6 +51,16 @@ class ModelPrices(TokenPrices):
     fine_tuned: TokenPrices | None = None
     """Of calls of versions that training made; left out: as of the base model."""
 
+    def of_call(self, usage: Usage, version: int) -> float:
+        """The price of a call of a version; 0 is the base model."""
+        prices = self.fine_tuned if version and self.fine_tuned is not None else self
+        return prices.usd(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+
+    def most_usd(self, usage: Usage) -> float:
+        """The highest price of a call, of whatever version, with nothing in a cache."""
+        both = (self, self.fine_tuned or self)
+        return max(each.usd(usage.prompt_tokens, 0, usage.completion_tokens) for each in both)
+
 
 class ModelBudget(BaseModel, extra="forbid", frozen=True):
     """The most that one model may take in a run, whoever asks it, its training included."""
@@ -63,6 +76,26 @@ class RunBudget(ModelBudget):
 
     hours: Amount | None = None
     """Hours that the run is at work, those of its earlier processes included."""
+
+
+Written: TypeAlias = Mapping[str, Any]
+"""A component as a config file has it: `{"_type": "seeds", "size": 64}`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Supplies:
+    """Parts of a config that follow from its workflow. Each stands in only where the config names none."""
+
+    dataset: Written | None = None
+    """In place of `eval.general.dataset`."""
+    validation: Written | None = None
+    """In place of `finetuning.run_configuration.validation_dataset`."""
+    evaluators: Mapping[str, Written] = field(default_factory=dict)
+    """In place of `eval.evaluators`, all of them together."""
+    reward: str | None = None
+    """The one of them that is the reward where the config says nothing; needed where there are several."""
+    reward_of_model: Mapping[str, str] = field(default_factory=dict)
+    """The same for models that have a reward of their own, by their names in `llms`."""
 
 
 class ComponentConfig(DataModel):
@@ -89,7 +122,7 @@ class LlmConfig(ComponentConfig):
     """A model that agents can call: an entry of `llms`."""
 
     prices: Annotated[ModelPrices | None, CHANGEABLE] = None
-    """The price of its tokens; left out: as the list of prices has it."""
+    """The price of its tokens; left out: it is not known, and tokens alone are counted."""
     budget: Annotated[ModelBudget | None, CHANGEABLE] = None
     """The most that it may take in a run."""
 
@@ -116,17 +149,12 @@ class WorkflowConfig(ComponentConfig):
         """
         return Supplies()
 
-    def needs(self) -> list[Need]:
-        """Packages, programs and services without which it cannot run; `etude check` looks for them."""
-        return []
+    def missing(self) -> list[str]:
+        """Programs, keys and packages that it cannot run without and that are not there, for `etude check`.
 
-    @classmethod
-    def starter(cls, task: str | None) -> Starter | None:
-        """The project that `etude init --env TYPE` or `--env TYPE:TASK` writes; None where there is none.
-
-        Raises EtudeError for a task that there is not.
+        A sentence each, with what to type. What shows when the workflow is built need not be named.
         """
-        return None
+        return []
 
 
 class ToolsConfig(ComponentConfig):
@@ -206,8 +234,6 @@ class AlarmConfig(ComponentConfig):
 class TrackerConfig(ComponentConfig):
     """Shows a run to others: an entry of `report`."""
 
-    episodes: int = Field(default=8, ge=0)
-    """Episodes in the table of samples of each epoch and validation, with all that was said; 0: no table."""
     patience: float = Field(default=30.0, ge=0)
     """Seconds that the end of the run waits at most until all is there. `etude report` sends the rest."""
 

@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,15 +137,12 @@ def resolved_yaml(config: Config) -> str:
     for path in secrets:
         replace_at(data, path, MASK)
     for path, text in config._as_written.items():
-        is_secret = path in secrets and _has_default(text)
+        # A default of a secret is one too.
+        has_default = any((match["default"] or "").removeprefix(":-") for match in _REFERENCE.finditer(text))
+        is_secret = path in secrets and has_default
         if dig(data, path) is not None:
             replace_at(data, path, MASK if is_secret or masked(text) != text else text)
     return dump(data)
-
-
-def _has_default(text: str) -> bool:
-    """Whether a reference has a value of its own, which for a secret is one too."""
-    return any((match["default"] or "").removeprefix(":-") for match in _REFERENCE.finditer(text))
 
 
 def _validated(document: Document, overrides: Iterable[Override]) -> Config:
@@ -159,7 +157,7 @@ def _validated(document: Document, overrides: Iterable[Override]) -> Config:
     make_importable(*folders)
     for _, secret in secrets_in(data):
         if not _REFERENCE.search(secret):
-            keep_text(secret)
+            _keep(secret)
     _read_environment(data, problems, Path(config_file) if isinstance(config_file, str) else None)
     components = build_components(data, problems, folders)
     config = _validate_rest(data, problems)
@@ -171,7 +169,8 @@ def _validated(document: Document, overrides: Iterable[Override]) -> Config:
     problems.raise_if_any()
     config.finetuning.run_configuration.config_file = Path(config_file) if config_file else None
     config._as_written.update(problems.references)
-    remember_secrets(config, config.model_dump(mode="json", fallback=str))
+    for secret in secrets_of(config, config.model_dump(mode="json", fallback=str)).values():
+        _keep(secret)
     config._untrainable = in_training.error()
     config._examples_come_first = examples_come_first
     return config
@@ -224,8 +223,10 @@ def _find_transcripts(config: Config, folders: Iterable[Path], problems: Problem
 
 def _read_environment(data: dict[str, Any], problems: Problems, source: Path | None) -> None:
     """Put what the environment says in place of references to it, and secrets of `source` for masks."""
-    masked = any(text == MASK for _, text in strings(data))
-    secrets = _content(source) if masked else {}
+    secrets: dict[str, Any] = {}
+    if source is not None and any(text == MASK for _, text in strings(data)):
+        with suppress(ConfigError):  # The file that a run was started from is gone or damaged.
+            secrets = read_document(source).data
     for path, text in list(strings(data)):
         if text == MASK:
             text = str(dig(secrets, path) or MASK)
@@ -240,14 +241,6 @@ def _read_environment(data: dict[str, Any], problems: Problems, source: Path | N
             if value != text:
                 problems.references[path] = text
                 replace_at(data, path, value)
-
-
-def _content(source: Path | None) -> dict[str, Any]:
-    """The present content of the file that a run was started from; empty when it is gone or damaged."""
-    try:
-        return {} if source is None else read_document(source).data
-    except ConfigError:
-        return {}
 
 
 def _validate_rest(data: dict[str, Any], problems: Problems) -> Config:
@@ -303,13 +296,7 @@ def secrets_of(config: Config, data: Any, *, sure: bool = False) -> dict[KeyPath
     return looking | declared
 
 
-def remember_secrets(config: Config, data: Any) -> None:
-    """Have the secrets of a config masked in all text from now on."""
-    for text in secrets_of(config, data).values():
-        keep_text(text)
-
-
-def keep_text(text: str) -> None:
+def _keep(text: str) -> None:
     """Have a secret masked from now on; of an address, what is secret in it."""
     keep_secret(*secrets_in_address(text) if "://" in text else (text,))
 

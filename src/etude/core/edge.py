@@ -263,14 +263,14 @@ def _flat(message: Message) -> OpenAIMessage:
 def _response(messages: Sequence[Message]) -> str:
     """One reply as its text; a longer continuation as a transcript."""
     if len(messages) == 1:
-        return _written(messages[0])
-    return "\n\n".join(f"[{str(message.get('role')).upper()}]: {_written(message)}" for message in messages)
+        return written(messages[0])
+    return "\n\n".join(f"[{str(message.get('role')).upper()}]: {written(message)}" for message in messages)
 
 
-def _written(message: Message) -> str:
+def written(message: Message) -> str:
     """The text of a message; its tool calls as JSON when there is no text."""
     calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
-    return text_of(message) or (json.dumps(calls) if calls else "")
+    return text_of(message) or (json.dumps(calls, ensure_ascii=False) if calls else "")
 
 
 def _pair_of(item: DPOItem, tools: Sequence[Tool], encoder: Encoder | None, needs_logprobs: bool) -> Pair:

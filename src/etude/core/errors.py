@@ -145,9 +145,7 @@ class ErrorBudgetExceeded(EtudeError):
     """More episodes or scores failed than the run allows."""
 
 
-class BudgetReached(EtudeError):
-    """A run is at a limit of its budget, and has stopped with everything kept. Exit code 3."""
-
+class _Resumable(EtudeError):
     exit_code = 3
 
     def __init__(self, message: str, *, override: str) -> None:
@@ -156,15 +154,12 @@ class BudgetReached(EtudeError):
         """The setting with which `etude resume` goes on, as `-o` takes it."""
 
 
-class RunPaused(EtudeError):
+class BudgetReached(_Resumable):
+    """A run is at a limit of its budget, and has stopped with everything kept. Exit code 3."""
+
+
+class RunPaused(_Resumable):
     """An alarm has paused a run, with everything kept: somebody is to look before it goes on. Exit code 3."""
-
-    exit_code = 3
-
-    def __init__(self, message: str, *, override: str) -> None:
-        super().__init__(message)
-        self.override = override
-        """The setting with which `etude resume` goes on without the alarm, as `-o` takes it."""
 
 
 class RunStopped(EtudeError):

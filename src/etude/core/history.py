@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, Field
 
 from etude.core.job import ModelVersion, TrainingJobStatus
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
 
 Action: TypeAlias = Literal["off", "warn", "pause", "stop", "rollback"]
 """The part of a run when an alarm rings. `off`: it never does."""
@@ -42,7 +48,7 @@ class EpochEntry(BaseModel, frozen=True):
 
     epoch: int
     """From 1, as in everything that is stored or shown; arguments of interfaces count from 0."""
-    timestamp: str
+    timestamp: str = Field(default_factory=_now)
     """When it finished: ISO 8601, UTC."""
     metrics: dict[str, Any] = Field(default_factory=dict)
     status: TrainingJobStatus | None = None
@@ -68,7 +74,7 @@ class ValidationEntry(BaseModel, frozen=True):
 
     epoch: int
     """How many epochs the evaluated weights had trained for: 0 is the base model."""
-    timestamp: str
+    timestamp: str = Field(default_factory=_now)
     metrics: dict[str, Any] = Field(default_factory=dict)
     version: ModelVersion | None = None
     alarms: tuple[AlarmEvent, ...] = ()
@@ -100,7 +106,7 @@ class WarmUpJob(BaseModel, frozen=True):
 class WarmUpEntry(BaseModel, frozen=True):
     """A finished warm-up: what the model imitated before it was first measured and trained."""
 
-    timestamp: str
+    timestamp: str = Field(default_factory=_now)
     steps: int
     jobs: int
     seconds: float
@@ -114,7 +120,7 @@ class WarmUpEntry(BaseModel, frozen=True):
 class Recovery(BaseModel, frozen=True):
     """Stored weights that were not as they were written, and how the run went on without them."""
 
-    timestamp: str
+    timestamp: str = Field(default_factory=_now)
     damage: tuple[str, ...]
     """A clause for each file: what was found."""
     lost: tuple[ModelVersion, ...]

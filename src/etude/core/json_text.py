@@ -58,7 +58,9 @@ def read_json(text: bytes | str, *, most_values: int = MOST_VALUES, unique_keys:
         value = jiter.from_json(data, allow_inf_nan=False, catch_duplicate_keys=unique_keys)
     except ValueError as error:
         raise _explained(str(error), data) from None
-    if _may_be_large(data) and not _is_finite(value):
+    starts = range(0, len(data), _PIECE)
+    may_be_large = any(_LARGE.search(data, start, start + _PIECE + _OVERLAP) for start in starts)
+    if may_be_large and not _is_finite(value):
         raise JsonError("a number is too large for a float; write it as text")
     return value
 
@@ -100,11 +102,6 @@ def _explained(message: str, data: bytes) -> JsonError:
             column = error.start - data.rfind(b"\n", 0, error.start)
             problem = _NOT_UTF8.format(data[error.start])
     return JsonError(problem, line, column)
-
-
-def _may_be_large(data: bytes) -> bool:
-    starts = range(0, len(data), _PIECE)
-    return any(_LARGE.search(data, start, start + _PIECE + _OVERLAP) for start in starts)
 
 
 def _is_finite(value: Any) -> bool:

@@ -42,18 +42,8 @@ _WEAK = ("KEY", "KEYS", "TOKENS")
 _OF_KEYS = {"API", "ACCESS", "SECRET", "PRIVATE", "AUTH", "SIGNING", "ENCRYPTION", "ACCOUNT", "MASTER"}
 """Before `KEY` these leave no doubt."""
 _PLAIN_TOKENS = {
-    "EOS",
-    "BOS",
-    "PAD",
-    "UNK",
-    "SEP",
-    "CLS",
-    "STOP",
-    "SPECIAL",
-    "IMAGE",
-    "START",
-    "END",
-    "THINK",
+    *("EOS", "BOS", "PAD", "UNK", "SEP", "CLS"),
+    *("STOP", "SPECIAL", "IMAGE", "START", "END", "THINK"),
 }
 """Before `TOKEN` these speak of a model's vocabulary."""
 
@@ -130,8 +120,14 @@ def masked(text: str) -> str:
 
 def masked_data(data: T) -> T:
     """JSON data with all of its texts masked; the same object where there is nothing to mask."""
-    changed: T = _masked_data(data)
-    return changed
+    changed: Any = data
+    if isinstance(data, str):
+        changed = masked(data)
+    elif isinstance(data, dict):
+        changed = {masked_data(key): masked_data(value) for key, value in data.items()}
+    elif type(data) in (list, tuple):
+        changed = type(changed)(map(masked_data, changed))
+    return data if changed == data else changed
 
 
 def holds_secret(name: str, value: Any, *, sure: bool = False) -> bool:
@@ -217,15 +213,3 @@ def _pattern(values: tuple[str, ...]) -> re.Pattern[str]:
 
 def _found(form: str) -> str:
     return re.escape(form) if len(form) >= MIN_LENGTH else rf"(?<!\w){re.escape(form)}(?!\w)"
-
-
-def _masked_data(data: Any) -> Any:
-    if isinstance(data, str):
-        return masked(data)
-    if isinstance(data, dict):
-        changed: Any = {_masked_data(key): _masked_data(value) for key, value in data.items()}
-    elif isinstance(data, list | tuple) and type(data) in (list, tuple):
-        changed = type(data)(map(_masked_data, data))
-    else:
-        return data
-    return data if changed == data else changed

@@ -157,14 +157,10 @@ def t95(freedom: int) -> float:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """The mean, also of values whose sum is too great for a float."""
     if not values:
         raise ValueError("cannot estimate the mean of no values")
-    largest = max(map(abs, values))
-    scale = 1.0 if largest < 1e300 else largest
-    mean = math.fsum(value / scale for value in values) / len(values) * scale
     # Rounding must not put it outside of what was observed.
-    return min(max(mean, min(values)), max(values))
+    return min(max(math.fsum(values) / len(values), min(values)), max(values))
 
 
 def _spread(values: Sequence[float], mean: float) -> float:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,23 @@ from etude.config.document import Override
 from etude.config.import_path import import_object, make_importable
 from etude.config.load import load_config
 from etude.config.schema import Config
+from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutputItem
 from etude.core.interfaces import Progress
-from etude.demo.report import DemoReport, Variant, shown_episodes
+from etude.core.keys import generator
+from etude.core.message import Message
 from etude.export.model import export_model
 from etude.inference.local import require_local_extra
 from etude.loop.evaluation import Evaluation, engine_of, measure
 from etude.loop.lifecycle import new_run
+from etude.models.source import locate, packaged_folder
+from etude.preflight.starter import MODEL, write_starter
 from etude.report.files import PLOT
 from etude.runtime import Runtime, open_runtime
+from etude.store.episodes import read_episode
 from etude.store.files import write_new_files
+from etude.store.journal import Journal
 from etude.store.log import EpochLog
 from etude.store.run_folder import RunFolder
 from etude.store.versions import LAST, RunVersion, choose_version
@@ -33,27 +39,49 @@ from etude.verbs import train_in
 
 _PACKAGE = Path(__file__).parents[1]
 
+TASKS = {
+    "calculator": "learns to use a calculator: a question, a tool call, the result, the answer",
+    "tictactoe": "learns tic-tac-toe against a random opponent; a random player who knows the rules gets 0.5",
+    "sort": "learns to sort letters",
+    "extraction": "learns to read notes about orders into the fields of a schema",
+}
+"""Tasks of a tiny model, each as the end of a sentence. The example of that name has its code and config."""
+
+PRETRAINED = "tickets"
+"""The task of a pretrained model: the project of `etude init --task` with that name."""
+
+_SHOWN = 3
+_LINE = 160
+_LINES = 8
+
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """Something to learn."""
+class Shown:
+    """An example with the agent's episode before training and after, in words."""
 
-    introduction: str
-    """Goes on after `A tiny model …`."""
-    variants: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
-    """Other circumstances to measure the agent in, as overrides of the config, by what they are called."""
+    example: str
+    before: list[str]
+    after: list[str]
 
 
-TASKS = {
-    "calculator": Task("learns to use a calculator: a question, a tool call, the result, the answer"),
-    "tictactoe": Task(
-        "learns tic-tac-toe against a random opponent; a random player who knows the rules gets 0.5",
-        {"against an optimal opponent": (("workflow.arguments.opponent", "optimal"),)},
-    ),
-    "sort": Task("learns to sort letters"),
-    "extraction": Task("learns to read notes about orders into the fields of a schema"),
-}
-"""The example of the same name has the code and config of each."""
+@dataclass(frozen=True, slots=True)
+class DemoReport:
+    """The outcome of a demo. Evaluations are as `Evaluation.as_json` has them, on all held-out examples."""
+
+    folder: Path
+    run: Path
+    """The run folder of the training."""
+    before: dict[str, Any]
+    demonstrated: dict[str, Any] | None
+    """After a warm-up on demonstrations, where the training begins with one."""
+    after: dict[str, Any]
+    greedy: dict[str, Any]
+    """After training, at temperature 0."""
+    episodes: list[Shown]
+    plot: Path
+    model: Path
+    """The trained model, as a folder that `transformers` loads."""
+    seconds: float
 
 
 async def run_demo(
@@ -64,42 +92,49 @@ async def run_demo(
     progress: Progress,
     training_overrides: Sequence[Override] = (),
 ) -> DemoReport:
-    """Make a base model, measure it, train it, measure it again on the same held-out examples.
+    """Write a project with its model, train it, and measure it before and after on the same examples.
 
-    Everything is written into `folder` (absolute; empty or not there): the example's files, the base
-    model, the run, the trained model. Raises RequestError when that cannot be, and another EtudeError
-    when the work failed.
+    Everything is written into `folder` (absolute; empty or not there): the project's files, a tiny model, the
+    run, the trained model. Raises RequestError when that cannot be, or when the model cannot be had, and
+    another EtudeError when the work failed.
     """
-    started, task = time.monotonic(), TASKS[name]
+    started = time.monotonic()
     require_local_extra()
-    copy_example(name, folder)
-    await _make_base(folder, seed, progress)
-    config = demo_config(folder, method, seed)
+    if name == PRETRAINED:
+        # Made by `make real-model`, it is taken without asking the hub.
+        source = str(packaged_folder()) if packaged_folder().is_dir() else MODEL
+        locate(source)
+        write_starter(folder, PRETRAINED, source)
+    else:
+        copy_example(name, folder)
+        await _make_base(folder, seed, progress)
+    output_dir = json.dumps(str(folder / "runs"), ensure_ascii=False)
+    settings = {"trajectory_builder": method, "seed": str(seed), "output_dir": output_dir}
+    own = [(f"finetuning.{key}", value) for key, value in settings.items()]
+    config = load_config(folder / "config.yml", own)
     with new_run(config, "training") as run:
-        training = demo_config(folder, method, seed, training_overrides)
-        await train_in(training, run, progress=progress)
+        await train_in(
+            load_config(folder / "config.yml", [*own, *training_overrides]), run, progress=progress
+        )
         trained = choose_version(run.path, LAST)
         validations = EpochLog(run.journal).history(run.name).validations
-        phases = (f"validation/{validations[0].epoch}", f"validation/{validations[-1].epoch}")
-        async with runtime_of(config, run, trained, progress) as runtime:
-            # Both were measured while training, and are only read back.
+        phases = ["warm-up/0"] if config.finetuning.warm_ups else []
+        phases += [f"validation/{epoch}" for epoch in (validations[0].epoch, validations[-1].epoch)]
+        async with _runtime_of(config, run, trained, progress) as runtime:
+            # These were measured while training, and are only read back.
             quiet = replace(runtime, progress=Progress())
-            before, after = [await measured(quiet, str(trained), phase) for phase in phases]
-            greedy = await measured(runtime, str(trained), "greedy", greedy=True)
-        episodes = shown_episodes(run.journal, phases, before, after, seed)
-    variants = []
-    for title, overrides in task.variants.items():
-        changed = demo_config(folder, method, seed, overrides)
-        variants.append(Variant(title, *await _measure_variant(title, changed, trained, progress)))
+            before, *between, after = [await _measured(quiet, str(trained), phase) for phase in phases]
+            greedy = await _measured(runtime, str(trained), "greedy", greedy=True)
+        episodes = _shown_episodes(run.journal, (phases[0], phases[-1]), before, after, seed)
     model = folder / "model"
     await asyncio.to_thread(export_model, trained, model)
     return DemoReport(
         folder=folder,
         run=run.path,
         before=before.as_json(),
+        demonstrated=between[0].as_json() if between else None,
         after=after.as_json(),
         greedy=greedy.as_json(),
-        variants=variants,
         episodes=episodes,
         plot=run.path / PLOT,
         model=model,
@@ -134,14 +169,6 @@ def copy_example(task: str, folder: Path) -> None:
     write_new_files(folder, {file.name: file.read_text(encoding="utf-8") for file in files})
 
 
-def demo_config(folder: Path, method: str, seed: int, overrides: Iterable[Override] = ()) -> Config:
-    """The example's config for a method, with its runs beside it."""
-    output_dir = json.dumps(str(folder / "runs"), ensure_ascii=False)
-    own = [("trajectory_builder", method), ("seed", str(seed)), ("output_dir", output_dir)]
-    changes = [(f"finetuning.{key}", value) for key, value in own]
-    return load_config(folder / "config.yml", [*changes, *overrides])
-
-
 async def _make_base(folder: Path, seed: int, progress: Progress) -> None:
     """Have the example make its base model and its examples."""
     make_importable(folder)
@@ -155,25 +182,13 @@ async def _make_base(folder: Path, seed: int, progress: Progress) -> None:
     await build_base(folder / "base", seed, checked)
 
 
-async def _measure_variant(
-    name: str, config: Config, trained: RunVersion, progress: Progress
-) -> list[dict[str, Any]]:
-    """The evaluations of the base model and the trained one in other circumstances."""
-    evaluations = []
-    with new_run(config, name.replace(" ", "-")) as run:
-        for version, phase in ((RunVersion(trained.run, None), "before"), (trained, "after")):
-            async with runtime_of(config, run, version, progress) as runtime:
-                evaluations.append((await measured(runtime, str(version), phase)).as_json())
-    return evaluations
-
-
-async def measured(runtime: Runtime, model: str, phase: str, *, greedy: bool = False) -> Evaluation:
+async def _measured(runtime: Runtime, model: str, phase: str, *, greedy: bool = False) -> Evaluation:
     """The agent on all held-out examples; a phase that was measured already is only read back."""
     return await measure(runtime, runtime.validation_examples, model=model, phase=phase, greedy=greedy)
 
 
 @asynccontextmanager
-async def runtime_of(
+async def _runtime_of(
     config: Config, run: RunFolder, version: RunVersion, progress: Progress
 ) -> AsyncIterator[Runtime]:
     """A runtime whose agent samples from a version of the trained model."""
@@ -184,3 +199,57 @@ async def runtime_of(
             yield runtime
     finally:
         await engine.close()
+
+
+def _shown_episodes(
+    journal: Journal, phases: tuple[str, str], before: Evaluation, after: Evaluation, seed: int
+) -> list[Shown]:
+    """Three examples with their episodes in both phases: those first that training helped most."""
+    earlier, later = _scores(before), _scores(after)
+    names = [name for name in earlier if name in later]
+    generator(seed, "shown").shuffle(names)
+    names.sort(key=lambda name: (earlier[name] or 0.0) - (later[name] or 0.0))
+
+    def in_words(phase: str, name: str, score: float | None) -> list[str]:
+        record = read_episode(journal, f"{phase}/{name}/0")
+        return [] if record is None else episode_in_words(record, score)
+
+    return [
+        Shown(name, in_words(phases[0], name, earlier[name]), in_words(phases[1], name, later[name]))
+        for name in names[:_SHOWN]
+    ]
+
+
+def _scores(evaluation: Evaluation) -> dict[str, float | None]:
+    items = evaluation.output.results_of(str(evaluation.reward))
+    return {item.id: item.score if item.is_scored else None for item in items}
+
+
+def episode_in_words(record: EpisodeRecord, score: float | None) -> list[str]:
+    """All that was said up to the last answer, a line each, and how the episode was scored."""
+    said: list[Message] = []
+    if record.calls:
+        last = record.calls[-1]
+        said = [*last.request.messages, *([] if last.completion is None else [last.completion.message])]
+    lines = [line for message in said for line in _in_words(message)]
+    if len(lines) > _LINES:
+        left_out = len(lines) - _LINES + 1
+        lines = [*lines[: _LINES // 2], f"… {left_out} more …", *lines[len(lines) - _LINES // 2 + 1 :]]
+    if record.failure is not None:
+        lines.append(f"failed: {record.failure.reason}")
+    lines.append("no reward" if score is None else f"reward {score:g}")
+    return lines
+
+
+def _in_words(message: Message) -> Iterator[str]:
+    who = "agent" if message["role"] == "assistant" else message["role"]
+    for call in message.get("tool_calls") or ():
+        yield _short(f"{who} calls {call['function']['name']}({call['function']['arguments']})")
+    if message.get("content"):
+        yield _short(f"{who}: {message['content']}")
+
+
+def _short(text: str) -> str:
+    """One line of a terminal, without what would move its cursor."""
+    line = "".join(letter if letter.isprintable() else "·" for letter in " ".join(text.split()))
+    return line if len(line) <= _LINE else f"{line[: _LINE - 1]}…"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -61,25 +61,23 @@ async def trajectories_of(run: RunFolder, method: Method | None = None) -> Async
         config = _config(data, method, target)
         finetuning = config.finetuning
         async with Builder(config, run) as builder:
-            name = next(iter(config.trajectory_builders))
-            trajectory_builder: TrajectoryBuilder = await builder.get_trajectory_builder(name)
+            trajectory_builder: TrajectoryBuilder = await builder.get_trajectory_builder(
+                next(iter(config.trajectory_builders))
+            )
             for number, (epoch, phases) in enumerate(_by_epoch(run)):
                 # Another method's builder takes all that was collected, however often that was.
                 called = epoch if method is None else None
                 evaluation = StoredEvaluation(run.journal, phases, evaluators_of(data), called)
                 runtime = Runtime(config, run, builder, evaluation, (), {}, finetuning.target_model or "")
-                collection = await _build(trajectory_builder, runtime, number if epoch is None else epoch)
+                made = number if epoch is None else epoch
+                name, meta = f"{run.name}-{made}", {"epoch": made}
+                trajectory_builder.bind_runtime(runtime)
+                await trajectory_builder.initialize(finetuning)
+                await trajectory_builder.start_run(run_id=name, meta=meta)
+                collection = await trajectory_builder.finalize(run_id=name, meta=meta)
                 functions = tuple(finetuning.target_functions)
                 yield PhaseTrajectories(phases[0], collection, functions, finetuning.target_model, target)
             await trajectory_builder.cleanup()
-
-
-async def _build(builder: TrajectoryBuilder, runtime: Runtime, number: int) -> TrajectoryCollection:
-    name, meta = f"{runtime.run.name}-{number}", {"epoch": number}
-    builder.bind_runtime(runtime)
-    await builder.initialize(runtime.config.finetuning)
-    await builder.start_run(run_id=name, meta=meta)
-    return await builder.finalize(run_id=name, meta=meta)
 
 
 def _by_epoch(run: RunFolder) -> list[tuple[int | None, list[str]]]:
@@ -207,28 +205,17 @@ async def write_jsonl(
     written = Written()
     with draft_of(path) as draft, open_private(draft, "w") as file:
         async for phase in phases:
-            for head, trajectory in _numbered(run.name, phase):
-                own = head | trajectory.model_dump(mode="json")
-                row = openai_row(trajectory, phase.collection.method) if openai else own
+            method, groups = phase.collection.method, enumerate(phase.collection.trajectories)
+            whole = {"run": run.name, "phase": phase.phase, "target": phase.target}
+            for number, trajectory in ((number, each) for number, group in groups for each in group):
+                own = whole | {"group": number, "method": method} | trajectory.model_dump(mode="json")
+                row = openai_row(trajectory, method) if openai else own
                 if row is None:
                     written.left_out[SEVERAL_TURNS] += 1
                     continue
                 file.write(json.dumps(finite(row), ensure_ascii=False, allow_nan=False, default=str) + "\n")
                 written.rows += 1
     return written
-
-
-def _numbered(run: str, phase: PhaseTrajectories) -> Iterator[tuple[dict[str, Any], Trajectory]]:
-    for number, group in enumerate(phase.collection.trajectories):
-        head: dict[str, Any] = {
-            "run": run,
-            "phase": phase.phase,
-            "target": phase.target,
-            "group": number,
-            "method": phase.collection.method,
-        }
-        for trajectory in group:
-            yield head, trajectory
 
 
 def openai_row(trajectory: Trajectory, method: Method) -> dict[str, Any] | None:

@@ -23,8 +23,8 @@ from etude.store.run_folder import RunFolder
 from etude.store.stored_config import reward_name, stored_data
 
 
-def episode_transcript(run: RunFolder, episode: str, *, raw: bool = False) -> str:
-    """The transcript of an episode as YAML, by its id; `raw` shows answers as the models wrote them.
+def episode_transcript(run: RunFolder, episode: str) -> str:
+    """The transcript of an episode as YAML, by its id.
 
     Raises RequestError when the run has no such episode.
     """
@@ -35,12 +35,8 @@ def episode_transcript(run: RunFolder, episode: str, *, raw: bool = False) -> st
             f"generation. `etude episodes {run.path}` lists them"
         )
     rewarded = reward_name(stored_data(run.path, required=False))
-    return as_yaml(_shown(record, raw) | _scores(run.journal, record.id, rewarded))
-
-
-def _shown(record: EpisodeRecord, raw: bool) -> dict[str, Any]:
-    """A play as a transcript of the protocol; the calls of everything else, and of what failed."""
-    return transcript(record, raw=raw) if is_play(record) else _conversation(record, raw=raw)
+    shown = transcript(record) if is_play(record) else _conversation(record)
+    return as_yaml(shown | _scores(run.journal, record.id, rewarded))
 
 
 def _scores(journal: Journal, episode: str, rewarded: str | None) -> dict[str, Any]:
@@ -57,11 +53,10 @@ def _score(stored: Mapping[str, Any]) -> Any:
     return kept["score"] if kept.keys() == {"score"} else kept
 
 
-def _conversation(record: EpisodeRecord, *, raw: bool = False) -> dict[str, Any]:
+def _conversation(record: EpisodeRecord) -> dict[str, Any]:
     """Calls and events in order, then the output or the failure.
 
-    Of a call that continues an earlier one only the new messages are shown. `raw` shows every prompt in
-    full, and all messages as they were sent and received.
+    Of a call that continues an earlier one only the new messages are shown.
     """
     example = record.example
     shown: dict[str, Any] = {
@@ -69,18 +64,18 @@ def _conversation(record: EpisodeRecord, *, raw: bool = False) -> dict[str, Any]
         "example": example.id,
         "inputs": jsonable(dict(example.inputs)),
         "expected": jsonable(example.expected),
-        "turns": _turns(record, raw),
+        "turns": _turns(record),
     }
     if record.failure is not None:
         return shown | {"failure": f"{record.failure.kind}: {record.failure.reason}"}
     return shown | {"output": jsonable(record.output)}
 
 
-def _turns(record: EpisodeRecord, raw: bool) -> list[dict[str, Any]]:
+def _turns(record: EpisodeRecord) -> list[dict[str, Any]]:
     """The calls, each followed by what happened before the next."""
     turns = [_event(event) for event in record.events if event.after_call < 0]
     for position, call in enumerate(record.calls):
-        turns.append(_call(call, record.calls[:position], raw))
+        turns.append(_call(call, record.calls[:position]))
         turns += [_event(event) for event in record.events if event.after_call == call.index]
     return turns
 
@@ -97,21 +92,17 @@ def _event(event: Event) -> dict[str, Any]:
     return named | whose | value | ({"reason": event.text} if event.text else {})
 
 
-def _call(call: Call, before: Sequence[Call], raw: bool) -> dict[str, Any]:
-    """A call with the messages that its prompt adds to the call that it continues; `raw` with all of them."""
+def _call(call: Call, before: Sequence[Call]) -> dict[str, Any]:
+    """A call with the messages that its prompt adds to the call that it continues."""
     function = {} if call.function == WORKFLOW else {"function": call.function}
     shown: dict[str, Any] = {"call": call.index, **function, "model": call.model}
     messages, completion = call.request.messages, call.completion
     earlier = next((other for other in reversed(before) if continues(messages, other)), None)
-    if raw:
-        shown["prompt"] = [jsonable(dict(message)) for message in messages]
-        shown |= {} if completion is None else {"answer": jsonable(dict(completion.message))}
-    else:
-        if earlier is not None and earlier is not before[-1]:
-            shown["continues"] = earlier.index
-        known = 0 if earlier is None else len(earlier.request.messages) + 1
-        shown["prompt"] = [_message(message) for message in messages[known:]]
-        shown |= {} if completion is None else _message(completion.message)
+    if earlier is not None and earlier is not before[-1]:
+        shown["continues"] = earlier.index
+    known = 0 if earlier is None else len(earlier.request.messages) + 1
+    shown["prompt"] = [_message(message) for message in messages[known:]]
+    shown |= {} if completion is None else _message(completion.message)
     if call.error is not None:
         shown["error"] = call.error
     if completion is not None:

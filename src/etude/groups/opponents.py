@@ -18,9 +18,8 @@ from etude.core.interfaces import Engine, bare
 from etude.core.job import ModelVersion
 from etude.core.keys import generator
 from etude.groups.lineage import LineageLog
-from etude.inference.local import LocalLlmConfig
+from etude.inference.local import LocalLlmConfig, OpponentsConfig
 from etude.inference.openai_config import OpenAiLlmConfig
-from etude.inference.opponents_config import OpponentsConfig
 from etude.store.journal import Journal
 from etude.store.versions import stored_at
 

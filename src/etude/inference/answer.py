@@ -160,7 +160,9 @@ def _prepared(speech: Speech, request: ChatRequest) -> tuple[Prompt, Sampling]:
     if request.prompt is None:
         prompt, sampling = speech.template.prompt(request), sampling_of(request, speech.template)
     else:
-        prompt = Prompt(prompt_ids(speech, request.prompt))
+        # A text gets the tokenizer's own special tokens around it.
+        given = request.prompt
+        prompt = Prompt(tuple(speech.tokenizer(given)["input_ids"] if isinstance(given, str) else given))
     require_room(speech, prompt.ids)
     return prompt, sampling
 
@@ -174,13 +176,6 @@ def size_of(request: ChatRequest) -> int:
     return texts + sum(len(str(part)) for part in (*request.tools, *calls))
 
 
-def prompt_ids(speech: Speech, prompt: str | Sequence[int], *, special: bool = True) -> tuple[int, ...]:
-    """The token ids of a prompt as it stands, with the tokenizer's own special tokens around a text."""
-    if isinstance(prompt, str):
-        return tuple(speech.tokenizer(prompt, add_special_tokens=special)["input_ids"])
-    return tuple(prompt)
-
-
 def require_room(speech: Speech, ids: Sequence[int]) -> None:
     """Raise ImpossibleCall when a prompt leaves no room for an answer, or has ids that are no tokens."""
     if not ids:
@@ -192,17 +187,11 @@ def require_room(speech: Speech, ids: Sequence[int]) -> None:
         )
     if (largest := max(ids)) >= speech.vocabulary:
         what = f"token id {largest} is not in the vocabulary of {speech.vocabulary}"
-        raise ImpossibleCall(what + _of_tokenizer(speech, largest), param="messages")
-
-
-def _of_tokenizer(speech: Speech, token_id: int) -> str:
-    """The end of a sentence about a token that the model does not know: whether its tokenizer does."""
-    token = (
-        speech.tokenizer.convert_ids_to_tokens([token_id])[0] if token_id < len(speech.tokenizer) else None
-    )
-    if token is None:
-        return ""
-    return f": its tokenizer has '{token}', for which the model has no weights (resize_token_embeddings)"
+        known = largest < len(speech.tokenizer)
+        if known and (token := speech.tokenizer.convert_ids_to_tokens([largest])[0]) is not None:
+            what += f": its tokenizer has '{token}', for which the model has no weights"
+            what += " (resize_token_embeddings)"
+        raise ImpossibleCall(what, param="messages")
 
 
 def read(
@@ -247,16 +236,13 @@ class TextStream:
         if any(stop in self._held for stop in self._stops):
             self._over = True
             return ""
-        certain = len(self._held) - self._may_be_stop()
-        text, self._held = self._held[:certain], self._held[certain:]
-        return text
-
-    def _may_be_stop(self) -> int:
-        """Characters at the end that could be the beginning of a stop string."""
-        lengths = [
+        # Characters at the end could be the beginning of a stop string.
+        begun = [
             size for stop in self._stops for size in range(1, len(stop)) if self._held.endswith(stop[:size])
         ]
-        return max(lengths, default=0)
+        certain = len(self._held) - max(begun, default=0)
+        text, self._held = self._held[:certain], self._held[certain:]
+        return text
 
 
 class AnswerStream:

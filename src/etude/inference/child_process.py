@@ -1,11 +1,10 @@
-"""Child processes: how they end with their parent, at once or at its next start; and their masked logs."""
+"""Child processes: how they end with their parent; and their masked logs."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import errno
-import json
 import os
 import re
 import shutil
@@ -87,44 +86,6 @@ async def guard_of(group: int) -> Process:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
         raise
-
-
-def mark_process(path: Path, pid: int) -> None:
-    """Note a process group by its leader."""
-    with open_private(path, "w") as file:
-        file.write(json.dumps({"pid": pid, "started": _started(pid)}))
-
-
-def marked_process(path: Path) -> int | None:
-    """The number of the noted process, if it still runs.
-
-    A number that another process has got since is recognised by the time at which that one started.
-    """
-    try:
-        noted = json.loads(path.read_text(encoding="utf-8"))
-        pid, started = int(noted["pid"]), noted["started"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return pid if started is not None and _started(pid) == started else None
-
-
-def kill_marked(path: Path) -> None:
-    """Kill the noted process group, if it still runs."""
-    pid = marked_process(path)
-    if pid is not None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
-    path.unlink(missing_ok=True)
-
-
-def _started(pid: int) -> str | None:
-    """When a process started, in the kernel's ticks; None where that is not known."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    # The name in brackets may hold blanks; what follows it does not.
-    return stat.rpartition(")")[2].split()[19]
 
 
 def last_lines(path: Path, count: int = 12) -> str:

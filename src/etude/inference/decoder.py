@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TypeAlias
 
 import torch
 
-from etude.inference.ragged_decoder import RaggedDecoder
+from etude.inference.fused_llama import FusedLlama
+from etude.inference.kv_slots import ragged, span_of, tensor
 from etude.inference.sampler import Row, append_samples
-from etude.inference.slot_decoder import SlotDecoder, cuda_graphs, fuses
+from etude.inference.single_tokens import Reading, SingleTokens, once, plan_of
+from etude.inference.slot_decoder import CHUNK, PATIENCE, STEP_TOKENS, SlotDecoder, cuda_graphs, fuses
 from etude.models.architecture import logits_after, takes_key_value_slots
+from etude.models.device import is_large
 from etude.models.policy import Policy
+
+_BESIDE, _BESIDE_SMALL = 256, 1024
+"""Tokens of prompts that a step reads at most while rows speak: these stand still for as long. A pass costs a
+small model more than its tokens."""
 
 
 def make_decoder(policy: Policy, *, slots: int, deterministic: bool) -> Decoder:
@@ -62,6 +70,106 @@ class RecomputeDecoder:
             self._policy.model, torch.tensor(padded, device=device), torch.tensor(kept, device=device)
         )
         return logits_BKV[range(len(rows)), [kept.index(position) for position in last]]
+
+
+class RaggedDecoder(SlotDecoder):
+    """Each pass has as many tokens of each row as that row needs, none of them padding."""
+
+    _fused: FusedLlama
+
+    def __init__(self, policy: Policy, *, slots: int) -> None:
+        """`slots` conversations keep what they have read between two turns."""
+        super().__init__(policy, slots=slots, deterministic=False)
+        self._is_large = is_large(sum(value.numel() for value in policy.model.parameters()))
+        self._beside = _BESIDE if self._is_large else _BESIDE_SMALL
+        self._going: SingleTokens | None = None
+
+    @torch.inference_mode()
+    def step(self, rows: Sequence[Row]) -> list[Row]:
+        """Read prompts beside rows that speak; append a token to each row that has been read whole.
+
+        Returns the rows that gained a token. Raises EngineError when the logits are not finite.
+        """
+        self._take_in(rows)
+        speaking = [row for row in rows if row.pending == 1]
+        reading, counts = self._chunks(rows, len(speaking))
+        if not speaking and not reading:
+            return []  # Those whom others wait for were cancelled a moment ago.
+        if not reading and self._goes_on_singly(speaking):
+            speaking = self._gathered(speaking)
+            append_samples(speaking, self._one_more(speaking))
+            return speaking
+        return self._pass(speaking, reading, counts)
+
+    def forget(self) -> None:
+        """The weights changed: the slots' contents go. Rows in flight are read again from their start."""
+        self._going = None
+        super().forget()
+
+    def _chunks(self, rows: Sequence[Row], speaking: int) -> tuple[list[Row], list[int]]:
+        """Rows that read in this step, and how much: those that came first, within what a step reads.
+
+        With a small model prompts wait for company, but not for long: a pass costs it more than a token.
+        """
+        chosen, counts = list[Row](), list[int]()
+        waiting = [row for row in rows if row.pending > 1 and not self._table.waits(row)]
+        if not self._is_large and len(waiting) * 4 < speaking and self._postponed < PATIENCE:
+            self._postponed += 1
+            return chosen, counts
+        self._postponed = 0
+        left = self._beside if speaking else STEP_TOKENS
+        for row in waiting:
+            if left > 0:
+                chosen.append(row)
+                counts.append(min(row.pending, CHUNK, left))
+                left -= counts[-1]
+        return chosen, counts
+
+    def _goes_on_singly(self, rows: Sequence[Row]) -> bool:
+        """Whether single tokens of the rows attend in one way in all layers."""
+        return self._inputs.looks_back(span_of(max(row.cached for row in rows) + 1))
+
+    def _one_more(self, rows: list[Row]) -> torch.Tensor:
+        """Logits [B, V] after the last token of each row; marks it as cached. They are in the first slots."""
+        positions, going = [row.cached for row in rows], self._going
+        if going is None or not going.serves(rows, positions, self._kv):
+            self._kv.reserve(self._table.lengths(), span_of(max(positions) + 1))
+            going = self._going = SingleTokens(self._fused, self._kv, rows)
+        logits_BV = going(positions)
+        for row in rows:
+            row.cached += 1
+        return logits_BV
+
+    def _sharing(self, speaking: list[Row]) -> Reading | None:
+        """How these read prefixes that they share, if they do; puts them in the order of their slots."""
+        if len(speaking) < 2 or not self._goes_on_singly(speaking):
+            return None
+        speaking.sort(key=lambda row: row.slot)
+        ids, cached = [row.ids for row in speaking], [row.cached for row in speaking]
+        plan = plan_of(ids, cached, [row.slot for row in speaking], 2 * self._fused.key_size)
+        return plan if plan.prefixes else None
+
+    def _pass(self, speaking: list[Row], reading: list[Row], counts: list[int]) -> list[Row]:
+        """One forward pass of all rows; gives those that gained a token."""
+        plan = self._sharing(speaking)
+        rows, counts = [*speaking, *reading], [*([1] * len(speaking)), *counts]
+        self._kv.reserve(
+            self._table.lengths(), max(row.cached + count for row, count in zip(rows, counts, strict=True))
+        )
+        apart = 0 if plan is None else len(speaking)
+        inputs, starts = ragged(rows, counts, self._inputs, self._fused.key_size, apart)
+        done, read = list[Row](), list[int]()
+        for row, start, count in zip(rows, starts, counts, strict=True):
+            if row.pending == count:
+                done.append(row)
+                read.append(start + count - 1)
+        split = None if plan is None else partial(once, self._fused, plan, [row.cached for row in speaking])
+        logits_BV = self._fused(inputs, self._kv, tensor(read), split)
+        for row, count in zip(rows, counts, strict=True):
+            row.cached += count
+        if done:
+            append_samples(done, logits_BV)
+        return done
 
 
 Decoder: TypeAlias = SlotDecoder | RaggedDecoder | RecomputeDecoder

@@ -260,31 +260,29 @@ class EmbeddedEngine(Engine, TokenEngine):
         """The result where the last token, sampled from weights of `version`, ends the job."""
         row, start = job.row, job.prompt_length
         ids, sampling = row.ids, row.sampling
+        decode = self.policy.template.decode
         if ids[-1] in self.policy.stop_ids or ids[-1] in sampling.stop_token_ids:
-            reason, text = "stop", self._text(ids[start:-1])
+            reason, text = "stop", decode(ids[start:-1])
         elif sampling.stop and (cut := self._before_stop_string(ids[start:], sampling)) is not None:
             reason, text = "stop", cut
         elif len(ids) >= job.limit:
-            reason, text = "length", self._text(ids[start:])
+            reason, text = "length", decode(ids[start:])
         else:
             return None
         logprobs, top = tuple(row.logprobs), tuple(row.top_logprobs)
         scores = job.prompt_scores
         return Sampled(tuple(ids[:start]), tuple(ids[start:]), logprobs, top, text, reason, version, *scores)
 
-    def _text(self, ids: Sequence[int]) -> str:
-        return self.policy.template.decode(ids)
-
     def _before_stop_string(self, sampled: Sequence[int], sampling: Sampling) -> str | None:
         """The text before the first stop string, once one has appeared that may end the answer."""
         if len(sampled) < sampling.min_tokens:
             return None
         # A character takes four tokens at most, so a stop string that has just appeared is in the tail.
-        longest = max(map(len, sampling.stop))
-        tail = self._text(sampled[-4 * (longest + 1) :])
+        longest, decode = max(map(len, sampling.stop)), self.policy.template.decode
+        tail = decode(sampled[-4 * (longest + 1) :])
         if not any(stop in tail for stop in sampling.stop):
             return None
-        text, least = self._text(sampled), self._text(sampled[: max(sampling.min_tokens - 1, 0)])
+        text, least = decode(sampled), decode(sampled[: max(sampling.min_tokens - 1, 0)])
         after = max(len(least) - longest + 1, 0)
         cut = before_stop(text[after:], sampling.stop)
         return None if cut is None else text[:after] + cut

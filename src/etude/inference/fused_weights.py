@@ -31,7 +31,7 @@ InOrder: TypeAlias = Callable[[list[torch.Tensor]], torch.Tensor]
 
 
 def _packs(dtype: torch.dtype) -> bool:
-    """Whether this CPU's oneDNN packs weights of the dtype: those of half precision need instructions of their own."""
+    """Whether this CPU's oneDNN packs weights of the dtype: half precision needs instructions of its own."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if dtype == torch.bfloat16:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -13,20 +12,13 @@ from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING
 
-from pydantic import SecretStr
 from pydantic_core import from_json
 
 from etude.core.errors import RequestError
 from etude.core.secrets import keep_secret, masked
-from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig, require_a_key_each
+from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
 from etude.inference.routes import Address, Routes
-from etude.wire.retries import (
-    Disturbed,
-    Refused,
-    failure_of,
-    is_plain_http,
-    reason_of,
-)
+from etude.wire.retries import Disturbed, Refused, failure_of, is_plain_http, reason_of
 
 if TYPE_CHECKING:
     import aiohttp
@@ -211,40 +203,19 @@ def _request(method: str, url: str) -> httpx.Request:
 
 
 _PROBE_SECONDS = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """An address's answer to the question which models it has."""
-
-    seconds: float = 0.0
-    status: int = 0
-    """The HTTP status; 0 where nothing came."""
-    names: frozenset[str] | None = None
-    """Those of the models; None where the answer is no list."""
-    error: str = ""
-    """Why nothing came."""
+_SHOWN = 5
 
 
 class HttpAddresses:
     """Where an endpoint's model is served: one address, or several that share its calls."""
 
     def __init__(self, config: OpenAiLlmConfig) -> None:
-        """Raises RequestError where a key is missing, or there are more or fewer than addresses."""
+        """Raises RequestError where a key is missing."""
         self._config = config
         self.routes = Routes(config.addresses, config.model_name, self.lacking)
-        keep_secret(*(value.get_secret_value() for value in config.headers.values()))
-        if isinstance(config.api_key, list):
-            try:
-                require_a_key_each(len(config.api_key), config.addresses)
-            except ValueError as error:
-                raise RequestError(f"model '{config.model_name}': {error}") from error
-        self._clients = {
-            url: HttpClient(
-                self._headers(url, key), most_megabytes=config.max_answer_mb, setting="`max_answer_mb`"
-            )
-            for url, key in zip(config.addresses, config.keys, strict=True)
-        }
+        self._client = HttpClient(
+            self._headers(), most_megabytes=config.max_answer_mb, setting="`max_answer_mb`"
+        )
         self.wanted: str | None = None
         """The model that an address must list before it is used again; None where any will do."""
 
@@ -263,8 +234,7 @@ class HttpAddresses:
         try:
             # An endpoint that trickles bytes could hold the call for ever.
             async with asyncio.timeout(seconds):
-                client = self._clients[address.url]
-                response = await client.post(f"{address.url}/{path}", content, headers)
+                response = await self._client.post(f"{address.url}/{path}", content, headers)
         except TimeoutError:
             late = f"no answer within {seconds:g} s; `request_timeout` sets the limit"
             raise Disturbed(late, cause="timeout", is_gone=True) from None
@@ -278,7 +248,6 @@ class HttpAddresses:
 
     def _unreachable(self, error: httpx.RequestError) -> Disturbed | Refused:
         """The failure of a request without an answer that could be read."""
-
         from etude.wire.http_answers import AnswerTooLarge
 
         if isinstance(error, AnswerTooLarge):
@@ -287,62 +256,45 @@ class HttpAddresses:
             return Refused(reason_of(error), cause="scheme")
         return Disturbed(reason_of(error), cause="connection", is_gone=True)
 
-    def failed(self, address: Address, since: float, error: Disturbed) -> None:
-        """Note an attempt, begun at `since`, without a good answer."""
-        self.routes.failed(address, since, masked(str(error)), is_gone=error.is_gone)
-
-    def refused(self, address: Address, reason: str) -> None:
-        """Note an address that answers no calls at all: a wrong key, no such model, no money."""
-        address.failed += 1
-        self.set_aside(address, reason)
-
-    def set_aside(self, address: Address, reason: str) -> None:
-        """Use an address no more until a probe finds nothing wrong."""
-        self.routes.set_aside(address, masked(reason))
-
     async def lacking(self, address: Address) -> str | None:
         """Why an address cannot be used, as far as the list of its models tells; None where it can be."""
-        listing = await self.listing(address)
-        if listing.error or listing.status >= 500:
-            return listing.error or f"HTTP {listing.status} to a probe"
-        names = listing.names
-        address.lacks_model = self.wanted is not None and names is not None and self.wanted not in names
-        return f"it does not have the model '{self.wanted}'" if address.lacks_model else None
-
-    async def listing(self, address: Address) -> Listing:
-        """An address's answer to the question which models it has; this never raises."""
         import httpx
 
-        since = time.monotonic()
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
-                response = await self._clients[address.url].get(f"{address.url}/models")
+                response = await self._client.get(f"{address.url}/models")
         except TimeoutError:
-            return Listing(error=f"no answer to a probe within {_PROBE_SECONDS:g} s")
+            return f"no answer to a probe within {_PROBE_SECONDS:g} s"
         except httpx.RequestError as error:
-            return Listing(error=masked(reason_of(error)))
+            return masked(reason_of(error))
+        if response.status_code >= 500:
+            return f"HTTP {response.status_code} to a probe"
         names = _names(response.content) if response.status_code == 200 else None
-        return Listing(time.monotonic() - since, response.status_code, names)
+        if self.wanted is None or names is None or self.wanted in names:
+            return None
+        shown = ", ".join(sorted(names)[:_SHOWN]) or "none"
+        return f"it does not have the model '{self.wanted}'; its models: {shown}"
 
     async def close(self) -> None:
         """Close all connections. Calling it twice is fine."""
         await self.routes.close()
-        for client in self._clients.values():
-            await client.close()
+        await self._client.close()
 
-    def _headers(self, url: str, configured: SecretStr | None) -> dict[str, str]:
-        headers = {"content-type": "application/json"}
+    def _headers(self) -> dict[str, str]:
+        headers, configured = {"content-type": "application/json"}, self._config.api_key
         key = configured.get_secret_value() if configured else os.environ.get("OPENAI_API_KEY", "")
         key = key.strip()
         if key:
             keep_secret(key)
             headers["authorization"] = f"Bearer {key}"
-        elif url == OPENAI_URL:
+        elif OPENAI_URL in self._config.addresses:
             raise RequestError(
                 f"model '{self._config.model_name}' is to be sampled from OpenAI, but there is no API key. "
                 "Set OPENAI_API_KEY, or `api_key`, or `base_url` for another endpoint."
             )
-        return headers | {name: value.get_secret_value() for name, value in self._config.headers.items()}
+        more = {name: value.get_secret_value() for name, value in self._config.headers.items()}
+        keep_secret(*more.values())
+        return headers | more
 
 
 def _names(data: bytes) -> frozenset[str] | None:

@@ -336,7 +336,8 @@ def ragged(
     if apart:
         together[0, -1] = [*range(apart)]
     for index, (row, count) in enumerate(zip(rows[apart:], counts[apart:], strict=True), apart):
-        is_alone = attends_alone(row.cached + count, count, size)
+        length = row.cached + count
+        is_alone = length * size >= _ALONE or length * count >= _ALONE_SCORES
         together[count.bit_length(), index if is_alone else -1].append(index)
     ids, starts, groups = list[int](), [0] * len(rows), list[Group]()
     positions, slots = list[numpy.ndarray](), list[numpy.ndarray]()
@@ -355,11 +356,6 @@ def ragged(
     numbers_2N = numpy.stack([numpy.concatenate(positions), numpy.concatenate(slots)])
     position_N, slot_N = tensor(numbers_2N)
     return Ragged(tensor(ids), position_N, slot_N, position_N, groups), starts
-
-
-def attends_alone(length: int, count: int, size: int) -> bool:
-    """Whether the last `count` tokens of a row of this length attend apart from those of others."""
-    return length * size >= _ALONE or length * count >= _ALONE_SCORES
 
 
 def _group(own: Sequence[tuple[Row, int]], first: int, inputs: InputMaker) -> Group:

@@ -1,4 +1,4 @@
-"""A model in this process, `_type: local`; and tiny ones, made from scratch in the run folder."""
+"""A model in this process, `_type: local`, also a tiny one made in the run folder; and opponents of it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pydantic import BaseModel, Field, model_validator
 
 from etude.config.component import CHANGEABLE, LlmConfig
 from etude.config.finetuning import Transcript, read_transcripts
+from etude.config.references import LlmRef
 from etude.config.registry import register_llm
 from etude.core.call import Sampling
 from etude.core.errors import MissingExtraError, RequestError
 from etude.core.interfaces import bare
 from etude.models.source import locate
-from etude.store.files import draft_of
-from etude.store.sums import damage_in, note_sums
+from etude.store.files import damage_in, draft_of, note_sums
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -49,15 +49,10 @@ class TinyConfig(BaseModel, extra="forbid"):
     max_context: int = Field(default=256, ge=16)
     """Tokens of prompt and answer together."""
     vocab_size: int = Field(default=512, ge=263)
-    """Tokens that the tokenizer may have: bytes, roles, and frequent pieces of the texts."""
+    """Tokens that the tokenizer may have: bytes, roles, and frequent pieces of the warm-up's texts."""
     splits: list[str] = Field(default_factory=list)
     """Regular expressions of pieces that stay tokens of their own, so that the model chooses each of them:
     `[0-9]` for digits."""
-    texts: str | None = None
-    """Conversations that the tokenizer is made for, as `warm_up.transcripts`; left out: those of the model's
-    warm-up, and without one it has bytes for tokens."""
-    seed: int | None = Field(default=None, ge=0)
-    """Of the weights; left out: the run's."""
 
 
 def base_folder(run: Path, name: str) -> Path:
@@ -71,15 +66,14 @@ async def make_base(config: TinyConfig, name: str, builder: Builder, folder: Pat
     Raises RequestError for a shape that cannot be, DatasetError for texts that cannot be read.
     """
     block = builder.config.finetuning
-    seed = block.seed if config.seed is None else config.seed
     blocks = [block.for_target(target) for target in block.targets] or [block]
     own = (stage for each in blocks if each.target_model == name for stage in each.warm_ups)
-    sources = [stage.transcripts for stage in own] if config.texts is None else [config.texts]
+    sources = [stage.transcripts for stage in own]
     examples = (await builder.get_dataset(block.run_configuration.dataset)).examples() if sources else []
     talks = [
         talk for source in sources for talk in read_transcripts(source, examples, block.seed)[:_MOST_TEXTS]
     ]
-    await asyncio.to_thread(_write, config, talks, seed, folder)
+    await asyncio.to_thread(_write, config, talks, block.seed, folder)
 
 
 def _write(config: TinyConfig, talks: Sequence[Transcript], seed: int, folder: Path) -> None:
@@ -144,6 +138,21 @@ class LocalLlmConfig(LlmConfig, name="local"):
     def sampling(self) -> Sampling:
         """How to sample where a call does not say."""
         return Sampling(temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_tokens)
+
+
+class OpponentsConfig(LlmConfig, name="opponents"):
+    """Earlier versions of a model that is trained: one of a pool is drawn for each episode.
+
+    The version that training began with is always in the pool, and plays in validations, so that these can
+    be compared. Calls are recorded, and never trained on. It samples as the entry that it is a version of.
+    """
+
+    of: LlmRef
+    """The entry of `llms` that is trained."""
+    draw: Literal["uniform", "latest"] = "uniform"
+    """Which version an episode gets: any of the pool, or the newest."""
+    size: int = Field(default=5, ge=1)
+    """Versions in the pool: the newest ones, the base not counted."""
 
 
 @register_llm(config_type=LocalLlmConfig)

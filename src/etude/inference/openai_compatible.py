@@ -21,21 +21,8 @@ from etude.inference.http_addresses import HttpAddresses
 from etude.inference.openai_config import NOT_FOR_REASONING, OpenAiLlmConfig
 from etude.inference.routes import Address, Breaker, beginning, conversation_of
 from etude.wire.answers import Impossible, require_asked, require_logprobs
-from etude.wire.client import (
-    USUAL_FIELDS,
-    charged_for,
-    encode,
-    parse_completion,
-    request_fields,
-)
-from etude.wire.retries import (
-    Again,
-    Disturbed,
-    Refused,
-    note_charged,
-    note_model_out,
-    retried,
-)
+from etude.wire.client import USUAL_FIELDS, charged_for, encode, parse_completion, request_fields
+from etude.wire.retries import Again, Disturbed, Refused, note_charged, note_model_out, retried
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -143,27 +130,11 @@ class OpenAiEngine(Engine):
     async def adopt(self, version: ModelVersion) -> None:
         """Ask for `version.location`, the endpoint's name for the new weights, from the next attempt on.
 
-        Of several addresses, those that do not have it are set aside until they do. Raises EngineError where
-        none has.
+        Of several addresses, those that do not have it are set aside by their first call until they do.
         """
-        if (version.location, version.number) == (self._model, self._version):
-            return
-        addresses, before = self._addresses, self._addresses.wanted
-        lacking: dict[Address, str] = {}
-        if addresses.are_several:
-            addresses.wanted, every = version.location, addresses.routes.addresses
-            lacked = [address.lacks_model for address in every]
-            reasons = await asyncio.gather(*map(addresses.lacking, every))
-            lacking = {address: why for address, why in zip(every, reasons, strict=True) if why}
-            if len(lacking) == len(every):
-                addresses.wanted = before
-                for address, was_lacking in zip(every, lacked, strict=True):
-                    address.lacks_model = was_lacking
-                causes = "; ".join(f"{address.url}: {why}" for address, why in lacking.items())
-                raise EngineError(f"no address can answer for the model '{version.location}': {causes}")
+        if self._addresses.are_several and version.location != self._model:
+            self._addresses.wanted = version.location
         self._model, self._version, self.adopted = version.location, version.number, version
-        for address, why in lacking.items():
-            addresses.set_aside(address, why)
 
     def end_conversation(self, conversation: str) -> None:
         """Forget a conversation."""
@@ -211,7 +182,10 @@ class OpenAiEngine(Engine):
             tried.clear()
             return Again(error.cause, error.retry_after)
 
-        self._require_open()
+        try:
+            self._breaker.require_closed()
+        except ModelOut as error:
+            raise note_model_out(error) from None
         try:
             answer = await retried(attempt, again, self._config.retry_policy, generator(key, "retry"))
         except asyncio.CancelledError:
@@ -229,13 +203,6 @@ class OpenAiEngine(Engine):
         self._breaker.answered()
         return answer
 
-    def _require_open(self) -> None:
-        """Raise ModelOut while no call may be made."""
-        try:
-            self._breaker.require_closed()
-        except ModelOut as error:
-            raise note_model_out(error) from None
-
     def _failed(self, cause: str, message: str) -> EngineError:
         """The error of a call that failed for good."""
         if self._closed:
@@ -249,7 +216,9 @@ class OpenAiEngine(Engine):
             return False
         if isinstance(error, Disturbed) or error.impossible:
             return False
-        self._addresses.refused(address, str(error))
+        # It answers no calls at all: a wrong key, no such model, no money.
+        address.failed += 1
+        self._addresses.routes.set_aside(address, str(error))
         return True
 
     async def _attempt(
@@ -263,12 +232,13 @@ class OpenAiEngine(Engine):
         """The content of an address's answer. Raises Disturbed or Refused."""
         if self._closed:
             raise Refused("the engine is closed")
-        if address.lacks_model:
-            raise Disturbed(address.reason, cause="no_model")
         model, version, since = self._model, self._version, time.monotonic()
         content = encode({"model": model, **fields})
+        # A router knows the conversation by a header, whose value says nothing of what is in it.
+        header = self._provider.session_header
+        session = {header: beginning(conversation)} if header and conversation else {}
         try:
-            data = await self._addresses.post(address, path, content, self._session(conversation))
+            data = await self._addresses.post(address, path, content, session)
             try:
                 # Weights that were adopted are asked for by name: no address may put others in their place.
                 result = read(data, version, None if self._addresses.wanted is None else model)
@@ -276,16 +246,11 @@ class OpenAiEngine(Engine):
                 note_charged(charged_for(data))
                 raise
         except Disturbed as error:
-            self._addresses.failed(address, since, error)
+            self._addresses.routes.failed(address, since, str(error), is_gone=error.is_gone)
             raise
         if model == self._model:
             self._addresses.routes.answered(address)
         return result
-
-    def _session(self, conversation: str) -> dict[str, str]:
-        """The header by which a router knows the conversation; its name says nothing of what is in it."""
-        name = self._provider.session_header
-        return {name: beginning(conversation)} if name and conversation else {}
 
     def _all_told(self, causes: dict[str, str], attempts: str = "") -> str:
         """The error of a call that no address answered, with the cause of each."""

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator
 
 from etude.config.component import CHANGEABLE, LlmConfig
 from etude.core.call import Sampling
@@ -115,8 +115,8 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
     """Address that ends before `/chat/completions`. Left out: `OPENAI_BASE_URL`, else OpenAI. Several that
     serve the same model, as a list or with commas between them, share its conversations: each stays at one,
     and goes on at another when that fails."""
-    api_key: SecretStr | list[SecretStr] | None = None
-    """Left out: `OPENAI_API_KEY`, else none is sent. A list has a key for each of the addresses."""
+    api_key: SecretStr | None = None
+    """Left out: `OPENAI_API_KEY`, else none is sent."""
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -166,14 +166,13 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
     def _plain_addresses(cls, value: str | list[str] | None) -> str | list[str] | None:
         if value is None:
             return None
-        addresses = plain_addresses(value)
+        several = value.split(",") if isinstance(value, str) else value
+        addresses = [plain_address(address.strip()) for address in several]
+        if not addresses:
+            raise ValueError("expected at least one address; leave the key out for OpenAI's")
+        if repeated := {address for address in addresses if addresses.count(address) > 1}:
+            raise ValueError(f"has an address twice: {', '.join(sorted(repeated))}")
         return addresses[0] if len(addresses) == 1 else addresses
-
-    @model_validator(mode="after")
-    def _a_key_each(self) -> OpenAiLlmConfig:
-        if isinstance(self.api_key, list):
-            require_a_key_each(len(self.api_key), self.addresses)
-        return self
 
     @field_validator("extra_body")
     @classmethod
@@ -195,11 +194,6 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
     def address(self) -> str:
         """The first of the addresses: that of everything but model calls."""
         return self.addresses[0]
-
-    @property
-    def keys(self) -> list[SecretStr | None]:
-        """The key of each address, as far as the config has one."""
-        return [*self.api_key] if isinstance(self.api_key, list) else [self.api_key] * len(self.addresses)
 
     @property
     def provider_there(self) -> Provider:
@@ -233,25 +227,6 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
     def sampling(self) -> Sampling:
         """How to sample where a call does not say."""
         return Sampling(temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_tokens)
-
-
-def plain_addresses(value: str | list[str]) -> list[str]:
-    """The addresses of a list, or of a text with commas between them. Raises ValueError for what is none."""
-    several = value.split(",") if isinstance(value, str) else value
-    addresses = [plain_address(address.strip()) for address in several]
-    if not addresses:
-        raise ValueError("expected at least one address; leave the key out for OpenAI's")
-    if repeated := {address for address in addresses if addresses.count(address) > 1}:
-        raise ValueError(f"has an address twice: {', '.join(sorted(repeated))}")
-    return addresses
-
-
-def require_a_key_each(keys: int, addresses: list[str]) -> None:
-    """Raise ValueError unless there are as many keys as addresses."""
-    if keys != len(addresses):
-        raise ValueError(
-            f"`api_key` has {keys} keys for {len(addresses)} addresses; give one key for all, or one for each"
-        )
 
 
 def plain_address(value: str) -> str:

@@ -20,11 +20,10 @@ from typing import TypeAlias
 
 from etude.core.call import ChatRequest
 from etude.core.errors import ModelOut
+from etude.core.secrets import masked
 
 _LOG = logging.getLogger("etude.routes")
 
-_FREE_CALLS = 16
-"""Under way at an address before a call leaves it for one that has less than half as many."""
 _MOST_CONVERSATIONS = 2**17
 """That are remembered: those that were used longest ago may go on elsewhere."""
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0
@@ -55,8 +54,6 @@ class Address:
     faults: int = 0
     """Useless answers since the last good one."""
     last_answer: float = -math.inf
-    lacks_model: bool = False
-    """Whether it is known not to have the weights that are asked for."""
 
 
 Probe: TypeAlias = Callable[[Address], Awaitable[str | None]]
@@ -111,11 +108,7 @@ class Routes:
             if len(self._seats) > _MOST_CONVERSATIONS:
                 self._seats.popitem(last=False)
         self._seats.move_to_end(conversation)
-        if seat.calls < _FREE_CALLS:
-            return seat
-        # Many calls of one conversation at once are shared out.
-        idlest = min(usable, key=lambda address: address.calls)
-        return idlest if seat.calls > 2 * idlest.calls else seat
+        return seat
 
     def end(self, conversation: str) -> None:
         """Forget a conversation."""
@@ -147,6 +140,7 @@ class Routes:
         """Use an address no more until its probe finds nothing wrong; the only one goes on."""
         if self._probe is None or self._is_closed or len(self.addresses) == 1 or address.is_aside:
             return
+        reason = masked(reason)
         self._strike(address, reason)
         others = sum(not other.is_aside for other in self.addresses)
         rest = f"its conversations go on at {others} other(s)" if others else "there is no other left"
@@ -186,7 +180,7 @@ class Routes:
         return (
             [address for address in fresh if not address.is_aside]
             or [address for address in among if not address.is_aside]
-            or [min(fresh or among, key=lambda address: (address.lacks_model, address.until))]
+            or [min(fresh or among, key=lambda address: address.until)]
         )
 
 
@@ -227,10 +221,9 @@ _WHAT_TO_DO = {
 class Breaker:
     """Counts the calls that failed since the last one that was answered, by their causes."""
 
-    def __init__(self, most: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, most: int | None) -> None:
         """`most` calls that fail for one cause, and none is answered, are too many; None allows all."""
         self._most = most
-        self._clock = clock
         self._failed: Counter[str] = Counter()
         self._error: ModelOut | None = None
         self._until = 0.0
@@ -240,13 +233,13 @@ class Breaker:
         """Raise ModelOut while no call may be made."""
         if self._error is None:
             return
-        if self._clock() < self._until:
+        if time.monotonic() < self._until:
             raise ModelOut(str(self._error))
-        self._until = self._clock() + _PAUSE_SECONDS
+        self._until = time.monotonic() + _PAUSE_SECONDS
 
     def answered(self) -> None:
         """Note a call with an answer."""
-        self._last_answer = self._clock()
+        self._last_answer = time.monotonic()
         if self._failed:
             self._failed.clear()
         self._error = None
@@ -266,5 +259,5 @@ class Breaker:
             f"{message}. Its last {count} calls failed like this, with no answer between them, so no more "
             f"are made: {advice}, then resume the run. What was answered is kept"
         )
-        self._until = self._clock() + _PAUSE_SECONDS
+        self._until = time.monotonic() + _PAUSE_SECONDS
         return self._error

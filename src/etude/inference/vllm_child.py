@@ -18,10 +18,8 @@ from etude.core.errors import EngineError
 from etude.inference.child_process import (
     MaskedLog,
     end_of,
-    kill_marked,
     last_exception,
     last_lines,
-    mark_process,
     start_guarded,
 )
 from etude.store.files import private_folder
@@ -38,7 +36,7 @@ class VllmOptions:
     """How to run vLLM."""
 
     folder: Path
-    """For its log and its mark."""
+    """For its log."""
     dtype: str
     """Always told: vLLM's own `auto` makes bfloat16 of float32 weights."""
     command: tuple[str, ...] = ("vllm",)
@@ -143,7 +141,6 @@ class LocalVllm:
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
-        _mark_of(self._options).unlink(missing_ok=True)
 
     async def lora_path(self, name: str, folder: Path) -> str:
         """The folder itself."""
@@ -167,10 +164,9 @@ class LocalLauncher:
     """Starts vLLM on this machine."""
 
     async def launch(self, options: VllmOptions, source: str, key: SecretStr) -> LocalVllm:
-        """Start it, once what was left running in the same folder is killed. Raises EngineError."""
+        """Start it. Raises EngineError."""
         private_folder(options.folder)
-        mark, log_file = _mark_of(options), log_of(options)
-        kill_marked(mark)
+        log_file = log_of(options)
         if log_file.exists() and log_file.stat().st_size > _LARGEST_LOG:
             log_file.replace(log_file.with_suffix(".log.1"))
         with socket.socket() as listening:
@@ -191,17 +187,12 @@ class LocalLauncher:
                     f"'{options.command[0]}' cannot be started: {error.strerror}; install vLLM, or name its "
                     "program with --vllm-command"
                 ) from error
-        mark_process(mark, process.pid)
         return LocalVllm(options, process, lifeline, port, log)
 
 
 def log_of(options: VllmOptions) -> Path:
     """Everything that it printed, with secrets masked."""
     return options.folder / "vllm.log"
-
-
-def _mark_of(options: VllmOptions) -> Path:
-    return options.folder / "vllm.pid"
 
 
 def _environment(key: SecretStr) -> dict[str, str]:

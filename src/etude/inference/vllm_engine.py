@@ -91,7 +91,7 @@ class VllmEngine:
                     address.failed += 1
                     tried.add(address.url)
                     # A listener who has heard tokens cannot be told others.
-                    if heard or not self._processes.has_other(self._name, tried):
+                    if heard or not self._processes.has_other(tried):
                         raise
                 else:
                     self._processes.routes.answered(address)
@@ -232,7 +232,7 @@ def _tokens(choice: Mapping[str, Any], count: int, vocabulary: int) -> _Tokens:
     ids = choice.get("token_ids") or []
     fields = choice.get("logprobs") or {}
     logprobs = fields.get("token_logprobs") or []
-    tops = fields.get("top_logprobs") or [None] * len(ids)
+    tops = fields.get("top_logprobs") or [{}] * len(ids)
     if not len(ids) == len(logprobs) == len(tops):
         raise ValueError(
             f"{len(ids)} token ids, {len(logprobs)} logprobs, {len(tops)} lists of the likeliest"
@@ -240,7 +240,7 @@ def _tokens(choice: Mapping[str, Any], count: int, vocabulary: int) -> _Tokens:
     return _Tokens(
         list(require_ids(ids, vocabulary, "token_ids")),
         list(require_logprobs(logprobs, "logprobs.token_logprobs[#]")),
-        [_top(top, count) for top in tops] if count else [],
+        [_top(top or {}, count) for top in tops] if count else [],
     )
 
 
@@ -258,9 +258,5 @@ def _unreadable(error: Exception) -> EngineError:
     return EngineError(f"vLLM's answer cannot be read: {reason}")
 
 
-def _top(wire: Mapping[str, float] | None, count: int) -> TopLogprobs:
-    if not count:
-        return ()
-    return likeliest(
-        {int(name.removeprefix(_ID)): float(value) for name, value in (wire or {}).items()}, count
-    )
+def _top(wire: Mapping[str, float], count: int) -> TopLogprobs:
+    return likeliest({int(name.removeprefix(_ID)): float(value) for name, value in wire.items()}, count)

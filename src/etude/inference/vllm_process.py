@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import httpx
 from pydantic import SecretStr
 
-from etude.core.errors import EngineAway, EngineError
+from etude.core.errors import EngineError
 from etude.inference.vllm_child import LocalLauncher, VllmChild, VllmLauncher, VllmOptions
 from etude.wire.retries import Again, Disturbed, Refused, RetryPolicy, failure_of, retried
 
@@ -74,13 +74,13 @@ class VllmProcess:
         """Of the process, where one runs."""
         return None if self._child is None else self._child.pid
 
-    async def start(self, source: str) -> None:
-        """Serve `source`; returns when requests are answered. Raises EngineError when it does not start."""
-        if self.serves(source):
-            await self.ready(self.options.start_seconds)
-            return
+    async def start(self, source: str, loras: Mapping[str, Path] | None = None) -> None:
+        """Serve `source` and LoRA weights on it; returns when requests are answered.
+
+        Raises EngineError when it does not start.
+        """
         await self.stop()
-        self.source = source
+        self.source, self._loras = source, dict(loras or {})
         await self._set("starting")
         try:
             await self._spawn()
@@ -138,24 +138,22 @@ class VllmProcess:
         self._loras.clear()
         await self._set("stopped")
 
-    async def ready(self, seconds: float) -> None:
-        """Wait until requests are answered. Raises EngineAway when they are not to be, or not in time."""
-        try:
-            async with asyncio.timeout(seconds), self.changed:
-                await self.changed.wait_for(lambda: self.state not in ("starting", "restarting"))
-        except TimeoutError as error:
-            raise EngineAway(f"vLLM is not back after {seconds:g} s; /engine/status says why") from error
-        if self.state != "running":
-            raise EngineAway("vLLM does not run; /engine/status says why")
-
-    async def add_lora(self, name: str, folder: Path) -> None:
+    async def add_lora(self, name: str, folder: Path) -> bool:
         """Load LoRA weights (the absolute path of a folder that peft writes) under a name never used before.
 
-        Raises EngineError when vLLM refuses them.
+        Whether they are loaded now: a process that is not running loads them at its next start. Raises
+        EngineError when vLLM refuses them.
         """
+        self._loras[name] = folder
+        if self.state != "running":
+            return False
         # Never `load_inplace`: that reads the folder again at every step, and changes answers half-way.
         await self._load(name, folder)
-        self._loras[name] = folder
+        return True
+
+    async def start_again(self, reason: str) -> None:
+        """Have it started again, with all of its LoRA weights; until then it is not asked for anything."""
+        await self._set("restarting", reason)
 
     async def _load(self, name: str, folder: Path) -> None:
         if self._child is None:
@@ -186,7 +184,7 @@ class VllmProcess:
             raise EngineError(f"vLLM refused {path}: {error}") from error
 
     async def _spawn(self) -> None:
-        """Start the process, and wait until it is healthy. Raises EngineError; then there is none."""
+        """Start the process, and wait until it has all weights. Raises EngineError; then there is none."""
         try:
             end, seconds = time.monotonic() + self.options.start_seconds, self.options.start_seconds
             self._started_with = self.source
@@ -196,6 +194,11 @@ class VllmProcess:
                     raise EngineError(f"at its start vLLM {how}. {await child.log_end()}")
                 if time.monotonic() > end:
                     raise EngineError(f"vLLM did not start in {seconds:g} s. {await child.log_end()}")
+            loaded = set[str]()
+            while missing := self._loras.keys() - loaded:  # More may come while some are loaded.
+                name = missing.pop()
+                await self._load(name, self._loras[name])
+                loaded.add(name)
         except BaseException:
             # It has nothing to finish yet, and takes minutes to notice that it should end.
             await self._end(politely=False)
@@ -230,6 +233,8 @@ class VllmProcess:
         child, seen = self._child, time.monotonic()
         assert child is not None
         while (how := await child.ended(self.options.look_seconds)) is None:
+            if self.state == "restarting":
+                return self.reason
             if await self._is_healthy():
                 seen = time.monotonic()
             elif time.monotonic() - seen > self.options.hung_seconds:
@@ -243,10 +248,7 @@ class VllmProcess:
             await asyncio.sleep(min(60.0, self.options.backoff_seconds * 2**attempt))
             try:
                 await self._spawn()
-                for name, folder in list(self._loras.items()):
-                    await self._load(name, folder)
             except EngineError as error:
-                await self._end()
                 await self._set("restarting", str(error))
                 _LOG.error("%s", error)
             else:
@@ -264,8 +266,8 @@ class VllmProcess:
             await child.end(politely=politely)
 
     async def _set(self, state: State, reason: str = "") -> None:
+        self.state, self.reason = state, reason
         async with self.changed:
-            self.state, self.reason = state, reason
             self.changed.notify_all()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,11 @@ from etude.inference.vllm_process import VllmProcess
 
 _LOG = logging.getLogger("etude.vllm")
 
-_FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0
-"""Seconds before LoRA weights that a process did not take are loaded again; twice as long each time."""
-
 
 class VllmProcesses:
     """Processes with the same model and LoRA weights; a conversation stays at one while that one runs.
 
-    Each is watched and restarted by itself. One that is being restarted, or has not loaded some LoRA weights
-    yet, is not asked for what it does not have.
+    Each is watched and restarted by itself. One that is being restarted is not asked for anything.
     """
 
     def __init__(self, processes: Sequence[VllmProcess]) -> None:
@@ -33,8 +29,6 @@ class VllmProcesses:
             process.key, process.changed = self.processes[0].key, self.processes[0].changed
         self.routes = Routes([str(number) for number in range(len(self.processes))])
         self._changed = self.processes[0].changed
-        self._late: dict[tuple[VllmProcess, str], asyncio.Task[None]] = {}
-        """LoRA weights that a process does not have yet, by their names."""
         self._source = ""
         self._loras: dict[str, Path] = {}
         self._starting: dict[VllmProcess, asyncio.Task[None]] = {}
@@ -54,7 +48,7 @@ class VllmProcesses:
         Raises EngineError when none starts, or, with `every`, when one does not; then none runs.
         """
         if source != self._source:
-            await self._drop_tasks()
+            await self._drop_starts()
             self._loras.clear()
             self._source = source
             if in_place:
@@ -63,9 +57,10 @@ class VllmProcesses:
         if len(idle) < len(self.processes):
             for process in idle:
                 self._starting[process] = asyncio.create_task(self._start_behind(process))
-            await self._usable(source, self.processes[0].options.start_seconds)
+            await self._usable(self.processes[0].options.start_seconds)
             return
-        outcomes = await asyncio.gather(*(each.start(source) for each in idle), return_exceptions=True)
+        starts = (each.start(source, self._loras) for each in idle)
+        outcomes = await asyncio.gather(*starts, return_exceptions=True)
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if failures and (every or len(failures) == len(outcomes)):
             if every:
@@ -73,12 +68,10 @@ class VllmProcesses:
             raise failures[0]
         for failure in failures:
             _LOG.error("%s; the other processes go on without it", failure)
-        for process in self.processes:
-            self._load_all(process)
 
     async def stop(self) -> None:
         """End all processes; their LoRA weights are forgotten."""
-        await self._drop_tasks()
+        await self._drop_starts()
         self._loras.clear()
         self._source = ""
         await asyncio.gather(*(process.stop() for process in self.processes))
@@ -86,33 +79,25 @@ class VllmProcesses:
     async def add_lora(self, name: str, folder: Path) -> None:
         """Load LoRA weights at every process, under a name never used before.
 
-        A process that cannot take them now gets them before it is asked for them. Raises EngineError when
-        none takes them.
+        A process that does not take them while another does is started again with them. Raises EngineError
+        when none takes them.
         """
+        self._loras[name] = folder  # For a process that is about to start, too.
         outcomes = await asyncio.gather(
             *(process.add_lora(name, folder) for process in self.processes), return_exceptions=True
         )
-        failures = [
-            (process, outcome)
-            for process, outcome in zip(self.processes, outcomes, strict=True)
-            if isinstance(outcome, BaseException)
-        ]
-        other = next((error for _, error in failures if not isinstance(error, EngineError)), None)
-        if other is not None or len(failures) == len(self.processes):
+        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        other = next((error for error in failures if not isinstance(error, EngineError)), None)
+        if other is not None or True not in outcomes:
             await self.remove_lora(name)
-            raise other or failures[0][1]
-        self._loras[name] = folder
-        for process, error in failures:
-            _LOG.warning("vLLM %s is not asked for %s yet: %s", self._at(process), name, error)
-            self._late[process, name] = asyncio.create_task(self._load_late(process, name, folder))
+            raise other or next(iter(failures), EngineError("vLLM does not run"))
+        for process, outcome in zip(self.processes, outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                await process.start_again(f"vLLM did not take {name}: {outcome}")
 
     async def remove_lora(self, name: str) -> None:
         """Unload LoRA weights everywhere; those that are not loaded are no error."""
         self._loras.pop(name, None)
-        for process in self.processes:
-            if (loading := self._late.pop((process, name), None)) is not None:
-                loading.cancel()
-                await asyncio.wait([loading])
         await asyncio.gather(*(process.remove_lora(name) for process in self.processes))
 
     @asynccontextmanager
@@ -124,14 +109,14 @@ class VllmProcesses:
 
         Waits where none is ready. Raises EngineAway when none is to be, or not in time.
         """
-        usable = await self._usable(name, seconds)
+        usable = await self._usable(seconds)
         with self.routes.call(conversation, avoid, among=usable) as address:
             process = self.processes[int(address.url)]
             yield address, process.base_url, process.served_name(name)
 
-    def has_other(self, name: str, avoid: Collection[str]) -> bool:
-        """Whether a process that is none of `avoid` could be asked for a model now."""
-        return any(address.url not in avoid for address in self._ready(name))
+    def has_other(self, avoid: Collection[str]) -> bool:
+        """Whether a process that is none of `avoid` could be asked now."""
+        return any(address.url not in avoid for address in self._ready())
 
     def status(self) -> dict[str, Any]:
         """How the processes are, as fields of `GET /engine/status`."""
@@ -142,94 +127,56 @@ class VllmProcesses:
             "reason": next((process.reason for process in self.processes if process.reason), None),
         }
         if len(self.processes) > 1:
-            together["processes"] = [self._status_of(*each) for each in self._pairs()]
+            together["processes"] = [
+                {
+                    "device": process.options.device,
+                    "node": process.where,
+                    "process": process.state,
+                    "restarts": process.restarts,
+                    "reason": process.reason or None,
+                    "requests": address.calls,
+                    "answers": address.answered,
+                    "failed": address.failed,
+                }
+                for process, address in zip(self.processes, self.routes.addresses, strict=True)
+            ]
         return together
 
-    def _status_of(self, process: VllmProcess, address: Address) -> dict[str, Any]:
-        return {
-            "device": process.options.device,
-            "node": process.where,
-            "process": process.state,
-            "restarts": process.restarts,
-            "reason": process.reason or None,
-            "missing": sorted(name for other, name in self._late if other is process),
-            "requests": address.calls,
-            "answers": address.answered,
-            "failed": address.failed,
-        }
-
-    async def _usable(self, name: str, seconds: float) -> list[Address]:
-        """The processes that can be asked for a model, of which there is at least one."""
-        if usable := self._ready(name):
+    async def _usable(self, seconds: float) -> list[Address]:
+        """The processes that can be asked, of which there is at least one."""
+        if usable := self._ready():
             return usable
 
         def is_decided() -> bool:
             coming = any(process.state in ("starting", "restarting") for process in self.processes)
-            return bool(self._ready(name)) or not (coming or self._starting)
+            return bool(self._ready()) or not (coming or self._starting)
 
         try:
             async with asyncio.timeout(seconds), self._changed:
                 await self._changed.wait_for(is_decided)
         except TimeoutError as error:
             raise EngineAway(f"vLLM is not back after {seconds:g} s; /engine/status says why") from error
-        if usable := self._ready(name):
+        if usable := self._ready():
             return usable
         raise EngineAway("vLLM does not run; /engine/status says why")
 
-    def _ready(self, name: str) -> list[Address]:
-        return [
-            address
-            for process, address in self._pairs()
-            if process.state == "running" and (process, name) not in self._late
-        ]
-
-    def _pairs(self) -> Iterable[tuple[VllmProcess, Address]]:
-        return zip(self.processes, self.routes.addresses, strict=True)
-
-    def _at(self, process: VllmProcess) -> str:
-        device = process.options.device
-        return f"number {self.processes.index(process)}" + (f" (device {device})" if device else "")
+    def _ready(self) -> list[Address]:
+        pairs = zip(self.processes, self.routes.addresses, strict=True)
+        return [address for process, address in pairs if process.state == "running"]
 
     async def _start_behind(self, process: VllmProcess) -> None:
         """Start a process while others already answer."""
-        self._load_all(process)
         try:
-            await process.start(self._source)
+            await process.start(self._source, self._loras)
         except EngineError as error:
             _LOG.error("%s; the other processes go on without it", error)
         finally:
             del self._starting[process]
 
-    def _load_all(self, process: VllmProcess) -> None:
-        """Have a process that is started anew load all LoRA weights; until then it is not asked for them."""
-        for name, folder in self._loras.items():
-            if (process, name) not in self._late:
-                self._late[process, name] = asyncio.create_task(self._load_late(process, name, folder))
-
-    async def _drop_tasks(self) -> None:
-        """Start and load nothing any more."""
-        tasks = [*self._late.values(), *self._starting.values()]
+    async def _drop_starts(self) -> None:
+        """Start nothing any more."""
+        tasks = list(self._starting.values())
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        self._late.clear()
-
-    async def _load_late(self, process: VllmProcess, name: str, folder: Path) -> None:
-        """Try to load LoRA weights until the process has them."""
-        wait = _FIRST_WAIT
-        while True:
-            await asyncio.sleep(wait)
-            wait = min(2 * wait, _LONGEST_WAIT)
-            if process.state != "running":
-                continue
-            try:
-                await process.add_lora(name, folder)
-            except EngineError as error:
-                _LOG.warning("vLLM %s still has not loaded %s: %s", self._at(process), name, error)
-            else:
-                break
-        del self._late[process, name]
-        _LOG.warning("vLLM %s has loaded %s now", self._at(process), name)
-        async with self._changed:
-            self._changed.notify_all()

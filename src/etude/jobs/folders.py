@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from etude.core.errors import StoreError
 from etude.core.job import ModelVersion
-from etude.store.files import WEIGHTS_FILE, put_in_place
-from etude.store.sums import SET_ASIDE, damage_in, note_sum, require_as_written
+from etude.store.files import SET_ASIDE, WEIGHTS_FILE, damage_in, note_sum, put_in_place, require_as_written
 
 if TYPE_CHECKING:
     from etude.learner.learner import Learner, Snapshot

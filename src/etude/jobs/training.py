@@ -1,14 +1,18 @@
-"""Whether the steps of a job fit into the memory that is free where it is trained, before they are taken."""
+"""A training job, step by step, by one process or several: its data, its checkpoints and its memory."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Event
 from typing import TypeAlias
 
 from etude.algorithms.algorithm import Algorithm, groups_of
+from etude.cluster.launch import HeadLost
 from etude.core.call import ChatRequest
 from etude.core.edge import Encoder
 from etude.core.errors import EtudeError, TrainingError
@@ -23,6 +27,8 @@ from etude.learner.learner import Learner, TrainingCanceled
 from etude.learner.memory import ModelNumbers, fits
 from etude.learner.objective import Objective, Unit, has_gradient, is_trained, trained_tokens
 from etude.learner.plan import Step, plan_steps
+from etude.learner.team import Team
+from etude.models.device import choose_device, choose_dtype, dtype_name
 from etude.models.memory import available_memory, shown_bytes
 from etude.models.policy import Policy
 from etude.models.template import ChatTemplate
@@ -144,7 +150,6 @@ class JobData:
         return max(map(self.units, steps), key=_tokens, default=[])
 
     def known(self) -> Sequence[Unit]:
-        """All units."""
         return [*flat(self.rows)]
 
     def measure(self, step: Step, learner: Learner) -> dict[str, float]:
@@ -278,7 +283,6 @@ def _tokens(units: Sequence[Unit]) -> int:
 
 
 def flat(rows: Iterable[Row]) -> Iterable[Unit]:
-    """The units of all rows."""
     return (unit for row in rows for unit in row)
 
 
@@ -313,3 +317,47 @@ def units_of_rows(
             raise TrainingError(f"row {number}: {error}") from error
     units = iter(algorithm.units(groups)[0])
     return [tuple(next(units) for _ in group) for group in groups]
+
+
+PEER_SECONDS = 600.0
+"""That a process waits for another: longer than any checkpoint takes to write."""
+_LOOK_SECONDS = 0.5
+
+
+def loading_of(team: Team, device: str, dtype: str) -> dict[str, str]:
+    """The `device` and `dtype` by which this process loads the policy, from those that were asked for."""
+    device = device if team.device is None else str(team.device)
+    chosen = choose_device(device)
+    if not team.shards or chosen.type == "cpu":
+        return {"device": device, "dtype": dtype}
+    # The whole model need not fit on the device where a part of it will be.
+    return {"device": "cpu", "dtype": dtype_name(choose_dtype(dtype, chosen, 0))}
+
+
+@contextmanager
+def asked_to_end(
+    look: Callable[[threading.Event, threading.Event], None],
+) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Two events: the job is not to run any more, and this process is to make way, as SIGTERM asks it to.
+
+    `look(canceled, stopping)` is called in a thread, again and again, and may set them. Where the head is
+    lost the job is not to run any more.
+    """
+    canceled, stopping, over = threading.Event(), threading.Event(), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_LOOK_SECONDS) and not canceled.is_set():
+            try:
+                look(canceled, stopping)
+            except HeadLost:
+                canceled.set()
+
+    before = signal.signal(signal.SIGTERM, lambda number, frame: stopping.set())
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield canceled, stopping
+    finally:
+        over.set()
+        thread.join()
+        signal.signal(signal.SIGTERM, before)

@@ -86,7 +86,7 @@ def _layer(
         layer.post_attention_layernorm, x_NE, _linear(attention.o_proj, mixed.flatten(1))
     )
     gate, up = _linear(mlp.gate_proj, normed_QE), _linear(mlp.up_proj, normed_QE)
-    return x_QE, _linear(mlp.down_proj, _gated(gate, up))
+    return x_QE, _linear(mlp.down_proj, _Gate.apply(gate, up))  # type: ignore[no-untyped-call]
 
 
 def _heads(attention: Any, name: str, x_NE: Tensor) -> Tensor:
@@ -113,11 +113,6 @@ def _summed(norm: Any, x: Tensor, more: Tensor | None) -> tuple[Tensor, Tensor]:
         return x, _Norm.apply(x, norm.weight, norm.variance_epsilon)  # type: ignore[no-untyped-call]
     found: tuple[Tensor, Tensor] = _Sum.apply(x, more, norm.weight, norm.variance_epsilon)  # type: ignore
     return found
-
-
-def _gated(gate: Tensor, up: Tensor) -> Tensor:
-    gated: Tensor = _Gate.apply(gate, up)  # type: ignore[no-untyped-call]
-    return gated
 
 
 def _turned(heads_NHD: Tensor, turn_N1C: Tensor) -> Tensor:
@@ -238,7 +233,7 @@ def _turn_back(grad_NHD: Tensor, turn_N1C2: Tensor) -> Tensor:
     return torch.cat(parts, dim=-1).to(grad_NHD.dtype)
 
 
-def _normed(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+def _plain_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """RMSNorm of `x`, and what its rows were multiplied by."""
     x = x.float()
     norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
@@ -264,9 +259,7 @@ def _normed_back(
     return (grad * weight_E).addcmul_(x, mean, value=-1).mul_(scale), of_weight
 
 
-@fused
-def _norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    return _normed(x, weight, epsilon)
+_norm = fused(_plain_norm)
 
 
 @fused
@@ -280,7 +273,7 @@ def _norm_back(
 @fused
 def _sum(x: Tensor, more: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
     x = x + more
-    return x, *_normed(x, weight, epsilon)
+    return x, *_plain_norm(x, weight, epsilon)
 
 
 @fused

@@ -21,21 +21,27 @@ from etude.core.errors import RequestError, StoreError, TrainingError
 from etude.core.sample import Sample
 from etude.learner.checkpointing import checkpointed, layers_of
 from etude.learner.head import has_plain_head
-from etude.learner.job_start import JobStart
 from etude.learner.lean import is_lean
 from etude.learner.memory import default_token_budget
-from etude.learner.objective import Objective, Pass, Unit, has_gradient, is_trained, trained_tokens
+from etude.learner.objective import (
+    JobStart,
+    Objective,
+    Pass,
+    Unit,
+    Witness,
+    has_gradient,
+    is_trained,
+    trained_tokens,
+)
 from etude.learner.optimiser import Optimiser
-from etude.learner.packed import PackedStep
+from etude.learner.packed import PackedStep, why_not_trees
 from etude.learner.padding import Shares, numbered, padded_passes, padded_row
 from etude.learner.plan import Schedule
 from etude.learner.team import Team, idle
-from etude.learner.tree_model import why_not_trees
-from etude.learner.witness import Witness
 from etude.models.architecture import without_lora
 from etude.models.policy import Policy
 from etude.models.weights import load_tensors, save_tensors
-from etude.store.sums import note_sum, require_as_written
+from etude.store.files import note_sum, require_as_written
 
 Packing: TypeAlias = Literal["tree", "padded"]
 """`tree` computes tokens that sequences share once, where there are any and the model takes token trees;

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Protocol, TypeAlias
 
 import torch
 
 from etude.core.sample import Sample
+from etude.store.learned import Seen
 
 Unit: TypeAlias = Sequence[Sample]
 """Samples that must be learned from together: one, or (chosen, rejected)."""
@@ -125,3 +127,44 @@ def is_trained(unit: Unit) -> bool:
 def trained_tokens(units: Iterable[Unit]) -> int:
     """Tokens that are trained on."""
     return sum(1 for unit in units for sample in unit for weight in sample.loss_weights if weight)
+
+
+class JobStart:
+    """The logprobs that the clipped ratios of a job of several steps are to."""
+
+    def __init__(self, samples: Sequence[Sample], logprobs: Sequence[Sequence[float]]) -> None:
+        """`logprobs` are those of each sample's trained tokens, in their order."""
+        self._samples = samples  # The ids of samples hold while these are alive.
+        self._logprobs = {id(sample): own for sample, own in zip(samples, logprobs, strict=True)}
+
+    def put_into(self, chunk: Pass, samples: Sequence[Sample]) -> Pass:
+        """The pass with `start_BT`; its rows are numbers of `samples`."""
+        weights_BT = chunk.micro.weights_BT
+        trained_BT = weights_BT.cpu() != 0
+        values = [*chain.from_iterable(self._logprobs[id(samples[row])] for row in chunk.rows)]
+        start_BT = torch.zeros(trained_BT.shape).masked_scatter(trained_BT, torch.tensor(values))
+        return replace(chunk, micro=replace(chunk.micro, start_BT=start_BT.to(weights_BT.device)))
+
+
+class Witness:
+    """Sees each step of a learner, and keeps the first sight of each sample, which is in the loss."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, Seen] = {}
+        """By `id` of a sample, which whoever has the witness keeps alive."""
+        self._samples: Sequence[Sample] = ()
+
+    def begin(self, units: Sequence[Unit]) -> None:
+        """A step on these units begins; the rows of its passes are counted through their samples."""
+        self._samples = [sample for unit in units for sample in unit]
+
+    def saw(self, chunk: Pass, logprobs_BT: torch.Tensor, entropies_BT: torch.Tensor | None) -> None:
+        """A pass of the step was computed."""
+        # Off the device at once: to wait for it row by row takes longer than the rows do.
+        trained_BT, logprobs_BT = (chunk.micro.weights_BT != 0).cpu(), logprobs_BT.detach().cpu()
+        entropies_BT = None if entropies_BT is None else entropies_BT.detach().cpu()
+        for row, number in enumerate(chunk.rows):
+            own_T = trained_BT[row]
+            logprobs = logprobs_BT[row][own_T].tolist()
+            entropies = () if entropies_BT is None else entropies_BT[row][own_T].tolist()
+            self.seen.setdefault(id(self._samples[number]), Seen(logprobs, entropies))

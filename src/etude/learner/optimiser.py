@@ -123,7 +123,11 @@ class Optimiser:
                 f"the saved state of the optimiser belongs to other weights ({odd[0]}); was the model or the "
                 "LoRA setting changed?"
             )
-        self._take_up({name: parts.pop(_MASTER) for name, parts in state.items() if _MASTER in parts})
+        masters = {name: parts.pop(_MASTER) for name, parts in state.items() if _MASTER in parts}
+        with torch.no_grad():
+            for name, (parameter, master) in self._pairs.items():
+                master.copy_(part_like(masters[name], master) if name in masters else parameter)
+        self.follow()
         self.adam.state.clear()
         for name, parts in state.items():
             master = self.masters[name]
@@ -142,12 +146,6 @@ class Optimiser:
         # A device is waited for once, and not for each tensor.
         same = [(parameter == master.to(parameter.dtype)).all() for parameter, master in pairs]
         return bool(torch.stack(same).all())
-
-    @torch.no_grad()
-    def _take_up(self, masters: Mapping[str, torch.Tensor]) -> None:
-        for name, (parameter, master) in self._pairs.items():
-            master.copy_(part_like(masters[name], master) if name in masters else parameter)
-        self.follow()
 
 
 def _hand_over(master: Parameter, parameter: torch.Tensor) -> None:

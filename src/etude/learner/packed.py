@@ -1,7 +1,8 @@
-"""The fast way to run sequences through a model: as token trees, every token once."""
+"""The fast way to run sequences through a model: as token trees, every token once; and which take them."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import sub
@@ -12,14 +13,21 @@ import torch
 import torch.nn.functional as F
 
 from etude.core.sample import Sample
-from etude.learner.drawn import drawn
-from etude.learner.head import Head, Shapes, has_plain_head, selective_logprobs
+from etude.learner.head import Head, Shapes, has_plain_head, head_logits, selective_logprobs
+from etude.learner.lean import is_lean, lean_hidden
 from etude.learner.objective import Pass, Unit
-from etude.learner.packing import Row, packs
-from etude.learner.padding import Numbered, Shares, micro_batch, numbered, padded_passes
-from etude.learner.tree import TokenTree, TreeLayout, token_tree
-from etude.learner.tree_model import tree_hidden, why_not_trees
-from etude.models.architecture import text_config
+from etude.learner.padding import Numbered, Row, Shares, drawn, micro_batch, numbered, padded_passes
+from etude.learner.tree import Kernel, Places, TokenTree, TreeLayout, token_tree
+from etude.learner.tree_attention import tree_attention
+from etude.models.architecture import (
+    FULL,
+    SLIDING,
+    layer_kinds,
+    logits_after,
+    off_by,
+    text_config,
+    without_lora,
+)
 from etude.models.policy import Policy
 from etude.models.speech import Speech
 
@@ -87,6 +95,58 @@ class PackedStep:
         pairs = zip((places[index] for index in order), before, strict=False)
         shared = [len(np.intersect1d(own, last, assume_unique=True)) for own, last in pairs]
         return Row(tuple(order), tuple(alone), tuple(map(sub, alone, shared)))
+
+
+def packs(tree: TokenTree, units: Sequence[Sequence[Places]], token_budget: int) -> list[list[int]]:
+    """Indices of `units` by pack; a pack has at most `token_budget` tokens of the tree.
+
+    A unit is given as the paths of its sequences in `tree`. It is never split, and one above the budget
+    takes along only units that are all in it. The largest subtrees that fit stay whole; a pack with a part of
+    a larger one repeats what comes before it. Each subtree goes where the least room is left (best fit), of
+    those packs that already have most of its tokens.
+    """
+    if units and len(tree) <= token_budget:
+        return [list(range(len(units)))]
+    packed: list[list[int]] = []
+    held: list[np.ndarray] = []
+    used: list[int] = []
+    for piece, wanted in _pieces(tree, units, token_budget):
+        costs = [len(wanted) - int(mask[wanted].sum()) for mask in held]
+        fitting = [
+            number for number, cost in enumerate(costs) if not cost or used[number] + cost <= token_budget
+        ]
+        if fitting:
+            best = min(fitting, key=lambda number: (costs[number], -used[number]))
+        else:
+            best = len(packed)
+            packed.append([])
+            held.append(np.zeros(len(tree), dtype=bool))
+            used.append(0)
+            costs.append(len(wanted))
+        packed[best] += piece
+        held[best][wanted] = True
+        used[best] += costs[best]
+    return [sorted(pack) for pack in packed]
+
+
+def _pieces(
+    tree: TokenTree, units: Sequence[Sequence[Places]], token_budget: int
+) -> list[tuple[list[int], Places]]:
+    """Units by the largest subtree that fits, and all of their tokens; the largest pieces first."""
+    places = [np.unique(np.concatenate(unit)) for unit in units]
+    pieces: dict[int, list[int]] = defaultdict(list)
+    for index, unit in enumerate(units):
+        path = max(unit, key=len)
+        sizes = tree.ends[path] - path + tree.depths[path]
+        fits = sizes <= token_budget
+        pieces[int(path[fits.argmax()]) if fits.any() else -1 - index].append(index)
+    result: list[tuple[list[int], Places]] = []
+    for piece in pieces.values():
+        together = np.unique(np.concatenate([places[index] for index in piece]))
+        # Preferences may have a second sequence outside the subtree of their first.
+        fits_together = len(together) <= token_budget
+        result += [(piece, together)] if fits_together else [([index], places[index]) for index in piece]
+    return sorted(result, key=lambda sized: (-len(sized[1]), sized[0]))
 
 
 def _pass(
@@ -182,3 +242,61 @@ def logprobs_of(policy: Policy, samples: Sequence[Sample], token_budget: int = 1
                 chosen = _Trained(unit).positions
                 found[chosen] = values[: len(chosen)] if is_tree else values[chosen]
     return [values.tolist() for values in logprobs]
+
+
+def tree_hidden(model: Any, ids_N: torch.Tensor, layout: TreeLayout) -> torch.Tensor:
+    """Last hidden states [Q, D] of the tokens of `layout.last`; a token's position is its depth."""
+    plain = without_lora(model)
+    filled_N = F.pad(ids_N, (0, len(layout.depths_N) - len(ids_N)))
+    if is_lean(plain):
+        return lean_hidden(plain, filled_N, layout)
+    with tree_attention(model):
+        output = plain.base_model(
+            input_ids=filled_N[None], position_ids=layout.depths_N[None], use_cache=False, tree=layout
+        )
+    hidden_QD: torch.Tensor = output.last_hidden_state[0].index_select(0, layout.last.places_Q)
+    return hidden_QD
+
+
+def why_not_trees(model: Any, kernel: Kernel | None = None) -> str | None:
+    """Why a model does not take token trees, as a sentence of its own; None if it does.
+
+    Whether its attention, its positions and its head are what this module takes them for is seen by
+    trying: a small tree must give the logits of plain forward passes. `kernel` is left out for the one that
+    the model's device has.
+    """
+    kinds = layer_kinds(model)
+    if not getattr(without_lora(model), "_supports_attention_backend", False):
+        return "this model does not use the attention interface of transformers"
+    if not set(kinds) <= {FULL, SLIDING}:
+        return "this model has layers that are not plain attention"
+    try:
+        windows, off = _try(model, kernel)
+    except (ValueError, TypeError, RuntimeError, AttributeError, KeyError, IndexError) as error:
+        return f"this model cannot be run on a token tree ({type(error).__name__}: {error})"
+    if len(windows) != len(kinds) or sum(map(bool, windows)) != kinds.count(SLIDING):
+        return "not all layers of this model tell their sliding window"
+    if off is not None:
+        return f"this model's logits on a token tree are off by {off} of the largest"
+    return None
+
+
+@torch.no_grad()
+def _try(model: Any, kernel: Kernel | None) -> tuple[list[int | None], str | None]:
+    """The layers' windows on a small tree, and by how much its logits are off, if they are."""
+    device, size = next(model.parameters()).device, text_config(model).vocab_size
+    draw = np.random.default_rng(0)
+    stem, *ends = (draw.integers(size, size=count).tolist() for count in (5, 3, 4, 2))
+    sequences = [stem + end for end in ends]
+    tree = token_tree(sequences)
+    needed = np.flatnonzero(tree.depths >= len(stem) - 1)
+    layout = TreeLayout.of(tree, device, needed, most=3, kernel=kernel)
+    logits_QV = head_logits(model, tree_hidden(model, torch.from_numpy(tree.ids).to(device), layout))
+    plain, logits = [], []
+    for sequence, path in zip(sequences, tree.paths, strict=True):
+        positions = torch.arange(len(stem) - 1, len(sequence), device=device)
+        plain.append(logits_after(model, torch.tensor([sequence], device=device), positions)[0])
+        rows = np.searchsorted(needed, path[len(stem) - 1 :])
+        logits.append(logits_QV[torch.from_numpy(rows).to(device)])
+    dtype = next(model.parameters()).dtype
+    return layout.windows, off_by(torch.cat(logits), torch.cat(plain), dtype)

@@ -147,7 +147,6 @@ def _model(model: Any) -> LlmConfig | dict[str, Any]:
 
 
 def _add_components(data: dict[str, Any], block: dict[str, Any], parts: Mapping[str, Any]) -> None:
-    """Put the algorithm, backend and trainer into their sections, and their names into the block."""
     for argument, key in _ARGUMENTS.items():
         component = parts.get(argument)
         if component is None:
@@ -164,7 +163,6 @@ def _add_components(data: dict[str, Any], block: dict[str, Any], parts: Mapping[
 
 
 def _target(data: dict[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
-    """An entry of `finetuning.targets`, with its components put into their sections."""
     short = ("algorithm", "backend", "reward")
     block = {key: value for key, value in target.items() if key not in short}
     _add_components(data, block, {key: target.get(key) for key in ("algorithm", "backend")})

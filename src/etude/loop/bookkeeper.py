@@ -28,10 +28,9 @@ from etude.loop.training_data import JobRecord, Provenance, TargetWatch
 from etude.rewards.collections import Collections, within, worked_on
 from etude.runtime import Runtime
 from etude.store.facts import SUMMARY
-from etude.store.figures import last_version, versions_made
+from etude.store.figures import last_version, summary_of, versions_made
 from etude.store.log import Submission
 from etude.store.plain import json_facts
-from etude.store.summary import summary_of
 
 
 class Bookkeeper:
@@ -222,6 +221,7 @@ class Bookkeeper:
         Of itself the builder says what only it knows: what it left out, and how it shaped rewards.
         """
         seen, reward = self.collections.of(epoch), self.config.reward_function
+        name = None if reward is None else reward.name
         output = seen.output
         scored = {name: result.eval_output_items for name, result in output.evaluation_results}
         items = scored.get(reward.name, []) if reward is not None else []
@@ -241,7 +241,7 @@ class Bookkeeper:
         }
         if items and "rewards" not in facts:
             counted["rewards"] = await shaped_rewards(self.builder, items, {"epoch": epoch, "run_id": run_id})
-        given = {"scores": output.scores(), "bounds": output.bounds(), "reward": reward and reward.name}
+        given = {"scores": output.scores(), "bounds": output.bounds(), "reward": name}
         metrics = collection_metrics(collection, {**counted, **facts, **given})
         return self.record.with_name({**metrics, **self._facts()})
 
@@ -311,7 +311,6 @@ class Bookkeeper:
         await self._go_back(entry)
 
     def _let_go(self, epoch: int) -> None:
-        """Forget what was collected for an epoch."""
         self.collections.forget(epoch)
         self._built.pop(epoch, None)
 

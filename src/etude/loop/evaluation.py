@@ -32,8 +32,7 @@ from etude.core.example import Example
 from etude.core.interfaces import Engine, Progress, bare
 from etude.core.keys import content_hash
 from etude.groups.opponents import OpponentPool
-from etude.inference.local import LocalLlmConfig
-from etude.inference.opponents_config import OpponentsConfig
+from etude.inference.local import LocalLlmConfig, OpponentsConfig
 from etude.loop.arguments import load
 from etude.loop.lifecycle import new_run
 from etude.loop.metrics import measured_scores
@@ -192,12 +191,10 @@ async def evaluate(
 
 
 def _opponents(config: Config, model: str | None) -> list[str]:
-    """The entries of `llms` that play earlier versions of a model."""
     return [name for name, llm in config.llms.items() if isinstance(llm, OpponentsConfig) and llm.of == model]
 
 
 def _start_of(version: RunVersion) -> RunVersion:
-    """The version that the training of another began with."""
     return replace(version, version=histories_of(version.run)[version.target].start)
 
 
@@ -232,11 +229,18 @@ async def rescore_run(
         evaluators = {name: await builder.get_evaluator(name) for name in config.eval.evaluators}
         if not evaluators:
             raise RequestError("the config has no evaluators; add some under 'eval.evaluators'")
+        # Another one when a setting or their file changes.
+        label = content_hash(
+            [
+                [name, each.type_name, each.model_dump(mode="json"), _code_of(each)]
+                for name, each in sorted(config.eval.evaluators.items())
+            ]
+        )
         output = await rescore(
             run.journal,
             evaluators,
             phase=phase,
-            label=_label_of(config.eval.evaluators),
+            label=label,
             error_budget=config.finetuning.error_budget,
             timeout=config.eval.general.timeout,
             max_concurrency=config.eval.general.max_concurrency,
@@ -275,16 +279,6 @@ def _write_result(evaluation: Evaluation, config: Config, run: RunFolder) -> Non
     for folder in dict.fromkeys((run.path, config.eval.general.output_dir or run.path)):
         write_atomically(folder / "items.jsonl", "".join(f"{line}\n" for line in lines))
         write_atomically(folder / RESULT, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
-
-
-def _label_of(evaluators: Mapping[str, EvaluatorConfig]) -> str:
-    """A word for these evaluators as they are now: another one when a setting or their file changes."""
-    return content_hash(
-        [
-            [name, config.type_name, config.model_dump(mode="json"), _code_of(config)]
-            for name, config in sorted(evaluators.items())
-        ]
-    )
 
 
 def _code_of(config: EvaluatorConfig) -> str | None:

@@ -126,7 +126,9 @@ class Follower(Bookkeeper):
                 except EtudeError as error:
                     self._failure = error
                     raise
-                self.trained(epoch, self.record.metrics_of(epoch))
+                entry = self.record.history.epoch(epoch + 1)
+                assert entry is not None
+                self.trained(epoch, entry.metrics)
             await self.line.noted(ref, status)
             await log.add_status(ref, status)
         return status

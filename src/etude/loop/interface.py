@@ -11,13 +11,11 @@ from typing import Any, ClassVar
 from etude.algorithms.algorithm import kind_of
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.capabilities import (
-    check_ahead,
+    check_block,
     check_method,
     check_opponents,
     check_options,
-    check_rollback,
     check_tokens,
-    check_warm_up,
 )
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.component import ComponentConfig
@@ -127,7 +125,6 @@ class TrainerSeam(ABC):
         builder: TrajectoryBuilder,
         adapter: TrainerAdapter,
     ) -> None:
-        """Have all that the parts collect and submit go through a bookkeeper."""
         kind, facts = Bookkeeper if self.journals_epochs else Follower, lambda: self._curriculum_facts
         self.__books = books = kind(runtime, run_config, builder, adapter, self.get_curriculum_state, facts)
         self._runtime = replace(runtime, evaluation=books.collections)
@@ -216,10 +213,7 @@ def _check_capabilities(
     for method in builder.methods:
         check_method(backend, capabilities, method, _type_of(builder, builder.trajectory_builder_config))
     check_options(backend, capabilities, builder.trajectory_builder_config)
-    check_ahead(backend, capabilities, run_config)
-    check_warm_up(backend, capabilities, run_config)
-    going_back = [name for name, alarm in run_config.alarms.items() if alarm.action == "rollback"]
-    check_rollback(backend, capabilities, going_back)
+    check_block(backend, capabilities, run_config)
     needing = {*builder.methods, *map(kind_of, builder.methods)} & capabilities.token_ids_for
     builder.token_ids_required = bool(needing)
     if runtime is not None and runtime.target_model in runtime.config.llms:
@@ -229,7 +223,6 @@ def _check_capabilities(
 
 
 def _type_of(component: object, config: ComponentConfig) -> str:
-    """The component's `_type` in quotes, or its class."""
     return f"'{config.type_name}'" if config.type_name else type(component).__name__
 
 

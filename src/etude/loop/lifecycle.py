@@ -30,7 +30,6 @@ from etude.store.stored_config import (
     EvaluationRequest,
     bring_back_config,
     config_text,
-    request_text,
     stored_data,
 )
 
@@ -52,7 +51,7 @@ def new_run(
         name = new_run_name(root, "evaluation-")
     files = {CONFIG: config_text(resolved_yaml(config))}
     if request is not None:
-        files[REQUEST] = request_text(request)
+        files[REQUEST] = request.model_dump_json(indent=2) + "\n"
     with RunFolder.create(root, name, files=files, seed=config.finetuning.seed) as run:
         try:
             yield run

@@ -6,14 +6,14 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
-from etude.backends.local_config import LocalAdapterConfig
+from etude.backends.local import LocalAdapterConfig
 from etude.config.schema import Config
 from etude.core.errors import RequestError
 from etude.inference.local import LocalLlmConfig, base_folder, require_local_extra
 from etude.models.source import local_path, require_base
+from etude.store.files import TO_FETCH, damage_in, require_whole
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import model_config
-from etude.store.sums import damage_in, require_whole
 from etude.store.versions import RunVersion, stored_at
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _local_model(config: Config, wanted: RunVersion) -> LocalLlmConfig:
         if wanted.version is not None:
             problem += (
                 f". {wanted} is the model '{wanted.version.location}' of its backend: ask for that name. "
-                "A language-model server's is exported with `etude export --server ADDRESS NAME`"
+                f"Where that is a language-model server, {TO_FETCH}"
             )
         raise RequestError(problem)
     return llm
@@ -96,7 +96,7 @@ def model_overrides(config: Config, text: str, wanted: RunVersion | None) -> lis
         if isinstance(trained, LocalLlmConfig) and isinstance(llm, LocalLlmConfig):
             name = str(base.finetuning.target_model)
             source = base_folder(wanted.run, name).absolute() if trained.tiny else trained.model
-            return [_override(target, "model", str(source)), *_without_tiny(target, llm)]
+            return _replaced(target, llm, str(source))
         if trained is not None and trained.type_name == llm.type_name:
             return []
         raise RequestError(
@@ -105,10 +105,9 @@ def model_overrides(config: Config, text: str, wanted: RunVersion | None) -> lis
         )
     if isinstance(llm, LocalLlmConfig):
         folder = local_path(text)
-        source = text if folder is None else str(folder.absolute())
-        return [_override(target, "model", source), *_without_tiny(target, llm)]
+        return _replaced(target, llm, text if folder is None else str(folder.absolute()))
     if "model_name" in type(llm).model_fields:
-        return [_override(target, "model_name", text)]
+        return [(f"llms.{target}.model_name", json.dumps(text, ensure_ascii=False))]
     raise RequestError(f"--model: llms.{target} (`_type: {llm.type_name}`) has no key for a model's name")
 
 
@@ -120,9 +119,7 @@ def replaced_model(config: Config, wanted: RunVersion | None) -> str | None:
     return config.finetuning.target_model
 
 
-def _without_tiny(target: str, llm: LocalLlmConfig) -> list[tuple[str, str]]:
-    return [] if llm.tiny is None else [(f"llms.{target}.tiny", "null")]
-
-
-def _override(target: str, key: str, value: str) -> tuple[str, str]:
-    return f"llms.{target}.{key}", json.dumps(value, ensure_ascii=False)
+def _replaced(target: str, llm: LocalLlmConfig, source: str) -> list[tuple[str, str]]:
+    """The overrides that have a local model load another one."""
+    values = {"model": source} if llm.tiny is None else {"model": source, "tiny": None}
+    return [(f"llms.{target}.{key}", json.dumps(value, ensure_ascii=False)) for key, value in values.items()]

@@ -8,61 +8,45 @@ it could do what was decided does it when it is resumed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from etude.alarms.alarm import alarms_of, events_of
-from etude.alarms.remedies import PAGE
+from etude.alarms.alarm import PAGE, alarms_of, events_of
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import RunPaused, TrainingError
 from etude.core.history import AlarmEvent, Entry, EpochEntry, History, ValidationEntry, WarmUpEntry
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
 from etude.runtime import Runtime
-from etude.store.figures import name_of, version_to_go_back_to
+from etude.store.figures import causes_in, name_of, show_command, shown_cause, version_to_go_back_to
 from etude.store.files import private_folder
 from etude.store.log import EpochLog
 from etude.store.plain import json_facts
-from etude.store.summary import causes_in, show_command, shown_cause
 
 E = TypeVar("E", EpochEntry, ValidationEntry)
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """An alarm that pauses the run."""
-
-    alarm: str
-    text: str
-
-
-def pause_for(pauses: Sequence[Pause]) -> None:
-    """Raise RunPaused, if there is any."""
+def pause_for(pauses: Sequence[tuple[str, str]]) -> None:
+    """Raise RunPaused, if there is any: an alarm that pauses the run, and its sentence."""
     if pauses:
-        text = "; ".join(pause.text for pause in pauses)
-        raise RunPaused(text, override=f"finetuning.alarms.{pauses[0].alarm}.action=off")
+        text = "; ".join(text for _, text in pauses)
+        raise RunPaused(text, override=f"finetuning.alarms.{pauses[0][0]}.action=off")
 
 
 def facts_of(entry: Entry, event: AlarmEvent, target: str | None) -> dict[str, Any]:
     """An alarm that rings, as JSON, for whoever watches the run."""
-    whose = {} if target is None else {"target": target}
     text = f"{name_of(entry)}: {event.text}"
-    measured = "validation" if isinstance(entry, ValidationEntry) else "epoch"
     return {
-        **whose,
+        **({} if target is None else {"target": target}),
         **event.model_dump(mode="json", exclude={"is_new"}),
-        "measured": measured,
+        "measured": _kind(entry),
         "epoch": entry.epoch,
         "text": text if target is None else f"{target}: {text}",
         "back_to": None if entry.back_to is None else entry.back_to.number,
     }
 
 
-def _name(entry: Entry, event: AlarmEvent) -> str:
-    """The name that a pause is remembered by."""
-    kind = "validation" if isinstance(entry, ValidationEntry) else "epoch"
-    return f"{kind}/{entry.epoch}/{event.alarm}/{event.of}"
+def _kind(entry: Entry) -> str:
+    return "validation" if isinstance(entry, ValidationEntry) else "epoch"
 
 
 def require_trained(histories: Sequence[History]) -> list[TrainingJobStatus]:
@@ -108,10 +92,6 @@ class Record:
         """Whether the validation is recorded."""
         return self.history.validation(epoch) is not None
 
-    def metrics_of(self, epoch: int) -> dict[str, Any]:
-        """The metrics of an epoch (from 0) that is recorded."""
-        return next(entry.metrics for entry in self.history.epochs if entry.epoch == epoch + 1)
-
     def ended(self, ref: TrainingJobRef) -> TrainingJobStatus | None:
         """How a job ended, where that was recorded: by itself, or before that with its epoch."""
         statuses = (entry.status for entry in self.history.trained)
@@ -124,7 +104,7 @@ class Record:
         `outcome` is the other fields of its entry.
         """
         everything = {**json_facts(metrics), **self._logged.pop(epoch, {})}
-        entry = EpochEntry(epoch=epoch + 1, timestamp=_now(), metrics=everything, **outcome)
+        entry = EpochEntry(epoch=epoch + 1, metrics=everything, **outcome)
         entry, ringing = self._rung(entry)
         await self.log.add_epoch(entry)
         self.history = self.history.with_epoch(entry)
@@ -158,7 +138,7 @@ class Record:
 
     async def add_base(self, metrics: dict[str, Any], version: ModelVersion | None) -> ValidationEntry:
         """Record a validation of the base model, before a warm-up."""
-        entry = ValidationEntry(epoch=0, timestamp=_now(), metrics=json_facts(metrics), version=version)
+        entry = ValidationEntry(epoch=0, metrics=json_facts(metrics), version=version)
         await self.log.add_base(entry)
         self.history = self.history.model_copy(update={"base": entry})
         return entry
@@ -167,7 +147,7 @@ class Record:
         """Record a validation with the alarms that hold; `outcome` is the other fields of its entry."""
         if epoch == 0 and self.history.warm_up is not None:
             metrics = {**metrics, "is_warm": True}
-        entry = ValidationEntry(epoch=epoch, timestamp=_now(), metrics=json_facts(metrics), **outcome)
+        entry = ValidationEntry(epoch=epoch, metrics=json_facts(metrics), **outcome)
         entry, ringing = self._rung(entry)
         await self.log.add_validation(entry)
         self.history = self.history.with_validation(entry)
@@ -205,14 +185,13 @@ class Record:
                 return self.by_name(f"{name_of(entry)}: {event.text}")
         return None
 
-    async def take_pauses(self) -> list[Pause]:
+    async def take_pauses(self) -> list[tuple[str, str]]:
         """The alarms that have rung and ask for a pause, each once: the process is to end now."""
-        done = self.log.pauses()
-        due = {
-            name: Pause(event.alarm, self.by_name(f"{name_of(entry)}: {event.text}"))
-            for entry, event in self._events("pause")
-            if event.is_new and (name := _name(entry, event)) not in done
-        }
+        done, due = self.log.pauses(), dict[str, tuple[str, str]]()
+        for entry, event in self._events("pause"):
+            name = f"{_kind(entry)}/{entry.epoch}/{event.alarm}/{event.of}"
+            if event.is_new and name not in done:
+                due[name] = event.alarm, self.by_name(f"{name_of(entry)}: {event.text}")
         if due:
             await self.log.add_pauses(due)
         return list(due.values())
@@ -263,7 +242,3 @@ class Record:
     def by_name(self, text: str) -> str:
         """The text with the target's name before it, where there are several."""
         return text if self.target is None else f"{self.target}: {text}"
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

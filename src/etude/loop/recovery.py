@@ -7,10 +7,9 @@ scores are in the journal, so that only their training is repeated.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
@@ -22,19 +21,17 @@ from etude.loop.bookkeeper import Bookkeeper
 from etude.store.database import DATABASE, damage_of, open_database
 from etude.store.facts import SUMMARY, histories_of
 from etude.store.figures import last_version
+from etude.store.files import damage_in
 from etude.store.journal import Journal
 from etude.store.lock import RunLock
 from etude.store.log import EpochLog
 from etude.store.run_folder import LOCK
 from etude.store.stored_config import config_damage, stored_data, trained_parts
-from etude.store.sums import damage_in
 from etude.store.versions import stored_at
 
 DamageOf: TypeAlias = Callable[[ModelVersion], Awaitable[list[str]]]
 """How a version differs from what was written."""
 
-_JOB = re.compile(r".*(-(?:epoch|warm-up)-\d.*)")
-"""The name of a job of the loop's: that of the run comes first."""
 _BASE = ModelVersion(number=0, location="", digest="")
 
 
@@ -109,7 +106,6 @@ async def go_back(
         made[history.start.number] = history.start
     lost = tuple(made[number] for number in sorted(made) if number > way.version.number)
     recovery = Recovery(
-        timestamp=datetime.now(UTC).isoformat(timespec="seconds"),
         damage=way.damage,
         lost=lost,
         back_to=way.version if way.version.number else None,
@@ -122,28 +118,12 @@ async def go_back(
         if any(version["digest"] in digests for version in versions):
             await journal.forget(key)
     await lineage.forget_after(way.version.number)
-    await _keep_numbers(lineage, history.run_id, way.version.number)
     await set_aside(way.version)
     await log.forget_after(way.epoch)
     if not way.keeps_warm_up:
         await lineage.forget_base()
         await log.forget_warm_up()
     return recovery
-
-
-async def _keep_numbers(lineage: LineageLog, run_id: str, number: int) -> None:
-    """Have the jobs of versions above a number make them again under the numbers that they had.
-
-    Jobs are called by the run, which may have been renamed, and what was sampled from a version names its
-    number.
-    """
-    for name, job in lineage.jobs().items():
-        match = _JOB.fullmatch(name)
-        if match is None or job.number is None or job.number <= number:
-            continue
-        if (now := run_id + match[1]) != name:
-            await lineage.add_job(now, job)
-            await lineage.take_back_job(name, None)
 
 
 _VERSION = re.compile(r"v(\d+)")
@@ -164,7 +144,10 @@ def check_files(run: Path) -> list[str]:
         if (damage := config_damage(run)) is not None:
             # Without a config it is not known which versions there should be.
             return [damage]
-        folders = dict.fromkeys([*_bases(run), *_folders(run), *_needed(run, histories_of(run))])
+        made = sorted(path for path in (run / "bases").glob("*") if path.is_dir())
+        stored = sorted((run / "checkpoints").rglob("v*"))
+        made += [path for path in stored if path.is_dir() and _VERSION.fullmatch(path.name)]
+        folders = dict.fromkeys([*made, *_needed(run)])
         return [_located(run, folder, clause) for folder in folders for clause in damage_in(folder)]
 
 
@@ -178,34 +161,14 @@ def _locked(run: Path) -> Iterator[None]:
         lock.release()
 
 
-def _bases(run: Path) -> Iterator[Path]:
-    """The folders of models that were made for the run."""
-    yield from (path for path in sorted((run / "bases").glob("*")) if path.is_dir())
-
-
-def _folders(run: Path) -> Iterator[Path]:
-    """The folders of all versions that are there."""
-    for path in sorted((run / "checkpoints").rglob("v*")):
-        if path.is_dir() and _VERSION.fullmatch(path.name):
-            yield path
-
-
-def _needed(run: Path, by_target: Mapping[str | None, History]) -> Iterator[Path]:
-    """Where the versions should be that the run goes on from."""
-    for target, history in by_target.items():
-        if _is_here(run, target):
+def _needed(run: Path) -> Iterator[Path]:
+    for target, history in histories_of(run).items():
+        # Versions of other adapters than `local` are not here.
+        if trained_parts(stored_data(run, required=False), target)["backend"] == "local":
             for version in (history.start, last_version(history)):
-                if version is not None and (folder := _folder_of(run, version)) is not None:
+                folder = stored_at(run, version) if version is not None and version.number else None
+                if folder is not None:
                     yield folder
-
-
-def _is_here(run: Path, target: str | None) -> bool:
-    """Whether the versions of a target are those of the adapter `local`."""
-    return bool(trained_parts(stored_data(run, required=False), target)["backend"] == "local")
-
-
-def _folder_of(run: Path, version: ModelVersion) -> Path | None:
-    return stored_at(run, version) if version.number else None
 
 
 def _located(run: Path, folder: Path, clause: str) -> str:

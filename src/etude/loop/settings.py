@@ -45,7 +45,7 @@ def by_path(settings: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
         for path, block in reversed(_BLOCKS.items())
         for key in block.model_fields
         if key not in _OWN_ARGUMENTS
-    } | {"budget": (), "prices": ()}
+    } | {"budget": ()}
     placed = []
     for short, value in settings.items():
         key = _SHORT.get(short, short)

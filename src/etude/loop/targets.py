@@ -20,8 +20,8 @@ from etude.loop.record import require_trained
 from etude.loop.trainer import EpochTrainer, run_loop, submit_epoch
 from etude.runtime import Runtime
 from etude.store.facts import SUMMARY
+from etude.store.figures import summary_of_targets
 from etude.store.log import note_targets
-from etude.store.summary import summary_of_targets
 
 
 async def assemble_trainer(runtime: Runtime) -> Trainer:
@@ -41,7 +41,6 @@ async def assemble_trainer(runtime: Runtime) -> Trainer:
 
 
 async def _assemble(runtime: Runtime) -> Trainer:
-    """The trainer of one model."""
     finetuning, builder = runtime.config.finetuning, runtime.builder
     trajectory_builder = await builder.get_trajectory_builder(
         _named(finetuning.trajectory_builder, "trajectory_builder")
@@ -54,7 +53,6 @@ async def _assemble(runtime: Runtime) -> Trainer:
 
 
 async def _assemble_member(name: str, runtime: Runtime, shared: SharedProgress) -> EpochTrainer:
-    """The trainer of one target, with components of its own."""
     builder = TargetBuilder(runtime.builder, name)
     own = builder.config.finetuning
     member = replace(
@@ -175,9 +173,9 @@ class SharedProgress(Progress):
     """One progress for several targets, that tells of shared episodes once.
 
     A phase that one target has begun is not begun anew by the next where its episodes are the same ones,
-    read back from the journal; the rewards that are told are then those of the target that came first. A
-    target that has other episodes too (its builder asks for other plays, or for more of them) begins the
-    phase anew with the first of them, so that each episode is counted, and once.
+    read back from the journal; the rewards that are told are then those of the target that came first. With
+    the first episode that only it has (its builder asks for other plays, or for more of them) it begins the
+    phase anew; how many there will be nobody knows.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -192,10 +190,8 @@ class SharedProgress(Progress):
     def _begin(self, phase: str | None) -> None:
         self._phase = phase
         self._speaker: str | None = None
-        self._totals: dict[str, int | None] = {}
-        """By target: the episodes that it expects in the phase."""
-        self._ended: dict[str, set[tuple[str, int]]] = {}
-        """By phase in the journal: the example and generation of each episode that was told of."""
+        self._told: set[str] = set()
+        """The ids of the episodes that were told of."""
         self._unscored: set[tuple[str, str, int]] = set()
         """The target, example and generation of the episodes whose scores are to be told."""
 
@@ -227,28 +223,18 @@ class SharedProgress(Progress):
         if name != self._phase or self._speaker == target:
             self.phase(name, total)
             self._speaker = target
-        self._totals[target] = total
 
     def _episode_of(self, target: str, episode: EpisodeRecord) -> None:
-        """An episode of a target ended: told of unless another target has told of it."""
-        key = example, generation = episode.example.id, episode.generation
-        ended = self._ended.setdefault(episode.id.removesuffix(f"/{example}/{generation}"), set())
-        if key in ended:
+        if episode.id in self._told:
             return
         if self._speaker != target and self._phase is not None:
-            total = self._totals.get(target)
-            if total is not None and ended:
-                # It has those of the others and more, or else it has other examples: then nobody knows yet.
-                has_theirs = any(name == example for name, _ in ended)
-                total = total - len(ended) if has_theirs and total > len(ended) else None
-            self.progress.phase(self._phase, total)
+            self.progress.phase(self._phase)
             self._speaker = target
-        ended.add(key)
-        self._unscored.add((target, *key))
+        self._told.add(episode.id)
+        self._unscored.add((target, episode.example.id, episode.generation))
         self.progress.episode_finished(episode)
 
     def _scored_by(self, target: str, item: EvalOutputItem) -> None:
-        """An episode of a target was scored: told of by the target that told of the episode."""
         key = (target, item.id, item.generation)
         if key in self._unscored:
             self._unscored.remove(key)

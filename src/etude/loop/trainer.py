@@ -24,8 +24,7 @@ from etude.loop.interface import BASE, Trainer
 from etude.loop.metrics import reason_for_skip, reason_to_stop, selection_metrics
 from etude.loop.record import pause_for, require_trained
 from etude.loop.warm_up import warm_up
-from etude.store.figures import versions_to_keep
-from etude.store.summary import summary_of
+from etude.store.figures import summary_of, versions_to_keep
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -49,7 +48,7 @@ async def run_loop(
     for member in members:
         await member.validate(0)
     for epoch in range(num_epochs):
-        goes_on = not all(member.is_done(epoch) for member in members)
+        goes_on = not all(member.bookkeeper.record.is_done(epoch) for member in members)
         if goes_on:
             await _pause_if_due(members)
             progress.epoch_started(epoch + 1, num_epochs)
@@ -63,7 +62,11 @@ async def run_loop(
             for member in members:
                 await member.prune()
                 await member.bookkeeper.record.flush()
-        alarms = [member.alarm_to_stop(epoch) for member in members]
+        alarms = [
+            member.bookkeeper.record.reason_to_stop()
+            for member in members
+            if epoch + 1 >= len(member.history.epochs)
+        ]
         reasons = [member.reason_to_stop(epoch) for member in members]
         if any(alarms) or all(reasons):
             listed = "; ".join(dict.fromkeys(filter(None, alarms if any(alarms) else reasons)))
@@ -79,7 +82,6 @@ async def run_loop(
 
 
 async def _pause_if_due(members: Sequence[EpochTrainer]) -> None:
-    """Raise RunPaused where alarms ask for it, once for each."""
     pause_for([pause for member in members for pause in await member.bookkeeper.record.take_pauses()])
 
 
@@ -87,13 +89,13 @@ async def submit_epoch(
     members: Sequence[EpochTrainer], epoch: int, run_id: str
 ) -> list[tuple[EpochTrainer, TrainingJobRef]]:
     """Collect and submit the epoch of each member that has not done it; those that have a job."""
-    waiting = [member for member in members if not member.is_done(epoch)]
+    waiting = [member for member in members if not member.bookkeeper.record.is_done(epoch)]
     if len(members) > 1:
         # All of them first: a model that is being trained here must not be sampled from.
         await _prepare(waiting, epoch, run_id)
     jobs: list[tuple[EpochTrainer, TrainingJobRef]] = []
     for member in waiting:
-        if reason := member.reason_to_rest(epoch):
+        if reason := member.runtime.target_config.reason_to_rest(epoch):
             await member.bookkeeper.rest(epoch, reason)
             continue
         job = await member.run_epoch(epoch, run_id)
@@ -111,7 +113,7 @@ async def submit_epoch(
 
 async def _prepare(members: Sequence[EpochTrainer], epoch: int, run_id: str) -> None:
     for member in members:
-        if member.reason_to_rest(epoch) is None:
+        if member.runtime.target_config.reason_to_rest(epoch) is None:
             await member.prepare_epoch(epoch, run_id)
 
 
@@ -181,7 +183,6 @@ class EpochTrainer(Trainer):
     journals_epochs = True
 
     def __init__(self, trainer_config: EpochTrainerConfig, **kwargs: Any) -> None:
-        """Keep the config. Nothing is started here."""
         super().__init__(trainer_config, **kwargs)
         self.config = trainer_config
         self._prepared: dict[int, TrainingJobRef | TrajectoryCollection] = {}
@@ -289,25 +290,12 @@ class EpochTrainer(Trainer):
         for pool in self.bookkeeper.opponents:
             await pool.let_go(pool.members())
 
-    def is_done(self, epoch: int) -> bool:
-        """Whether the epoch is recorded."""
-        return self.bookkeeper.record.is_done(epoch)
-
-    def reason_to_rest(self, epoch: int) -> str | None:
-        """Why the model is not to be trained in the epoch, or None when it is."""
-        return self.runtime.target_config.reason_to_rest(epoch)
-
     def reason_to_stop(self, epoch: int) -> str | None:
         """Why training should end after the epoch, or None."""
         past = self.history.until(epoch + 1)
         reason = reason_to_stop(past, self.config.patience, self.config.target_reward)
         reason = "frozen" if self.runtime.target_config.frozen else reason
         return None if reason is None else self.bookkeeper.record.by_name(reason)
-
-    def alarm_to_stop(self, epoch: int) -> str | None:
-        """Why an alarm ends training after the epoch, the last one that was done, or None."""
-        is_last = epoch + 1 >= len(self.history.epochs)
-        return self.bookkeeper.record.reason_to_stop() if is_last else None
 
     def log_progress(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
         """Report the metrics, and write the metrics files: into the run folder, or `output_dir`.

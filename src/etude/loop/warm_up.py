@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
@@ -18,7 +15,7 @@ from etude.core.edge import transcript_of
 from etude.core.errors import EtudeError, JobStillRunning, TrainingError
 from etude.core.history import WarmUpEntry, WarmUpJob
 from etude.core.implementations import entered
-from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
+from etude.core.job import Skipped, TrainingJobStatus
 from etude.core.keys import shuffled_forever
 from etude.core.trajectory import TrajectoryCollection
 from etude.loop.bookkeeper import Bookkeeper
@@ -27,7 +24,7 @@ from etude.store.figures import shown_reward
 
 _FEW = 64
 """Examples that show whether it is worth measuring on all."""
-_JOB_TIMEOUT, _POLL, _TELL = 86400.0, 5.0, 10.0
+_JOB_TIMEOUT, _POLL = 86400.0, 5.0
 
 
 async def warm_up(books: Bookkeeper) -> None:
@@ -69,7 +66,6 @@ class WarmUp:
             line.use_hyperparameters(JobHyperparameters())
         last = self._jobs[-1]
         entry = WarmUpEntry(
-            timestamp=_now(),
             steps=sum(job.steps for job in self._jobs),
             jobs=len(self._jobs),
             seconds=time.monotonic() - started,
@@ -113,7 +109,6 @@ class WarmUp:
     async def _job(
         self, number: int, stage: WarmUpConfig, transcripts: Sequence[Transcript], done: int, steps: int
     ) -> WarmUpJob:
-        """Take the next steps, and measure."""
         order = shuffled_forever(len(transcripts), self._books.config.seed, "warm-up", number)
         drawn = islice(order, done * stage.batch_size, (done + steps) * stage.batch_size)
         groups = [
@@ -158,11 +153,7 @@ class WarmUp:
         if isinstance(ref, Skipped):
             raise TrainingError(f"the warm-up cannot begin: {ref.reason}")
         try:
-            telling = asyncio.create_task(self._tell(ref), name=f"tell of {name}")
-            try:
-                status = await line.wait(ref, _JOB_TIMEOUT, _POLL)
-            finally:
-                telling.cancel()
+            status = await line.wait(ref, _JOB_TIMEOUT, _POLL)
             await line.adopt(ref, status)
         except JobStillRunning:
             raise
@@ -170,18 +161,6 @@ class WarmUp:
             await self._log.warm_up_failed()
             raise
         return status
-
-    async def _tell(self, ref: TrainingJobRef) -> None:
-        """Say how far the job is, now and then, as far as its backend tells."""
-        before = sum(job.steps for job in self._jobs)
-        while True:
-            await asyncio.sleep(_TELL)
-            with contextlib.suppress(EtudeError):
-                status = await self._line.adapter.status(ref)
-                metrics = (status.metadata or {}).get("metrics") or {}
-                loss = {"loss": metrics.get("nll", metrics.get("train_loss"))}
-                done = "" if status.progress is None else f" ({status.progress:.0f} %)"
-                self._say(f"warm-up: job {len(self._jobs) + 1} after {before} steps{done}, {shown(loss)}")
 
     async def _reward(self, stage: WarmUpConfig, wanted: float) -> dict[str, Any]:
         """The reward on training examples; on the first few only where these show that it is out of reach."""
@@ -207,7 +186,3 @@ def shown(metrics: dict[str, Any]) -> str:
         return f"reward is {shown_reward(metrics)} on {metrics['num_scored']} training examples"
     loss = metrics.get("loss")
     return "loss is not known" if loss is None else f"loss is {loss:.3f}"
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

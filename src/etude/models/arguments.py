@@ -1,10 +1,10 @@
 """The syntaxes in which models write thinking and tool calls, and the arguments of calls in them.
 
-Response templates of `transformers` serve where neither the `renderers` package nor the tokenizer itself
-knows better. The format is described in https://huggingface.co/docs/transformers/chat_response_parsing. What
-is in no other field is content. Every syntax here was written from the chat templates of the families that
-are named. Some write values without types, like `<parameter=on>True</parameter>`: the tool's schema says what
-such a text stands for.
+Response templates of `transformers` serve where the `renderers` package does not know better. The format is
+described in https://huggingface.co/docs/transformers/chat_response_parsing. What is in no other field is
+content. Every syntax here was written from the chat templates of the families that are named. Some write
+values without types, like `<parameter=on>True</parameter>`: the tool's schema says what such a text stands
+for.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import chain
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -26,19 +26,8 @@ _LIKELIEST = 1024
 """Tokens among which those are looked for first that truncation leaves."""
 _PLAIN, _GREEDY = Sampling(), Sampling(temperature=0.0)
 _NOTHING: _Entries = ((), ())
-
-
-class Matcher(Protocol):
-    """Where an answer stands in a grammar."""
-
-    def consume_token(self, sampled_token: int) -> bool:
-        """Go on by a token; False where the grammar does not allow it."""
-
-    def is_error(self) -> bool:
-        """Whether it cannot go on."""
-
-    def get_error(self) -> str:
-        """Why it cannot; empty while it can."""
+_NO_SHAPE = {"constraint", "max_tokens", "stop", "seed", "stop_token_ids"}
+"""Parameters that leave the distributions as they are, but for a constraint's mask."""
 
 
 class Shape(NamedTuple):
@@ -73,10 +62,10 @@ class Shaper:
         sampling: Sampling,
         prompt: Sequence[int],
         stop_ids: Collection[int] = (),
-        matcher: Matcher | None = None,
+        matcher: Any = None,
         allowed: Bits | None = None,
     ) -> None:
-        """`stop_ids` end the model's turns; `allowed` is what the matcher of a constraint begins with."""
+        """`stop_ids` end the model's turns; `matcher` is llguidance's, and `allowed` what it begins with."""
         if (matcher is None) != (sampling.constraint is None):
             raise ValueError("a constraint needs a matcher, and a matcher a constraint")
         self.matcher = matcher
@@ -85,22 +74,13 @@ class Shaper:
         self._sampling = sampling
         self._ends = tuple(sorted({*stop_ids, *sampling.stop_token_ids}))
         self._length = 0
-        repeats, counts = (
-            sampling.repetition_penalty != 1,
-            sampling.frequency_penalty or sampling.presence_penalty,
-        )
+        repeats = sampling.repetition_penalty != 1
+        counts = sampling.frequency_penalty or sampling.presence_penalty
         self._seen = set(prompt) if repeats else None
         self._counts: Counter[int] | None = Counter() if counts else None
         self._bias = _entries(sampling.logit_bias) if sampling.logit_bias else _NOTHING
         self._allowed = allowed
-        only_masked = sampling.changed().keys() <= {
-            "constraint",
-            "max_tokens",
-            "stop",
-            "seed",
-            "stop_token_ids",
-        }
-        self._is_mask = matcher is not None and only_masked
+        self._is_mask = matcher is not None and sampling.changed().keys() <= _NO_SHAPE
         self._constant = not (repeats or counts or sampling.min_tokens or matcher)
         self._last: Shape | None = None
 

@@ -1,7 +1,7 @@
 """How a model's family writes its answers, found out from its chat template and not from its name.
 
 The template writes probe answers, and the reader that makes the same messages of them is taken: a family of
-the `renderers` package, the tokenizer's own response template, or a known syntax. A family of `renderers`
+the `renderers` package, or a known syntax. A family of `renderers`
 that goes on with conversations as the template does also extends them.
 """
 
@@ -13,12 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from etude.core.errors import ImpossibleCall
 from etude.core.message import Message, Tool, text_of
 from etude.models.arguments import SYNTAXES
 from etude.models.probe import ANSWER, CONVERSATIONS, PROBES, QUESTION, THOUGHT, TOOL, is_written
 from etude.models.rendering import INLINE, Options, Rendering, common_length
-from etude.models.reply import Reader, RendererReader, TemplateReader, TextReader
+from etude.models.reply import Reader, RendererReader, TemplateReader
 
 _LEFT_OUT = {"auto", "default", "custom", "gpt-oss"}
 """Of the package's renderers: no families, and one that downloads its vocabulary when it is made."""
@@ -85,7 +84,8 @@ def find_family(rendering: Rendering, options: Options, names: Sequence[str] = (
     With `names` of families of `renderers` only those are tried.
     """
     written = tuple(_written(rendering, options))
-    reader: Reader = max(_text_readers(rendering), key=lambda each: _score(each, written))
+    text_reader = max(_text_readers(rendering), key=lambda each: _score(each, written))
+    reader: Reader = text_reader
     extender, roles = None, frozenset[str]()
     if _score(reader, written) < len(written) or _has_marks(rendering, written):
         # Where all of the syntax is plain characters, no family of `renderers` would find its tokens.
@@ -93,7 +93,7 @@ def find_family(rendering: Rendering, options: Options, names: Sequence[str] = (
         best = max(tried, key=lambda each: (each.score, each.alike, len(each.extends_after)), default=None)
         if best is not None and best.score >= _score(reader, written):
             if all(answer.is_read_by(reader) for answer in written if answer.tools):
-                best.reader.fallback = reader
+                best.reader.fallback = text_reader
                 best.reader.call_ids = _call_ids(rendering, written)
             reader = best.reader
         best = max(tried, key=lambda each: (len(each.extends_after), each.alike, each.score), default=None)
@@ -132,19 +132,9 @@ def _renderers(
                 yield _Tried(reader, _score(reader, written), alike, roles)
 
 
-def _text_readers(rendering: Rendering) -> Iterator[Reader]:
+def _text_readers(rendering: Rendering) -> Iterator[TemplateReader]:
     """The readers of text, in order of trust: of those that are equally good, the first is taken."""
-    tokenizer = rendering.tokenizer
-    if own := getattr(tokenizer, "response_template", None):
-        try:
-            reader = TemplateReader("its own", rendering.decode, own, is_own=True)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ImpossibleCall(
-                f"the response_template of the tokenizer of '{tokenizer.name_or_path}', by which its answers "
-                f"are read, is malformed ({type(error).__name__}: {error}); mend it in tokenizer_config.json"
-            ) from error
-        yield reader
-    tokens = set(tokenizer.get_added_vocab())
+    tokens = set(rendering.tokenizer.get_added_vocab())
     # A template may show tools and yet not write calls: then the tokens tell what the model writes.
     for name in sorted(
         SYNTAXES, key=lambda name: SYNTAXES[name]["fields"]["tool_calls"].get("open") not in tokens
@@ -154,7 +144,6 @@ def _text_readers(rendering: Rendering) -> Iterator[Reader]:
             # Tags that the model was only asked for in the prompt are a part of its text.
             fields = {field: spec for field, spec in fields.items() if field != "reasoning_content"}
         yield TemplateReader(name, rendering.decode, {**SYNTAXES[name], "fields": fields})
-    yield TextReader(rendering.decode)
 
 
 def _written(rendering: Rendering, options: Options) -> Iterator[WrittenAnswer]:

@@ -55,7 +55,16 @@ class Grammars:
         Raises ImpossibleCall, with the reason, for a constraint that cannot be kept, and for tokens that the
         model does not have.
         """
-        self._require_known(sampling)
+        named = {
+            "stop_token_ids": sampling.stop_token_ids,
+            "logit_bias": [token for token, _ in sampling.logit_bias],
+        }
+        for param, tokens in named.items():
+            if tokens and max(tokens) >= self.vocabulary:
+                raise ImpossibleCall(
+                    f"{param} has the token {max(tokens)}, and the model's are below {self.vocabulary}",
+                    param=param,
+                )
         if not Shaper.is_needed(sampling):
             return None
         if sampling.constraint is None:
@@ -72,19 +81,6 @@ class Grammars:
         text = self._text(constraint, prompt)
         self._compiled(text, constraint.kind)
         return text
-
-    def _require_known(self, sampling: Sampling) -> None:
-        """Raise ImpossibleCall for tokens that the model does not have."""
-        named = {
-            "stop_token_ids": sampling.stop_token_ids,
-            "logit_bias": [token for token, _ in sampling.logit_bias],
-        }
-        for param, tokens in named.items():
-            if tokens and max(tokens) >= self.vocabulary:
-                raise ImpossibleCall(
-                    f"{param} has the token {max(tokens)}, and the model's are below {self.vocabulary}",
-                    param=param,
-                )
 
     def replayed(
         self, sampling: Sampling, prompt: Sequence[int], answer: Sequence[int]
@@ -168,37 +164,30 @@ class Grammars:
 
 def advance(shapers: Sequence[tuple[Shaper, int]], vocabulary: int) -> None:
     """Go on by a sampled token each, and find out what grammars allow then."""
-    bound = list[tuple[Shaper, Any, int]]()
     for shaper, token in shapers:
         shaper.take(token)
-        if shaper.matcher is not None:
-            bound.append((shaper, shaper.matcher, token))
-    if bound:
-        allowed = _next_bits([(matcher, token) for _, matcher, token in bound], vocabulary)
-        for (shaper, _, _), bits in zip(bound, allowed, strict=True):
-            shaper.allow(bits)
+    bound = [(shaper, token) for shaper, token in shapers if shaper.matcher is not None]
+    if not bound:
+        return
+    bits = np.empty((len(bound), words_of(vocabulary)), np.uint32)
+    address, size = bits.ctypes.data, bits.strides[0]
+    if vocabulary > _ONE_BY_ONE:
+        executor = _executor()
+        executor.consume_token_par([(shaper.matcher, token) for shaper, token in bound])
+        rows = [(shaper.matcher, row) for row, (shaper, _) in enumerate(bound)]
+        executor.unsafe_compute_mask_ptr(rows, address, size, len(bound))
+    else:
+        for row, (shaper, token) in enumerate(bound):
+            shaper.matcher.consume_token(token)
+            shaper.matcher.unsafe_compute_mask_ptr(address + row * size, size)
+    for (shaper, _), own in zip(bound, bits, strict=True):
+        shaper.allow(own)
 
 
 def _bits(matcher: Any, vocabulary: int) -> Bits:
     """Of the tokens that a matcher allows next."""
     bits = np.empty(words_of(vocabulary), np.uint32)
     matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-    return bits
-
-
-def _next_bits(bound: Sequence[tuple[Any, int]], vocabulary: int) -> Bits:
-    """Let matchers go on by a token each: the bits [B, words] of those that they allow then."""
-    bits = np.empty((len(bound), words_of(vocabulary)), np.uint32)
-    address, size = bits.ctypes.data, bits.strides[0]
-    if vocabulary > _ONE_BY_ONE:
-        executor = _executor()
-        executor.consume_token_par(list(bound))
-        rows = [(matcher, row) for row, (matcher, _) in enumerate(bound)]
-        executor.unsafe_compute_mask_ptr(rows, address, size, len(bound))
-    else:
-        for row, (matcher, token) in enumerate(bound):
-            matcher.consume_token(token)
-            matcher.unsafe_compute_mask_ptr(address + row * size, size)
     return bits
 
 
@@ -217,15 +206,12 @@ def lark_of(constraint: Constraint) -> str:
             return f"start: {_regex(text)}"
         case "choice":
             choices = _parsed(constraint)
-            if (
-                not isinstance(choices, list)
-                or not choices
-                or not all(isinstance(each, str) for each in choices)
-            ):
+            texts = isinstance(choices, list) and [each for each in choices if isinstance(each, str)]
+            if not texts or texts != choices:
                 raise ImpossibleCall(
                     f"choices are a JSON list of at least one text, found {text[:80]}", param=FORM
                 )
-            return f"start: {' | '.join(map(quoted, choices))}"
+            return f"start: {' | '.join(map(quoted, texts))}"
         case "grammar":
             return text
 

@@ -13,9 +13,8 @@ from typing import Any
 from etude.core.errors import EngineError, ImpossibleCall, RequestError
 from etude.core.json_text import read_json
 from etude.core.message import Message, Tool, is_text, text_of
-from etude.models.probe import PROBES, QUESTION, THOUGHT, TOOL
+from etude.models.probe import PROBES, QUESTION, THOUGHT, TOOL, Roles, left_out
 from etude.models.reply import decoded
-from etude.models.roles import Roles, left_out
 
 _KEPT_TEXTS = 1024
 """Renderings that are remembered: the generations of one example begin with the same prompt."""

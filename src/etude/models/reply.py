@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from etude.core.message import Message, Tool
 from etude.models.arguments import (
@@ -20,7 +20,6 @@ from etude.models.arguments import (
     json_text,
     python_calls,
     tagged,
-    typed,
     written_arguments,
 )
 
@@ -69,44 +68,16 @@ class Answer:
         return message
 
 
-class Reader(Protocol):
-    """Reads what a model writes."""
-
-    name: str
-    """The family or syntax that it knows."""
-    way: str
-    """Where the syntax comes from."""
-
-    def read(self, prompt_ids: Sequence[int], ids: Sequence[int], tools: Sequence[Tool]) -> Answer:
-        """The parts of the answer that `ids` are, its end of turn left out. Without tools it has no calls."""
-
-
-class TextReader:
-    """Leaves every answer as text."""
-
-    name, way = "none", "text only"
-
-    def __init__(self, decode: Decode) -> None:
-        self._decode = decode
-
-    def read(self, prompt_ids: Sequence[int], ids: Sequence[int], tools: Sequence[Tool]) -> Answer:
-        """All of the answer as its content."""
-        return Answer(self._decode(ids))
-
-
 class TemplateReader:
-    """A response template, as `transformers` reads it: the tokenizer's own, or that of a known syntax."""
+    """A response template of a known syntax, as `transformers` reads it."""
 
-    def __init__(
-        self, name: str, decode: Decode, template: Mapping[str, Any], *, is_own: bool = False
-    ) -> None:
-        """Raises ValueError for a template that is not well formed."""
+    way = "a response template of Etude"
+
+    def __init__(self, name: str, decode: Decode, template: Mapping[str, Any]) -> None:
         from transformers.utils.chat_parsing.response_templates import load_response_template
 
         self.name = name
-        self.way = "the tokenizer's response template" if is_own else "a response template of Etude"
         self._decode = decode
-        self._is_own = is_own
         fields = dict(template["fields"])
         self._calls = fields.pop("tool_calls", {})
         self._template = load_response_template(dict(template))
@@ -114,9 +85,13 @@ class TemplateReader:
         self._prefilled = lru_cache(maxsize=_KEPT_PREFIXES)(self._prefilled_by)
 
     def read(self, prompt_ids: Sequence[int], ids: Sequence[int], tools: Sequence[Tool]) -> Answer:
-        """The parts of an answer; text where the template raises an error."""
-        text, prefix = self._decode(ids), self._prefix(prompt_ids)
-        if not self._is_own and not prefix and not _MARK.search(text):
+        """The parts of the answer that `ids` are, its end of turn left out. Without tools it has no calls.
+
+        All is text where the template raises an error.
+        """
+        # The prompt may have begun the answer.
+        text, prefix = self._decode(ids), self._prefilled(tuple(prompt_ids[-_TAIL:]))
+        if not prefix and not _MARK.search(text):
             return Answer(text)
         answer = None
         if tools:
@@ -138,7 +113,7 @@ class TemplateReader:
             calls = tuple(self._found(message.get("tool_calls") or (), tools))
         except (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError):
             return None
-        thinking = (message.get("reasoning_content") or message.get("thinking") or "").strip()
+        thinking = (message.get("reasoning_content") or "").strip()
         content = message.get("content") or ""
         return Answer(content.strip() if thinking or calls else content, thinking, calls)
 
@@ -161,15 +136,7 @@ class TemplateReader:
                 arguments = function.get("arguments", {})
                 if self.name in TAGGED:
                     arguments = tagged(arguments, self.name, function["name"], tools)
-                elif isinstance(arguments, dict) and self._calls.get("content") in ("xml-inline", "kv-lines"):
-                    arguments = typed(arguments, function["name"], tools)
                 yield function["name"], json_text(arguments)
-
-    def _prefix(self, prompt_ids: Sequence[int]) -> str:
-        """The part of the prompt that belongs to the answer; an own template finds it by itself."""
-        if self._is_own:
-            return self._decode(prompt_ids)
-        return self._prefilled(tuple(prompt_ids[-_TAIL:]))
 
     def _prefilled_by(self, tail: tuple[int, ...]) -> str:
         match = _PREFILLED.search(self._decode(tail))
@@ -181,7 +148,7 @@ class RendererReader:
 
     way = "renderers"
 
-    fallback: Reader | None = None
+    fallback: TemplateReader | None = None
     """Reads answers with a call that is broken by its tokens, or stands in a thought."""
     call_ids: frozenset[int] = frozenset()
     """Special tokens of calls: where one is and no call is found, the fallback looks for it, too."""
@@ -195,7 +162,7 @@ class RendererReader:
         self._renderer = create_renderer(tokenizer, config_from_name(name), chat_template_kwargs=options)
 
     def read(self, prompt_ids: Sequence[int], ids: Sequence[int], tools: Sequence[Tool]) -> Answer:
-        """The parts of an answer; text where the package cannot read it."""
+        """As `TemplateReader.read`; all is text where the package cannot read it."""
         # Over what a model wrote, another package's parser may raise anything.
         with _without_failing("read an answer"):
             return self._parsed(prompt_ids, ids, tools)
@@ -251,6 +218,10 @@ class RendererReader:
                 list(prompt_ids), list(completion_ids), list(messages), tools=list(tools) or None
             )
         return None if rendered is None else tuple(map(int, rendered.token_ids))
+
+
+Reader: TypeAlias = TemplateReader | RendererReader
+"""Reads what a model writes. Its `name` is that of the family or syntax, its `way` where that comes from."""
 
 
 def _attempted(attempts: Sequence[Any], tools: Sequence[Tool]) -> tuple[tuple[str, str], ...] | None:

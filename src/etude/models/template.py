@@ -111,10 +111,7 @@ class ChatTemplate:
     def transcripts(
         self, conversations: Sequence[Sequence[Message]], tools: Sequence[Tool] = ()
     ) -> list[Transcript]:
-        """Tokens of finished conversations. It takes less time for many at once than for each by itself.
-
-        Raises as `require_written`.
-        """
+        """The same of several, which takes less time than each by itself. Raises as `require_written`."""
         return transcripts(self.rendering, conversations, tools)
 
     def require_written(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:

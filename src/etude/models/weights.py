@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from etude.core.errors import StoreError
-from etude.store.sums import note_sum, require_as_written
+from etude.store.files import note_sum, require_as_written
 
 _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 """The names that safetensors has for the types that are trained."""

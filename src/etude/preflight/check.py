@@ -13,38 +13,33 @@ from typing import Any
 from etude.algorithms.algorithm import kind_of
 from etude.backends.capabilities import (
     Capabilities,
-    check_ahead,
+    check_block,
     check_from_base,
     check_method,
     check_opponents,
     check_options,
     check_tokens,
-    check_warm_up,
 )
-from etude.backends.local import check_learners
-from etude.backends.local_config import LOCAL_CAPABILITIES, LocalAdapterConfig
-from etude.backends.openai_adapter import OpenAiAdapterConfig
+from etude.backends.local import LOCAL_CAPABILITIES, LocalAdapterConfig, check_learners
 from etude.backends.openai_api import JobsConfig
 from etude.backup.address import probe
 from etude.cluster.component import require_used
 from etude.config.builder import Builder, TargetBuilder
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
-from etude.core.errors import CapabilityError
+from etude.core.call import ChatRequest, Completion
+from etude.core.errors import CapabilityError, EngineError
 from etude.core.example import Example
+from etude.core.interfaces import Engine
+from etude.core.job import ModelVersion
 from etude.core.stats import estimate
 from etude.core.tools import ToolSet
 from etude.core.trajectory import Method
 from etude.inference.local import LocalLlmConfig, make_base, require_local_extra
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
-from etude.preflight.addresses import check_addresses
-from etude.preflight.algorithm_trial import is_own, try_algorithm
 from etude.preflight.columns import check_inputs
-from etude.preflight.dry_builder import DryBuilder
-from etude.preflight.estimate import Estimate, blocks_of, estimate_run
+from etude.preflight.estimate import Estimate, blocks_of, check_spending, estimate_run, play_some
 from etude.preflight.finding import Findings
-from etude.preflight.playing import play_some
-from etude.preflight.spending import check_spending
 from etude.runners.pool import number_of_runners
 from etude.runners.shipping import received, shipped
 from etude.store.run_folder import RunFolder
@@ -73,6 +68,30 @@ class CheckReport:
         return not self.findings.of("error")
 
 
+class _NoEngine:
+    """Stands where a model of this process would be. It samples nothing."""
+
+    version = 0
+
+    async def complete(self, request: ChatRequest) -> Completion:
+        raise EngineError("a check samples nothing")
+
+    async def adopt(self, version: ModelVersion) -> None:
+        raise EngineError("a check adopts nothing")
+
+    async def close(self) -> None:
+        pass
+
+
+class _DryBuilder(Builder):
+    """Builds everything but the models of this process, which may be large."""
+
+    async def get_llm(self, name: str) -> Engine:
+        if isinstance(self.config.llms.get(name), LocalLlmConfig):
+            return _NoEngine()
+        return await super().get_llm(name)
+
+
 async def check_config(config: Config, *, play: int = 0) -> CheckReport:
     """Look at the agent, examples, evaluators, models, templates and capabilities that a config names.
 
@@ -87,9 +106,14 @@ async def check_config(config: Config, *, play: int = 0) -> CheckReport:
         tempfile.TemporaryDirectory(prefix="etude-check-") as folder,
         RunFolder.create(Path(folder), "check") as run,
     ):
-        async with DryBuilder(config, run) as builder:
-            agent = await _check_workflow(builder, findings) if _check_needs(config, findings) else None
-            await _check_tools(builder, findings)
+        async with _DryBuilder(config, run) as builder:
+            missing = [] if config.workflow is None else config.workflow.missing()
+            for each in missing:
+                findings.fail("needs", each)
+            agent = None if missing else await _check_workflow(builder, findings)
+            for tools in config.tools:
+                with findings.of_errors(f"tools {tools}"):
+                    await _open_tools(await builder.get_tools(tools), findings)
             examples = await _examples(builder, finetuning.run_configuration.dataset, "examples", findings)
             held_out = await _held_out(builder, examples, findings)
             await _check_evaluators(builder, findings)
@@ -102,7 +126,7 @@ async def check_config(config: Config, *, play: int = 0) -> CheckReport:
             for name, block in blocks_of(finetuning).items() if finetuning.enabled else ():
                 own = builder if name is None else TargetBuilder(builder, name)
                 what = f"training {name}" if name else "training"
-                await _check_training(own, what, block, () if play else examples, findings)
+                await _check_training(own, what, block, findings)
                 report.trains |= _check_hosted(own.config, what, block, len(examples), findings)
     if not finetuning.enabled:
         findings.warn(
@@ -148,17 +172,6 @@ def _check_cluster(config: Config, findings: Findings) -> None:
                 findings.ok(placement.what, placement.detail)
 
 
-def _check_needs(config: Config, findings: Findings) -> bool:
-    """Whether all is there that the workflow cannot be built, or run, without."""
-    needs = [] if config.workflow is None else config.workflow.needs()
-    for need in needs:
-        if need.is_met:
-            findings.ok("needs", need.what)
-        else:
-            findings.fail("needs", f"{need.what} is not there; {need.remedy}")
-    return all(need.is_met for need in needs)
-
-
 async def _check_workflow(builder: Builder, findings: Findings) -> Any:
     """The agent's function; None where it cannot be used."""
     with findings.of_errors("workflow"):
@@ -171,12 +184,6 @@ async def _check_workflow(builder: Builder, findings: Findings) -> Any:
                 await _open_tools(tools, findings)
         return workflow.fn
     return None
-
-
-async def _check_tools(builder: Builder, findings: Findings) -> None:
-    for name in builder.config.tools:
-        with findings.of_errors(f"tools {name}"):
-            await _open_tools(await builder.get_tools(name), findings)
 
 
 async def _open_tools(tools: ToolSet, findings: Findings) -> None:
@@ -250,8 +257,6 @@ async def _check_models(builder: Builder, examples: Sequence[Example], findings:
         what = f"model {name}"
         if not isinstance(llm, LocalLlmConfig):
             _check_remote(what, llm, findings)
-            if isinstance(llm, OpenAiLlmConfig) and len(llm.addresses) > 1:
-                await check_addresses(what, llm, findings)
             continue
         with findings.of_errors(what):
             require_local_extra()
@@ -264,10 +269,9 @@ async def _check_models(builder: Builder, examples: Sequence[Example], findings:
                 base = llm.model
                 if llm.tiny is not None:
                     await make_base(llm.tiny, name, builder, base := Path(scratch) / "tiny")
-                size = await asyncio.to_thread(
+                prompt_tokens[name] = await asyncio.to_thread(
                     check_local_model, what, llm, str(base), adapter, examples, findings
                 )
-                prompt_tokens[name] = size.prompt_tokens
     trained = [block.target_model for block in blocks]
     return max((tokens for name, tokens in prompt_tokens.items() if name in trained), default=0.0)
 
@@ -290,13 +294,8 @@ def _adapter_of(config: Config, block: FinetuneConfig) -> Any:
     return config.trainer_adapters.get(block.trainer_adapter or "")
 
 
-async def _check_training(
-    builder: Builder, what: str, block: FinetuneConfig, examples: Sequence[Example], findings: Findings
-) -> None:
-    """Build what trains, and compare what is asked for with what the adapter can do.
-
-    An algorithm of the user's own is tried on made-up episodes on the examples, where there are any.
-    """
+async def _check_training(builder: Builder, what: str, block: FinetuneConfig, findings: Findings) -> None:
+    """Build what trains, and compare what is asked for with what the adapter can do."""
     with findings.of_errors(what):
         trajectories = await builder.get_trajectory_builder(str(block.trajectory_builder))
         await builder.get_trainer(str(block.trainer))
@@ -305,8 +304,7 @@ async def _check_training(
         backend, settings = f"'{kind}'", trajectories.trajectory_builder_config
         check_method(backend, capabilities, trajectories.method, f"'{settings.type_name}'")
         check_options(backend, capabilities, settings)
-        check_ahead(backend, capabilities, block)
-        check_warm_up(backend, capabilities, block)
+        check_block(backend, capabilities, block)
         if block.fine_tune_from_scratch:
             check_from_base(backend, capabilities)
         check_tokens(backend, capabilities, trajectories.methods, builder.config.llms[target], target)
@@ -315,8 +313,6 @@ async def _check_training(
         # A copy: whatever it writes there, the config stays as it was loaded.
         await trajectories.initialize(block.model_copy(deep=True))
         await trajectories.cleanup()
-        if examples and is_own(settings):
-            await asyncio.to_thread(try_algorithm, settings, examples)
         findings.ok(what, f"{settings.type_name} data ({trajectories.method}), trained by {kind}")
 
 
@@ -340,17 +336,9 @@ def _check_hosted(
     adapter = _adapter_of(config, block)
     if not isinstance(adapter, JobsConfig):
         return True
-    graded = isinstance(adapter, OpenAiAdapterConfig) and adapter.reinforcement is not None
-    if graded:
-        findings.warn(
-            what,
-            "OpenAI's reinforcement fine-tuning samples and grades by itself: the run's answers and rewards "
-            "are measured, and only its prompts are trained on",
-        )
     builder: Any = config.trajectory_builders.get(block.trajectory_builder or "")
     groups = min(getattr(builder, "examples_per_epoch", None) or examples, examples)
-    in_groups = graded or builder.type_name == "grpo"
-    rows = groups * (1 if in_groups else getattr(builder, "num_generations", 1))
+    rows = groups * (1 if builder.type_name == "grpo" else getattr(builder, "num_generations", 1))
     enough = builder.type_name not in ("grpo", "expert_iteration") or rows >= adapter.min_rows
     if not enough:
         findings.warn(

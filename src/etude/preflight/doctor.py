@@ -1,23 +1,37 @@
-"""The state of the installation and the machine: the first look when something does not work."""
+"""The state of the installation and the machine: the first look when something does not work.
+
+And the whole loop on a tiny model: a run that is killed half-way, goes on, and ends with other weights.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import json
 import os
 import platform
 import shutil
+import signal
 import sqlite3
+import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from etude.core.errors import MissingExtraError, install_command
+from etude.config.document import dump
+from etude.core.errors import EtudeError, MissingExtraError, install_command
+from etude.core.secrets import masked
 from etude.inference.local import require_local_extra
 from etude.models.memory import available_memory, shown_bytes, total_memory
 from etude.preflight.finding import Findings
+from etude.store.database import DATABASE
+from etude.store.files import write_new_files
+from etude.store.journal import Journal
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -48,10 +62,14 @@ def examine(folder: Path) -> Findings:
         findings.ok("packages", f"all versions fit together{_untested()}")
     for extra, use in EXTRAS.items():
         _extra(extra, use, findings)
-    _backends(findings)
+    needs_local = "" if installed("torch") else " (needs the extra 'local')"
+    needs_key = "" if os.environ.get("OPENAI_API_KEY") else " (needs OPENAI_API_KEY)"
+    address = os.environ.get("OPENAI_BASE_URL")
+    where = f"; OPENAI_BASE_URL sends models without a base_url to {address}" if address else ""
+    servers = "lm_server and openpipe_art (servers of yours)"
+    findings.ok("training backends", f"local{needs_local}, {servers}, openai{needs_key}{where}")
     _torch(findings)
-    _memory(findings)
-    _disk(folder, findings)
+    _memory_and_disk(folder, findings)
     findings.ok("sqlite", sqlite3.sqlite_version)
     keys = [name for name in _KEYS if os.environ.get(name)]
     findings.ok("keys in the environment", ", ".join(keys) or f"none of {', '.join(_KEYS)}")
@@ -127,16 +145,6 @@ def _extra(extra: str, use: str, findings: Findings) -> None:
         findings.ok(what, f"installed: {use}")
 
 
-def _backends(findings: Findings) -> None:
-    """Where training could happen."""
-    extra = "" if installed("torch") else " (needs the extra 'local')"
-    key = "" if os.environ.get("OPENAI_API_KEY") else " (needs OPENAI_API_KEY)"
-    address = os.environ.get("OPENAI_BASE_URL")
-    where = f"; OPENAI_BASE_URL sends models without a base_url to {address}" if address else ""
-    backends = f"local{extra}, lm_server and openpipe_art (servers of yours), openai{key}{where}"
-    findings.ok("training backends", backends)
-
-
 def _requirements(package: str, extra: str = "") -> list[Requirement]:
     """The requirements of a package on this machine; of an extra, only those that it adds."""
 
@@ -184,7 +192,7 @@ def _torch(findings: Findings) -> None:
     findings.ok("threads", f"{cores} cores, of which torch takes {taken}; OMP_NUM_THREADS sets it")
 
 
-def _memory(findings: Findings) -> None:
+def _memory_and_disk(folder: Path, findings: Findings) -> None:
     total, free = total_memory(), available_memory()
     if free is not None and free < _LITTLE_MEMORY:
         findings.warn(
@@ -192,13 +200,158 @@ def _memory(findings: Findings) -> None:
         )
     elif total is not None and free is not None:
         findings.ok("memory", f"{shown_bytes(free)} free of {shown_bytes(total)}")
-
-
-def _disk(folder: Path, findings: Findings) -> None:
     existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
-    free = shutil.disk_usage(existing).free
-    if free < _LITTLE_DISK:
+    room = shutil.disk_usage(existing).free
+    if room < _LITTLE_DISK:
         advice = "free some, or name another folder with --output-dir"
-        findings.warn("disk", f"only {shown_bytes(free)} free in {folder.absolute()}; {advice}")
+        findings.warn("disk", f"only {shown_bytes(room)} free in {folder.absolute()}; {advice}")
     else:
-        findings.ok("disk", f"{shown_bytes(free)} free in {folder.absolute()}")
+        findings.ok("disk", f"{shown_bytes(room)} free in {folder.absolute()}")
+
+
+_RUN = "trial"
+_EPOCHS, _EXAMPLES, _GENERATIONS = 3, 4, 4
+_SECONDS = 150.0
+"""That one of the two processes may take; on two idle cores each takes about ten."""
+_LOOK_SECONDS = 0.05
+_LINES = 12
+
+_AGENT = '''
+import etude
+
+
+@etude.workflow
+async def play(example: etude.Example, episode: etude.Episode) -> str:
+    reply = await episode.chat([{"role": "user", "content": example.inputs["question"]}])
+    return reply.text
+
+
+@etude.evaluator
+def varied(example: etude.Example, output: str) -> float:
+    """The share of different letters: even a model that has learnt nothing gets some."""
+    return len(set(output)) / 8
+'''
+
+
+class TrialFailed(EtudeError):
+    """The loop does not work here; the message says which part, and with which words."""
+
+
+def try_loop(findings: Findings) -> None:
+    """Train a tiny model in processes of their own, kill the first one, and have the second go on."""
+    folder = Path(tempfile.mkdtemp(prefix="etude-doctor-"))
+    begun = time.monotonic()
+    try:
+        _write_project(folder)
+        _try(folder, findings)
+        findings.ok("loop", f"all of it took {time.monotonic() - begun:.0f} s")
+    except EtudeError as error:
+        told = f"{error}\nIts run is in {folder / 'runs' / _RUN}; mend what is said above first"
+        findings.fail("loop", told)
+    finally:
+        if not findings.of("error"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _try(folder: Path, findings: Findings) -> None:
+    run = folder / "runs" / _RUN
+    with _started(folder, "train", "config.yml", "--name", _RUN) as process:
+        _wait_for_epoch(process, folder, run)
+        # Without a warning, as when power is lost.
+        process.send_signal(signal.SIGKILL)
+        process.wait(_SECONDS)
+    before = _steps(run)
+    findings.ok("loop: collect", f"the first epoch's {_EXAMPLES * _GENERATIONS} episodes are in a journal")
+    made = [path for path in (run / "checkpoints").glob("v*") if path.name != "v0"]
+    findings.ok("loop: train", f"{len(made)} versions of the weights were made before it was killed")
+    with _started(folder, "resume", _RUN) as process:
+        try:
+            code = process.wait(_SECONDS)
+        except subprocess.TimeoutExpired:
+            slow = f"the run was killed, and did not end within {_SECONDS:g} s when it went on"
+            raise TrialFailed(f"{slow}\n{_said(folder)}") from None
+    if code != 0:
+        raise TrialFailed(f"the run was killed, and does not go on: exit code {code}\n{_said(folder)}")
+    after = _steps(run)
+    changed = [key for key, text in before.items() if after.get(key) != text]
+    if changed:
+        raise TrialFailed(
+            f"{len(changed)} steps that the run had taken changed when it went on: {changed[0]}"
+        )
+    _require_trained(run)
+    findings.ok(
+        "loop: kill and resume", f"none of {len(before)} steps was taken twice; {_EPOCHS} epochs trained"
+    )
+
+
+def _wait_for_epoch(process: subprocess.Popen[bytes], folder: Path, run: Path) -> None:
+    """Return in the middle of the second epoch."""
+    begun, epochs = time.monotonic(), run / "training_metrics.jsonl"
+    while not (epochs.is_file() and epochs.read_text(encoding="utf-8").endswith("\n")):
+        if process.poll() is not None:
+            raise TrialFailed(
+                f"a run on a tiny model ended with exit code {process.returncode}\n{_said(folder)}"
+            )
+        if time.monotonic() - begun > _SECONDS:
+            raise TrialFailed(
+                f"a run on a tiny model trained no epoch within {_SECONDS:g} s\n{_said(folder)}"
+            )
+        time.sleep(_LOOK_SECONDS)
+
+
+@contextlib.contextmanager
+def _started(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A command in a process of its own, which has ended after the block."""
+    with (folder / "output.txt").open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "etude", *words],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(_SECONDS)
+
+
+def _said(folder: Path) -> str:
+    """The end of what the last command printed."""
+    text = (folder / "output.txt").read_text(encoding="utf-8", errors="replace")
+    return masked("\n".join(text.splitlines()[-_LINES:]))
+
+
+def _steps(run: Path) -> dict[str, str]:
+    """The calls, episodes and scores of training, by their keys."""
+    with Journal(run / DATABASE, read_only=True) as journal:
+        return {key: json.dumps(value) for key, value in journal.scan() if key.startswith("train/")}
+
+
+def _require_trained(run: Path) -> None:
+    """Raise TrialFailed unless every epoch made weights that are not those before."""
+    try:
+        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TrialFailed(f"the run ended without a summary ({error})") from error
+    if summary.get("epochs_trained") != _EPOCHS:
+        raise TrialFailed(f"{summary.get('epochs_trained')} of {_EPOCHS} epochs were trained")
+
+
+def _write_project(folder: Path) -> None:
+    from etude.models.tiny import build_policy, build_tokenizer
+
+    questions = [f"{number} and {number + 1}?" for number in range(_EXAMPLES)]
+    build_policy(build_tokenizer([*questions, "0123456789"], splits=["[0-9]"]), 0).export(folder / "base")
+    rows = [{"id": str(number), "question": text} for number, text in enumerate(questions)]
+    config = {
+        "llms": {"policy": {"_type": "local", "model": str(folder / "base"), "max_tokens": 8}},
+        "workflow": "agent:play",
+        "eval": {"general": {"dataset": "train.jsonl"}, "evaluators": {"varied": "agent:varied"}},
+        "trajectory_builders": {"grpo": {"_type": "grpo", "num_generations": _GENERATIONS}},
+        "trainer_adapters": {"local": {"_type": "local", "learning_rate": 3e-3}},
+        "finetuning": {"enabled": True, "num_epochs": _EPOCHS},
+    }
+    contents = {"agent.py": _AGENT, "train.jsonl": "".join(json.dumps(row) + "\n" for row in rows)}
+    write_new_files(folder, contents | {"config.yml": dump(config)})

@@ -1,24 +1,157 @@
-"""An estimate of what a run would take, with its assumptions."""
+"""The tokens and the money that a run would take, assumed, or measured on a few episodes that are played."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from etude.backends.openai_adapter import AUTO_EPOCHS, OpenAiAdapterConfig, price_of
-from etude.budget.bill import Line
+from etude.algorithms.collecting import Collecting
+from etude.backends.openai_jobs import AUTO_EPOCHS, OpenAiAdapterConfig
+from etude.budget.bill import Bill, Line, bill_of
+from etude.budget.ledger import how_to_price, prices_of, require_bounded, unpriced
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
-from etude.core.errors import EtudeError
-from etude.preflight.spending import PerEpisode, Range, measured, over_budget
-from etude.store.facts import list_runs
+from etude.core.call import Usage
+from etude.core.episode import EpisodeRecord
+from etude.core.errors import RequestError
+from etude.core.stats import t95
+from etude.loop.training_data import TargetWatch
+from etude.preflight.finding import Findings
+from etude.runtime import open_runtime
+from etude.store.episodes import iter_episodes, read_episode, stored_episodes
 from etude.store.run_folder import RunFolder
-from etude.store.stored_config import CONFIG, stored_data
 
+_LOOKED_AT = 64
+"""Episodes of a run that are looked at, for how far they are apart."""
 _DEFAULT_PROMPT, _DEFAULT_COMPLETION = 200.0, 128.0
-_MODEL_KEYS = ("model", "model_name", "max_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A figure with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the interval tells anything."""
+        return math.isfinite(self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class PerEpisode:
+    """All that an episode takes on average: its calls, and those of judges and others about it."""
+
+    episodes: int = 1
+    """Those that this was measured on."""
+    is_assumed: bool = False
+    """Whether it was measured on none."""
+    lines: tuple[Line, ...] = ()
+    """By model, the sums of these episodes."""
+    spread: float = math.nan
+    """The standard deviation of the episodes' tokens by their mean; NaN where it is not known."""
+    assumptions: tuple[str, ...] = field(default=())
+
+    def _of_one(self, name: str) -> float:
+        return float(sum(getattr(line, name) for line in self.lines)) / self.episodes
+
+    @property
+    def calls(self) -> float:
+        """Calls of all models."""
+        return self._of_one("calls")
+
+    @property
+    def prompt_tokens(self) -> float:
+        """Those of all calls."""
+        return self._of_one("prompt_tokens")
+
+    @property
+    def completion_tokens(self) -> float:
+        """Those of all calls."""
+        return self._of_one("completion_tokens")
+
+    @property
+    def tokens(self) -> float:
+        """Those of prompts and those that are sampled."""
+        return self.prompt_tokens + self.completion_tokens
+
+    def tokens_of(self, model: str | None) -> float:
+        """Those of one model."""
+        own = [line for line in self.lines if line.model == model]
+        return sum(line.prompt_tokens + line.completion_tokens for line in own) / self.episodes
+
+    def usd(self, config: Config) -> dict[str, float]:
+        """The money for one episode, by model, of those that have a price."""
+        prices = prices_of(config)
+        costs: dict[str, float] = {}
+        for line in self.lines:
+            usage = Usage(line.prompt_tokens, line.completion_tokens, line.cached_tokens)
+            if line.usd:  # As it was charged: trained versions may cost more.
+                costs[line.model] = line.usd / self.episodes
+            elif line.model in prices:
+                costs[line.model] = prices[line.model].of_call(usage, 0) / self.episodes
+        return costs
+
+    def of(self, each: float, episodes: int) -> Range:
+        """The sum over so many further episodes of what one takes, `each`."""
+        total, freedom = each * episodes, min(self.episodes, _LOOKED_AT) - 1
+        if freedom < 1 or math.isnan(self.spread):
+            return Range(total, 0.0, math.inf)
+        part = t95(freedom) * self.spread * math.sqrt(1 / (freedom + 1) + 1 / max(episodes, 1))
+        return Range(total, total * max(0.0, 1 - part), total * (1 + part))
+
+
+def measured(run: RunFolder) -> PerEpisode | None:
+    """All that the episodes of a run took so far; None where none has ended."""
+    keys = [key for key, _ in stored_episodes(run.journal)]
+    lines = Bill(tuple(each for each in bill_of(run.journal).lines if each.role != "training")).by("model")
+    if not keys or not lines:
+        return None
+    chosen = sorted({keys[number * len(keys) // _LOOKED_AT] for number in range(_LOOKED_AT)})
+    records = (read_episode(run.journal, key) for key in chosen)
+    spread = _spread([_tokens(record) for record in records if record is not None])
+    return PerEpisode(len(keys), lines=tuple(lines), spread=spread)
+
+
+def check_spending(config: Config, findings: Findings) -> None:
+    """Whether the limits of the budget can be kept, and what each model costs, or that it is not known."""
+    with findings.of_errors("budget"):
+        require_bounded(config)
+        for name, price in prices_of(config).items():
+            each = f"${price.prompt:g} for a million prompt tokens, ${price.completion:g} sampled"
+            findings.ok(f"price of {name}", each)
+        for name in unpriced(config):
+            remedy = f"to give its price: {how_to_price(name)}"
+            findings.warn(f"price of {name}", f"not known, and tokens alone are counted; {remedy}")
+
+
+def over_budget(config: Config, usd: Range | None, tokens: Range) -> list[str]:
+    """Warnings of limits of the run's budget that it would reach before its end."""
+    needed = {"usd": usd and usd.mean, "tokens": tokens.mean}
+    return [
+        f"budget.{unit} is {most:,g}, and the whole run would take about {need:,.4g}: it would stop before "
+        "its end, and could go on with more"
+        for unit, need in needed.items()
+        if (most := getattr(config.budget, unit, None)) is not None and need is not None and need > most
+    ]
+
+
+def _tokens(record: EpisodeRecord) -> float:
+    used = [call.completion.usage for call in record.calls if call.completion is not None]
+    return float(sum(usage.prompt_tokens + usage.completion_tokens for usage in used))
+
+
+def _spread(values: Sequence[float]) -> float:
+    mean = math.fsum(values) / max(len(values), 1)
+    if len(values) < 2 or not mean or min(values) == max(values):
+        return math.nan  # Values that are all equal tell nothing about how far others spread.
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)) / mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +185,11 @@ def estimate_run(
 ) -> Estimate:
     """Of the training that a config describes, on so many examples with a text of `example_tokens` each.
 
-    `played` is what episodes took that were played to measure it; else those of an earlier run count.
+    `played` is what episodes took that were played to measure it.
     """
     training, validation = episode_counts(config, examples, held_out)
     episodes = training + validation
-    each = played or _earlier_run(config) or _assumed(config, example_tokens)
+    each = played or _assumed(config, example_tokens)
     usd, priced = _training_cost(config, training, each)
     tokens, costs = each.of(each.tokens, episodes), each.usd(config)
     money = each.of(math.fsum(costs.values()), episodes) if costs else None
@@ -110,7 +243,7 @@ def _assumed(config: Config, example_tokens: float) -> PerEpisode:
     assumption = (
         f"1 call per episode with {prompt:.0f} prompt tokens ({source}) and {completion:.0f} sampled tokens "
         f"({half}); an agent with several turns takes a multiple, and judges are not counted. `--play 8` "
-        "measures it on a few episodes; after a first run its own numbers are used"
+        "measures it on a few episodes"
     )
     line = Line(
         target, "agent", "", calls=1, prompt_tokens=round(prompt), completion_tokens=round(completion)
@@ -131,10 +264,12 @@ def _training_cost(config: Config, episodes: int, each: PerEpisode) -> tuple[flo
             continue
         tokens = episodes * each.tokens_of(block.target_model)
         passes = AUTO_EPOCHS if adapter.n_epochs == "auto" else adapter.n_epochs
-        model = str(getattr(config.llms.get(block.target_model or ""), "model_name", ""))
-        price = price_of(model) if adapter.reinforcement is None else None
-        if price is None:
-            return None, (f"what OpenAI charges for training {model} is not known here",)
+        llm = config.llms.get(block.target_model or "")
+        model = str(getattr(llm, "model_name", ""))
+        prices = None if llm is None else llm.prices
+        if prices is None or (price := prices.training) is None:
+            how = f"give llms.{block.target_model}.prices.training, in USD for a million tokens"
+            return None, (f"what OpenAI charges for training {model} is not known here: {how}",)
         total += tokens * passes * price / 1e6
         assumptions.append(
             f"every episode is trained on {passes} times in {model}, at "
@@ -143,29 +278,44 @@ def _training_cost(config: Config, episodes: int, each: PerEpisode) -> tuple[flo
     return (total, tuple(assumptions)) if assumptions else (None, ())
 
 
-def _earlier_run(config: Config) -> PerEpisode | None:
-    """Averages of the latest run in the output folder with the same agent and model; None without one."""
-    for run in list_runs(config.finetuning.output_dir):
-        try:
-            if (run / CONFIG).is_file() and _is_alike(stored_data(run), config):
-                with RunFolder.read(run) as folder:
-                    averages = measured(folder)
-                    if averages is not None:
-                        counted = f"calls and tokens per episode as in run {folder.name}"
-                        return replace(averages, assumptions=(f"{counted} ({averages.calls:.1f} calls)",))
-        except EtudeError:
-            continue  # A run that cannot be read is no help; `etude runs list` says why.
-    return None
+async def play_some(config: Config, episodes: int, findings: Findings) -> PerEpisode:
+    """The averages of so many episodes of training, played and scored in a folder that is deleted.
+
+    Raises what a run does: also where no call in them is by a target function.
+    """
+    config = config.model_copy(update={"storage": None, "metrics": None})
+    with (
+        tempfile.TemporaryDirectory(prefix="etude-check-") as folder,
+        RunFolder.create(Path(folder), "played") as run,
+    ):
+        async with open_runtime(config, run) as runtime:
+            examples = runtime.examples[:episodes]
+            generations = -(-episodes // max(len(examples), 1))
+            await runtime.evaluation.run(
+                examples, phase="train/1", generations=generations, keep_episodes=False
+            )
+        for name, block in blocks_of(config.finetuning).items():
+            if block.enabled:
+                _check_targets(config, name, block, run, findings)
+        averages = measured(run)
+        if averages is None:
+            raise RequestError(
+                "no model was asked in the episodes that were played: there is nothing to measure"
+            )
+        counted = f"calls and tokens as in {averages.episodes} episodes that were played now"
+        return replace(averages, assumptions=(f"{counted}, with the models as they are before training",))
 
 
-def _is_alike(data: dict[str, Any], config: Config) -> bool:
-    """Whether a stored config has the same agent, and the same models under the same names."""
-    agent, models = config.workflow, data.get("llms") or {}
-    if agent is None or set(models) != set(config.llms):
-        return False
-    for name, llm in config.llms.items():
-        now = llm.model_dump(mode="json", fallback=str)
-        if any(models[name].get(key) != now.get(key) for key in _MODEL_KEYS):
-            return False
-    now = {"_type": agent.type_name, **agent.model_dump(mode="json", fallback=str)}
-    return bool(data.get("workflow") == now)
+def _check_targets(
+    config: Config, target: str | None, block: FinetuneConfig, run: RunFolder, findings: Findings
+) -> None:
+    """Raise RequestError where no call in the episodes of a run is one that a target is trained on."""
+    warnings: list[str] = []
+    watch = TargetWatch(block.target_functions, str(block.target_model), warnings.append, target)
+    for episode in iter_episodes(run.journal):
+        watch.saw(episode)
+    # A builder of one's own may train on other calls.
+    builder = config.trajectory_builders[str(block.trajectory_builder)]
+    watch.epoch_over(is_empty=isinstance(builder, Collecting))
+    for warning in warnings:
+        findings.warn("target functions", warning)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from etude.backends.local_config import LocalAdapterConfig
+from etude.backends.local import LocalAdapterConfig
 from etude.core.call import ChatRequest
 from etude.core.errors import EtudeError, RequestError
 from etude.core.example import Example
@@ -21,25 +21,14 @@ from etude.models.device import choose_device, choose_dtype
 from etude.models.lora import require_four_bits
 from etude.models.memory import available_memory, shown_bytes
 from etude.models.policy import LoraOptions, Policy
+from etude.models.probe import TOOL
 from etude.models.source import is_gguf, not_loaded, pretrained
 from etude.models.speech import load_tokenizer
 from etude.preflight.call_values import unread_values
-from etude.preflight.drift import TOOL
 from etude.preflight.finding import Findings
 
 _SAMPLE = 64
 _LARGE_FOR_CPU = 1_000_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSize:
-    """The properties of a model that decide what it takes."""
-
-    parameters: int
-    bytes_per_parameter: float
-    """Of the model as it is held."""
-    prompt_tokens: float
-    """Of an example's text as one user message, in the median; 0 when there is no text."""
 
 
 def check_local_model(
@@ -49,11 +38,11 @@ def check_local_model(
     adapter: LocalAdapterConfig | None,
     examples: Sequence[Example],
     findings: Findings,
-) -> ModelSize:
-    """The size of a model, after a look at its chat template, LoRA setting, memory and context.
+) -> float:
+    """Look at a model's chat template, LoRA setting, memory and context; the tokens of an example's text.
 
-    `base` is the folder or name of its weights.
-    `adapter` is what is to train it. Raises RequestError when it cannot be used.
+    They are those of one user message, in the median, and 0 where there is no text. `base` is the folder or
+    name of the weights, `adapter` is what is to train them. Raises RequestError when it cannot be used.
     """
     device = choose_device(llm.device)
     if llm.quantization is not None:
@@ -71,11 +60,6 @@ def check_local_model(
         policy.use_lora(LoraOptions(lora.r, lora.alpha, tuple(lora.target_modules or ()) or None), seed=0)
     trainable = sum(value.numel() for value in policy.trainable().values()) if adapter is not None else 0
     prompts = _prompt_lengths(policy, examples, llm.chat_template_kwargs)
-    size = ModelSize(
-        parameters=parameters,
-        bytes_per_parameter=dtype.itemsize if llm.quantization is None else 0.5,
-        prompt_tokens=statistics.median(prompts) if prompts else 0.0,
-    )
     trained = f", {trainable / 1e6:.3g} M trained" if trainable and trainable != parameters else ""
     findings.ok(
         what,
@@ -87,8 +71,10 @@ def check_local_model(
         findings.ok(what, f"unpacked from GGUF, with the chat template in the file; a turn ends at {ends}")
     _check_template(what, policy, llm.chat_template_kwargs, findings)
     _check_context(what, llm, policy, prompts, findings)
-    _check_memory(what, llm, policy, size, device, dtype, max(prompts, default=0), adapter, findings)
-    return size
+    _check_memory(what, llm, policy, parameters, device, dtype, max(prompts, default=0), adapter, findings)
+    if device.type == "cpu" and parameters > _LARGE_FOR_CPU:
+        findings.warn(what, "more than a billion parameters on a CPU: expect hours for each epoch")
+    return statistics.median(prompts) if prompts else 0.0
 
 
 def outline(source: str) -> Policy:
@@ -181,7 +167,7 @@ def _check_memory(
     what: str,
     llm: LocalLlmConfig,
     policy: Policy,
-    size: ModelSize,
+    parameters: int,
     device: torch.device,
     dtype: torch.dtype,
     longest: int,
@@ -189,7 +175,8 @@ def _check_memory(
     findings: Findings,
 ) -> None:
     """Whether the weights fit, and a training on one sequence, or as many as `token_budget` has if less."""
-    free, needed = available_memory(device.type), int(size.parameters * size.bytes_per_parameter)
+    needed = int(parameters * (dtype.itemsize if llm.quantization is None else 0.5))
+    free = available_memory(device.type)
     use = "needs"
     if adapter is not None:
         numbers = replace(ModelNumbers.of(policy), weights=needed, size=dtype.itemsize)
@@ -209,5 +196,3 @@ def _check_memory(
             f"{use} about {shown_bytes(needed)} of memory, and {shown_bytes(free)} are free; train with "
             "`lora` or `gradient_checkpointing`, lower token_budget, or choose a smaller model",
         )
-    if device.type == "cpu" and size.parameters > _LARGE_FOR_CPU:
-        findings.warn(what, "more than a billion parameters on a CPU: expect hours for each epoch")

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 import time
 from pathlib import Path
 
-from etude.backends.local_config import LocalAdapterConfig
+from etude.backends.local import LocalAdapterConfig
 from etude.backup.address import probe
 from etude.config.builder import Builder
 from etude.config.schema import Config
 from etude.core.call import ChatRequest, Sampling
 from etude.core.errors import EtudeError
+from etude.inference.http_addresses import HttpAddresses
 from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
-from etude.preflight.addresses import check_addresses
 from etude.preflight.finding import Findings
 from etude.store.run_folder import RunFolder
 
@@ -27,7 +28,7 @@ async def examine_services(config: Config, findings: Findings) -> None:
     """Have each model behind an address say something, and ask backends and the storage how they are."""
     for name, llm in config.llms.items():
         if isinstance(llm, OpenAiLlmConfig):
-            await check_addresses(f"model {name}", llm, findings, strict=True)
+            await _ask_addresses(f"model {name}", llm, findings)
             await _try_model(f"model {name}", llm, findings)
     with (
         tempfile.TemporaryDirectory(prefix="etude-doctor-") as folder,
@@ -40,6 +41,23 @@ async def examine_services(config: Config, findings: Findings) -> None:
     if config.storage is not None:
         with findings.of_errors("storage"):
             findings.ok("storage", await probe(config.storage))
+
+
+async def _ask_addresses(what: str, llm: OpenAiLlmConfig, findings: Findings) -> None:
+    """Ask each address of a model for the list of its models; nothing is sampled."""
+    with findings.of_errors(what):
+        addresses = HttpAddresses(llm)
+        addresses.wanted = llm.model_name
+        every = addresses.routes.addresses
+        try:
+            reasons = await asyncio.gather(*map(addresses.lacking, every))
+        finally:
+            await addresses.close()
+        for address, reason in zip(every, reasons, strict=True):
+            if reason is None:
+                findings.ok(f"{what} at {address.url}", "answers")
+            else:
+                findings.fail(f"{what} at {address.url}", reason)
 
 
 async def _try_model(what: str, llm: OpenAiLlmConfig, findings: Findings) -> None:

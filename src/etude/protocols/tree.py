@@ -202,19 +202,19 @@ def choices(tree: EpisodeTree, agent: str | None = None) -> Iterator[Choice]:
         )
 
 
-def transcript(record: EpisodeRecord, *, raw: bool = False) -> dict[str, Any]:
+def transcript(record: EpisodeRecord) -> dict[str, Any]:
     """An episode as JSON for a person.
 
     `turns` lists the messages in order, under `agent@channel`, and decisions under `agent.decision`; where
-    agents were sampled more than once, `branches` go on from there. `raw` shows answers as the models wrote
-    them. Raises RequestError when no protocol was played.
+    agents were sampled more than once, `branches` go on from there. Raises RequestError when no protocol was
+    played.
     """
     example = record.example
     about = {"episode": record.id, "example": example.id, "inputs": jsonable(dict(example.inputs))}
     if record.failure is not None:
         return about | {"failure": f"{record.failure.kind}: {record.failure.reason}"}
     tree = EpisodeTree.from_json(record.output)
-    show = _Show(record, tree, raw=raw)
+    show = _Show(record, tree)
     return {
         **about,
         "protocol": tree.protocol,
@@ -235,9 +235,8 @@ def as_yaml(transcript: Mapping[str, Any]) -> str:
 class _Show:
     """Shows the nodes of one tree."""
 
-    def __init__(self, record: EpisodeRecord, tree: EpisodeTree, *, raw: bool) -> None:
+    def __init__(self, record: EpisodeRecord, tree: EpisodeTree) -> None:
         self.tree = tree
-        self.raw = raw
         self.calls = {call.index: call for call in record.calls}
 
     def following(self, node: Node | None) -> dict[str, Any]:
@@ -271,7 +270,7 @@ class _Show:
         call = self.calls.get(node.call)
         if call is not None and call.completion is not None and call.completion.thinking:
             shown[f"{node.agent}.thinking"] = call.completion.thinking
-        if self.raw or node.malformed is not None:
+        if node.malformed is not None:
             shown[node.agent] = node.text
         else:
             shown |= {f"{node.agent}@{channel}": text for channel, text in node.messages.items()}

@@ -14,7 +14,6 @@ import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from hashlib import sha256
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
@@ -61,7 +60,9 @@ class RunReport:
         if final or self._clock() - self._drawn_at >= self._between:
             self._drawn_at = self._clock()
             try:
-                write_reward_plot(history, folder / PLOT)
+                picture = render_reward_plot(history)
+                with draft_of(folder / PLOT) as draft:
+                    draft.write_bytes(picture)
             except MissingExtraError as missing:
                 if final:
                     self._tell(f"there is no {PLOT}: {missing}")
@@ -90,7 +91,6 @@ class MetricsFiles:
             write_atomically(self._folder / "curriculum_state.json", f"{state}\n")
 
     def _write_list(self, name: str, entries: Iterable[Entry], *more: str) -> None:
-        """A JSON file with the rewards of epochs or validations, and `more` of their metrics."""
         items = self._encoded(name, entries, lambda entry: _item(entry, more))
         text = ",\n".join(items)
         write_atomically(self._folder / f"{name}.json", f"[\n{text}\n]\n" if text else "[]\n", exact=True)
@@ -110,12 +110,10 @@ def _line(history: History, entry: EpochEntry) -> str:
 
 
 def _item(entry: Entry, more: Iterable[str]) -> str:
-    """The rewards of an epoch or validation, as an item of a JSON list over several lines."""
     return textwrap.indent(_json(_rewards(entry, more), indent=2), "  ")
 
 
 def _epoch_line(run_id: str, entry: EpochEntry) -> dict[str, Any]:
-    """A line of training_metrics.jsonl."""
     head = {"epoch": entry.epoch, "timestamp": entry.timestamp, "run_id": run_id}
     curriculum = entry.curriculum_state if _has_curriculum(entry) else None
     more = {"skipped": entry.skipped, "resting": entry.resting, "curriculum_state": curriculum}
@@ -124,7 +122,6 @@ def _epoch_line(run_id: str, entry: EpochEntry) -> dict[str, Any]:
 
 
 def _rewards(entry: Entry, more: Iterable[str]) -> dict[str, Any]:
-    """The rewards of an epoch or validation, with `more` of its metrics."""
     metrics = {key: entry.metrics.get(key) for key in (*_REWARDS, *more)}
     return {"epoch": entry.epoch, "timestamp": entry.timestamp, **metrics, **_alarms(entry)}
 
@@ -147,29 +144,12 @@ def _json(value: Any, indent: int | None = None) -> str:
     return json.dumps(finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
-def write_reward_plot(history: History, path: Path) -> None:
-    """Draw the rewards over the epochs as a PNG.
-
-    A picture of the same history that is there already stays: to draw one takes a second of CPU time.
-    Raises StoreError when it cannot be written, MissingExtraError without matplotlib.
-
-    The x axis counts the epochs that the weights had trained for, so that the episodes of an epoch and
-    the validation before it stand above each other.
-    """
-    if path.is_file() and _origin(history).encode() in path.read_bytes():
-        return
-    picture = render_reward_plot(history)
-    with draft_of(path) as draft:
-        draft.write_bytes(picture)
-
-
-def _origin(history: History) -> str:
-    """The words in a picture that say what it shows."""
-    return f"history {sha256(history.model_dump_json().encode()).hexdigest()}"
-
-
 def render_reward_plot(history: History) -> bytes:
-    """The plot as the bytes of a PNG, 1500 by 840 pixels."""
+    """The rewards over the epochs, as the bytes of a PNG of 1500 by 840 pixels.
+
+    The x axis counts the epochs that the weights had trained for, so that the episodes of an epoch and the
+    validation before it stand above each other. Raises MissingExtraError without matplotlib.
+    """
     if find_spec("matplotlib") is None:
         raise MissingExtraError("drawing the plot of the rewards", "plots")
     # Imported here, because drawing is the only thing that needs it; no pyplot, so no global state.
@@ -200,7 +180,7 @@ def render_reward_plot(history: History) -> bytes:
     buffer = BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Of letters that its font lacks: they are boxes.
-        figure.savefig(buffer, format="png", metadata={"Comment": _origin(history)})
+        figure.savefig(buffer, format="png")
     return buffer.getvalue()
 
 

@@ -33,14 +33,6 @@ def shown_state(facts: RunFacts) -> str:
     return "finished, trained on nothing" if is_empty else facts.state
 
 
-def shown_other_inputs(count: int) -> str:
-    """Why examples are not compared whose ids both runs have."""
-    examples = "1 id stands" if count == 1 else f"{count} ids stand"
-    return (
-        f"{examples} for other inputs, or another expected answer, than there; such examples are not compared"
-    )
-
-
 def shown_epochs(facts: RunFacts) -> str | None:
     """`3/10`; None of an evaluation, which has none."""
     if facts.kind != "train" or facts.state == "unreadable":
@@ -64,7 +56,6 @@ def shown_ends(facts: RunFacts) -> list[str | None]:
 
 
 def _ends_of(summary: Mapping[str, Any], *, short: bool = False) -> list[str | None]:
-    """Those of one model; `short` leaves the intervals out."""
     is_validated = summary.get("before") or summary.get("after")
     ends = []
     for key in ("before", "after") if is_validated else ("first_epoch", "last_epoch"):
@@ -118,7 +109,7 @@ def _columns(facts: RunFacts) -> dict[str, str]:
 
 
 def figure_lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Labels and texts of one model's summary (`etude.store.summary.summary_of`): its rewards, the other
+    """Labels and texts of one model's summary (`etude.store.figures.summary_of`): its rewards, the other
     evaluators, and its best and last version."""
     if (warm_up := summary.get("warm_up")) is not None:
         yield "warm-up", _warm_up(warm_up)

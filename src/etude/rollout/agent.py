@@ -1,24 +1,22 @@
-"""A ready agent: it answers a prompt, and calls tools until it needs no more."""
+"""A ready agent, which answers a prompt and calls tools until it needs no more, and a user to talk with."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from etude.config.component import CHANGEABLE, WorkflowConfig
 from etude.config.references import LlmRef, Refers
 from etude.config.registry import register_workflow
+from etude.core.episode import SIMULATED_USER
 from etude.core.errors import RequestError
 from etude.core.example import Example
-from etude.core.message import Message
+from etude.core.message import Message, text_of
 from etude.core.tools import ToolSet
 from etude.rollout.episode import Episode
-from etude.rollout.tools import Tools
 from etude.rollout.workflow import Workflow
 
 if TYPE_CHECKING:
@@ -27,8 +25,8 @@ if TYPE_CHECKING:
 _INPUT = re.compile(r"\{(\w+)\}")
 
 
-class AgentKeys(WorkflowConfig):
-    """The keys of all ready agents."""
+class AgentConfig(WorkflowConfig, name="agent"):
+    """An agent with tools, which needs no code."""
 
     system: str = ""
     """The system message, in which `{name}` stands for an input of the example."""
@@ -37,20 +35,36 @@ class AgentKeys(WorkflowConfig):
     tools: Annotated[list[str] | None, Refers("tools")] = Field(default=None, min_length=1)
     """The tool sets that it has; by default all of the config's."""
     max_turns: Annotated[int, CHANGEABLE] = Field(default=10, ge=1)
-    """Answers of the model to one prompt, those that call tools included."""
+    """Answers of the model to the prompt, those that call tools included."""
     timeout: Annotated[float | None, CHANGEABLE] = Field(default=None, gt=0)
     """Seconds that an episode may take."""
-
-
-class AgentConfig(AgentKeys, name="agent"):
-    """An agent with tools, which needs no code."""
-
     prompt: str = ""
     """The user's message, in which `{name}` stands for an input of the example. By default the input
     `messages` or `question`, or the only one."""
 
+    def workflow(self, *sets: ToolSet) -> Workflow:
+        """The agent, with tool sets of its own besides those of the config."""
+        return Workflow(self.type_name, _answer, self.timeout, {"config": self, "sets": sets}, sets)
 
-def filled(text: str, example: Example, key: str) -> str:
+
+async def _answer(example: Example, episode: Episode, config: AgentConfig, sets: tuple[ToolSet, ...]) -> str:
+    """The agent's answer to its prompt."""
+    system = _filled(config.system, example, "system")
+    messages: list[Message] = [{"role": "system", "content": system}] if system else []
+    messages += _prompt(example, config.prompt)
+    async with episode.tools(*(config.tools or ()), *sets) as tools:
+        for turn in range(1, config.max_turns + 1):
+            reply = await episode.chat(messages, model=config.model, tools=tools.schemas)
+            messages.append(reply.message)
+            if not reply.tool_calls:
+                return reply.text
+            if turn < config.max_turns:
+                messages += await tools.call_all(reply.tool_calls)
+    episode.note(f"stopped after {config.max_turns} turns, with a call of a tool")
+    return reply.text
+
+
+def _filled(text: str, example: Example, key: str) -> str:
     """The text with the example's inputs in place. Raises RequestError for an input that there is not."""
 
     def value(match: re.Match[str]) -> str:
@@ -64,47 +78,10 @@ def filled(text: str, example: Example, key: str) -> str:
     return _INPUT.sub(value, text)
 
 
-@dataclass(frozen=True)
-class Agent:
-    """Answers with a model and tools."""
-
-    keys: AgentKeys
-    sets: tuple[ToolSet, ...] = ()
-    """Tool sets of its own, besides those of the config."""
-
-    def tools(self, episode: Episode) -> AbstractAsyncContextManager[Tools]:
-        """Open its tools."""
-        return episode.tools(*(self.keys.tools or ()), *self.sets)
-
-    def opening(self, example: Example) -> list[Message]:
-        """The system message, if there is one."""
-        text = filled(self.keys.system, example, "system")
-        return [{"role": "system", "content": text}] if text else []
-
-    async def answer(self, episode: Episode, messages: list[Message], tools: Tools) -> str:
-        """The agent's answer to a conversation, which it is appended to, with all that led to it."""
-        for turn in range(1, self.keys.max_turns + 1):
-            reply = await episode.chat(messages, model=self.keys.model, tools=tools.schemas)
-            messages.append(reply.message)
-            if not reply.tool_calls:
-                return reply.text
-            if turn < self.keys.max_turns:
-                messages += await tools.call_all(reply.tool_calls)
-        episode.note(f"stopped after {self.keys.max_turns} turns, with a call of a tool")
-        return reply.text
-
-
-async def answer_prompt(example: Example, episode: Episode, agent: Agent, prompt: str) -> str:
-    """The workflow of an agent that is asked once."""
-    messages = agent.opening(example) + _prompt(example, prompt)
-    async with agent.tools(episode) as tools:
-        return await agent.answer(episode, messages, tools)
-
-
 def _prompt(example: Example, template: str) -> list[Message]:
-    inputs: Mapping[str, Any] = example.inputs
+    inputs = example.inputs
     if template:
-        return [{"role": "user", "content": filled(template, example, "prompt")}]
+        return [{"role": "user", "content": _filled(template, example, "prompt")}]
     if isinstance(inputs.get("messages"), list):
         return list(inputs["messages"])
     if "question" in inputs or len(inputs) == 1:
@@ -118,10 +95,83 @@ def _prompt(example: Example, template: str) -> list[Message]:
 @register_workflow(config_type=AgentConfig)
 async def agent(config: AgentConfig, builder: Builder) -> AsyncIterator[Workflow]:
     """An agent with the tools of the config."""
-    yield agent_workflow(config, Agent(config))
+    yield config.workflow()
 
 
-def agent_workflow(config: AgentConfig, agent: Agent) -> Workflow:
-    """The workflow of an agent that is asked once."""
-    arguments = {"agent": agent, "prompt": config.prompt}
-    return Workflow(config.type_name, answer_prompt, config.timeout, arguments, agent.sets)
+_USER = """\
+You are a person who talks with an assistant. Stay in that role: you are not the assistant.
+{persona}Your goal: {goal}
+Write one short message at a time, in your own words, and say no more than is needed.
+When you have reached your goal, or see that you cannot, write only {stop}"""
+
+
+class SimulatedUser:
+    """A user of an agent, played by a model. Its calls are recorded, and never trained on.
+
+    `reply(messages)` is the user's next message to a conversation as the agent has it, or None when the user
+    has stopped.
+    """
+
+    def __init__(
+        self,
+        episode: Episode,
+        *,
+        goal: str,
+        persona: str = "",
+        model: str = "user",
+        stop: str = "[DONE]",
+        max_turns: int = 10,
+        greeting: str = "Hello! How can I help you?",
+        instructions: str = _USER,
+    ) -> None:
+        """`model` is an entry of `llms`. The user stops by writing `stop`, and after `max_turns` messages.
+
+        `instructions` is its system message, with `{goal}`, `{persona}` and `{stop}` filled in; `greeting` is
+        the assistant's first words, as the user sees them where it speaks first. Raises RequestError for a
+        model that there is not, an empty goal, and a limit that allows no message.
+        """
+        episode.require_model(model)
+        if not goal.strip():
+            raise RequestError("a simulated user needs a goal")
+        if max_turns < 1 or not stop:
+            raise RequestError("a simulated user needs a word to stop with, and at least one turn")
+        self._episode, self._model = episode, model
+        self._stop, self._max_turns = stop, max_turns
+        self._greeting = greeting
+        texts = {"goal": goal, "persona": f"{persona.strip()}\n" if persona else "", "stop": stop}
+        self._instructions = instructions
+        for name, text in texts.items():
+            self._instructions = self._instructions.replace(f"{{{name}}}", text)
+        self.turns = 0
+        """Messages that the user has written."""
+        self.ended: Literal["stop", "turns"] | None = None
+        """Why the user has stopped: by the word, or by the limit of turns. None while it talks."""
+
+    async def reply(self, messages: Sequence[Message]) -> str | None:
+        """The user's answer to the conversation so far, of which it sees the texts alone; None at its end.
+
+        Raises as `Episode.chat` does, and EngineError for a model that writes nothing.
+        """
+        if self.ended is None and self.turns >= self._max_turns:
+            self.ended = "turns"
+        if self.ended is not None:
+            return None
+        with self._episode.function(SIMULATED_USER):
+            reply = await self._episode.chat(self._seen(messages), model=self._model)
+        self.turns += 1
+        if self._stop in reply.text:
+            self.ended = "stop"
+            return None
+        return reply.text
+
+    def _seen(self, messages: Sequence[Message]) -> list[Message]:
+        """The conversation from the user's side: its own words are those of the model that plays it."""
+        sides = {"user": "assistant", "assistant": "user"}
+        seen: list[Message] = [
+            {"role": sides[message["role"]], "content": text}
+            for message in messages
+            if message["role"] in sides and (text := text_of(message))
+        ]
+        if not seen or seen[0]["role"] == "assistant":
+            seen.insert(0, {"role": "user", "content": self._greeting})
+        return [{"role": "system", "content": self._instructions}, *seen]

@@ -18,7 +18,6 @@ from etude.core.tools import ToolSet
 from etude.rollout.episode import Episode
 from etude.rollout.recorder import Models, Recorder
 from etude.rollout.run_workflow import run_workflow
-from etude.rollout.tools import EpisodeTools
 from etude.rollout.workflow import Workflow
 from etude.store.encode import encode_episode
 from etude.store.episodes import read_episode, write_episode
@@ -193,9 +192,8 @@ class Collector:
         )
         # A copy: what an agent does to its inputs must not reach the other episodes of the example.
         example = replace(job.example, inputs=dict(job.example.inputs))
-        tools = EpisodeTools(job.id, self._tools, self._journal)
         episode = Episode(
-            example, job.generation, recorder, seed=self._seed, server=self._server, tools=tools
+            example, job.generation, recorder, seed=self._seed, server=self._server, tools=self._tools
         )
         started = time.perf_counter()
         self.playing[job.id] = time.monotonic()
@@ -203,8 +201,7 @@ class Collector:
             output, failure = await run_workflow(self.workflow, episode, self.timeout, recorder.longest_call)
         finally:
             del self.playing[job.id]
-            episode.close()
-            await tools.close()
+            await episode.close()
         if recorder.fatal is not None:
             raise recorder.fatal
         record = EpisodeRecord(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -17,6 +17,7 @@ from etude.config.nearest import alternatives, nearest
 from etude.config.registry import register_dataset
 from etude.core.errors import DatasetError, EtudeError, MissingExtraError
 from etude.core.example import Example
+from etude.core.interfaces import Dataset
 from etude.core.keys import content_hash, generator
 from etude.rollout.run_workflow import failure_of
 
@@ -80,9 +81,14 @@ class RowsConfig(DatasetConfig):
         Raises DatasetError when they cannot be read, naming the row, and MissingExtraError when the
         libraries that read them are not installed.
         """
+        for where, content in self._placed():
+            yield Row(where, content)
+
+    def _placed(self) -> Iterator[Placed]:
+        """The content of the rows, each with its place."""
         source = getattr(self, self.source_key)
         for number, content in enumerate(self._contents(), start=1):
-            yield Row(f"{source}: row {number}", content)
+            yield f"{source}: row {number}", content
 
     def _contents(self) -> Iterable[Any]:
         raise DatasetError(f"dataset type '{self.type_name}' has no reader")
@@ -100,51 +106,53 @@ class FileDatasetConfig(RowsConfig):
     file_path: Path
     """The file."""
 
-    def read(self) -> Iterator[Row]:
-        """The rows of the file. Raises DatasetError when it is missing, not UTF-8 or not readable."""
-        if not self.file_path.is_file():
-            raise DatasetError(_why_missing(self.file_path))
-        for where, content in self._rows():
-            yield Row(where, content)
+    def _placed(self) -> Iterator[Placed]:
+        path = self.file_path
+        if path.is_file():
+            return _READERS[self.type_name](path)
+        if path.exists():
+            raise DatasetError(f"dataset file {path} is not a file")
+        if not path.parent.is_dir():
+            raise DatasetError(f"dataset file {path} does not exist: there is no folder {path.parent}")
+        close = nearest(path.name, (file.name for file in path.parent.iterdir() if file.is_file()))
+        hint = f"; did you mean '{path.parent / close}'?" if close else ""
+        raise DatasetError(f"dataset file {path} does not exist{hint}")
 
-    def _rows(self) -> Iterator[Placed]:
-        raise DatasetError(f"dataset type '{self.type_name}' has no reader")
+
+def _read_list(path: Path) -> Iterator[Placed]:
+    data = read_json_file(path)
+    if not isinstance(data, list):
+        raise DatasetError(
+            f"{path}: a JSON dataset is a list of objects, found {type(data).__name__}; "
+            f"for one object per line use the type jsonl"
+        )
+    for number, content in enumerate(data, start=1):
+        yield f"{path}: row {number}", content
+
+
+_READERS: Mapping[str, Callable[[Path], Iterator[Placed]]] = {
+    "json": _read_list,
+    "jsonl": read_jsonl,
+    "csv": read_csv,
+    "parquet": read_parquet,
+}
+"""By the type of the dataset. They raise DatasetError for a file that is not UTF-8 or not readable."""
 
 
 class JsonDatasetConfig(FileDatasetConfig, name="json"):
     """A JSON file: a list of objects."""
 
-    def _rows(self) -> Iterator[Placed]:
-        path = self.file_path
-        data = read_json_file(path)
-        if not isinstance(data, list):
-            raise DatasetError(
-                f"{path}: a JSON dataset is a list of objects, found {type(data).__name__}; "
-                f"for one object per line use the type jsonl"
-            )
-        for number, content in enumerate(data, start=1):
-            yield f"{path}: row {number}", content
-
 
 class JsonlDatasetConfig(FileDatasetConfig, name="jsonl"):
     """A JSON Lines file: one object per line."""
-
-    def _rows(self) -> Iterator[Placed]:
-        return read_jsonl(self.file_path)
 
 
 class CsvDatasetConfig(FileDatasetConfig, name="csv"):
     """A CSV file whose first line names the columns. All values are text."""
 
-    def _rows(self) -> Iterator[Placed]:
-        return read_csv(self.file_path)
-
 
 class ParquetDatasetConfig(FileDatasetConfig, name="parquet"):
     """A Parquet file. Needs the extra `data`."""
-
-    def _rows(self) -> Iterator[Placed]:
-        return read_parquet(self.file_path)
 
 
 class HuggingFaceDatasetConfig(RowsConfig, name="huggingface"):
@@ -200,17 +208,6 @@ class PythonDatasetConfig(RowsConfig, name="python"):
             raise
         except Exception as error:  # the user's function
             raise DatasetError(f"'{self.function}' failed: {failure_of(error).reason}") from error
-
-
-@register_dataset(config_type=JsonDatasetConfig)
-@register_dataset(config_type=JsonlDatasetConfig)
-@register_dataset(config_type=CsvDatasetConfig)
-@register_dataset(config_type=ParquetDatasetConfig)
-@register_dataset(config_type=HuggingFaceDatasetConfig)
-@register_dataset(config_type=PythonDatasetConfig)
-async def dataset(config: RowsConfig, builder: Builder) -> AsyncIterator[RowsConfig]:
-    """All shipped dataset types read their own rows."""
-    yield config
 
 
 def load_examples(config: RowsConfig) -> list[Example]:
@@ -284,16 +281,6 @@ def _unique(examples: Iterable[tuple[str, Example]], config: RowsConfig) -> Iter
         yield example
 
 
-def _why_missing(path: Path) -> str:
-    if path.exists():
-        return f"dataset file {path} is not a file"
-    if not path.parent.is_dir():
-        return f"dataset file {path} does not exist: there is no folder {path.parent}"
-    close = nearest(path.name, (file.name for file in path.parent.iterdir() if file.is_file()))
-    hint = f"; did you mean '{path.parent / close}'?" if close else ""
-    return f"dataset file {path} does not exist{hint}"
-
-
 _BITS = 30
 
 
@@ -318,7 +305,13 @@ class SeedsConfig(DatasetConfig, name="seeds"):
         return [Example(f"seed-{number}", {**self.inputs, "seed": number}) for number in numbers]
 
 
+@register_dataset(config_type=JsonDatasetConfig)
+@register_dataset(config_type=JsonlDatasetConfig)
+@register_dataset(config_type=CsvDatasetConfig)
+@register_dataset(config_type=ParquetDatasetConfig)
+@register_dataset(config_type=HuggingFaceDatasetConfig)
+@register_dataset(config_type=PythonDatasetConfig)
 @register_dataset(config_type=SeedsConfig)
-async def seeds(config: SeedsConfig, builder: Builder) -> AsyncIterator[SeedsConfig]:
-    """The registered component `seeds`."""
+async def dataset(config: Dataset, builder: Builder) -> AsyncIterator[Dataset]:
+    """All shipped dataset types make their own examples."""
     yield config

@@ -29,7 +29,7 @@ from etude.rollout.reply import Reply, describe_tools, reply_of, schema_of
 from etude.rollout.tools import EpisodeTools, SyncTools, Tools
 from etude.rollout.workflow import FunctionScope, current_function
 from etude.wire.answers import Heading, RecordedCompletion
-from etude.wire.bodies import as_message, plain_messages
+from etude.wire.bodies import plain_messages
 from etude.wire.dialect import AnswerMemory, ChatBody
 from etude.wire.forms import choose_tools, read_format
 
@@ -53,7 +53,7 @@ class Episode:
         *,
         seed: int,
         server: EndpointServer,
-        tools: EpisodeTools,
+        tools: Mapping[str, ToolSet],
     ) -> None:
         self.example = example
         """The dataset row that this run is about."""
@@ -64,7 +64,7 @@ class Episode:
         self._seed = seed
         self._recorder = recorder
         self._server = server
-        self._tools = tools
+        self._tools = EpisodeTools(self.id, tools, recorder.journal, self._record, self.loop)
         self._events: list[Event] = []
         self._endpoint: Endpoint | None = None
         self._workplace = Workplace()
@@ -119,16 +119,15 @@ class Episode:
             "constraint": read_format(schema_of(response_format), "response_format"),
         }
         allowed, choice = choose_tools(describe_tools(tools), tool_choice)
-        asked = self._recorder.ask(
+        asked = ChatBody(
+            "",
             plain_messages(messages),
-            model=model,
-            tools=allowed,
-            sampling=sampling,
-            function=current_function(),
+            allowed,
+            sampling,
             tool_choice=choice,
-            template_options=chat_template_kwargs,
+            template_options=chat_template_kwargs or {},
         )
-        _, call = await self.loop.call(asked)
+        _, call = await self.loop.call(self._recorder.ask(asked, model=model, function=current_function()))
         return reply_of(call)
 
     def openai(self, model: str | None = None) -> AsyncOpenAI:
@@ -200,7 +199,7 @@ class Episode:
 
         Raises RequestError for a set that there is not, ToolError for one that cannot be opened.
         """
-        return self._tools.open(sets, self._record, self.loop)
+        return self._tools.open(sets)
 
     def _record(self, event: Event) -> None:
         self._events.append(replace(event, after_call=self._recorder.last_index))
@@ -269,32 +268,24 @@ class Episode:
                 body.on_delta(heading(name), delta)
 
         asked = self._recorder.ask(
-            body.messages if body.prompt is None else as_message(body.prompt),
+            body,
             model=model,
-            tools=body.tools,
-            sampling=body.sampling,
             function=body.function or current_function(),
-            tool_choice=body.tool_choice,
-            parallel_tool_calls=body.parallel_tool_calls,
-            template_options=body.template_options,
-            prompt=body.prompt,
-            top_logprobs=body.top_logprobs,
-            prompt_logprobs=body.prompt_logprobs,
-            choice=body.choice,
             on_delta=None if body.on_delta is None else self.loop.heard_here(on_delta),
         )
         name, call = await self.loop.call(asked)
         assert call.completion is not None
         return heading(name).recorded(call.completion)
 
-    def close(self) -> None:
-        """End the episode: no more calls, its endpoint key is void, and its folder is removed."""
+    async def close(self) -> None:
+        """End the episode: no more calls, its key is void, its folder is gone, its tools are closed."""
         self.loop.close()
         self._recorder.close()
         if self._endpoint is not None:
             self._server.revoke(self._endpoint)
             self._endpoint = None
         self._workplace.remove()
+        await self._tools.close()
 
 
 def _waiting_for(

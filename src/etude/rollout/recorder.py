@@ -22,6 +22,8 @@ from etude.core.message import Message, Tool
 from etude.store.encode import encode_call, shared_messages
 from etude.store.episodes import CallReader, call_key
 from etude.store.journal import Json, Steps
+from etude.wire.bodies import as_message
+from etude.wire.dialect import ChatBody
 from etude.wire.retries import counting_retries
 from etude.wire.sampling import change_sampling
 from etude.wire.tokens import model_object
@@ -103,7 +105,7 @@ class Recorder:
         """`override` sets fields of `Sampling` for all calls, over what the agent asks for."""
         self.models = models
         self.episode_id = episode_id
-        self._journal = journal
+        self.journal = journal
         self._seed = seed
         self._override = override or {}
         self._max_calls = max_calls
@@ -139,51 +141,43 @@ class Recorder:
 
     async def ask(
         self,
-        messages: tuple[Message, ...],
+        asked: ChatBody,
         *,
         model: str | None,
-        tools: tuple[Tool, ...],
-        sampling: Mapping[str, Any],
         function: str,
-        tool_choice: str = "auto",
-        parallel_tool_calls: bool = True,
-        template_options: Mapping[str, Any] | None = None,
-        prompt: str | tuple[int, ...] | None = None,
-        top_logprobs: int = 0,
-        prompt_logprobs: int | None = None,
-        choice: int = 0,
         on_delta: Callable[[str, Delta], None] | None = None,
     ) -> tuple[str, Call]:
         """Make a call, or get it back from the journal. Returns its name and the call.
 
-        `choice` numbers the answers that one request asks for: with a seed, each has another one. `on_delta`
-        gets the call's name with each piece of an answer that is sampled, and none of one in the journal.
+        `model` is asked whatever the request names. `on_delta` gets the call's name with each piece of an
+        answer that is sampled, and none of one in the journal.
 
         Raises RequestError for an unknown model or impossible sampling, EngineError when the model
         has no answer, EpisodeError when the episode is over or has made too many calls.
         """
         await self._admit()
         model = self.models.choose(model)
-        chosen = self._sampling(model, sampling, choice)
-        defaults = self.models.template_options.get(model, {})
-        options = {**defaults, **(template_options or {})}
-        form = [tool_choice, parallel_tool_calls, options, prompt, top_logprobs, prompt_logprobs]
-        digest = _digest(model, messages, tools, chosen, form)
+        prompt, top, prompt_top = asked.prompt, asked.top_logprobs, asked.prompt_logprobs
+        messages = asked.messages if prompt is None else as_message(prompt)
+        chosen = self._sampling(model, asked.sampling, asked.choice)
+        options = {**self.models.template_options.get(model, {}), **asked.template_options}
+        form = [asked.tool_choice, asked.parallel_tool_calls, options, prompt, top, prompt_top]
+        digest = _digest(model, messages, asked.tools, chosen, form)
         count = self._asked.get(digest, 0)
         self._asked[digest] = count + 1
         name = f"{digest}/{count}"
         request = ChatRequest(
             messages,
-            tools,
+            asked.tools,
             chosen,
             fold(self._seed, self.episode_id, name) if chosen.seed is None else chosen.seed,
             self.episode_id,
-            tool_choice=tool_choice,
-            parallel_tool_calls=parallel_tool_calls,
+            tool_choice=asked.tool_choice,
+            parallel_tool_calls=asked.parallel_tool_calls,
             template_options=options,
             prompt=prompt,
-            top_logprobs=top_logprobs,
-            prompt_logprobs=prompt_logprobs,
+            top_logprobs=top,
+            prompt_logprobs=prompt_top,
         )
         index = len(self._calls)
         self._calls.append(None)
@@ -251,7 +245,7 @@ class Recorder:
 
         try:
             with counting_retries() as count:
-                call: Call = await self._journal.step(
+                call: Call = await self.journal.step(
                     call_key(self.episode_id, name), sample, encode=encode, decode=decode
                 )
         except (StoreError, ModelOut) as error:

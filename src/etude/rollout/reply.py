@@ -1,20 +1,26 @@
-"""Tools as a model is told of them, and its reply, which may call some."""
+"""Tools as a model is told of them, Python functions among them, and its reply, which may call some."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import json
-from collections.abc import Callable, Hashable, Sequence
+import re
+import sys
+import types
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
+from pydantic.errors import PydanticUserError
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import ArgsKwargs, PydanticSerializationError
 
 from etude.core.call import Call
 from etude.core.errors import RequestError
 from etude.core.json_text import read_json
 from etude.core.message import Message, Tool
-from etude.rollout.python_function import PythonFunction
 from etude.store.plain import plain
 
 
@@ -92,28 +98,168 @@ def schema_of(response_format: Any) -> Any:
     return {"type": "json_schema", "json_schema": {"schema": response_format.model_json_schema()}}
 
 
+_HEADING = re.compile(
+    r"^((?:keyword |other )?(?:args|arguments|params|parameters)):[ \t]*\n+(?=[ \t]+\S)", re.M | re.I
+)
+"""griffe takes it for a heading only after a blank line, and before none."""
+
+
+class PythonFunction:
+    """A function, method, or other callable that a model may call.
+
+    It is described by pydantic's schema of its signature, with the texts of `Annotated`, of `Field` and of
+    the docstring, and a call's arguments are checked by the same.
+    """
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        """Raises RequestError for what is no function, and where an annotation has no JSON schema."""
+        if not callable(fn):
+            raise RequestError(f"a tool must be a dict or a function, found {fn!r:.80}")
+        inner = fn
+        while isinstance(inner, functools.partial):
+            inner = inner.func
+        self.name: str = getattr(inner, "__name__", type(inner).__name__)
+        routine = inner if inspect.isroutine(inner) else type(inner).__call__
+        self.is_async = inspect.iscoroutinefunction(inspect.unwrap(routine))
+        try:
+            binding: Any = _binding(self.name, fn, inspect.unwrap(routine))
+            self._adapter = TypeAdapter(binding)
+            schema = _untitled(self._adapter.json_schema(schema_generator=_Schema))
+            names = vars(sys.modules.get(binding.__module__, types))
+            hints = get_type_hints(
+                types.SimpleNamespace(__annotations__=binding.__annotations__), names, include_extras=True
+            )
+        except (PydanticUserError, NameError, AttributeError, TypeError, ValueError, SyntaxError) as error:
+            raise RequestError(
+                f"function '{self.name}' cannot be described as a tool: {error}; annotate its arguments with "
+                f"types that JSON has"
+            ) from error
+        documented = routine if inspect.isroutine(inner) or routine.__doc__ else type(inner)
+        text, said = _read_docstring(inspect.getdoc(documented) or "")
+        for name, hint in hints.items():
+            texts = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, str)]
+            said |= {name: texts[0]} if texts else {}
+        properties, others = schema.setdefault("properties", {}), schema.pop("additionalProperties", False)
+        for name, described in properties.items():
+            if "description" not in described and name in said:
+                described["description"] = said[name]
+        if not isinstance(others, bool):  # That there are others or none goes without saying.
+            schema["additionalProperties"] = others
+        description = {"description": text} if text else {}
+        self.tool: Tool = {
+            "type": "function",
+            "function": {"name": self.name, "parameters": schema, **description},
+        }
+
+    def call(self, arguments: Mapping[str, Any]) -> Callable[[], Any]:
+        """The call with these arguments, each of the type that its annotation says.
+
+        Raises pydantic's ValidationError where they do not fit.
+        """
+        made: Callable[[], Any] = self._adapter.validate_python(ArgsKwargs((), dict(arguments)))
+        return made
+
+
+def _binding(name: str, fn: Callable[..., Any], routine: Any) -> Callable[..., Callable[[], Any]]:
+    """A function of the arguments that a model sets, all by their names, which gives the call with them.
+
+    What a `partial` has set by name is not the model's to set; nor are positional arguments of any number.
+    """
+    signature = inspect.signature(fn)
+    fixed = fn.keywords if isinstance(fn, functools.partial) else {}
+    by_place, parameters = [], []
+    for each in signature.parameters.values():
+        if each.name == "self":
+            raise TypeError("it is a method without its object; hand over the method of an object")
+        if each.kind is each.POSITIONAL_ONLY:
+            by_place.append(each.name)
+        if each.kind is each.VAR_KEYWORD:
+            parameters.append(each)
+        elif each.kind is not each.VAR_POSITIONAL and each.name not in fixed:
+            parameters.append(each.replace(kind=each.KEYWORD_ONLY))
+
+    def bind(**given: Any) -> Callable[[], Any]:
+        placed = [given.pop(name) for name in by_place if name in given]
+        return functools.partial(fn, *placed, **given)
+
+    bind.__name__, bind.__module__ = name, getattr(routine, "__module__", None) or __name__
+    bind.__annotations__ = {
+        each.name: each.annotation for each in parameters if each.annotation is not each.empty
+    }
+    bind.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return bind
+
+
+class _Schema(GenerateJsonSchema):
+    """Says nothing of defaults that JSON does not have."""
+
+    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
+
+    def encode_default(self, dft: Any) -> Any:
+        """The default as JSON. Raises PydanticSerializationError."""
+        value = super().encode_default(dft)
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError as error:
+            raise PydanticSerializationError(str(error)) from error
+        return value
+
+
+def _untitled(schema: Any, *, is_names: bool = False) -> Any:
+    """A schema without titles, which only cost tokens."""
+    if isinstance(schema, list):
+        return [_untitled(inner) for inner in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: value if key in ("default", "enum", "const", "examples") and not is_names
+        else _untitled(value, is_names=key in ("properties", "$defs") and not is_names)
+        for key, value in schema.items()
+        if key != "title" or is_names
+    }  # fmt: skip
+
+
+def _read_docstring(docstring: str) -> tuple[str, dict[str, str]]:
+    """The text of a docstring of any style, and its descriptions of arguments, each on one line.
+
+    What is returned and raised is left out.
+    """
+    from griffe import Docstring, parse_auto
+    from griffe import DocstringSectionKind as Kind
+
+    spaced = Docstring(_HEADING.sub(r"\n\1:\n", docstring))
+    pieces, descriptions = [], dict[str, str]()
+    quietly: Any = {style: {"warnings": False} for style in ("google", "numpy", "sphinx")}
+    for section in parse_auto(spaced, method="max_sections", default="google", per_style_options=quietly):
+        match section.kind:
+            case Kind.parameters | Kind.other_parameters:
+                for each in section.value:
+                    descriptions.setdefault(each.name.strip("*`- "), " ".join(each.description.split()))
+            case Kind.text:
+                pieces.append(section.value)
+            case Kind.admonition:
+                pieces.append(f"{section.title}: {section.value.contents}")
+            case Kind.examples:
+                pieces += ["Examples:", *(example for _, example in section.value)]
+    return " ".join(" ".join(pieces).split()), descriptions
+
+
 def describe_tools(tools: Sequence[Tool | Callable[..., Any]] | None) -> tuple[Tool, ...]:
     """OpenAI's description of each tool: dicts are taken as they are, functions are described.
 
     Raises RequestError for what is neither, and for a function that cannot be described.
     """
+    described = []
     for tool in tools or ():
-        if isinstance(tool, dict) and not (
-            isinstance(tool.get("function"), dict) and tool["function"].get("name")
-        ):
+        if not isinstance(tool, dict):
+            # Some callable objects cannot be a key.
+            tool = (_described if isinstance(tool, Hashable) else PythonFunction)(tool).tool
+        elif not (isinstance(tool.get("function"), dict) and tool["function"].get("name")):
             raise RequestError(
                 f"a tool must be {{'type': 'function', 'function': {{'name': …}}}}, found {tool!r:.80}"
             )
-    return tuple(tool if isinstance(tool, dict) else describe_function(tool) for tool in tools or ())
-
-
-def describe_function(fn: Callable[..., Any]) -> Tool:
-    """OpenAI's description of a Python function, made of its signature and docstring.
-
-    Raises RequestError when an annotation has no JSON schema.
-    """
-    # Some callable objects cannot be a key.
-    return (_described if isinstance(fn, Hashable) else PythonFunction)(fn).tool
+        described.append(tool)
+    return tuple(described)
 
 
 _described = functools.lru_cache(maxsize=256)(PythonFunction)

@@ -26,8 +26,7 @@ from etude.core.secrets import masked
 from etude.core.threads import call_in_thread
 from etude.core.tools import ToolResult, ToolSession, ToolSet, ToolSource, ToolUse
 from etude.rollout.episode_loop import EpisodeLoop
-from etude.rollout.python_function import PythonFunction
-from etude.rollout.reply import ToolCall
+from etude.rollout.reply import PythonFunction, ToolCall
 from etude.store.episodes import tool_key
 from etude.store.journal import Steps
 from etude.store.plain import plain
@@ -102,10 +101,18 @@ class EpisodeTools:
     episode that runs again gets the results it had.
     """
 
-    def __init__(self, episode_id: str, sets: Mapping[str, ToolSet], journal: Steps) -> None:
+    def __init__(
+        self,
+        episode_id: str,
+        sets: Mapping[str, ToolSet],
+        journal: Steps,
+        record: Callable[[Event], None],
+        loop: EpisodeLoop,
+    ) -> None:
         self.episode_id = episode_id
         self._sets = sets
         self._journal = journal
+        self.record, self.loop = record, loop
         self._open: list[contextlib.AsyncExitStack] = []
         self.counts = defaultdict[str, int](int)
         """Calls by the name of their set."""
@@ -123,12 +130,7 @@ class EpisodeTools:
         return self._sets[wanted]
 
     @contextlib.asynccontextmanager
-    async def open(
-        self,
-        wanted: Sequence[str | ToolSet | Callable[..., Any]],
-        record: Callable[[Event], None],
-        loop: EpisodeLoop,
-    ) -> AsyncIterator[Tools]:
+    async def open(self, wanted: Sequence[str | ToolSet | Callable[..., Any]]) -> AsyncIterator[Tools]:
         """The tools of these sets together; closed at the end, or with the episode."""
         sets = [self.find(each) for each in wanted or self._sets]
         stack = contextlib.AsyncExitStack()
@@ -136,11 +138,11 @@ class EpisodeTools:
         async with stack:
             opened = [_OpenSet(each, await stack.enter_async_context(each.source.open())) for each in sets]
             try:
-                yield Tools(self, opened, record, loop)
+                yield Tools(self, opened)
             finally:
                 for each in opened:
                     if log := await each.session.log():
-                        record(Event("log", -1, None, f"{each.set.name}: {log}"))
+                        self.record(Event("log", -1, None, f"{each.set.name}: {log}"))
 
     async def close(self) -> None:
         """Close what an agent that did not end has left open."""
@@ -231,14 +233,8 @@ class _OpenSet:
 class Tools:
     """Tools that are open in an episode: `async with episode.tools("search") as tools:`."""
 
-    def __init__(
-        self,
-        episode: EpisodeTools,
-        opened: Sequence[_OpenSet],
-        record: Callable[[Event], None],
-        loop: EpisodeLoop,
-    ) -> None:
-        self._episode, self._record, self._loop = episode, record, loop
+    def __init__(self, episode: EpisodeTools, opened: Sequence[_OpenSet]) -> None:
+        self._episode = episode
         self._owners: dict[str, _OpenSet] = {}
         self.schemas: list[Tool] = []
         """The tools in OpenAI's format: hand them to `episode.chat(tools=…)`, or to a client."""
@@ -259,7 +255,7 @@ class Tools:
         The model is told of its own mistakes, and of a tool's error. Raises ToolError when the tool has no
         answer: then the episode fails, unless the agent catches it.
         """
-        return call.result(await self._loop.call(self._text(call)))
+        return call.result(await self._episode.loop.call(self._text(call)))
 
     async def call_all(self, calls: Sequence[ToolCall]) -> list[Message]:
         """Call several tools at the same time; their messages in the order of the calls.
@@ -278,7 +274,7 @@ class Tools:
         source, reason = opened.set.name if opened else "", refusal or ""
         use = ToolUse(source, call.name, call.arguments, reason, "refused", began=time.time())
         if refusal is not None or opened is None or call.arguments is None:
-            self._record(Event("tool", -1, tool=use))
+            self._episode.record(Event("tool", -1, tool=use))
             return use.result
         self._episode.counts[opened.set.name] += 1
         begun = time.perf_counter()
@@ -290,7 +286,7 @@ class Tools:
             use = replace(use, result=str(error), outcome="failed")
             raise
         finally:
-            self._record(Event("tool", -1, tool=replace(use, seconds=time.perf_counter() - begun)))
+            self._episode.record(Event("tool", -1, tool=replace(use, seconds=time.perf_counter() - begun)))
         return use.result
 
     def _refusal(self, call: ToolCall, opened: _OpenSet | None) -> str | None:

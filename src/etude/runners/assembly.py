@@ -11,7 +11,7 @@ from etude.config.schema import Config
 from etude.core.call import Sampling
 from etude.core.errors import RequestError
 from etude.core.interfaces import Engine, Evaluator
-from etude.inference.opponents_config import OpponentsConfig
+from etude.inference.local import OpponentsConfig
 from etude.rollout.collector import Collector, Limits, Runner
 from etude.rollout.workflow import Workflow
 from etude.store.journal import Steps
@@ -48,7 +48,6 @@ async def build_collector(
 
 
 async def build_evaluators(builder: Builder) -> dict[str, Evaluator]:
-    """The config's evaluators by their names."""
     return {name: await builder.get_evaluator(name) for name in builder.config.eval.evaluators}
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from etude.core.errors import EtudeError
-from etude.inference.child_process import MaskedLog, guard_of, last_exception, last_lines
+from etude.inference.child_process import MaskedLog, last_exception, last_lines, start_guarded
 from etude.learner.launch import Launcher as TeamLauncher
 from etude.runners.program import Invitation
 from etude.store.files import private_folder
@@ -89,10 +89,10 @@ class Cluster:
 class LocalProcess:
     """A process group on this machine, which a guard ends when this process is gone, even by SIGKILL."""
 
-    def __init__(self, process: Process, guard: Process, path: Path, log: MaskedLog | None = None) -> None:
-        """`log` is what writes to `path`, where that is done here."""
+    def __init__(self, process: Process, lifeline: int, path: Path, log: MaskedLog | None = None) -> None:
+        """The guard lives as long as `lifeline`; `log` is what writes to `path`, where that is done here."""
         self._process = process
-        self._guard = guard
+        self._lifeline: int | None = lifeline
         self._path = path
         self._log = log
         self.log = str(path)
@@ -102,9 +102,9 @@ class LocalProcess:
         """Wait until it has ended; its guard ends then, and what it has started."""
         code = await self._process.wait()
         self.kill()
-        with contextlib.suppress(ProcessLookupError):
-            self._guard.kill()
-        await self._guard.wait()
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
         if self._log is not None:
             await self._log.settled()
         if code >= 0:
@@ -113,12 +113,12 @@ class LocalProcess:
         return ProcessEnd(f"was killed by {name}", by_others=name in ("SIGKILL", "SIGTERM"))
 
     def kill(self) -> None:
-        """Kill its process group."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """Kill its process group, whose number may be another's once the guard in it is gone."""
+        if self._lifeline is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def memory(self) -> float:
-        """Its resident memory, as Linux tells it."""
         try:
             pages = Path(f"/proc/{self._process.pid}/statm").read_text(encoding="ascii").split()[1]
         except (OSError, IndexError):
@@ -153,17 +153,14 @@ async def start_runner(
     command = (sys.executable, "-c", _START, json.dumps(sys.path))
     try:
         # A session of its own: Ctrl-C goes to the head alone.
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=output, stderr=output, start_new_session=True
-        )
-        guard = await guard_of(process.pid)
+        process, lifeline = await start_guarded(*command, stdin=PIPE, stdout=output, stderr=output)
     except OSError as error:
         raise EtudeError(f"a runner cannot be started: {error}") from error
     assert process.stdin is not None
     with contextlib.suppress(OSError):
         process.stdin.write(f"{invitation.as_json()}\n".encode())
         await process.stdin.drain()
-    return LocalProcess(process, guard, path, log)
+    return LocalProcess(process, lifeline, path, log)
 
 
 @asynccontextmanager

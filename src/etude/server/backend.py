@@ -29,8 +29,7 @@ from etude.models.speech import Speech
 from etude.models.weights import load_tensors, write_lora_folder
 from etude.server.models import ServedModel, load_policy
 from etude.server.settings import ServerSettings
-from etude.store.files import WEIGHTS_FILE, draft_of
-from etude.store.sums import damage_in, note_sums
+from etude.store.files import WEIGHTS_FILE, damage_in, draft_of, note_sums
 
 _GPUS, _CPU_CORES = "CUDA_VISIBLE_DEVICES", "VLLM_CPU_OMP_THREADS_BIND"
 """The environment variables by which a vLLM is told what it may use, on a GPU and on a CPU."""
@@ -83,7 +82,6 @@ class EmbeddedBackend(Backend):
         self._first: Policy | None = None
 
     async def open(self) -> None:
-        """Into this process."""
         settings = self._settings
         self._first = await asyncio.to_thread(
             Policy.load, settings.model, device=settings.device, dtype=settings.dtype
@@ -99,7 +97,6 @@ class EmbeddedBackend(Backend):
         return EmbeddedEngine(policy, max_batch=settings.max_batch, max_tokens=settings.max_tokens)
 
     async def unload(self, model: ServedModel, engine: TokenEngine) -> None:
-        """Drop the weights."""
         await engine.close()
         await asyncio.to_thread(_free_memory)
 
@@ -156,12 +153,12 @@ class VllmBackend(Backend):
     def _connect(self) -> None:
         """Connect with the cluster, and have the processes placed there. Not in the main thread: there Ray
         would take SIGTERM for itself."""
-        from etude.cluster.connection import connected
+        from etude.cluster.config import connected
         from etude.cluster.samplers import SamplerLauncher, sampler_room
 
         settings = self._settings
-        assert settings.cluster is not None
-        self._exits.enter_context(connected(settings.cluster.address, settings.cluster.runtime_env, None))
+        assert settings.on is not None
+        self._exits.enter_context(connected(settings.on, {}, None))
         room = sampler_room(settings.sampler_cpus, settings.sampler_gpus, on_gpus=self._device != "cpu")
         for process in self._processes.processes:
             process.launcher = SamplerLauncher(room)
@@ -199,16 +196,13 @@ class VllmBackend(Backend):
             await asyncio.to_thread(shutil.rmtree, self._folder / name, ignore_errors=True)
 
     async def put_away(self) -> None:
-        """Stop vLLM."""
         await self._processes.stop()
 
     async def close(self) -> None:
-        """Stop vLLM, and leave the cluster."""
         await self.put_away()
         await asyncio.to_thread(self._exits.close)
 
     def status(self) -> dict[str, Any]:
-        """How the processes are."""
         return self._processes.status()
 
     def _require_heads(self, text: Any) -> None:

@@ -14,7 +14,7 @@ from etude.core.errors import EtudeError
 from etude.inference.answer import TokenEngine
 from etude.server.models import ModelStore, ServedModel
 from etude.server.settings import ServerSettings
-from etude.store.sums import DamagedError
+from etude.store.files import DamagedError
 from etude.wire.http_server import ApiError
 
 if TYPE_CHECKING:
@@ -125,7 +125,6 @@ class EnginePool:
                 await self._unload(name)
 
     async def close(self) -> None:
-        """Free everything."""
         for name in list(self._loaded):
             await self._unload(name)
         await self._backend.put_away()

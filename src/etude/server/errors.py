@@ -23,7 +23,7 @@ from etude.core.errors import (
 )
 from etude.core.json_text import read_json
 from etude.core.threads import beside_loop
-from etude.wire.gateway import code_of, param_of
+from etude.wire.gateway import code_of
 from etude.wire.http_server import ApiError, in_one_line
 from etude.wire.sampling import problems_of
 
@@ -68,7 +68,7 @@ def api_error(request: Request, error: Exception) -> ApiError:
         case RequestError():
             return ApiError(400, str(error), param=error.param, code="invalid_value")
         case ImpossibleCall():
-            return ApiError(400, str(error), param=param_of(error), code=code_of(error))
+            return ApiError(400, str(error), param=error.param, code=code_of(error))
         case DBAPIError():
             _LOG.error("%s: the database: %s", where, in_one_line(error))
             message = "the server's database does not answer; its log has the reason"
@@ -101,7 +101,6 @@ class JsonRoute(APIRoute):
     """A route that takes such requests, to be named as the `route_class` of a router."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """FastAPI's handler, for a `JsonRequest`."""
         handle = super().get_route_handler()
 
         async def handle_json(request: Request) -> Response:

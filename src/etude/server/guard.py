@@ -1,4 +1,4 @@
-"""The guard in front of all routes: who may come in, with how much, and from which version."""
+"""The guard in front of all routes: who may come in, and with how much; it counts what is asked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import metadata
 
-from packaging.version import InvalidVersion, Version
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -17,12 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from etude.server.extensions import ServerExtension
 from etude.server.settings import ServerSettings
-from etude.wire.http_server import ApiError, RequestChecks, require_key, require_own_name
-
-VERSION_HEADER = "x-etude-version"
-"""Clients of etude send their version in it, and every answer has the server's."""
-
-WARNING_HEADER = "x-etude-warning"
+from etude.wire.http_server import RequestChecks, require_key, require_own_name
 
 _OPEN = frozenset({"/health", "/version", "/docs", "/openapi.json"})
 """Paths that need no key, because they give nothing away."""
@@ -38,20 +32,8 @@ def server_version() -> str:
     return metadata.version("etude")
 
 
-def compare_versions(client: str) -> tuple[str | None, str | None]:
-    """Why a client of that version is refused, and the warning for one that is not; each may be None."""
-    try:
-        theirs, ours = Version(client), Version(server_version())
-    except InvalidVersion:
-        return f"the header {VERSION_HEADER} is {client!r:.40}, which is no version", None
-    pair = f"this server is etude {ours}, and the client is etude {theirs}:"
-    if theirs.major != ours.major:
-        return f"{pair} another major version. Install etude {ours.major}.* in the client", None
-    return None, None if theirs.minor == ours.minor else f"{pair} newer features may be missing"
-
-
 class Guard:
-    """Checks key, name, version and size of each request, and counts it."""
+    """Checks key, name and size of each request, and counts it."""
 
     def __init__(
         self, app: ASGIApp, settings: ServerSettings, metrics: Metrics, extensions: Sequence[ServerExtension]
@@ -62,23 +44,17 @@ class Guard:
         self._checked = RequestChecks(app, self._check, max_body=self._max_body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if scope["type"] != "http":
             await self._checked(scope, receive, send)
             return
         headers, started, status = Headers(scope=scope), time.perf_counter(), 500
-        _, warning = _compared(headers)
         request_id = headers.get("x-request-id", "")[:128] or f"req_{secrets.token_hex(12)}"
 
         async def send_on(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                added = MutableHeaders(scope=message)
-                added["x-request-id"] = request_id
-                added[VERSION_HEADER] = server_version()
-                if warning is not None:
-                    added[WARNING_HEADER] = warning
+                MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
         try:
@@ -99,15 +75,6 @@ class Guard:
             require_own_name(headers, self._settings.host)
         else:
             require_key(headers, self._settings.api_key.get_secret_value())
-        refusal, _ = _compared(headers)
-        if refusal is not None:
-            raise ApiError(400, refusal, code="incompatible_version")
-
-
-def _compared(headers: Headers) -> tuple[str | None, str | None]:
-    """`compare_versions` of a request's client."""
-    client = headers.get(VERSION_HEADER)
-    return compare_versions(client) if client is not None else (None, None)
 
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from etude.algorithms.algorithm import Algorithm, Gradient, algorithm_of, algorithm_type, gradient_fields
 from etude.config import registry
-from etude.config.reference import descriptions
+from etude.config.slots import descriptions
 from etude.core.sample import Kind
 from etude.core.trajectory import Method
 from etude.learner.memory import ModelNumbers

@@ -98,7 +98,6 @@ class Inference:
 
     @asynccontextmanager
     async def reader(self, model: str) -> AsyncIterator[Speech]:
-        """How a model reads."""
         async with self._pool.using(model or self._base, 0) as engine:
             yield engine.speech
 

@@ -96,7 +96,6 @@ class MethodBody(BaseModel):
 
     @property
     def hyperparameters(self) -> Hyperparameters:
-        """Those of the method."""
         return self._asked
 
     _asked: Hyperparameters = PrivateAttr(default_factory=Hyperparameters)

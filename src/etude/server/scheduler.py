@@ -17,7 +17,7 @@ from typing import Any
 
 from etude.backends.lm_client import FREE_ENGINE
 from etude.inference.child_process import last_lines
-from etude.learner.launch import Launcher, LocalLauncher, exit_words
+from etude.learner.launch import LocalLauncher, exit_words
 from etude.models.source import local_path
 from etude.server.database import Row
 from etude.server.engines import JOBS, EnginePool
@@ -28,6 +28,8 @@ from etude.store.files import open_private, private_folder
 _LOG = logging.getLogger("etude.server")
 
 _MODULE = "etude.server.worker"
+_TOGETHER = LocalLauncher()
+"""Starts the processes that train a job together."""
 _ATTEMPTS = 3
 """Workers that may end without a checkpoint before their job is given up."""
 _LOOK_SECONDS = 0.5
@@ -51,9 +53,8 @@ class Workers:
     They are forked from a nursery, a process that has imported what takes seconds to import.
     """
 
-    def __init__(self, environment: Mapping[str, str], launcher: Launcher) -> None:
-        """`environment` is that of the workers; `launcher` starts those that train a job together."""
-        self._launcher = launcher
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """`environment` is that of the workers."""
         # With NVML, as CUDA itself could not be used any more after a fork.
         self._environment = {**environment, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         # The other end is closed by the end of this process, whatever that is, and workers notice it.
@@ -74,8 +75,8 @@ class Workers:
         folder = JobFolder(order.settings.data_dir, order.job)
         private_folder(folder.path)
         processes = order.settings.training_processes or 1
-        if processes > 1 or order.settings.cluster is not None:
-            command = self._launcher.command(_MODULE, [order.model_dump_json()], processes, folder.path)
+        if processes > 1:
+            command = _TOGETHER.command(_MODULE, [order.model_dump_json()], processes, folder.path)
             with open_private(folder.log, "ab") as log:
                 process = await self._spawn(command, stdin=self._lifeline, stdout=log, stderr=log)
             return Worker(process.pid, asyncio.ensure_future(process.wait()))
@@ -155,8 +156,7 @@ class Scheduler:
         self._workers_settings = settings.model_copy(update={**own, "api_key": None, "vllm_args": ()})
         self._jobs = jobs
         self._pool = pool
-        self._launcher = launcher_for(settings)
-        self._workers = Workers(_without_keys(settings), self._launcher)
+        self._workers = Workers(_without_keys(settings))
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._workers_of: dict[str, Worker] = {}
         """Those that this server has started, by their jobs."""
@@ -269,7 +269,7 @@ class Scheduler:
             code = await self._wait(job, worker.code)
         finally:
             self._workers_of.pop(job, None)
-        await self._settle(job, self._launcher.first_failure(_text_of(log, begin)) or exit_words(code))
+        await self._settle(job, _TOGETHER.first_failure(_text_of(log, begin)) or exit_words(code))
 
     async def _wait_for_orphan(self, job: str) -> None:
         """A job that an earlier server started: its worker may still be at it."""
@@ -321,18 +321,6 @@ class Scheduler:
             event = f"The worker ended early ({how}); the job goes on {start}"
             attempts = row["attempts"] if counts else 0
             await asyncio.to_thread(self._jobs.requeue, job, event, attempts)
-
-
-def launcher_for(settings: ServerSettings) -> Launcher:
-    """Starts the processes that train, here or on a cluster. Raises MissingExtraError, RequestError."""
-    if settings.cluster is None:
-        return LocalLauncher()
-    from etude.cluster.launch import TeamLauncher
-
-    # Algorithms of a user's are imported from the server's current folder.
-    code = Path.cwd() if settings.algorithms else None
-    desk, on_gpus = "etude.server.stores:StoresDesk", settings.device != "cpu"
-    return TeamLauncher(settings.cluster, desk, on_gpus=on_gpus, code=code)
 
 
 def _text_of(log: Path, begin: int) -> str:

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
-from etude.cluster.config import RayConfig
 from etude.core.errors import RequestError
 from etude.report.logs import LogLevel
 from etude.wire.http_server import is_loopback
@@ -65,8 +64,8 @@ class ServerSettings(BaseModel):
     """Algorithms of one's own that jobs may name, as import paths `module:Name`; the server imports them."""
     shard_training: bool = False
     """Whether each of these processes holds only a part of the weights and of the optimiser's state."""
-    cluster: RayConfig | None = None
-    """The Ray cluster whose nodes train; None trains on this machine."""
+    on: str | None = None
+    """The address of the Ray cluster whose nodes sample; None samples on this machine."""
     samplers: int = Field(default=0, ge=0)
     """vLLM processes on the nodes of the cluster; without any they are on this machine."""
     sampler_cpus: float = Field(default=1.0, ge=0)
@@ -113,8 +112,13 @@ def server_settings(**given: Any) -> ServerSettings:
         }.items():
             if values:
                 raise RequestError(f"{option} {values[0]}: there is no vLLM without --engine vllm")
-    if settings.samplers and settings.cluster is None:
+    if settings.samplers and settings.on is None:
         raise RequestError("--samplers places vLLM processes on a cluster; name one: --on auto")
+    if settings.on is not None and not settings.samplers:
+        raise RequestError(
+            f"--on {settings.on} is for vLLM on the nodes of a cluster: --engine vllm --samplers N. Jobs "
+            "train on this machine; on the nodes a run's own learners do (`cluster: {learners: N}`)"
+        )
     if settings.samplers and settings.vllm_devices:
         raise RequestError(
             "--samplers are placed on the nodes of a cluster, and --vllm-device names devices of this "
@@ -139,8 +143,6 @@ def training_processes(settings: ServerSettings) -> int:
 
     Raises RequestError when there are more than GPUs to train on.
     """
-    if settings.cluster is not None:
-        return settings.cluster.learners or 1
     asked, gpus = settings.training_processes, _gpus(settings.device)
     if asked is not None and asked > 1 and gpus is not None and asked > gpus:
         there = "one device" if gpus == 1 else f"{gpus} GPUs"

@@ -1,4 +1,4 @@
-"""The worker: one or more processes that train a job.
+"""The worker: one or more processes that train a job of the database, from its file to a new model.
 
 `python -m etude.server.worker [ORDER]`. Without an order it is the nursery of those that are forked.
 """
@@ -6,30 +6,53 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import signal
 import sys
 import threading
 import time
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
+from typing import Any
 
-from etude.algorithms.algorithm import load_algorithms
-from etude.cluster.launch import HeadLost, Seat, own_seat
-from etude.core.errors import EtudeError, StoreError
+from torch import Tensor
+
+from etude.algorithms.algorithm import Algorithm, load_algorithms
+from etude.core.errors import EtudeError, StoreError, TrainingError
+from etude.core.job import ModelVersion
+from etude.core.keys import fold
 from etude.core.process import set_up_process
-from etude.jobs.part import PEER_SECONDS, asked_to_end, loading_of, locked_seat
-from etude.jobs.training import Interrupted, TooLittleMemory
-from etude.learner.learner import TrainingCanceled
+from etude.core.training_rows import ROW_OF
+from etude.jobs.training import (
+    PEER_SECONDS,
+    Interrupted,
+    JobData,
+    JobListener,
+    JobTraining,
+    TooLittleMemory,
+    asked_to_end,
+    loading_of,
+    units_of_rows,
+)
+from etude.jobs.training import Row as UnitRow
+from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
+from etude.learner.plan import Schedule, Step
 from etude.learner.team import PeerLost, Team, joined
+from etude.models.policy import LoraOptions, Policy
 from etude.report.logs import LogLevel, show_logs
+from etude.server.database import Row, open_database
 from etude.server.extensions import load_extensions
-from etude.server.jobs import FINAL, JobFolder
+from etude.server.files import FileStore, read_rows
+from etude.server.hyperparameters import job_algorithm
+from etude.server.jobs import FINAL, JobFolder, JobStore, model_name
+from etude.server.models import ModelStore, load_policy
 from etude.server.settings import LIFELINE, ServerSettings, WorkerOrder
-from etude.server.stores import Stores, stores_at, stores_here
-from etude.server.training import train_job
-from etude.store.files import open_private
+from etude.store.files import SERVER_DATABASE, draft_of, open_private
 from etude.store.lock import RunLock
 from etude.wire.http_server import ApiError
 
@@ -43,82 +66,72 @@ _IDLE_SECONDS = 900.0
 def work(order: WorkerOrder) -> bool:
     """Train the job, alone or as one of its processes; whether this one has done its part."""
     load_algorithms(order.settings.algorithms)
-    seat = own_seat()
     try:
-        with _team(order.settings, seat) as team:
-            return run_order(order, team, seat)
-    except (PeerLost, HeadLost) as error:
+        with _team(order.settings) as team, opened_stores(order.settings) as stores:
+            return run_order(order, team, stores)
+    except PeerLost as error:
         # The job goes on from its last checkpoint, with new processes.
         _LOG.error("job %s: %s", order.job, error)
         return False
 
 
-def run_order(order: WorkerOrder, team: Team, seat: Seat | None = None) -> bool:
+def run_order(order: WorkerOrder, team: Team, stores: Stores) -> bool:
     """Train the job, unless another worker does; how it ended is in the database.
 
-    `seat` is the place of this process, where a cluster started it. False when it failed. Raises PeerLost
-    and HeadLost.
+    False when it failed. Raises PeerLost.
     """
-    with stores_here(order.settings) if seat is None else nullcontext(stores_at(seat)) as stores:
-        jobs, lock = stores.jobs, None
-        try:
-            lock = _locked(JobFolder(order.settings.data_dir, order.job), team, seat)
-            if lock is not None and team.any(team.leads and jobs.get(order.job)["status"] == "running"):
-                _train(order, team, stores, seat)
-            return True
-        except (Interrupted, TrainingCanceled) as reason:
-            _LOG.warning("job %s: %s", order.job, type(reason).__name__)
-            return True
-        except (PeerLost, HeadLost):
-            raise
-        except ApiError as error:
-            jobs.fail(order.job, str(error.detail), "invalid_request", error.param)
-        except TooLittleMemory as error:
-            jobs.fail(order.job, str(error), "insufficient_memory")
-        except EtudeError as error:
-            jobs.fail(order.job, str(error), "training_failed")
-        except Exception as error:  # noqa: BLE001  trying again would end the same way, whatever it was
-            _LOG.exception("job %s", order.job)
-            first = (str(error).strip() or "no message").splitlines()[0]
-            jobs.fail(order.job, f"{type(error).__name__}: {first}", "training_failed")
-        finally:
-            if lock is not None:
-                lock.release()
+    jobs, lock = stores.jobs, None
+    try:
+        lock = _locked(JobFolder(order.settings.data_dir, order.job), team)
+        if lock is not None and team.any(team.leads and jobs.get(order.job)["status"] == "running"):
+            _train(order, team, stores)
+        return True
+    except (Interrupted, TrainingCanceled) as reason:
+        _LOG.warning("job %s: %s", order.job, type(reason).__name__)
+        return True
+    except PeerLost:
+        raise
+    except ApiError as error:
+        jobs.fail(order.job, str(error.detail), "invalid_request", error.param)
+    except TooLittleMemory as error:
+        jobs.fail(order.job, str(error), "insufficient_memory")
+    except EtudeError as error:
+        jobs.fail(order.job, str(error), "training_failed")
+    except Exception as error:  # noqa: BLE001  trying again would end the same way, whatever it was
+        _LOG.exception("job %s", order.job)
+        first = (str(error).strip() or "no message").splitlines()[0]
+        jobs.fail(order.job, f"{type(error).__name__}: {first}", "training_failed")
+    finally:
+        if lock is not None:
+            lock.release()
     return False
 
 
-def _train(order: WorkerOrder, team: Team, stores: Stores, seat: Seat | None) -> None:
+def _train(order: WorkerOrder, team: Team, stores: Stores) -> None:
     settings = order.settings
     settings = settings.model_copy(update=loading_of(team, settings.device, settings.dtype))
 
     def look(canceled: threading.Event, stopping: threading.Event) -> None:
-        """The job may be canceled or paused, and processes on a cluster be asked to make way."""
+        """The job may be canceled or paused."""
         status = stores.jobs.get(order.job)["status"]
         if status in FINAL:
             canceled.set()
-        elif status != "running" or (seat is not None and seat.stopping()):
+        elif status != "running":
             stopping.set()
 
     with asked_to_end(look) as (canceled, stopping):
         train_job(settings, stores.jobs.get(order.job), stores, team, canceled, stopping)
 
 
-def _team(settings: ServerSettings, seat: Seat | None) -> AbstractContextManager[Team]:
+def _team(settings: ServerSettings) -> AbstractContextManager[Team]:
     """The processes that train the job together. Entering it raises PeerLost."""
-    if settings.training_processes == 1 and seat is None:
+    if settings.training_processes == 1:
         return nullcontext(Team())
     return joined(settings.device, PEER_SECONDS, shards=settings.shard_training)
 
 
-def _locked(folder: JobFolder, team: Team, seat: Seat | None) -> RunLock | None:
-    """This process's lock; None in all processes when another worker has the job.
-
-    The lock of a job on a cluster is its launcher's, and the processes have others. Raises StoreError where
-    they do not share the folder, PeerLost where an earlier team does not end.
-    """
-    if seat is not None:
-        seat.require_shared()
-        return locked_seat(seat, team)
+def _locked(folder: JobFolder, team: Team) -> RunLock | None:
+    """This process's lock; None in all processes when another worker has the job."""
     lock: RunLock | None = None
     # First the leader: of two workers that are started at once, one must get all locks.
     for leads in (True, False):
@@ -228,6 +241,190 @@ def main() -> int:
         show_logs(order.settings.log_level)
         _LOG.debug("order: %s", order.model_dump_json())
     return 0 if order is None or work(order) else 1
+
+
+KEPT_CHECKPOINTS = 3
+"""Checkpoints of a job that can be asked as models: those of its last epochs."""
+
+_COLUMNS = ("loss", "learning_rate", "tokens_per_s", "valid_loss")
+_HEADER = "step,train_loss,learning_rate,tokens_per_s,valid_loss"
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """The stores that a worker needs."""
+
+    jobs: JobStore
+    files: FileStore
+    models: ModelStore
+
+
+@contextmanager
+def opened_stores(settings: ServerSettings) -> Iterator[Stores]:
+    """The stores of the server's database. Raises StoreError when it cannot be opened."""
+    database = open_database(settings.data_dir / SERVER_DATABASE)
+    try:
+        names = [extension.names for extension in load_extensions()]
+        models = ModelStore(database, settings.data_dir, settings.name, names)
+        yield Stores(JobStore(database), FileStore(database, settings.data_dir), models)
+    finally:
+        database.dispose()
+
+
+def train_job(
+    settings: ServerSettings, job: Row, stores: Stores, team: Team, canceled: Event, stopping: Event
+) -> None:
+    """Train a job, from its newest checkpoint, and make its model. All processes of the team call it.
+
+    Raises TrainingError for rows that the model cannot take, ApiError for a model or file that is gone,
+    TrainingCanceled when `canceled` is set, and Interrupted, after a checkpoint, when `stopping` is.
+    """
+    values: Mapping[str, Any] = job["hyperparameters"]
+    algorithm = job_algorithm(job["method"], values)
+    policy = _load_policy(settings, job, stores.models, keep_base="reference" in algorithm.needs())
+    before = policy.digest()
+    options = LearnerOptions(
+        learning_rate=values["learning_rate"] * values["learning_rate_multiplier"],
+        schedule=Schedule(values["lr_schedule"], values["warmup_steps"]),
+        gradient_checkpointing=values["gradient_checkpointing"],
+    )
+    reporter = _Reporter(job, stores, settings.data_dir)
+    checkpoints = JobFolder(settings.data_dir, job["id"]).checkpoints
+    data = _data_of_rows(job, stores, algorithm, policy)
+    learner = Learner(policy, options, team)
+    training = JobTraining(learner, data, reporter, checkpoints, settings.checkpoint_steps)
+    training.run(canceled, stopping)
+    weights = team.whole(policy.trainable())
+    if team.leads:
+        reporter.finish(policy, weights, before, training.history, data.trained(training))
+
+
+def _data_of_rows(job: Row, stores: Stores, algorithm: Algorithm, policy: Policy) -> JobData:
+    def rows_of(file: str | None) -> Sequence[UnitRow]:
+        if not file:
+            return []
+        rows: Any = read_rows(stores.files.path(file), ROW_OF[algorithm.kind])
+        return units_of_rows(rows, policy, algorithm)
+
+    return JobData(
+        algorithm,
+        rows_of(job["training_file"]),
+        rows_of(job["validation_file"]),
+        passes=job["hyperparameters"]["n_epochs"],
+        batch_size=job["hyperparameters"]["batch_size"],
+        seed=job["seed"],
+        key=("epoch",),
+    )
+
+
+def _load_policy(settings: ServerSettings, job: Row, models: ModelStore, *, keep_base: bool) -> Policy:
+    model, values = models.get(job["model"]), job["hyperparameters"]
+    fresh = values["lora_rank"] > 0 and model.lora is None
+    lora = LoraOptions(values["lora_rank"], values["lora_alpha"]) if fresh else None
+    from_base = keep_base and values.get("reference") == "base"
+    policy = load_policy(settings, model, lora=lora, seed=fold(job["seed"], "lora"), keep_base=from_base)
+    if keep_base:
+        # Where the server's own model is not the reference: the one that the job starts from.
+        policy.keep_base()
+    return policy
+
+
+class _Reporter(JobListener):
+    """Writes what a job does into the database: events, checkpoints that are models, and its end."""
+
+    def __init__(self, job: Row, stores: Stores, data_dir: Path) -> None:
+        self._job = job
+        self._id = str(job["id"])
+        self._jobs = stores.jobs
+        self._files = stores.files
+        self._data_dir = data_dir
+        self._clock = (time.time(), 0)
+        """When this worker began, and after which step."""
+
+    def went_back(self, step: int, damage: Sequence[str]) -> None:
+        on = f"the job goes on from step {step}" if step else "the job begins anew"
+        self._jobs.add_event(self._id, f"A checkpoint is damaged: {'; '.join(damage)}; {on}", level="warn")
+
+    def started(self, done: int) -> None:
+        self._clock = (time.time(), done)
+        resumed = f", from step {done}" if done else ""
+        self._jobs.add_event(self._id, f"Fine-tuning job started{resumed}", once=f"started {done}")
+
+    def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
+        """An event, and when the job is expected to end."""
+        loss = metrics.get("loss", math.nan)
+        message = f"Step {step.number}/{step.of}: training loss={loss:.4f}"
+        if "valid_loss" in metrics:
+            message += f", validation loss={metrics['valid_loss']:.4f}"
+        progress = {"step": step.number, "total_steps": step.of, "epoch": step.epoch, "train_loss": loss}
+        data = _finite(progress | {**metrics})
+        self._jobs.add_event(self._id, message, once=f"step {step.number}", data=data)
+        began, done = self._clock
+        left = (time.time() - began) / (step.number - done) * (step.of - step.number)
+        self._jobs.set(self._id, estimated_finish=time.time() + left)
+
+    def checkpointed(
+        self, step: Step, version: ModelVersion, metrics: Mapping[str, float]
+    ) -> Collection[int]:
+        """One at the end of an epoch can be asked as a model."""
+        if step.ends_epoch:
+            finite = _finite(metrics)
+            shown = {"step": step.number, "train_loss": finite.get("loss")}
+            if "valid_loss" in finite:
+                shown |= {"valid_loss": finite["valid_loss"], "full_valid_loss": finite["valid_loss"]}
+            model = self._model(Path(version.location), version.digest, step.number)
+            self._jobs.add_checkpoint(self._id, model | {"metrics": shown}, KEPT_CHECKPOINTS)
+            event = f"Checkpoint created at step {step.number}"
+            self._jobs.add_event(self._id, event, once=f"checkpoint {step.number}")
+        self._jobs.set(self._id, attempts=0)
+        rows, _ = self._jobs.checkpoints(self._id, None, KEPT_CHECKPOINTS)
+        return {int(row["step"]) for row in rows}
+
+    def finish(
+        self,
+        policy: Policy,
+        weights: Mapping[str, Tensor],
+        before: str,
+        history: Sequence[Mapping[str, float]],
+        tokens: int,
+    ) -> None:
+        """Write the model and the table of steps. Raises TrainingError when no weight has changed."""
+        folder = self._data_dir / "models" / self._id
+        with draft_of(folder) as draft:
+            digest = policy.save_version(draft, 1, weights).digest
+            if digest == before:
+                raise TrainingError("training changed no weight; raise learning_rate_multiplier")
+        results = f"file-{self._id.removeprefix('ftjob-')}"
+        lines = [_line(number, metrics) for number, metrics in enumerate(history, start=1)]
+        table = [_HEADER, *lines, ""]
+        self._files.write_results(results, "step_metrics.csv", "\n".join(table))
+        model = self._model(folder, digest, None) | {"metrics": {}}
+        self._jobs.succeed(self._id, model, trained_tokens=tokens, result_files=[results])
+
+    def _model(self, folder: Path, digest: str, step: int | None) -> Row:
+        """The row of a model, whose folder is relative: the data folder may be moved."""
+        values = self._job["hyperparameters"]
+        rank = values["lora_rank"]
+        return {
+            "id": model_name(self._job["model"], self._job["suffix"], self._id, step),
+            "created": time.time(),
+            "job": self._id,
+            "folder": str(folder.relative_to(self._data_dir)),
+            "lora": {"r": rank, "alpha": values["lora_alpha"]} if rank else None,
+            "digest": digest,
+            "step": step,
+        }
+
+
+def _line(step: int, metrics: Mapping[str, float]) -> str:
+    """A line of the table of steps; a number that is not finite is left out."""
+    finite = _finite(metrics)
+    return ",".join([str(step), *(f"{finite[name]:.6g}" if name in finite else "" for name in _COLUMNS)])
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """JSON has no other numbers."""
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 if __name__ == "__main__":

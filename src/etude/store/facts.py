@@ -1,17 +1,26 @@
-"""Runs seen from outside: which a folder has, which one is meant, how far each came, and what it measured."""
+"""Runs from outside: which a folder has, which one is meant, how far each came, and several side by side."""
 
 from __future__ import annotations
 
+import json
+import math
+import re
 import shlex
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+from etude.config.document import KeyPath, dotted
 from etude.config.nearest import nearest
 from etude.core.errors import EtudeError, RequestError
 from etude.core.history import History
+from etude.core.keys import content_hash
+from etude.core.stats import Estimate, estimate_difference, shared_bounds
 from etude.store.database import DATABASE
+from etude.store.episodes import phases_of, stored_episodes
+from etude.store.figures import summary_in
 from etude.store.files import SERVER_DATABASE, TO_EXPORT, WEIGHTS_FILE
 from etude.store.lock import locked_by
 from etude.store.log import histories
@@ -20,11 +29,12 @@ from etude.store.stored_config import (
     REQUEST,
     RESULT,
     evaluated_model,
+    evaluators_of,
     read_request,
+    reward_name,
     stored_data,
     trained_parts,
 )
-from etude.store.summary import summary_in
 
 State = Literal["running", "finished", "unfinished", "unreadable"]
 
@@ -61,7 +71,7 @@ class RunFacts:
     model: str | None = None
     """Of an evaluation: the model that was evaluated, a version of a run as `run:v3`."""
     summary: Mapping[str, Any] = field(default_factory=dict)
-    """Of a training run: see `etude.store.summary.summary_in`."""
+    """Of a training run: see `etude.store.figures.summary_in`."""
     result: Mapping[str, Any] | None = None
     """Of a finished evaluation (`etude.loop.evaluation.Evaluation`), or of an import (`Imported`)."""
     storage: Mapping[str, Any] | None = None
@@ -145,11 +155,6 @@ def is_run(path: Path) -> bool:
     return (path / DATABASE).is_file()
 
 
-def is_begun(path: Path) -> bool:
-    """Whether a process has begun to make a run folder at `path`."""
-    return (path / LOCK).is_file()
-
-
 def find_run(text: str, root: Path) -> Path:
     """The run folder that `text` names: a folder, or a name in `root`. Raises RequestError."""
     for path in (Path(text), root / text):
@@ -157,7 +162,7 @@ def find_run(text: str, root: Path) -> Path:
             return path.absolute()
         if any((path / name).is_file() for name in (WEIGHTS_FILE, SERVER_DATABASE)):
             raise RequestError(f"{path} is no run: {TO_EXPORT}")
-        if path.is_dir() and (is_begun(path) or not any(path.iterdir())):
+        if path.is_dir() and ((path / LOCK).is_file() or not any(path.iterdir())):
             what = "evaluation" if (path / REQUEST).exists() else "run"
             command = "evaluate" if what == "evaluation" else f"train CONFIG --name {shlex.quote(path.name)}"
             raise RequestError(
@@ -185,3 +190,104 @@ def latest_unfinished(root: Path) -> Path:
             return run.absolute()
     listing = f"etude runs list --output-dir {shlex.quote(str(root))}"
     raise RequestError(f"there is no unfinished run in {root}; for those that there are: {listing}")
+
+
+_LOCATIONS = (("finetuning", "output_dir"), ("finetuning", "run_configuration", "config_file"))
+"""Keys that say where files are, and not what is done with them."""
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""In the text of a Python object that JSON cannot keep: it is another one in each process."""
+
+
+class MeasuredExample(NamedTuple):
+    """An example that a run was measured on."""
+
+    id: str
+    content: str
+    """A hash of its inputs and its expected answer."""
+
+
+def differing_settings(runs: Sequence[Path]) -> dict[str, list[Any]]:
+    """The keys in which the runs' configs differ, with the value in each; None where a config lacks it.
+
+    Of evaluations also what `etude evaluate` was asked for, under `evaluate`: the model, how many episodes
+    for each example, and whether it was greedy.
+    """
+    settings = [dict(_leaves(_settings_of(run))) for run in runs]
+    keys = dict.fromkeys(key for setting in settings for key in setting if key not in _LOCATIONS)
+    values = {key: [setting.get(key) for setting in settings] for key in keys}
+    return {dotted(key): each for key, each in values.items() if any(value != each[0] for value in each)}
+
+
+def _settings_of(run: Path) -> dict[str, Any]:
+    data, request = stored_data(run, required=False), read_request(run)
+    if request is None:
+        return data
+    model = evaluated_model(request, trained_parts(data)["base"])
+    return {"evaluate": {"model": model, "repeat": request.repeat, "greedy": request.greedy}, **data}
+
+
+def paired_differences(first: Path, second: Path) -> dict[str, Estimate]:
+    """By how much the second run's scores are higher, for each evaluator that is not the reward.
+
+    As `paired_difference`; without the evaluators that the runs do not both have.
+    """
+    configs = [stored_data(run, required=False) for run in (first, second)]
+    rewards = [reward_name(data) for data in configs]
+    before, after = map(evaluators_of, configs)
+    common = [name for name in before if name in after and name not in rewards]
+    differences = {name: paired_difference(first, second, name) for name in common}
+    return {name: difference for name, difference in differences.items() if difference is not None}
+
+
+def paired_difference(first: Path, second: Path, evaluator: str | None = None) -> Estimate | None:
+    """By how much the second run's scores are higher, on the examples that both were measured on.
+
+    Taken from each run's evaluation, or else its last validation. Paired by example, so that the
+    examples' difficulty cancels out; examples are the same when their ids, inputs and expected answers are.
+    None when the runs have fewer than two examples in common. The scores are those of
+    `evaluator`, by default the one that is the reward.
+    """
+    before, after = measured(first, evaluator), measured(second, evaluator)
+    common = [each for each in before if each in after]
+    if len(common) < 2:
+        return None
+    scores = [stored for run in (first, second) for _, stored in _stored_scores(run, evaluator)]
+    return estimate_difference(
+        [before[each] for each in common],
+        [after[each] for each in common],
+        shared_bounds(stored.get("bounds") for stored in scores),
+    )
+
+
+def measured(run: Path, evaluator: str | None = None) -> dict[MeasuredExample, float]:
+    """The mean score of each example in a run's evaluation, or else its last validation.
+
+    The scores are those of `evaluator`, by default the one that is the reward.
+    """
+    scores: defaultdict[MeasuredExample, list[float]] = defaultdict(list)
+    for example, stored in _stored_scores(run, evaluator):
+        scores[example].append(float(stored["score"]))
+    return {example: math.fsum(values) / len(values) for example, values in scores.items()}
+
+
+def _stored_scores(run: Path, evaluator: str | None) -> Iterator[tuple[MeasuredExample, Mapping[str, Any]]]:
+    evaluator = evaluator or reward_name(stored_data(run, required=False))
+    with RunFolder.read(run) as folder:
+        phases = [
+            phase for phase in phases_of(folder.journal) if not phase.startswith(("train/", "warm-up/"))
+        ]
+        for key, data in stored_episodes(folder.journal, f"{phases[0]}/") if phases and evaluator else ():
+            stored = folder.journal.get(f"{key}/score/{evaluator}") or {}
+            if stored.get("score") is not None:
+                row = data["example"]
+                content = _ADDRESS.sub("", json.dumps([row["inputs"], row["expected"]], sort_keys=True))
+                yield MeasuredExample(row["id"], content_hash(content)), stored
+
+
+def _leaves(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    if isinstance(data, Mapping) and data:
+        for key, value in data.items():
+            yield from _leaves(value, (*path, key))
+    else:
+        yield path, data

@@ -1,4 +1,4 @@
-"""The record of what learners were given: the samples of each job, as far as the journal does not have them.
+"""The token sequences of episodes, and the record of the samples that learners were given of them.
 
 checkpoints/**/learned/v3.jsonl   the samples that version 3 was made of, as its learner took them
 submitted/4/run-epoch-4.jsonl     the data of a job of the fourth epoch, as they were handed to its backend,
@@ -6,7 +6,7 @@ submitted/4/run-epoch-4.jsonl     the data of a job of the fourth epoch, as they
 
 A file has a line for each sample after one about the job. Token ids, texts and sampled logprobs are in the
 journal; a line has the episode that they are of, and a digest of the ids. Numbers of whole answers are
-written once for each. Where no token ids are known, a line has the messages.
+written once for each. What has no token ids is not in it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ import json
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
-from etude.core.errors import StoreError
-from etude.core.message import Message
+from etude.core.call import Call, Completion, TopLogprobs
+from etude.core.episode import EpisodeRecord
+from etude.core.errors import RequestError, StoreError
 from etude.core.sample import Sample
+from etude.store.episodes import epoch_of
 from etude.store.files import write_atomically
+from etude.store.journal import Journal
+from etude.store.log import histories
 
 FOLDER = "learned"
 SUBMITTED = "submitted"
@@ -43,36 +47,23 @@ class Source:
     """The version that was made of it; None in the record of what was handed to a backend."""
     backend: str = ""
     """The backend that was handed it; empty in the record of a learner."""
-    takes_text: bool = False
-    """Whether that backend is given messages, and makes the tokens itself."""
     makes_advantages: bool = False
     """Whether that backend is given rewards. The advantages are then those that the run's algorithm has."""
 
 
 @dataclass(frozen=True, slots=True)
-class LearnedTurn:
-    """An answer within a sample: `ids[start:stop]` are its tokens."""
-
-    start: int
-    stop: int
-    version: int | None
-    """Of the weights that sampled it."""
-
-
-@dataclass(frozen=True, slots=True)
 class LearnedSample:
-    """One token sequence of T tokens that was trained on, or messages where no token ids are known."""
+    """One token sequence of T tokens that was trained on."""
 
     episode: str
+    reward: float
     digest: str
     """Of its token ids."""
     length: int
     """T."""
-    reward: float
-    turns: tuple[LearnedTurn, ...]
-    advantages: tuple[float, ...] | None
+    advantages: tuple[float, ...] | None = None
     """[T]; None where the loss wants none."""
-    weights: tuple[float, ...]
+    weights: tuple[float, ...] = ()
     """[T], the share of each token in the loss before it is normalised: 0 where nothing is trained."""
     side: str = ""
     """`chosen` or `rejected`, of a pair."""
@@ -81,8 +72,6 @@ class LearnedSample:
     """By position: log π - log π_sampled when the sample was first learned from, where that was recorded."""
     entropies: Mapping[int, float] = field(default_factory=dict)
     """By position: in nats, where the loss wanted them and they were recorded."""
-    messages: tuple[Message, ...] = ()
-    """Where no token ids are known. Those of the assistant are trained on, but for those of the weight 0."""
     source: Source = Source()
 
 
@@ -112,7 +101,7 @@ def learned_lines(
         lines += [
             _encoded(sample, side, (seen or {}).get(id(sample), Seen()))
             for sample, side in zip(unit, sides, strict=False)
-            if sample.ids or sample.messages
+            if sample.ids
         ]
     return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
 
@@ -172,15 +161,7 @@ def records_state(run: Path) -> float:
 
 
 def _encoded(sample: Sample, side: str, seen: Seen) -> dict[str, Any]:
-    if not sample.ids:
-        return {
-            "episode": sample.episode or "",
-            "reward": sample.reward,
-            "side": side,
-            "agent": sample.agent,
-            "messages": sample.messages,
-        }
-    places = [at for at, weight in enumerate(sample.loss_weights) if weight]
+    weights, alike = [*map(float, sample.loss_weights)], [*sample.by_token([1.0] * len(sample.turns))]
     data = {
         "episode": sample.episode or "",
         "digest": ids_digest(sample.ids),
@@ -188,12 +169,12 @@ def _encoded(sample: Sample, side: str, seen: Seen) -> dict[str, Any]:
         "reward": sample.reward,
         "turns": [[turn.start, turn.stop, turn.model_version] for turn in sample.turns],
         "advantages": None if sample.advantages is None else _short_of(sample, sample.advantages),
-        "weights": None if _is_plain(sample) else _short_of(sample, sample.loss_weights),
+        "weights": None if weights == alike else _short_of(sample, sample.loss_weights),
         "side": side or None,
         "agent": sample.agent,
     }
     # The first token of all is not chosen after anything.
-    places = [at for at in places if at]
+    places = [at for at, weight in enumerate(sample.loss_weights) if weight and at]
     if seen.logprobs and sample.logprobs is not None:
         gaps = (new - sample.logprobs[at] for at, new in zip(places, seen.logprobs, strict=False))
         data["ratios"] = [*map(_short, gaps)]
@@ -204,21 +185,7 @@ def _encoded(sample: Sample, side: str, seen: Seen) -> dict[str, Any]:
 
 def _decoded(line: str, source: Source) -> LearnedSample:
     data = json.loads(line)
-    if "messages" in data:
-        return LearnedSample(
-            episode=data["episode"],
-            digest="",
-            length=0,
-            reward=data["reward"],
-            turns=(),
-            advantages=None,
-            weights=(),
-            side=data["side"],
-            agent=data["agent"],
-            messages=tuple(data["messages"]),
-            source=source,
-        )
-    turns, length = tuple(LearnedTurn(*turn) for turn in data["turns"]), data["length"]
+    turns, length = [(start, stop) for start, stop, _ in data["turns"]], data["length"]
     weights = _spread(data.get("weights", [1.0] * len(turns)), turns, length)
     places = [at for at, weight in enumerate(weights) if weight and at]
     return LearnedSample(
@@ -226,7 +193,6 @@ def _decoded(line: str, source: Source) -> LearnedSample:
         digest=data["digest"],
         length=length,
         reward=data["reward"],
-        turns=turns,
         advantages=_spread(data["advantages"], turns, length) if "advantages" in data else None,
         weights=weights,
         side=data.get("side", ""),
@@ -237,11 +203,6 @@ def _decoded(line: str, source: Source) -> LearnedSample:
     )
 
 
-def _is_plain(sample: Sample) -> bool:
-    """Whether all answers count alike in the loss, and nothing else does."""
-    return [*map(float, sample.loss_weights)] == [*sample.by_token([1.0] * len(sample.turns))]
-
-
 def _short_of(sample: Sample, values: Sequence[float]) -> dict[str, list[Any]] | list[float]:
     """One number for each answer where its tokens have the same and all others 0; else runs of equal ones."""
     firsts = [float(values[turn.start]) if turn.stop > turn.start else 0.0 for turn in sample.turns]
@@ -250,15 +211,140 @@ def _short_of(sample: Sample, values: Sequence[float]) -> dict[str, list[Any]] |
     return {"runs": [[float(value), sum(1 for _ in run)] for value, run in groupby(values)]}
 
 
-def _spread(values: Any, turns: Sequence[LearnedTurn], length: int) -> tuple[float, ...]:
+def _spread(values: Any, turns: Sequence[tuple[int, int]], length: int) -> tuple[float, ...]:
     """The numbers of `_short_of` as one for each token."""
     if isinstance(values, dict):
         return tuple(chain.from_iterable([value] * int(count) for value, count in values["runs"]))
     spread = [0.0] * length
-    for turn, value in zip(turns, values, strict=True):
-        spread[turn.start : turn.stop] = [value] * (turn.stop - turn.start)
+    for (start, stop), value in zip(turns, values, strict=True):
+        spread[start:stop] = [value] * (stop - start)
     return tuple(spread)
 
 
 def _short(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One answer within a sequence: `ids[start:stop]` are its tokens."""
+
+    start: int
+    stop: int
+    call: int
+    """Index of the call within the episode."""
+    function: str
+    version: int
+    """Of the weights that sampled it."""
+    logprobs: tuple[float, ...] | None
+    """Of its tokens, under the distributions that they were sampled from."""
+    top: tuple[TopLogprobs, ...]
+    """The likeliest tokens in their places, where they were asked for."""
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSequence:
+    """All tokens of one branch of an episode: prompt and answers in turn."""
+
+    model: str
+    ids: tuple[int, ...]
+    spans: tuple[Span, ...]
+    begins: str = ""
+    """Why a branch began here and did not go on from the tokens before it; empty for the first one."""
+    learned: tuple[LearnedSample, ...] = ()
+    """The samples of these tokens that were trained on; of a preference there may be several."""
+
+
+def sequences_of(record: EpisodeRecord) -> list[TokenSequence]:
+    """The branches of an episode, in the order in which they were ended.
+
+    A call goes on from the latest earlier one whose prompt and answer its own prompt begins with. Those whose
+    engine did not tell token ids are left out.
+    """
+    known: list[tuple[Call, Completion, tuple[int, ...], tuple[int, ...]]] = []
+    parents: dict[int, int] = {}
+    for call in record.calls:
+        answer = call.completion
+        if answer is None or answer.prompt_ids is None or answer.completion_ids is None:
+            continue
+        prompt = answer.prompt_ids
+        for place in reversed(range(len(known))):
+            earlier, _, _, before = known[place]
+            if earlier.model == call.model and prompt[: len(before)] == before:
+                parents[len(known)] = place
+                break
+        known.append((call, answer, prompt, prompt + answer.completion_ids))
+    sequences = []
+    for last in range(len(known)):
+        if last in parents.values():
+            continue
+        path = [last]
+        while path[-1] in parents:
+            path.append(parents[path[-1]])
+        spans = tuple(
+            Span(
+                start=len(prompt),
+                stop=len(ids),
+                call=call.index,
+                function=call.function,
+                version=answer.model_version,
+                logprobs=answer.logprobs,
+                top=answer.top_logprobs,
+                finish_reason=answer.finish_reason,
+            )
+            for call, answer, prompt, ids in (known[place] for place in reversed(path))
+        )
+        first, began, _, _ = known[path[-1]]
+        begins = ""
+        if began.drifted or began.fault:
+            why = began.fault or "its template wrote the conversation so far otherwise than before"
+            begins = f"call {first.index} began anew: {why}"
+        sequences.append(TokenSequence(known[last][0].model, known[last][3], spans, begins))
+    return sequences
+
+
+def trained_sequences(run: Path, journal: Journal, record: EpisodeRecord, phase: str) -> list[TokenSequence]:
+    """The branches of an episode, each with the samples of it that were trained on.
+
+    Raises StoreError where what was recorded of these cannot be read.
+    """
+    sequences = sequences_of(record)
+    samples = trained_samples(run, journal, record.id, phase)
+    by_digest: dict[str, list[LearnedSample]] = {}
+    for sample in samples:
+        by_digest.setdefault(sample.digest, []).append(sample)
+    lengths = sorted({sample.length for sample in samples})
+    trained = []
+    for sequence in sequences:
+        # A sample may end before the last answer, as where that one is another agent's.
+        digests = [ids_digest(sequence.ids[:length]) for length in lengths if length <= len(sequence.ids)]
+        own = tuple(sample for digest in digests for sample in by_digest.get(digest, ()))
+        trained.append(replace(sequence, learned=own))
+    return trained
+
+
+def trained_samples(run: Path, journal: Journal, episode: str, phase: str) -> list[LearnedSample]:
+    """The samples of an episode that were trained on, as far as their token ids are known.
+
+    Raises StoreError where what was recorded of these cannot be read.
+    """
+    epoch = epoch_of(phase)
+    if epoch is None:
+        return []
+    entries = (entry for history in histories(journal, run.name).values() for entry in history.epochs)
+    versions = (entry.version for entry in entries if entry.epoch == epoch + 1)
+    number = next((version.number for version in versions if version is not None), None)
+    return read_learned(run, episode, version=number, epoch=epoch + 1)
+
+
+def chosen_sequence(sequences: Sequence[TokenSequence], number: int) -> TokenSequence:
+    """The sequence of a number, from 0. Raises RequestError where there is none."""
+    if not sequences:
+        raise RequestError(
+            "no token ids were recorded in this episode: its engine does not tell them (of an endpoint: "
+            "return_token_ids: true)"
+        )
+    if not 0 <= number < len(sequences):
+        raise RequestError(f"the episode has {len(sequences)} sequences of tokens, and no number {number}")
+    return sequences[number]

@@ -17,12 +17,9 @@ from typing import Any, TypeAlias
 from etude.config.nearest import nearest
 from etude.core.episode import Failure
 from etude.core.errors import RequestError
-from etude.store.episodes import latest_first, phase_of
+from etude.store.episodes import phase_of
 from etude.store.journal import Journal, Json
 
-_IS_EPISODE = "substr(value, 1, 12) = '{\"episode\": '"
-"""As `encode_episode` begins. Nothing else in a journal does."""
-_NEXT = f"SELECT key, value FROM steps WHERE key >= ? AND {_IS_EPISODE} ORDER BY key LIMIT 1"
 _PARTS = (
     *("episode", "example", "generation", "calls", "output", "failure", "seconds", "score", "error"),
     *("function", "retried", "logged", "completion.finish_reason", "completion.drifted"),
@@ -75,16 +72,6 @@ def question_of(inputs: Mapping[str, Any]) -> Any:
     if isinstance(first, list) and first and isinstance(first[-1], dict):
         return first[-1].get("content") or first
     return first
-
-
-def phases_in(journal: Journal) -> list[str]:
-    """As `phases_of`, by looking at one episode of each phase."""
-    phases: list[str] = []
-    first = ""
-    while rows := journal.select(_NEXT, (first,)):
-        phases.append(phase_of(json.loads(rows[0][1])))
-        first = f"{phases[-1]}0"  # The first key after all that begin with the phase and a slash.
-    return sorted(phases, key=latest_first)
 
 
 def outlines(

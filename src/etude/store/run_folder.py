@@ -149,8 +149,8 @@ class RunFolder:
         """Write a JSON file of the run, as `write_text` does."""
         return self.write_text(name, _json(data))
 
-    def read_json(self, name: str, default: Any = None) -> Any:
-        """The content of a JSON file of the run; `default` when there is no such file.
+    def read_json(self, name: str) -> Any:
+        """The content of a JSON file of the run; None when there is no such file.
 
         Raises StoreError when it is no JSON.
         """
@@ -158,7 +158,7 @@ class RunFolder:
         try:
             return json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            return default
+            return None
         except (OSError, ValueError) as error:
             raise StoreError(f"{path}: cannot be read ({error}); delete it and resume the run") from error
 

@@ -11,9 +11,9 @@ from typing import Literal, TypeAlias
 from pydantic import BaseModel, Field, ValidationError
 
 from etude.core.errors import StoreError
+from etude.store.files import write_atomically
 from etude.store.lock import locked_by
 from etude.store.run_folder import LOCK
-from etude.store.teams import Team
 
 STATUS = "status.json"
 """Written anew every second while a run goes on, and deleted at its end."""
@@ -21,9 +21,24 @@ STATUS = "status.json"
 SILENT_SECONDS = 10.0
 """From this age on, the status of a run that goes on is said to be old."""
 
+LEARNERS = "learners"
+"""The folder in a run folder where a cluster's nodes train, with their log."""
+TEAM = "team.json"
+
 
 class _Value(BaseModel, frozen=True):
     pass
+
+
+class Team(_Value):
+    """The processes of a job that trains now on a cluster, as a file of its folder tells."""
+
+    wanted: int
+    """Processes that the job was asked for; it may go on with fewer."""
+    nodes: tuple[str, ...]
+    """The address of the node of each; none while the cluster has no room for them."""
+    since: float
+    """When this became so; Unix seconds."""
 
 
 class RunnerStatus(_Value):
@@ -168,3 +183,20 @@ def _read(path: Path) -> RunStatus | None:
         raise StoreError(
             f"{path} cannot be read ({str(error).splitlines()[0]}); was it written by another etude?"
         ) from error
+
+
+def tell_team(folder: Path, wanted: int, nodes: tuple[str, ...] = ()) -> None:
+    """Write down where the processes of a job are. Raises StoreError."""
+    write_atomically(folder / TEAM, Team(wanted=wanted, nodes=nodes, since=time.time()).model_dump_json())
+
+
+def teams_of(run: Path) -> list[Team]:
+    """The teams that train for a run now; the file of one that has ended, however it did, is not counted."""
+    teams, folder = list[Team](), run / LEARNERS
+    for path in sorted((*folder.glob(TEAM), *folder.glob(f"*/{TEAM}"))):
+        try:
+            if locked_by(path.parent / LOCK) is not None:
+                teams.append(Team.model_validate_json(path.read_text(encoding="utf-8")))
+        except (OSError, ValidationError):
+            continue  # It has just ended, or another version wrote it.
+    return teams

@@ -171,12 +171,10 @@ def target_model(data: Mapping[str, Any], target_name: str | None = None) -> str
 def is_local(run: Path, target_name: str | None = None) -> bool:
     """Whether the model that a run trains runs in this process: its weights are in the run folder then."""
     data = stored_data(run)
-    model = _names(data.get("finetuning") or {}, target_name)["model"]
-    return _entry(data, "llms", model).get("_type") == "local"
+    return _entry(data, "llms", target_model(data, target_name)).get("_type") == "local"
 
 
 def _names(finetuning: Mapping[str, Any], target_name: str | None) -> dict[str, Any]:
-    """The entries that a target, or the run, is trained with."""
     block, model = finetuning, "target_model"
     if target_name is not None:
         block, model = (finetuning.get("targets") or {}).get(target_name) or {}, "model"
@@ -211,11 +209,6 @@ class EvaluationRequest(BaseModel):
     """Episodes for each example."""
     greedy: bool = False
     """Whether the most likely token is taken each time."""
-
-
-def request_text(request: EvaluationRequest) -> str:
-    """The content of the file that keeps the request in a run folder."""
-    return request.model_dump_json(indent=2) + "\n"
 
 
 def read_request(folder: Path) -> EvaluationRequest | None:

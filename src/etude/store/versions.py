@@ -88,7 +88,6 @@ def choose_version(run: Path, wish: str = "") -> RunVersion:
 
 
 def _target_in(wish: str, run: Path, histories: Mapping[str | None, History]) -> tuple[str | None, str]:
-    """The target that a wish names, and the rest of it."""
     if None in histories:
         return None, wish
     name, _, rest = wish.partition(":")
@@ -157,7 +156,6 @@ def _best_or_last(
 
 
 def _why_not(run: Path) -> str:
-    """Whether there will be one, and how."""
     state = facts_of(run).state
     if state == "unfinished":
         return f" yet; go on with it: etude resume {shlex.quote(str(run))}"

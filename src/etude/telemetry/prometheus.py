@@ -23,6 +23,13 @@ def _one(kind: Kind, name: str, text: str, value: Callable[[RunStatus], float]) 
     return kind, name, text, (), lambda status: [((), value(status))]
 
 
+def _by(
+    label: str, name: str, text: str, values: Callable[[RunStatus], Iterable[tuple[str, float]]]
+) -> Metric:
+    """A gauge with a label of its own."""
+    return "gauge", name, text, (label,), lambda status: [((own,), value) for own, value in values(status)]
+
+
 METRICS: tuple[Metric, ...] = (
     (
         "counter",
@@ -46,47 +53,36 @@ METRICS: tuple[Metric, ...] = (
     _one("gauge", "etude_epochs", "Epochs that the run was asked for.", lambda s: s.num_epochs),
     _one("counter", "etude_epochs_trained", "Epochs trained on, each target's.", lambda s: s.totals.trained),
     _one("counter", "etude_epochs_skipped", "Epochs without data.", lambda s: s.totals.skipped),
-    (
-        "gauge",
-        "etude_reward",
-        "Mean reward of the last epoch's episodes.",
-        ("target",),
-        lambda s: [((target,), value) for target, value in s.rewards.items()],
-    ),
-    (
-        "gauge",
+    _by("target", "etude_reward", "Mean reward of the last epoch's episodes.", lambda s: s.rewards.items()),
+    _by(
+        "target",
         "etude_validation_reward",
         "Mean reward of the last validation.",
-        ("target",),
-        lambda s: [((target,), value) for target, value in s.validation.items()],
+        lambda s: s.validation.items(),
     ),
-    (
-        "gauge",
+    _by(
+        "phase",
         "etude_phase_seconds",
         "For how long the run has been in this phase.",
-        ("phase",),
-        lambda s: [((s.phase,), s.phase_seconds)],
+        lambda s: [(s.phase, s.phase_seconds)],
     ),
-    (
-        "gauge",
+    _by(
+        "model",
         "etude_model_version",
         "The version that is sampled from.",
-        ("model",),
-        lambda s: [((model.name,), model.version) for model in s.models],
+        lambda s: [(model.name, model.version) for model in s.models],
     ),
-    (
-        "gauge",
+    _by(
+        "model",
         "etude_calls_in_flight",
         "Calls that wait for an answer.",
-        ("model",),
-        lambda s: [((model.name,), model.waiting) for model in s.models],
+        lambda s: [(model.name, model.waiting) for model in s.models],
     ),
-    (
-        "gauge",
+    _by(
+        "model",
         "etude_oldest_call_seconds",
         "Age of the oldest of these calls.",
-        ("model",),
-        lambda s: [((model.name,), model.oldest or 0.0) for model in s.models],
+        lambda s: [(model.name, model.oldest or 0.0) for model in s.models],
     ),
     (
         "gauge",
@@ -141,7 +137,7 @@ def served(config: MetricsConfig | None) -> Iterator[MetricsServer | None]:
         http, thread = start_http_server(config.port, config.host, registry)
     except OSError as error:
         raise RequestError(
-            f"metrics cannot be served at {config.host}:{config.port}: {error}: --metrics-port"
+            f"metrics cannot be served at {config.host}:{config.port}: {error}; set metrics.port"
         ) from error
     host = f"[{config.host}]" if ":" in config.host else config.host
     server.address = f"http://{host}:{http.server_port}/metrics"

@@ -19,7 +19,6 @@ from etude.core.evaluation import EvalOutputItem
 from etude.core.interfaces import Engine, Progress
 from etude.core.secrets import masked
 from etude.rollout.collector import Collector
-from etude.runners.places import Place
 from etude.runners.pool import RunnerPool
 from etude.store.files import draft_of
 from etude.store.run_folder import RunFolder
@@ -29,10 +28,11 @@ from etude.store.status import (
     ModelStatus,
     RunnerStatus,
     RunStatus,
+    Team,
     Totals,
     Wait,
+    teams_of,
 )
-from etude.store.teams import Team, teams_of
 from etude.telemetry.prometheus import MetricsServer, served
 
 
@@ -186,7 +186,16 @@ def snapshot(parts: Parts, since: float, metrics: str | None = None) -> RunStatu
     counts, pool = parts.counts, parts.pool
     begun = parts.collector.playing if pool is None else pool.playing
     unfinished = None if counts.expected is None else max(0, counts.expected - counts.episodes)
-    runners = [] if pool is None else [_runner(place) for place in pool.places]
+    runners = [
+        RunnerStatus(
+            number=place.number,
+            node="" if place.process is None else place.process.node,
+            state=place.state,
+            seconds=None if place.since is None else time.monotonic() - place.since,
+            episodes=place.episodes,
+        )
+        for place in (() if pool is None else pool.places)
+    ]
     models, learners = _models(parts), teams_of(parts.run.path)
     stored = parts.run.journal
     journal = JournalStatus(
@@ -216,16 +225,6 @@ def snapshot(parts: Parts, since: float, metrics: str | None = None) -> RunStatu
         dashboard=parts.dashboard,
         metrics=metrics,
         waits=_waits(counts, begun, runners, learners, models, journal),
-    )
-
-
-def _runner(place: Place) -> RunnerStatus:
-    return RunnerStatus(
-        number=place.number,
-        node="" if place.process is None else place.process.node,
-        state=place.state,
-        seconds=None if place.since is None else time.monotonic() - place.since,
-        episodes=place.episodes,
     )
 
 

@@ -31,6 +31,15 @@ _LOOKS = 20
 _LEAST_EPISODES = 2.0
 """A run is not ended for want of progress before so many times the seconds that an episode may take."""
 
+_PULSE: dict[str, Any] = {
+    **dict.fromkeys(("phase", "epoch", "totals", "rewards", "validation"), True),
+    "journal": {"committed"},
+    "runners": {"__all__": {"number", "node", "state"}},
+    "learners": {"__all__": {"since", "nodes"}},
+    "models": {"__all__": {"name", "version"}},
+}
+"""The parts of a status that are others whenever the run has come on."""
+
 
 class Watchdog:
     """Watches a run. While a training job is waited for, the job's own limit counts in its place."""
@@ -103,7 +112,7 @@ class Watchdog:
     def _is_to_end(self, file: TextIO) -> bool:
         """Say what is waited for, where nothing has moved for long; whether it is the last time."""
         status = snapshot(self._parts, self._since)
-        pulse = _pulse_of(status)
+        pulse = status.model_dump(include=_PULSE)
         if pulse != self._pulse or self._jobs:
             self._pulse = pulse
             self._progressed()
@@ -138,7 +147,6 @@ class Watchdog:
         return max(self._config.end_after, _LEAST_EPISODES * episode)
 
     def _outlook(self, status: RunStatus, ends: float | None) -> str:
-        """When the waiting ends, if nothing else ends it."""
         bounds = []
         episode = self._parts.collector.timeout
         if status.playing and episode is not None:
@@ -162,18 +170,3 @@ def _stack(task: asyncio.Task[Any]) -> str:
             frames.append((awaited.cr_frame, awaited.cr_frame.f_lineno))
             awaited = awaited.cr_await
     return "".join(traceback.StackSummary.extract(iter(frames)).format())
-
-
-def _pulse_of(status: RunStatus) -> object:
-    """A value that is another one whenever the run has come on."""
-    return (
-        status.phase,
-        status.epoch,
-        status.totals,
-        status.journal.committed,
-        tuple(sorted(status.rewards.items())),
-        tuple(sorted(status.validation.items())),
-        tuple((runner.number, runner.node, runner.state) for runner in status.runners),
-        tuple((team.since, len(team.nodes)) for team in status.learners),
-        tuple((model.name, model.version) for model in status.models),
-    )

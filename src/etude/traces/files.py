@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 from etude.config.data_files import MOST_VALUES, json_value, read_parquet
 from etude.core.errors import DatasetError
 from etude.core.evaluation import without_numbers
 from etude.core.json_text import JsonError, read_json
 from etude.traces import langfuse, openai, otlp
-from etude.traces.record import LeftOut, Record, RowError, shown
+from etude.traces.record import LeftOut, Part, Record, RowError, shown
 
 FORMATS: Mapping[str, ModuleType] = {"otlp": otlp, "langfuse": langfuse, "openai": openai}
 """In the order in which they are asked whether a row is theirs."""
@@ -27,13 +26,8 @@ _MARK = b"\xef\xbb\xbf"
 _BLANK = _MARK + b" \t\r\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A row of a file, and where it stands: `file:line`, or `file: row 3`."""
-
-    where: str
-    read: Callable[[], Any]
-    """Raises RowError."""
+Row: TypeAlias = tuple[str, Any]
+"""Where a row of a file stands, `file:line` or `file: row 3`, and its value; a RowError where it has none."""
 
 
 def read_records(path: Path, format: str | None = None, *, skip_broken: bool = False) -> Iterator[Record]:
@@ -42,12 +36,13 @@ def read_records(path: Path, format: str | None = None, *, skip_broken: bool = F
     Raises DatasetError for a file that cannot be read, and RowError for a row that is not as its format has
     it; with `skip_broken` such rows are left out, with what is wrong with them.
     """
-    for row in rows_of(path):
+    for where, content in rows_of(path):
         try:
-            content = row.read()
+            if isinstance(content, RowError):
+                raise content
             if not isinstance(content, Mapping):
-                raise RowError(row.where, f"a row must be an object, found {shown(content)}")
-            yield from list(_format_of(content, format, row.where).read(content, row.where))
+                raise RowError(where, f"a row must be an object, found {shown(content)}")
+            yield from list(_format_of(content, format, where).read(Part(content, where)))
         except RowError as error:
             if not skip_broken:
                 remedy = "mend it, or leave such rows out: --skip-broken"
@@ -72,7 +67,7 @@ def rows_of(path: Path) -> Iterator[Row]:
     if not path.is_file():
         raise DatasetError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
     try:
-        yield from _parquet(path) if path.suffix == ".parquet" else _json(path)
+        yield from read_parquet(path) if path.suffix == ".parquet" else _json(path)
     except (OSError, EOFError, zlib.error) as error:
         raise DatasetError(f"{path} cannot be read: {error}") from error
 
@@ -109,13 +104,11 @@ def _value_of(line: bytes) -> Any:
 
 
 def _line(path: Path, number: int, line: bytes) -> Row:
-    def read() -> Any:
-        try:
-            return read_json(line, most_values=MOST_VALUES)
-        except JsonError as error:
-            raise RowError(f"{path}:{number}", f"broken JSON: {error.problem}") from error
-
-    return Row(f"{path}:{number}", read)
+    where = f"{path}:{number}"
+    try:
+        return where, read_json(line, most_values=MOST_VALUES)
+    except JsonError as error:
+        return where, RowError(where, f"broken JSON: {error.problem}")
 
 
 def _whole(path: Path) -> Iterator[Row]:
@@ -131,12 +124,7 @@ def _whole(path: Path) -> Iterator[Row]:
 def _items(where: str, value: Any) -> Iterator[Row]:
     """The rows of a value: those of a list, or itself."""
     if not isinstance(value, list):
-        yield Row(where, lambda: value)
+        yield where, value
         return
     for index, item in enumerate(value, start=1):
-        yield Row(f"{where}: row {index}", lambda item=item: item)  # type: ignore[misc]
-
-
-def _parquet(path: Path) -> Iterator[Row]:
-    for where, content in read_parquet(path):
-        yield Row(where, lambda content=content: content)  # type: ignore[misc]
+        yield f"{where}: row {index}", item

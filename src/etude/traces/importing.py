@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.call import Call, ChatRequest, Completion
+from etude.core.edge import written
 from etude.core.episode import EpisodeRecord, Event, Failure
 from etude.core.errors import RequestError
 from etude.core.example import Example
@@ -36,19 +36,6 @@ _AT_ONCE = 256
 
 
 @dataclass(slots=True)
-class Reasons:
-    """The parts of a log that were left out, by the reason: how many, and where the first one is."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    first: dict[str, str] = field(default_factory=dict)
-
-    def add(self, where: str, reason: str) -> None:
-        """Count one."""
-        self.counts[reason] += 1
-        self.first.setdefault(reason, where)
-
-
-@dataclass(slots=True)
 class Chat:
     """Calls that belong together, in order, and what somebody thought of them."""
 
@@ -60,7 +47,8 @@ class Log:
     """The entries of a log, of all its files."""
 
     def __init__(self) -> None:
-        self.left_out = Reasons()
+        self.left_out: dict[str, tuple[int, str]] = {}
+        """The parts that make no chat: by the reason how many, and where the first one is."""
         self._calls: dict[str, LoggedCall] = {}
         self._scores: list[LoggedScore] = []
 
@@ -69,23 +57,27 @@ class Log:
         for record in records:
             match record:
                 case LeftOut():
-                    self.left_out.add(record.where, record.reason)
+                    self._leave_out(record.where, record.reason)
                 case LoggedScore():
                     self._scores.append(record)
                 case LoggedCall():
                     self._add_call(record)
 
+    def _leave_out(self, where: str, reason: str) -> None:
+        count, first = self.left_out.get(reason, (0, where))
+        self.left_out[reason] = count + 1, first
+
     def _add_call(self, call: LoggedCall) -> None:
         name = call.id or f"{call.where}#{len(self._calls)}"
         spoken = [*call.messages, *([call.answer] if call.answer is not None else [])]
         if name in self._calls:
-            self.left_out.add(call.where, "call that is there twice, by its id")
+            self._leave_out(call.where, "call that is there twice, by its id")
         elif not call.messages:
-            self.left_out.add(call.where, "call without a prompt")
+            self._leave_out(call.where, "call without a prompt")
         elif not all(map(is_text, spoken)):
-            self.left_out.add(call.where, "call with a part that is no text, such as an image")
+            self._leave_out(call.where, "call with a part that is no text, such as an image")
         elif call.answer is not None and not (text_of(call.answer) or call.answer.get("tool_calls")):
-            self.left_out.add(call.where, "call with an empty answer")
+            self._leave_out(call.where, "call with an empty answer")
         else:
             self._calls[name] = call
 
@@ -99,7 +91,7 @@ class Log:
         for score in self._scores:
             chat = by_call.get(score.call) or threads.by_trace.get(score.trace)
             if chat is None:
-                self.left_out.add(score.where, f"feedback '{score.name}' on a call that is not in the log")
+                self._leave_out(score.where, f"feedback '{score.name}' on a call that is not in the log")
             else:
                 chat.scores.append(score)
         return list({id(chat): chat for chat in by_call.values()}.values())
@@ -115,7 +107,8 @@ class _Threads:
     def chat_of(self, call: LoggedCall) -> Chat:
         """The chat that a call belongs to."""
         chat = self.by_trace.get(call.trace) if call.trace else None
-        digests = [] if call.is_whole else _digests(call.session, _spoken(call))
+        spoken = call.messages if call.answer is None else (*call.messages, call.answer)
+        digests = [] if call.is_whole else _digests(call.session, spoken)
         if chat is None:
             # The last one is that of the call itself.
             earlier = digests[:-1] if call.answer is not None else digests
@@ -127,10 +120,6 @@ class _Threads:
             self._open[digests[-1]] = chat
         chat.calls.append(call)
         return chat
-
-
-def _spoken(call: LoggedCall) -> Sequence[Message]:
-    return call.messages if call.answer is None else (*call.messages, call.answer)
 
 
 def _digests(session: str, messages: Sequence[Message]) -> list[bytes]:
@@ -177,6 +166,7 @@ def _episode_of(chat: Chat, example: Example, generation: int, name: str) -> Epi
         for score in chat.scores
     )
     last = calls[-1]
+    output = None if last.completion is None else written(last.completion.message)
     failure = None if last.completion is not None else Failure("call_failed", last.error or "", "model")
     return EpisodeRecord(
         id=name,
@@ -184,16 +174,10 @@ def _episode_of(chat: Chat, example: Example, generation: int, name: str) -> Epi
         generation=generation,
         calls=calls,
         events=events,
-        output=None if last.completion is None else _output_of(last.completion.message),
+        output=output,
         failure=failure,
         seconds=sum(call.seconds for call in calls),
     )
-
-
-def _output_of(answer: Message) -> str:
-    """The text of an answer; its tool calls as JSON where there is no text."""
-    calls = [call["function"] for call in answer.get("tool_calls") or ()]
-    return text_of(answer) or json.dumps(calls, ensure_ascii=False)
 
 
 def _call_of(call: LoggedCall, index: int, episode: str) -> Call:
@@ -249,7 +233,7 @@ def read_log(
     for file in files:
         log.add(read_records(file, format, skip_broken=skip_broken))
     episodes = [*episodes_of(log.chats(), hold_out)]
-    left_out = {reason: (n, log.left_out.first[reason]) for reason, n in log.left_out.counts.most_common()}
+    left_out = dict(sorted(log.left_out.items(), key=lambda each: -each[1][0]))
     if not episodes:
         reasons = "".join(f"\n  {reason}: {n}, first at {at}" for reason, (n, at) in left_out.items())
         raise RequestError(f"there are no chats in {', '.join(map(str, files))}{reasons}")

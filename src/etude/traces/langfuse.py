@@ -9,27 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from etude.core.message import Message
-from etude.traces.record import (
-    NO_MESSAGE,
-    LeftOut,
-    LoggedCall,
-    Record,
-    finish_reason_of,
-    list_of,
-    mapping_of,
-    message_of,
-    messages_of,
-    parsed,
-    sampling_of,
-    score_of,
-    text_in,
-    times_of,
-    tools_of,
-    usage_of,
-)
+from etude.traces import record
+from etude.traces.record import LeftOut, LoggedCall, Part, Record
 
 _TYPES = (
     *("SPAN", "GENERATION", "EVENT", "AGENT", "TOOL", "CHAIN"),
@@ -49,100 +34,96 @@ def fits(row: Mapping[str, Any]) -> bool:
     return is_page or is_trace or is_observation or is_score
 
 
-def read(row: Mapping[str, Any], where: str) -> Iterator[Record]:
+def read(row: Part) -> Iterator[Record]:
     """The calls and scores of a row. Raises RowError."""
-    if isinstance(row.get("data"), list) and "meta" in row:
-        for index, value in enumerate(row["data"]):
-            place = f"{where}: data[{index}]"
-            yield from read(mapping_of(value, place, "the row"), place)
-    elif isinstance(row.get("observations"), list):
-        yield from _trace(row, where)
+    if isinstance(row["data"].value, list) and "meta" in row.object:
+        for each in row["data"].items:
+            yield from read(Part(each.value, f"{each.where}: {each.name}"))
+    elif isinstance(row["observations"].value, list):
+        yield from _trace(row)
     else:
-        yield from _row({_snake(key): value for key, value in row.items()}, where)
+        yield from _row(_snaked(row.object, row.where))
 
 
 def _snake(name: Any) -> str:
     return _CAPITAL.sub("_", str(name)).lower()
 
 
-def _trace(row: Mapping[str, Any], where: str) -> Iterator[Record]:
+def _snaked(row: Mapping[str, Any], where: str) -> Part:
+    return Part({_snake(key): value for key, value in row.items()}, where)
+
+
+def _trace(row: Part) -> Iterator[Record]:
     """A trace with all that belongs to it, which may lack its id and session."""
-    about = mapping_of(row.get("trace", row), where, "trace")
-    own = {"traceId": text_in(about, "id"), "sessionId": text_in(about, "sessionId", "session_id")}
-    observations = list_of(row["observations"], where, "observations")
-    for index, value in enumerate(observations):
-        place = f"{where}: observations[{index}]"
-        if not isinstance(value, Mapping):
+    about = row["trace"] if "trace" in row.object else row
+    own = {"traceId": about.text("id"), "sessionId": about.text("sessionId", "session_id")}
+    for each in row["observations"].items:
+        place = f"{each.where}: {each.name}"
+        if isinstance(each.value, Mapping):
+            yield from _row(_snaked({**own, **each.value}, place))
+        else:
             yield LeftOut(place, "trace whose observations are named and not there: export those too")
-            continue
-        yield from _row({_snake(key): inner for key, inner in {**own, **value}.items()}, place)
-    for value in list_of(row.get("scores", about.get("scores")), where, "scores"):
-        score = {**own, **mapping_of(value, where, "scores")}
-        yield _score({_snake(key): inner for key, inner in score.items()}, where)
+    for score in row["scores"].items or about["scores"].items:
+        yield _score(_snaked({**own, **score.object}, score.where))
 
 
-def _row(row: Mapping[str, Any], where: str) -> Iterator[Record]:
-    kind = row.get("type")
-    if "value" in row and "data_type" in row:
-        yield _score(row, where)
+def _row(row: Part) -> Iterator[Record]:
+    kind = row["type"].value
+    if "value" in row.object and "data_type" in row.object:
+        yield _score(row)
     elif kind == "GENERATION":
-        yield _call(row, where)
+        yield _call(row)
     else:
-        yield LeftOut(where, f"observation of the type {kind}")
+        yield LeftOut(row.where, f"observation of the type {kind}")
 
 
-def _score(row: Mapping[str, Any], where: str) -> Record:
-    kind = row.get("data_type")
+def _score(row: Part) -> Record:
+    kind, name = row["data_type"].value, row["name"].value
     if kind not in (*_NUMBERS, None):
-        return LeftOut(where, f"score '{row.get('name')}' of the type {kind}, which is no number")
-    return score_of(
-        where,
-        row.get("name"),
-        row.get("value"),
-        row.get("comment"),
-        call=text_in(row, "observation_id"),
-        trace=text_in(row, "trace_id"),
-    )
+        return LeftOut(row.where, f"score '{name}' of the type {kind}, which is no number")
+    own = {"call": row.text("observation_id"), "trace": row.text("trace_id")}
+    return record.score_of(row.where, name, row["value"].value, row["comment"].value, **own)
 
 
-def _call(row: Mapping[str, Any], where: str) -> Record:
-    asked = parsed(row.get("input"), where, "input")
-    given = mapping_of(
-        parsed(row.get("model_parameters") or None, where, "modelParameters"), where, "modelParameters"
-    )
-    if isinstance(asked, Mapping):
+def _call(row: Part) -> Record:
+    asked, given = row["input"].parsed, row["model_parameters"]
+    given = Part(given.value or None, row.where, "modelParameters").parsed
+    if isinstance(asked.value, Mapping):
         # As clients are called: the messages among all other arguments.
-        given, messages, tools = {**asked, **given}, asked.get("messages"), asked.get("tools")
-        if messages is None:
-            return LeftOut(where, "generation whose input has no messages")
-    elif isinstance(asked, list):
-        messages, tools = asked, None
-    elif isinstance(asked, str) and asked:
-        messages, tools = [{"role": "user", "content": asked}], None
+        given, messages, tools = (
+            replace(given, value={**asked.value, **given.object}),
+            asked["messages"],
+            asked["tools"],
+        )
+        if messages.value is None:
+            return LeftOut(row.where, "generation whose input has no messages")
+    elif isinstance(asked.value, list) or (isinstance(asked.value, str) and asked.value):
+        chat = asked.value if isinstance(asked.value, list) else [{"role": "user", "content": asked.value}]
+        messages, tools = Part(chat, row.where, "input.messages"), Part(None, row.where)
     else:
-        return LeftOut(where, "generation without an input")
-    answer = _answer(row.get("output"), where)
-    failed = row.get("level") == "ERROR" and answer is None
+        return LeftOut(row.where, "generation without an input")
+    answer = _answer(row["output"].parsed)
+    failed = row["level"].value == "ERROR" and answer is None
     if answer is None and not failed:
-        return LeftOut(where, "generation without an output")
-    began, seconds = times_of(row, "start_time", "end_time", where)
-    usage = mapping_of(row.get("usage_details") or row.get("usage"), where, "usageDetails")
-    sampled = {key: _number(value) for key, value in given.items()}
+        return LeftOut(row.where, "generation without an output")
+    began, seconds = record.times_of(row["start_time"], row["end_time"])
+    usage = Part(row["usage_details"].value or row["usage"].value, row.where, "usageDetails").object
+    sampled = {key: _number(value) for key, value in given.object.items()}
     return LoggedCall(
-        where,
-        messages_of(messages, where, "input.messages"),
+        row.where,
+        record.messages_of(messages),
         answer,
-        tools_of(tools, where, "input.tools"),
-        model=text_in(row, "provided_model_name", "model"),
-        sampling=sampling_of(sampled, where, "modelParameters"),
-        usage=usage_of(usage.get("input"), usage.get("output")),
-        finish_reason=finish_reason_of(answer),
-        error=(text_in(row, "status_message") or NO_MESSAGE) if failed else None,
+        record.tools_of(tools),
+        model=row.text("provided_model_name", "model"),
+        sampling=record.sampling_of(replace(given, value=sampled)),
+        usage=record.usage_of(usage.get("input"), usage.get("output")),
+        finish_reason=record.finish_reason_of(answer),
+        error=(row.text("status_message") or record.NO_MESSAGE) if failed else None,
         began=began,
         seconds=seconds,
-        id=text_in(row, "id"),
-        trace=text_in(row, "trace_id"),
-        session=text_in(row, "session_id"),
+        id=row.text("id"),
+        trace=row.text("trace_id"),
+        session=row.text("session_id"),
     )
 
 
@@ -156,18 +137,19 @@ def _number(value: Any) -> Any:
         return None
 
 
-def _answer(value: Any, where: str) -> Message | None:
+def _answer(output: Part) -> Message | None:
     """The assistant's message of an output: a message, a completion with choices, or text."""
-    answer = parsed(value, where, "output")
-    if isinstance(answer, list):
-        answer = answer[-1] if answer else None
-    if isinstance(answer, Mapping) and isinstance(answer.get("choices"), list) and answer["choices"]:
-        answer = mapping_of(answer["choices"][0], where, "output.choices[0]").get("message")
-    if isinstance(answer, str):
-        return {"role": "assistant", "content": answer} if answer else None
-    if not isinstance(answer, Mapping):
+    if isinstance(output.value, list):
+        output = output.items[-1] if output.value else replace(output, value=None)
+    if isinstance(output.value, Mapping) and isinstance(output.value.get("choices"), list):
+        choices = output["choices"].items
+        output = choices[0]["message"] if choices else output
+    if isinstance(output.value, str):
+        return {"role": "assistant", "content": output.value} if output.value else None
+    if not isinstance(output.value, Mapping):
         return None
-    if "content" not in answer and "tool_calls" not in answer:
+    if "content" not in output.value and "tool_calls" not in output.value:
         # A form that the client has read out of the answer.
-        return {"role": "assistant", "content": json.dumps(dict(answer), ensure_ascii=False, default=str)}
-    return message_of({"role": "assistant", **answer}, where, "output")
+        text = json.dumps(dict(output.value), ensure_ascii=False, default=str)
+        return {"role": "assistant", "content": text}
+    return record.message_of(output, "assistant")

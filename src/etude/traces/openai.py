@@ -11,27 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from etude.core.message import Message
-from etude.traces.record import (
-    NO_MESSAGE,
-    LeftOut,
-    LoggedCall,
-    Record,
-    RowError,
-    choices_of,
-    finish_reason_of,
-    list_of,
-    mapping_of,
-    message_of,
-    messages_of,
-    parsed,
-    sampling_of,
-    score_of,
-    shown,
-    text_in,
-    time_of,
-    tools_of,
-    usage_of,
-)
+from etude.traces import record
+from etude.traces.record import LeftOut, LoggedCall, Part, Record
 
 _FEEDBACK = ("score", "reward", "feedback")
 
@@ -41,103 +22,97 @@ def fits(row: Mapping[str, Any]) -> bool:
     return ("request" in row and "response" in row) or "messages" in row
 
 
-def read(row: Mapping[str, Any], where: str) -> Iterator[Record]:
+def read(row: Part) -> Iterator[Record]:
     """The calls of a row, and its feedback. Raises RowError."""
-    trace = text_in(row, "trace_id") or (where if "messages" in row else "")
-    name = text_in(row, "id", "request_id") or where
-    calls = _conversation if "messages" in row else _exchange
-    yield from calls(row, where, trace, name)
+    is_whole = "messages" in row.object
+    trace = row.text("trace_id") or (row.where if is_whole else "")
+    name = row.text("id", "request_id") or row.where
+    facts = {"session": row.text("session_id", "conversation_id", "thread_id"), "trace": trace}
+    expected = row.object.get("expected", row.object.get("answer"))
+    yield from (_conversation if is_whole else _exchange)(row, name, {**facts, "expected": expected})
     for field in _FEEDBACK:
-        if row.get(field) is not None:
-            yield from _feedback(row[field], field, where, name)
-    for field, value in mapping_of(row.get("scores"), where, "scores").items():
-        yield from _feedback(value, field, where, name)
+        if row[field].value is not None:
+            yield _feedback(row[field], field, name)
+    scores = row["scores"]
+    for field in scores.object:
+        yield _feedback(scores[field], field, name)
 
 
-def _feedback(value: Any, name: str, where: str, call: str) -> Iterator[Record]:
+def _feedback(given: Part, name: str, call: str) -> Record:
     """A number, or an object with `score` or `value`, and a `comment` or `reason`."""
-    if isinstance(value, Mapping):
-        score = value.get("score", value.get("value"))
-        yield score_of(where, name, score, text_in(value, "comment", "reason"), call=call)
-    else:
-        yield score_of(where, name, value, call=call)
+    if isinstance(given.value, Mapping):
+        score = given.value.get("score", given.value.get("value"))
+        return record.score_of(given.where, name, score, given.text("comment", "reason"), call=call)
+    return record.score_of(given.where, name, given.value, call=call)
 
 
-def _conversation(row: Mapping[str, Any], where: str, trace: str, name: str) -> Iterator[Record]:
+def _conversation(row: Part, name: str, facts: Mapping[str, Any]) -> Iterator[Record]:
     """A finished conversation: a call for each answer, but for those of weight 0."""
-    messages = messages_of(row["messages"], where, "messages")
-    tools = tools_of(row.get("tools"), where, "tools")
+    messages, tools = record.messages_of(row["messages"]), record.tools_of(row["tools"])
     answers = [
         index
         for index, message in enumerate(messages)
         if message["role"] == "assistant" and message.get("weight") != 0 and index
     ]
     if not answers:
-        yield LeftOut(where, "conversation without an answer of the assistant")
+        yield LeftOut(row.where, "conversation without an answer of the assistant")
         return
     if answers[-1] + 1 < len(messages):
-        yield LeftOut(where, "messages after the last answer of a conversation")
+        yield LeftOut(row.where, "messages after the last answer of a conversation")
     for index in answers:
         answer = {key: value for key, value in messages[index].items() if key != "weight"}
         yield LoggedCall(
-            where,
+            row.where,
             messages[:index],
             answer,
             tools,
-            model=text_in(row, "model"),
-            finish_reason=finish_reason_of(answer),
+            model=row.text("model"),
+            finish_reason=record.finish_reason_of(answer),
             # Feedback is on the whole: the last answer has the row's own name.
             id=name if index == answers[-1] else f"{name}@{index}",
-            trace=trace,
-            session=text_in(row, "session_id", "conversation_id", "thread_id"),
             is_whole=True,
-            expected=row.get("expected", row.get("answer")),
+            **facts,
         )
 
 
-def _exchange(row: Mapping[str, Any], where: str, trace: str, name: str) -> Iterator[Record]:
+def _exchange(row: Part, name: str, facts: Mapping[str, Any]) -> Iterator[Record]:
     """A request and its response."""
-    request = mapping_of(parsed(row["request"], where, "request"), where, "request")
-    response = parsed(row["response"], where, "response")
-    if "messages" not in request:
-        yield LeftOut(where, "request without messages: no chat completion")
+    request, response = row["request"].parsed, row["response"].parsed
+    if "messages" not in request.object:
+        yield LeftOut(row.where, "request without messages: no chat completion")
         return
-    if isinstance(response, list):
-        yield LeftOut(where, "response in the chunks of a stream: log the whole of it")
+    if isinstance(response.value, list):
+        yield LeftOut(row.where, "response in the chunks of a stream: log the whole of it")
         return
-    answered = mapping_of(response, where, "response")
-    usage = mapping_of(answered.get("usage"), where, "response.usage")
+    usage = response["usage"].object
+    at = row["timestamp"]
     call = LoggedCall(
-        where,
-        messages_of(request["messages"], where, "request.messages"),
+        row.where,
+        record.messages_of(request["messages"]),
         None,
-        tools_of(request.get("tools"), where, "request.tools"),
-        model=text_in(answered, "model") or text_in(request, "model"),
-        sampling=sampling_of(request, where, "request"),
-        usage=usage_of(usage.get("prompt_tokens"), usage.get("completion_tokens")),
-        began=time_of(row.get("timestamp") or answered.get("created"), where, "timestamp"),
+        record.tools_of(request["tools"]),
+        model=response.text("model") or request.text("model"),
+        sampling=record.sampling_of(request),
+        usage=record.usage_of(usage.get("prompt_tokens"), usage.get("completion_tokens")),
+        began=record.time_of(at if at.value else replace(at, value=response["created"].value)),
         id=name,
-        trace=trace,
-        session=text_in(row, "session_id", "conversation_id", "thread_id"),
-        expected=row.get("expected", row.get("answer")),
+        **facts,
     )
-    error = answered.get("error") or row.get("error")
-    if error:
-        reason = text_in(error, "message", "type", "code") if isinstance(error, Mapping) else str(error)
-        yield replace(call, error=reason or NO_MESSAGE)
+    error = response["error"] if response["error"].value else row["error"]
+    if error.value:
+        is_object = isinstance(error.value, Mapping)
+        reason = error.text("message", "type", "code") if is_object else str(error.value)
+        yield replace(call, error=reason or record.NO_MESSAGE)
         return
-    choices = list_of(answered.get("choices"), where, "response.choices")
+    choices = response["choices"].items
     if not choices:
-        yield LeftOut(where, "response without choices: no chat completion, or one that was cut off")
+        yield LeftOut(row.where, "response without choices: no chat completion, or one that was cut off")
         return
-    yield from choices_of(call, [_choice(choice, where, index) for index, choice in enumerate(choices)])
+    yield from record.choices_of(call, [*map(_choice, choices)])
 
 
-def _choice(value: Any, where: str, index: int) -> tuple[Message, str]:
-    what = f"response.choices[{index}]"
-    choice = mapping_of(value, where, what)
-    message = mapping_of(choice.get("message"), where, f"{what}.message")
-    if not message:
-        raise RowError(where, f"{what} must have a message, found {shown(choice)}")
-    answer = message_of({"role": "assistant", **message}, where, f"{what}.message")
-    return answer, text_in(choice, "finish_reason")
+def _choice(choice: Part) -> tuple[Message, str]:
+    message = choice["message"]
+    if not message.object:
+        raise choice.wrong("must have a message")
+    return record.message_of(message, "assistant"), choice.text("finish_reason")

@@ -8,33 +8,15 @@ A line is `{"resourceSpans": [...]}` or `{"resourceLogs": [...]}`. Messages are 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import chain, repeat
 from typing import Any
 
 from etude.core.call import Sampling
 from etude.core.episode import WORKFLOW
 from etude.core.message import Message
-from etude.traces.record import (
-    NO_MESSAGE,
-    ROLES,
-    LeftOut,
-    LoggedCall,
-    Record,
-    RowError,
-    choices_of,
-    list_of,
-    mapping_of,
-    parsed,
-    sampling_of,
-    score_of,
-    shown,
-    text_in,
-    times_of,
-    tool_call,
-    tools_of,
-    usage_of,
-)
+from etude.traces import record
+from etude.traces.record import LeftOut, LoggedCall, Part, Record, RowError
 
 _DETAILS = "gen_ai.client.inference.operation.details"
 _RESULT = "gen_ai.evaluation.result"
@@ -49,167 +31,145 @@ def fits(row: Mapping[str, Any]) -> bool:
     return "resourceSpans" in row or "resourceLogs" in row
 
 
-def read(row: Mapping[str, Any], where: str) -> Iterator[Record]:
+def read(row: Part) -> Iterator[Record]:
     """The calls and scores of a line. Raises RowError."""
-    for span in _items(row, where, "resourceSpans", "scopeSpans", "spans"):
-        yield from _of_span(span, where)
-    for log in _items(row, where, "resourceLogs", "scopeLogs", "logRecords"):
-        attributes = _attributes(log, where)
-        name = text_in(log, "eventName") or text_in(attributes, "event.name")
-        yield from _of_event(name, attributes, log, where)
+    for span in _items(row, "resourceSpans", "scopeSpans", "spans"):
+        yield from _of_span(span)
+    for log in _items(row, "resourceLogs", "scopeLogs", "logRecords"):
+        attributes = _attributes(log)
+        yield from _of_event(log.text("eventName") or attributes.text("event.name"), attributes, log)
 
 
-def _items(row: Mapping[str, Any], where: str, *path: str) -> Iterator[Mapping[str, Any]]:
+def _items(row: Part, *path: str) -> Iterator[Part]:
     """The objects at the end of a path of lists."""
     name, *rest = path
-    for value in list_of(row.get(name), where, name):
-        item = mapping_of(value, where, name)
-        if rest:
-            yield from _items(item, where, *rest)
-        else:
-            yield item
+    for item in row[name].items:
+        yield from _items(item, *rest) if rest else (item,)
 
 
-def _of_span(span: Mapping[str, Any], where: str) -> Iterator[Record]:
-    attributes = _attributes(span, where)
-    operation = text_in(attributes, "gen_ai.operation.name")
-    if _OUTPUT in attributes or (_INPUT in attributes and _error_of(span, attributes)):
-        yield from _calls(attributes, span, where)
-    elif operation in _CHATS or _INPUT in attributes:
-        yield LeftOut(where, "span of a chat without its messages: not captured, or in events")
+def _of_span(span: Part) -> Iterator[Record]:
+    attributes = _attributes(span)
+    operation, known = attributes.text("gen_ai.operation.name"), attributes.object
+    if _OUTPUT in known or (_INPUT in known and _error_of(span, attributes)):
+        yield from _calls(attributes, span)
+    elif operation in _CHATS or _INPUT in known:
+        yield LeftOut(span.where, "span of a chat without its messages: not captured, or in events")
     else:
-        yield LeftOut(where, f"span that is no chat: {operation or 'of no GenAI operation'}")
-    for event in _items(span, where, "events"):
-        name = text_in(event, "name")
+        yield LeftOut(span.where, f"span that is no chat: {operation or 'of no GenAI operation'}")
+    for event in span["events"].items:
+        name = event.text("name")
         if name in (_DETAILS, _RESULT):
-            yield from _of_event(name, _attributes(event, where), span, where)
+            yield from _of_event(name, _attributes(event), span)
 
 
-def _of_event(
-    name: str, attributes: Mapping[str, Any], place: Mapping[str, Any], where: str
-) -> Iterator[Record]:
+def _of_event(name: str, attributes: Part, place: Part) -> Iterator[Record]:
     """The calls or the score of an event, which happened in a span or names it."""
     if name == _DETAILS:
-        yield from _calls(attributes, place, where)
+        yield from _calls(attributes, place)
     elif name == _RESULT:
-        yield score_of(
-            where,
-            attributes.get("gen_ai.evaluation.name"),
-            attributes.get("gen_ai.evaluation.score.value"),
-            attributes.get("gen_ai.evaluation.explanation"),
-            call=text_in(place, "spanId"),
-            trace=text_in(place, "traceId"),
+        yield record.score_of(
+            place.where,
+            attributes["gen_ai.evaluation.name"].value,
+            attributes["gen_ai.evaluation.score.value"].value,
+            attributes["gen_ai.evaluation.explanation"].value,
+            call=place.text("spanId"),
+            trace=place.text("traceId"),
         )
     elif name.startswith("gen_ai."):
         yield LeftOut(
-            where,
+            place.where,
             f"event {name} of the conventions before 1.37: set OTEL_SEMCONV_STABILITY_OPT_IN="
             "gen_ai_latest_experimental where the chats are logged",
         )
     else:
-        yield LeftOut(where, "event of something else")
+        yield LeftOut(place.where, "event of something else")
 
 
-def _error_of(span: Mapping[str, Any], attributes: Mapping[str, Any]) -> str | None:
+def _error_of(span: Part, attributes: Part) -> str | None:
     """Why a call failed; None where it did not."""
-    status = span.get("status") if isinstance(span.get("status"), Mapping) else {}
-    assert isinstance(status, Mapping)
-    kind = text_in(attributes, "error.type")
-    if status.get("code") in _FAILED or kind:
-        return text_in(status, "message") or kind or NO_MESSAGE
+    status = span["status"] if isinstance(span["status"].value, Mapping) else Part(None, span.where)
+    kind = attributes.text("error.type")
+    if status["code"].value in _FAILED or kind:
+        return status.text("message") or kind or record.NO_MESSAGE
     return None
 
 
-def _calls(attributes: Mapping[str, Any], place: Mapping[str, Any], where: str) -> Iterator[Record]:
-    answers = _messages(attributes, _OUTPUT, where)
+def _calls(attributes: Part, place: Part) -> Iterator[Record]:
+    answers = _messages(attributes[_OUTPUT])
     error = None if answers else _error_of(place, attributes)
     if not answers and error is None:
-        yield LeftOut(where, f"chat without {_OUTPUT}")
+        yield LeftOut(place.where, f"chat without {_OUTPUT}")
         return
-    start = "startTimeUnixNano" if "startTimeUnixNano" in place else "timeUnixNano"
-    began, seconds = times_of(place, start, "endTimeUnixNano", where)
-    request = {key.removeprefix("gen_ai.request."): value for key, value in attributes.items()}
+    start = "startTimeUnixNano" if "startTimeUnixNano" in place.object else "timeUnixNano"
+    began, seconds = record.times_of(place[start], place["endTimeUnixNano"])
+    request = {key.removeprefix("gen_ai.request."): value for key, value in attributes.object.items()}
+    system, usage = attributes["gen_ai.system_instructions"].parsed, "gen_ai.usage.{}_tokens".format
     call = LoggedCall(
-        where,
+        place.where,
         (
-            *_instructions(attributes, where),
-            *(message for message, _ in _messages(attributes, _INPUT, where)),
+            *(_message_of_parts("system", system) if system.items else ()),
+            *(message for message, _ in _messages(attributes[_INPUT])),
         ),
         None,
-        tools_of(_list(attributes, "gen_ai.tool.definitions", where), where, "gen_ai.tool.definitions"),
-        model=text_in(attributes, "gen_ai.response.model", "gen_ai.request.model"),
-        sampling=sampling_of(request, where, "gen_ai.request") if request else Sampling(),
-        usage=usage_of(
-            attributes.get("gen_ai.usage.input_tokens"), attributes.get("gen_ai.usage.output_tokens")
-        ),
+        record.tools_of(attributes["gen_ai.tool.definitions"].parsed),
+        model=attributes.text("gen_ai.response.model", "gen_ai.request.model"),
+        sampling=record.sampling_of(Part(request, place.where, "gen_ai.request")) if request else Sampling(),
+        usage=record.usage_of(attributes[usage("input")].value, attributes[usage("output")].value),
         error=error,
         began=began,
         seconds=seconds,
-        function=text_in(attributes, "etude.function") or WORKFLOW,
-        id=text_in(place, "spanId"),
-        trace=text_in(place, "traceId"),
-        session=text_in(attributes, "gen_ai.conversation.id"),
+        function=attributes.text("etude.function") or WORKFLOW,
+        id=place.text("spanId"),
+        trace=place.text("traceId"),
+        session=attributes.text("gen_ai.conversation.id"),
     )
     if error is not None:
         yield call
         return
     # Since v0.1.0 the conventions have the reasons beside the messages, and not in them.
-    others = chain(_list(attributes, "gen_ai.response.finish_reasons", where), repeat(""))
-    reasons = [own or str(other) for (_, own), other in zip(answers, others, strict=False)]
-    yield from choices_of(
+    beside = attributes["gen_ai.response.finish_reasons"].parsed.items
+    others = chain((str(each.value) for each in beside), repeat(""))
+    reasons = [own or other for (_, own), other in zip(answers, others, strict=False)]
+    yield from record.choices_of(
         call,
         [(message, _REASONS.get(each, each)) for (message, _), each in zip(answers, reasons, strict=True)],
     )
 
 
-def _messages(attributes: Mapping[str, Any], name: str, where: str) -> list[tuple[Message, str]]:
+def _messages(attribute: Part) -> list[tuple[Message, str]]:
     """The messages of an attribute in OpenAI's form, each with its finish reason."""
     made: list[tuple[Message, str]] = []
-    for index, value in enumerate(_list(attributes, name, where)):
-        row = mapping_of(value, where, f"{name}[{index}]")
-        role = row.get("role")
-        if role not in ROLES:
-            raise RowError(
-                where, f"{name}[{index}].role must be one of {', '.join(ROLES)}, found {shown(role)}"
-            )
-        parts = list_of(row.get("parts"), where, f"{name}[{index}].parts")
-        for message in _message_of_parts(str(role), parts, where, f"{name}[{index}]"):
-            made.append((message, text_in(row, "finish_reason")))
+    for row in attribute.parsed.items:
+        role = row["role"].value
+        if role not in record.ROLES:
+            raise row["role"].wrong(f"must be one of {', '.join(record.ROLES)}")
+        for message in _message_of_parts(role, row["parts"]):
+            made.append((message, row.text("finish_reason")))
     return made
 
 
-def _instructions(attributes: Mapping[str, Any], where: str) -> list[Message]:
-    """The system message that was given apart from the chat."""
-    name = "gen_ai.system_instructions"
-    parts = _list(attributes, name, where)
-    return _message_of_parts("system", parts, where, name) if parts else []
-
-
-def _list(attributes: Mapping[str, Any], name: str, where: str) -> Sequence[Any]:
-    return list_of(parsed(attributes.get(name), where, name), where, name)
-
-
-def _message_of_parts(role: str, parts: Sequence[Any], where: str, what: str) -> list[Message]:
+def _message_of_parts(role: str, parts: Part) -> list[Message]:
     """A message of several parts; each result of a tool is a message of its own."""
     contents: list[dict[str, Any]] = []
     thinking: list[str] = []
     calls: list[dict[str, Any]] = []
     results: list[Message] = []
-    for value in parts:
-        part = mapping_of(value, where, f"{what}.parts")
-        kind, content = part.get("type"), part.get("content")
+    for part in parts.items:
+        given = part.object
+        kind, content = given.get("type"), given.get("content")
         if kind == "text":
             contents.append({"type": "text", "text": "" if content is None else str(content)})
         elif kind == "reasoning":
             thinking.append(str(content or ""))
         elif kind == "tool_call":
-            calls.append(tool_call(part.get("id"), part.get("name"), part.get("arguments"), where, what))
+            call = record.tool_call(part, given.get("id"), given.get("name"), given.get("arguments"))
+            calls.append(call)
         elif kind == "tool_call_response":
-            result = part.get("response", part.get("result"))
+            result = given.get("response", given.get("result"))
             text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
-            results.append({"role": "tool", "tool_call_id": str(part.get("id") or ""), "content": text})
+            results.append({"role": "tool", "tool_call_id": str(given.get("id") or ""), "content": text})
         else:
-            contents.append(dict(part))
+            contents.append(dict(given))
     if results and not contents and not calls:
         return results
     is_text = all(part.get("type") == "text" for part in contents)
@@ -222,35 +182,29 @@ def _message_of_parts(role: str, parts: Sequence[Any], where: str, what: str) ->
     return [*results, message]
 
 
-def _attributes(item: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _attributes(item: Part, name: str = "attributes") -> Part:
     """`[{"key": …, "value": {"stringValue": …}}, …]` as an object."""
-    pairs = (
-        mapping_of(value, where, "attributes")
-        for value in list_of(item.get("attributes"), where, "attributes")
-    )
-    return {str(pair.get("key")): _value(pair.get("value"), where) for pair in pairs}
+    pairs = item[name].items
+    return Part({str(pair["key"].value): _value(pair["value"]) for pair in pairs}, item.where)
 
 
-def _value(value: Any, where: str) -> Any:
+def _value(given: Part) -> Any:
     """A value of OTLP's JSON. Raises RowError for one of no known kind."""
-    given = mapping_of(value, where, "an attribute's value")
-    if not given:
+    if not given.object:
         return None
-    kind, inner = next(iter(given.items()))
+    kind, inner = next(iter(given.object.items()))
     if kind == "arrayValue":
-        values = mapping_of(inner, where, kind).get("values")
-        return [_value(each, where) for each in list_of(values, where, kind)]
+        return [_value(each) for each in given[kind]["values"].items]
     if kind == "kvlistValue":
-        pairs = list_of(mapping_of(inner, where, kind).get("values"), where, kind)
-        return _attributes({"attributes": list(pairs)}, where)
+        return _attributes(given[kind], "values").value
     if kind == "intValue":
         # 64-bit integers are text in the JSON of protobuf.
         try:
             return int(inner)
-        except (TypeError, ValueError) as error:
-            raise RowError(where, f"intValue must be a whole number, found {shown(inner)}") from error
+        except (TypeError, ValueError, OverflowError) as error:
+            raise given[kind].wrong("must be a whole number") from error
     if kind in ("stringValue", "boolValue", "doubleValue", "bytesValue"):
         return inner
     raise RowError(
-        where, f"an attribute's value must be one of OTLP's kinds, such as stringValue, found {kind}"
+        given.where, f"an attribute's value must be one of OTLP's kinds, such as stringValue, found {kind}"
     )

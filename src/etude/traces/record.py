@@ -94,108 +94,124 @@ class LeftOut:
 Record: TypeAlias = LoggedCall | LoggedScore | LeftOut
 
 
-def parsed(value: Any, where: str, what: str) -> Any:
-    """A value that may be written as JSON text."""
-    if not isinstance(value, str) or value.strip()[:1] not in ("{", "["):
-        return value
-    try:
-        return read_json(value)
-    except ValueError as error:
-        raise RowError(where, f"{what} is broken JSON: {error}") from error
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A value in a row of a log, and where it stands."""
+
+    value: Any
+    where: str
+    """`file:line`."""
+    name: str = ""
+    """Its place in the row: `messages[0].role`."""
+
+    def __getitem__(self, name: str) -> Part:
+        """A field of an object, which may be missing. Raises RowError."""
+        return Part(self.object.get(name), self.where, f"{self.name}.{name}" if self.name else name)
+
+    @property
+    def object(self) -> Mapping[str, Any]:
+        """An object, which may be missing. Raises RowError."""
+        if self.value is None:
+            return {}
+        if not isinstance(self.value, Mapping):
+            raise self.wrong("must be an object")
+        return self.value
+
+    @property
+    def items(self) -> list[Part]:
+        """The items of a list, which may be missing. Raises RowError."""
+        if self.value is None:
+            return []
+        if not isinstance(self.value, list | tuple):
+            raise self.wrong("must be a list")
+        return [Part(item, self.where, f"{self.name}[{index}]") for index, item in enumerate(self.value)]
+
+    @property
+    def parsed(self) -> Part:
+        """The value where it is written as JSON text, or itself. Raises RowError."""
+        if not isinstance(self.value, str) or self.value.strip()[:1] not in ("{", "["):
+            return self
+        try:
+            return replace(self, value=read_json(self.value))
+        except ValueError as error:
+            raise RowError(self.where, f"{self.name} is broken JSON: {error}") from error
+
+    def text(self, *names: str) -> str:
+        """The first of these fields of an object that says something, as text."""
+        values = (self.object.get(name) for name in names)
+        return next((str(value) for value in values if isinstance(value, str | int) and value != ""), "")
+
+    def wrong(self, rule: str) -> RowError:
+        """The error for a value that breaks a rule."""
+        return RowError(self.where, f"{self.name or 'the row'} {rule}, found {shown(self.value)}")
 
 
-def mapping_of(value: Any, where: str, what: str) -> Mapping[str, Any]:
-    """An object, which may be missing."""
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise RowError(where, f"{what} must be an object, found {shown(value)}")
-    return value
-
-
-def list_of(value: Any, where: str, what: str) -> Sequence[Any]:
-    """A list, which may be missing."""
-    if value is None:
-        return ()
-    if not isinstance(value, list | tuple):
-        raise RowError(where, f"{what} must be a list, found {shown(value)}")
-    return value
-
-
-def text_in(row: Mapping[str, Any], *names: str) -> str:
-    """The first of these fields that says something, as text."""
-    values = (row.get(name) for name in names)
-    return next((str(value) for value in values if isinstance(value, str | int) and value != ""), "")
-
-
-def messages_of(value: Any, where: str, what: str) -> tuple[Message, ...]:
+def messages_of(rows: Part) -> tuple[Message, ...]:
     """Messages in OpenAI's form. Raises RowError for one that is not."""
-    rows = list_of(value, where, what)
-    return tuple(message_of(row, where, f"{what}[{index}]") for index, row in enumerate(rows))
+    return tuple(map(message_of, rows.items))
 
 
-def message_of(value: Any, where: str, what: str) -> Message:
-    """A message in OpenAI's form, without what no model reads. Raises RowError."""
-    row = mapping_of(value, where, what)
-    role, content = row.get("role"), row.get("content")
+def message_of(row: Part, role: str | None = None) -> Message:
+    """A message in OpenAI's form, without what no model reads. Raises RowError.
+
+    `role` is that of a message that does not say it.
+    """
+    given, content = row.object, row.object.get("content")
+    role = given.get("role", role)
     if role not in ROLES:
-        raise RowError(where, f"{what}.role must be one of {', '.join(ROLES)}, found {shown(role)}")
+        raise replace(row["role"], value=role).wrong(f"must be one of {', '.join(ROLES)}")
     if isinstance(content, list):
         if not all(isinstance(part, Mapping) for part in content):
-            raise RowError(where, f"{what}.content must have objects for its parts")
+            raise RowError(row.where, f"{row.name}.content must have objects for its parts")
         content = [dict(part) for part in content]
     elif content is not None and not isinstance(content, str):
-        raise RowError(where, f"{what}.content must be text or a list of parts, found {shown(content)}")
+        raise row["content"].wrong("must be text or a list of parts")
     message: Message = {"role": role, "content": content}
-    if content is None and isinstance(row.get("refusal"), str):
-        message["content"] = row["refusal"]
-    thinking = row.get("reasoning_content") or row.get("reasoning")
+    if content is None and isinstance(given.get("refusal"), str):
+        message["content"] = given["refusal"]
+    thinking = given.get("reasoning_content") or given.get("reasoning")
     if isinstance(thinking, str) and role == "assistant":
         message["reasoning_content"] = thinking
-    calls = list_of(row.get("tool_calls"), where, f"{what}.tool_calls")
-    if calls:
+    if calls := row["tool_calls"].items:
+        named = [(call, call["function"].object) for call in calls]
         message["tool_calls"] = [
-            _tool_call(call, where, f"{what}.tool_calls[{index}]") for index, call in enumerate(calls)
+            tool_call(call, call["id"].value, function.get("name"), function.get("arguments"))
+            for call, function in named
         ]
-    return message | {name: row[name] for name in _KEPT if row.get(name) is not None}
+    return message | {name: given[name] for name in _KEPT if given.get(name) is not None}
 
 
-def _tool_call(value: Any, where: str, what: str) -> dict[str, Any]:
-    call = mapping_of(value, where, what)
-    function = mapping_of(call.get("function"), where, f"{what}.function")
-    return tool_call(call.get("id"), function.get("name"), function.get("arguments"), where, what)
-
-
-def tool_call(id: Any, name: Any, arguments: Any, where: str, what: str) -> dict[str, Any]:
+def tool_call(call: Part, id: Any, name: Any, arguments: Any) -> dict[str, Any]:
     """A call of a tool as OpenAI writes it. Raises RowError without a name."""
     if not isinstance(name, str) or not name:
-        raise RowError(where, f"{what} must name its function, found {shown(name)}")
+        raise RowError(call.where, f"{call.name} must name its function, found {shown(name)}")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
     return {"id": str(id or ""), "type": "function", "function": {"name": name, "arguments": text}}
 
 
-def tools_of(value: Any, where: str, what: str) -> tuple[Tool, ...]:
+def tools_of(rows: Part) -> tuple[Tool, ...]:
     """Tools in OpenAI's form, with or without `function` around what they are. Raises RowError."""
     tools = []
-    for index, row in enumerate(list_of(value, where, what)):
-        tool = mapping_of(row, where, f"{what}[{index}]")
-        named = mapping_of(tool.get("function", tool), where, f"{what}[{index}].function")
-        if not isinstance(named.get("name"), str):
-            raise RowError(where, f"{what}[{index}] must have a name, found {shown(named.get('name'))}")
-        kept = {key: named[key] for key in ("name", "description", "parameters", "strict") if key in named}
+    for row in rows.items:
+        named = row["function"] if "function" in row.object else row
+        if not isinstance(named.object.get("name"), str):
+            raise RowError(row.where, f"{row.name} must have a name, found {shown(named['name'].value)}")
+        known = ("name", "description", "parameters", "strict")
+        kept = {key: named.object[key] for key in known if key in named.object}
         tools.append({"type": "function", "function": kept})
     return tuple(tools)
 
 
-def sampling_of(row: Mapping[str, Any], where: str, what: str) -> Sampling:
+def sampling_of(row: Part) -> Sampling:
     """How a call was sampled, as far as a request says. Raises RowError for an impossible value."""
-    given = {ours: row[theirs] for theirs, ours in _SAMPLED.items() if row.get(theirs) is not None}
+    given = {ours: row.object[name] for name, ours in _SAMPLED.items() if row.object.get(name) is not None}
     try:
         return _SAMPLING.validate_python(given)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         at = ".".join(map(str, first["loc"]))
-        raise RowError(where, f"{what}.{at}: {first['msg']}, found {shown(given.get(at))}") from error
+        found = f"{row.name}.{at}: {first['msg']}, found {shown(given.get(at))}"
+        raise RowError(row.where, found) from error
 
 
 def usage_of(prompt: Any, completion: Any) -> Usage:
@@ -219,11 +235,12 @@ def score_of(
     return LoggedScore(where, name, score, reason if isinstance(reason, str) else "", call, trace)
 
 
-def time_of(value: Any, where: str, what: str) -> float:
+def time_of(part: Part) -> float:
     """A time in Unix seconds: of text in ISO 8601, a time, or a number whose size tells its unit; 0 for none.
 
     Raises RowError.
     """
+    value = part.value
     if value is None or value == "":
         return 0.0
     try:
@@ -233,14 +250,14 @@ def time_of(value: Any, where: str, what: str) -> float:
             return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
         seconds = number(int(value) if isinstance(value, str) else value)
     except (ValueError, OverflowError, OSError) as error:
-        raise RowError(where, f"{what} is no time: {shown(value)}") from error
+        raise RowError(part.where, f"{part.name} is no time: {shown(value)}") from error
     unit = next((unit for least, unit in _UNITS if seconds >= least), 1.0)
     return seconds / unit if 0 <= seconds < 1e20 else 0.0
 
 
-def times_of(row: Mapping[str, Any], start: str, end: str, where: str) -> tuple[float, float]:
+def times_of(start: Part, end: Part) -> tuple[float, float]:
     """When a call began, in Unix seconds, and the seconds that it took; 0 where that is not known."""
-    began, ended = (time_of(row.get(name), where, name) for name in (start, end))
+    began, ended = time_of(start), time_of(end)
     return began, max(0.0, ended - began) if began and ended else 0.0
 
 

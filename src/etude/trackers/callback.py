@@ -43,11 +43,14 @@ class LiveTrackerConfig(TrackerConfig, name="live"):
 class FunctionTracker:
     """Calls a function, plain or async, with each record."""
 
-    def __init__(self, function: Callable[[RunRecord], Any]) -> None:
-        self._function = function
+    def __init__(self, function: Callable[[RunRecord], Any], missing: str = "") -> None:
+        """`missing` says why there is no function, as where its program is not running."""
+        self._function, self._missing = function, missing
 
     def open(self, run: TrackedRun) -> str:
-        """There is nothing to begin."""
+        """There is nothing to begin. Raises RequestError without a function."""
+        if self._missing:
+            raise RequestError(self._missing)
         return ""
 
     def send(self, record: RunRecord) -> None:
@@ -58,19 +61,6 @@ class FunctionTracker:
 
     def close(self, state: State) -> None:
         """There is nothing to end."""
-
-
-class _Missing(FunctionTracker):
-    """In place of a function of a program that is not running."""
-
-    def __init__(self, name: str, run: str) -> None:
-        self._name, self._run = name, run
-
-    def open(self, run: TrackedRun) -> str:
-        raise RequestError(
-            f"the run was started by a program with its own function '{self._name}', which is not in the "
-            f"config; give it again, in Python: etude.resume({self._run!r}, report=…)"
-        )
 
 
 def as_tracker(value: Any) -> Tracker:
@@ -103,5 +93,12 @@ async def function_tracker(config: FunctionTrackerConfig, builder: Builder) -> A
 @register_tracker(config_type=LiveTrackerConfig)
 async def live_tracker(config: LiveTrackerConfig, builder: Builder) -> AsyncIterator[Tracker]:
     """The function; where its program is not running, what says so as soon as it is needed."""
+    if config.value is not None:
+        yield as_tracker(config.value)
+        return
     run = "run" if builder.run is None else str(builder.run.path)
-    yield _Missing(config.name, run) if config.value is None else as_tracker(config.value)
+    yield FunctionTracker(
+        print,
+        f"the run was started by a program with its own function '{config.name}', which is not in the "
+        f"config; give it again, in Python: etude.resume({run!r}, report=…)",
+    )

@@ -12,7 +12,7 @@ from pydantic import field_validator
 
 from etude.config.component import TrackerConfig
 from etude.config.registry import register_tracker
-from etude.trackers.record import COLUMNS, RunRecord, State, TrackedRun, require_package, require_server
+from etude.trackers.record import RunRecord, State, TrackedRun, require_package, require_server
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -73,15 +73,12 @@ class MlflowTracker:
         return f"{uri}/#/experiments/{number}/runs/{self._id}" if uri.startswith("http") else ""
 
     def send(self, record: RunRecord) -> None:
-        """Log its metrics with its own time, and the table as JSON."""
+        """Log its metrics with its own time, and the alarms as a text."""
         from mlflow.entities import Metric
 
         at, step, client = int(record.at * 1000), record.step, self._client
         metrics = [Metric(_UNNAMED.sub("_", name), value, at, step) for name, value in record.metrics.items()]
         place = f"{record.kind}-{step:06d}" + ("" if record.target is None else f"-{record.target}")
-        if record.episodes:
-            table = {"columns": list(COLUMNS), "data": [list(row.cells()) for row in record.episodes]}
-            client.log_dict(self._id, table, f"episodes/{place}.json")
         if record.alarms:
             client.log_text(self._id, "\n".join(record.alarms), f"alarms/{place}.txt")
         client.log_batch(self._id, metrics=metrics)

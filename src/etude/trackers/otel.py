@@ -1,4 +1,4 @@
-"""OpenTelemetry: episodes, calls, tools and jobs as spans of the GenAI semantic conventions v0.1.0.
+"""OpenTelemetry: episodes, calls and tools as spans of the GenAI semantic conventions v0.1.0.
 
 Spans are read from the journal, with the times that things had, and sent to a collector by OTLP when their
 epoch or validation is over. The ids of a span follow from what it is of, so that one that is sent twice is
@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from etude.config.component import TrackerConfig
 from etude.config.registry import register_tracker
@@ -23,6 +23,7 @@ from etude.core.errors import EtudeError
 from etude.core.secrets import masked, masked_data
 from etude.core.tools import ToolUse
 from etude.store.episodes import EVALUATION, iter_episodes
+from etude.store.journal import Journal
 from etude.store.log import histories
 from etude.store.run_folder import RunFolder
 from etude.trackers.record import RunRecord, State, TrackedRun, require_package
@@ -42,6 +43,9 @@ _PARTS = {
 }
 """How the ids begin of the episodes that a record of a kind is about."""
 
+_Told: TypeAlias = tuple[str, dict[str, Any], tuple[str, str] | None]
+"""The name of a span, its attributes, and the kind and the text of what went wrong."""
+
 
 class OtelConfig(TrackerConfig, name="otel"):
     """Spans of episodes and all that happens in them, for any collector that takes OTLP over HTTP.
@@ -60,7 +64,7 @@ class OtelConfig(TrackerConfig, name="otel"):
 
 
 class OtelTracker:
-    """Sends the spans of episodes and jobs."""
+    """Sends the spans of episodes."""
 
     def __init__(self, config: OtelConfig) -> None:
         self._config = config
@@ -70,19 +74,23 @@ class OtelTracker:
     def open(self, run: TrackedRun) -> str:
         """Make a client of the collector; nothing is sent by that."""
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
 
-        config, self._run = self._config, run
-        endpoint = None if config.endpoint is None else f"{config.endpoint.rstrip('/')}/v1/traces"
-        self._exporter = OTLPSpanExporter(endpoint)
+        endpoint = self._config.endpoint
+        self._run, self._models = run, run.config.get("llms") or {}
+        self._exporter = OTLPSpanExporter(None if endpoint is None else f"{endpoint.rstrip('/')}/v1/traces")
+        code = {f"etude.{name}": text for name, text in run.code.items()}
+        service = os.environ.get("OTEL_SERVICE_NAME", "etude")
+        self._resource = Resource.create({"service.name": service, "etude.run": run.name, **code})
         return ""
 
     def send(self, record: RunRecord) -> None:
-        """Send the spans of the record's episodes and of its job. Raises EtudeError."""
+        """Send the spans of the record's episodes. Raises EtudeError."""
         from opentelemetry.sdk.trace.export import SpanExportResult
 
         assert self._run is not None
         with RunFolder.read(self._run.folder) as run:
-            spans = _Spans(run, self._run, content=self._config.content).of_record(record)
+            spans = self._of_record(run.journal, record)
             while batch := [*islice(spans, _AT_ONCE)]:
                 if self._exporter.export(batch) is not SpanExportResult.SUCCESS:
                     raise EtudeError(
@@ -95,43 +103,18 @@ class OtelTracker:
             self._exporter.shutdown()
             self._exporter = None
 
-
-class _Spans:
-    """Makes spans of what a run folder has."""
-
-    def __init__(self, run: RunFolder, tracked: TrackedRun, *, content: bool) -> None:
-        from opentelemetry.sdk.resources import Resource
-
-        self._journal, self._name, self._token, self._content = run.journal, run.name, tracked.token, content
-        code = {f"etude.{name}": text for name, text in tracked.code.items()}
-        service = os.environ.get("OTEL_SERVICE_NAME", "etude")
-        self._resource = Resource.create({"service.name": service, "etude.run": run.name, **code})
-        self._models = tracked.config.get("llms") or {}
-
-    def of_record(self, record: RunRecord) -> Iterator[Any]:
-        """The spans of the episodes that a record is about, and of the job of an epoch."""
-        by_target = histories(self._journal, self._name)
+    def _of_record(self, journal: Journal, record: RunRecord) -> Iterator[Any]:
         # Several models train on the same episodes.
-        is_first = record.kind == "warm_up" or record.target in (None, next(iter(by_target)))
-        if record.kind in _PARTS and is_first:
-            part = _PARTS[record.kind].format(epoch=record.step)
-            for episode in iter_episodes(self._journal, part):
+        first = next(iter(histories(journal, "")))
+        part = _PARTS.get(record.kind, "").format(epoch=record.step)
+        if part and (record.kind == "warm_up" or record.target in (None, first)):
+            for episode in iter_episodes(journal, part):
                 if re.match(rf"{part}(?!\d)", episode.id):
-                    yield from self._of_episode(episode)
-        for entry in by_target[record.target].epochs if record.kind == "epoch" else ():
-            if entry.epoch == record.step and (job := entry.status) is not None:
-                figures = {
-                    f"etude.job.{name}": value
-                    for name, value in ((job.metadata or {}).get("metrics") or {}).items()
-                    if isinstance(value, int | float)
-                }
-                about = {"etude.epoch": record.step, "etude.job.backend": job.backend, **figures}
-                began = record.at - float(entry.metrics.get("training_seconds") or 0.0)
-                yield self._span(f"train {job.run_id}", job.run_id, None, (began, record.at), about)
+                    yield from self._of_episode(journal, episode)
 
-    def _of_episode(self, episode: EpisodeRecord) -> Iterator[Any]:
+    def _of_episode(self, journal: Journal, episode: EpisodeRecord) -> Iterator[Any]:
         """The spans of a finished episode: its own, which comes first, and those of all within it."""
-        ended = self._journal.times(episode.id)[episode.id]
+        ended = journal.times(episode.id)[episode.id]
         # An episode that is played again is another one.
         place = f"{episode.id} of {ended}"
         uses = [event.tool for event in episode.events if event.tool is not None]
@@ -149,39 +132,36 @@ class _Spans:
         }
         failure = episode.failure
         error: tuple[str, str] | None = None if failure is None else (failure.kind, failure.reason)
-        scores = self._scores(episode)
-        parent = self._span("invoke_agent", place, None, (began, ended), about, error=error, events=scores)
+        parent = self._span(
+            "invoke_agent", place, None, (began, ended), about, error, self._scores(journal, episode.id)
+        )
         yield parent
         for number, each in enumerate(timed):
             name, about, error = self._of_call(each) if isinstance(each, Call) else self._of_tool(each)
             times = (each.began, each.began + each.seconds)
-            yield self._span(name, f"{place}/{number}", parent, times, about, error=error)
+            yield self._span(name, f"{place}/{number}", parent, times, about, error)
 
-    def _scores(self, episode: EpisodeRecord) -> list[Any]:
+    def _scores(self, journal: Journal, episode: str) -> list[Any]:
+        """The scores of an episode, as events of its span."""
         from opentelemetry.sdk.trace import Event
 
-        prefix = f"{episode.id}/score/"
-        times, events = self._journal.times(prefix), []
-        for key, row in self._journal.scan(prefix):
+        prefix, events = f"{episode}/score/", []
+        times = journal.times(prefix)
+        for key, row in journal.scan(prefix):
             about = {"gen_ai.evaluation.name": key.removeprefix(prefix)}
             if row.get("score") is not None:
                 about["gen_ai.evaluation.score.value"] = row["score"]
             if row.get("error") is not None:
                 about["error.type"] = "evaluator_failed"
-            if self._content and row.get("reasoning"):
+            if self._config.content and row.get("reasoning"):
                 about["gen_ai.evaluation.explanation"] = masked(str(row["reasoning"]))
-            events.append(Event("gen_ai.evaluation.result", about, round(times[key] * 1e9)))
+            events.append(Event("gen_ai.evaluation.result", about, _nanoseconds(times[key])))
         return events
 
-    def _of_call(self, call: Call) -> tuple[str, dict[str, Any], tuple[str, str] | None]:
-        """The name of its span, the attributes, and what went wrong."""
-        sampling, completion, entry = (
-            call.request.sampling,
-            call.completion,
-            self._models.get(call.model) or {},
-        )
+    def _of_call(self, call: Call) -> _Told:
+        entry, completion = self._models.get(call.model) or {}, call.completion
         model = str(entry.get("model") or entry.get("model_name") or call.model)
-        asked = {f"gen_ai.request.{name}": getattr(sampling, name) for name in _SAMPLING}
+        asked = {f"gen_ai.request.{name}": getattr(call.request.sampling, name) for name in _SAMPLING}
         about: dict[str, Any] = {
             "gen_ai.operation.name": "chat",
             "gen_ai.provider.name": str(entry.get("_type") or "etude"),
@@ -191,22 +171,24 @@ class _Spans:
             "etude.function": call.function,
             "etude.retries": call.retries,
         }
-        if self._content:
+        if self._config.content:
             about["gen_ai.input.messages"] = _parts(call.request.messages)
         if completion is None:
             return f"chat {model}", about, ("call_failed", call.error or "")
-        about["gen_ai.response.finish_reasons"] = [completion.finish_reason]
-        about["gen_ai.usage.input_tokens"] = completion.usage.prompt_tokens
-        about["gen_ai.usage.output_tokens"] = completion.usage.completion_tokens
+        about |= {
+            "gen_ai.response.finish_reasons": [completion.finish_reason],
+            "gen_ai.usage.input_tokens": completion.usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": completion.usage.completion_tokens,
+        }
         if not call.logged:
             about["etude.model_version"] = completion.model_version
-        if self._content:
+        if self._config.content:
             about["gen_ai.output.messages"] = _parts([completion.message])
         return f"chat {model}", about, None
 
-    def _of_tool(self, use: ToolUse) -> tuple[str, dict[str, Any], tuple[str, str] | None]:
+    def _of_tool(self, use: ToolUse) -> _Told:
         about = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": use.name}
-        if self._content:
+        if self._config.content:
             about["gen_ai.tool.call.arguments"] = _json(use.arguments)
             about["gen_ai.tool.call.result"] = masked(use.result)
         return f"execute_tool {use.name}", about, None if use.outcome == "ok" else (use.outcome, use.outcome)
@@ -217,9 +199,8 @@ class _Spans:
         place: str,
         parent: Any,
         times: tuple[float, float],
-        attributes: Mapping[str, Any],
-        *,
-        error: tuple[str, str] | None = None,
+        attributes: dict[str, Any],
+        error: tuple[str, str] | None,
         events: Sequence[Any] = (),
     ) -> Any:
         from opentelemetry.sdk.trace import ReadableSpan
@@ -227,24 +208,34 @@ class _Spans:
 
         above = None if parent is None else parent.get_span_context()
         trace = self._number(place, 16) if above is None else above.trace_id
-        sampled = TraceFlags(TraceFlags.SAMPLED)
+        status = Status(StatusCode.UNSET)
+        if error is not None:
+            attributes["error.type"] = error[0]
+            status = Status(StatusCode.ERROR, masked(error[1]))
         return ReadableSpan(
             name,
-            context=SpanContext(trace, self._number(f"span {place}", 8), False, sampled),
+            context=SpanContext(
+                trace, self._number(f"span {place}", 8), False, TraceFlags(TraceFlags.SAMPLED)
+            ),
             parent=above,
             resource=self._resource,
-            attributes={**attributes, **({} if error is None else {"error.type": error[0]})},
+            attributes=attributes,
             events=events,
             kind=SpanKind.CLIENT if name.startswith("chat ") else SpanKind.INTERNAL,
-            status=Status(StatusCode.UNSET) if error is None else Status(StatusCode.ERROR, masked(error[1])),
-            start_time=round(times[0] * 1e9),
-            end_time=round(times[1] * 1e9),
+            status=status,
+            start_time=_nanoseconds(times[0]),
+            end_time=_nanoseconds(times[1]),
         )
 
     def _number(self, place: str, size: int) -> int:
         """The id of a span or a trace: the same for the same thing of the same run."""
-        digest = hashlib.blake2b(f"{self._token}/{place}".encode(), digest_size=size).digest()
+        assert self._run is not None
+        digest = hashlib.blake2b(f"{self._run.token}/{place}".encode(), digest_size=size).digest()
         return int.from_bytes(digest) or 1
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
 
 
 def _parts(messages: Sequence[Mapping[str, Any]]) -> str:

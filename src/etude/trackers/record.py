@@ -1,4 +1,4 @@
-"""The seam of trackers: what they are given of a run, and the three methods that one has.
+"""The seam of trackers: what they are given of a run, read from its journal, and the methods that one has.
 
 A tracker never sees the run itself. All that it gets was read from the journal, so that nothing is lost while
 it is away, and a tracker of one's own has the same guarantees as those that ship.
@@ -7,51 +7,26 @@ it is away, and a tracker of one's own has the same guarantees as those that shi
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
+from etude.budget.bill import Bill, Line, bill_of, total
 from etude.core.errors import EtudeError, MissingExtraError, first_line
+from etude.core.history import Entry, EpochEntry, History, ValidationEntry, WarmUpEntry
+from etude.store.facts import SUMMARY
+from etude.store.log import histories
+from etude.store.run_folder import RunFolder
+from etude.store.stored_config import RESULT
 
 State: TypeAlias = Literal["finished", "failed", "stopped"]
 """How a process ended its part of a run. `stopped`: it may be resumed."""
 
 SECONDS_TO_ANSWER = 10.0
-
-COLUMNS = ("episode", "example", "input", "output", "reward", "scores", "failure", "tokens", "version")
-"""Of a table of episodes."""
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeRow:
-    """One episode in a table of samples."""
-
-    episode: str
-    """Its id."""
-    example: str
-    input: str
-    """The messages of the first call."""
-    output: str
-    reward: float | None
-    scores: Mapping[str, float | None]
-    """By evaluator."""
-    failure: str
-    """Why it failed; empty where it did not."""
-    tokens: int
-    """Sampled ones."""
-    version: int | None
-    """Of the weights that sampled it."""
-
-    def cells(self) -> tuple[str | float | int | None, ...]:
-        """A cell for each of `COLUMNS`."""
-        scores = ", ".join(
-            f"{name} {'none' if score is None else format(score, '.3f')}"
-            for name, score in self.scores.items()
-        )
-        asked = (self.episode, self.example, self.input, self.output)
-        return (*asked, self.reward, scores, self.failure, self.tokens, self.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +46,12 @@ class RunRecord:
     """Of several models the one that it is about."""
     alarms: tuple[str, ...] = ()
     """The alarms that ring in it, a sentence each."""
-    episodes: tuple[EpisodeRow, ...] = ()
     number: int = 0
     """How many other records the tracker was sent before."""
 
     def logged(self, api: Any) -> dict[str, Any]:
-        """The record as W&B's API, or one like it, logs it: its metrics, and tables of that API."""
+        """The record as W&B's API, or one like it, logs it: its metrics, and a table of the alarms."""
         data: dict[str, Any] = {**self.metrics}
-        if self.episodes:
-            rows = [list(row.cells()) for row in self.episodes]
-            data[f"episodes/{self.kind}"] = api.Table(columns=list(COLUMNS), data=rows)
         if self.alarms:
             data["alarms"] = api.Table(columns=["alarm"], data=[[text] for text in self.alarms])
         return data
@@ -172,3 +143,122 @@ def _flattened(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         elif value is not None:
             texts[name] = str(value)
     return texts
+
+
+_LEFT_OUT = {"target", "training", "model_versions", "failure_causes"}
+"""Metrics that are no figures of an epoch, or have names without end."""
+
+
+def record_keys(run: RunFolder) -> list[str]:
+    """The keys of all records that there are by now, in the order in which they are shown."""
+    return [key for key, _, _ in _Reader(run).places()]
+
+
+def new_records(run: RunFolder, sent: Collection[str]) -> Iterator[RunRecord]:
+    """The records that were not sent. Raises StoreError."""
+    reader = _Reader(run)
+    for key, target, entry in reader.places():
+        if key not in sent:
+            yield reader.record(key, target, entry)
+
+
+def _key(kind: str, epoch: int, target: str | None) -> str:
+    return f"{kind}/{epoch:08d}" + ("" if target is None else f"/{target}")
+
+
+class _Reader:
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        # Before the histories, which are whole where these are there.
+        self._ends = [name for name in (RESULT, SUMMARY) if run.read_json(name) is not None]
+        self.histories: Mapping[str | None, History] = histories(run.journal, run.name)
+
+    def places(self) -> Iterator[tuple[str, str | None, Entry | WarmUpEntry | None]]:
+        """Of each record the key, the model that it is about where there are several, and its entry."""
+        entries: list[tuple[tuple[int, bool, int], str | None, Entry]] = []
+        for number, (target, history) in enumerate(self.histories.items()):
+            if history.warm_up is not None:
+                yield _key("warm_up", 0, target), target, history.warm_up
+            for entry in history.entries:
+                entries.append(((entry.epoch, isinstance(entry, ValidationEntry), number), target, entry))
+        for (epoch, is_validation, _), target, entry in sorted(entries, key=lambda each: each[0]):
+            yield _key("validation" if is_validation else "epoch", epoch, target), target, entry
+        if RESULT in self._ends:
+            yield "evaluation", None, None
+        if SUMMARY in self._ends:
+            yield _key("finished", self._epochs, None), None, None
+
+    @property
+    def _epochs(self) -> int:
+        return max((len(history.epochs) for history in self.histories.values()), default=0)
+
+    def record(self, key: str, target: str | None, entry: Entry | WarmUpEntry | None) -> RunRecord:
+        """The record of a place."""
+        prefix = "" if target is None else f"{target}/"
+        if entry is None:
+            return self._evaluation(key) if key == "evaluation" else self._finished(key)
+        at = datetime.fromisoformat(entry.timestamp).timestamp()
+        if isinstance(entry, WarmUpEntry):
+            about = {**entry.metrics, "steps": entry.steps, "seconds": entry.seconds}
+            return RunRecord(key, "warm_up", 0, at, figures(about, f"{prefix}warm_up/"), target)
+        kind: Literal["epoch", "validation"] = "epoch" if isinstance(entry, EpochEntry) else "validation"
+        return RunRecord(
+            key=key,
+            kind=kind,
+            step=entry.epoch,
+            at=at,
+            metrics=self._of_epoch(entry, prefix, target)
+            if isinstance(entry, EpochEntry)
+            else figures(entry.metrics, f"{prefix}validation/"),
+            target=target,
+            alarms=tuple(event.text for event in entry.alarms if event.is_new),
+        )
+
+    def _evaluation(self, key: str) -> RunRecord:
+        metrics = figures(self._run.read_json(RESULT) or {}, "evaluation/")
+        at = (self._run.path / RESULT).stat().st_mtime
+        return RunRecord(key, "evaluation", 0, at, metrics)
+
+    def _finished(self, key: str) -> RunRecord:
+        metrics = {f"total/{name}": value for name, value in _spent(self._bill.total).items()}
+        metrics["total/hours"] = self._bill.seconds / 3600
+        at = (self._run.path / SUMMARY).stat().st_mtime
+        return RunRecord(key, "finished", self._epochs, at, metrics)
+
+    @cached_property
+    def _bill(self) -> Bill:
+        """All that the run has taken, read once."""
+        return bill_of(self._run.journal)
+
+    def _of_epoch(self, entry: EpochEntry, prefix: str, target: str | None) -> dict[str, float]:
+        metrics = figures(entry.metrics, f"{prefix}train/")
+        metrics |= figures(entry.metrics.get("training") or {}, f"{prefix}learner/")
+        tokens, seconds = (entry.metrics.get(key) for key in ("completion_tokens", "collecting_seconds"))
+        if tokens and seconds:
+            metrics[f"{prefix}train/tokens_per_second"] = tokens / seconds
+        phase = re.compile(rf"train/{entry.epoch}(?!\d)")
+        # What the episodes of several models' epochs took is theirs together.
+        if target is None or target == next(iter(self.histories)):
+            lines = [line for line in self._bill.lines if phase.match(line.phase)]
+            metrics |= {f"cost/{name}": value for name, value in _spent(total(lines)).items()}
+        if entry.status is not None:
+            job = [line for line in self._bill.lines if line.phase == entry.status.run_id]
+            metrics |= {f"{prefix}learner/cost_{name}": value for name, value in _spent(total(job)).items()}
+        return metrics
+
+
+def figures(metrics: Mapping[str, Any], prefix: str) -> dict[str, float]:
+    """All numbers in metrics, by their path; what is no number has no place in a plot."""
+    numbers: dict[str, float] = {}
+    for name, value in metrics.items():
+        if isinstance(value, bool) or name in _LEFT_OUT:
+            continue
+        if isinstance(value, int | float):
+            numbers[f"{prefix}{name}"] = float(value)
+        elif isinstance(value, Mapping):
+            numbers |= figures(value, f"{prefix}{name}/")
+    return numbers
+
+
+def _spent(line: Line) -> dict[str, float]:
+    return {"usd": line.usd, "tokens": float(line.tokens)} if line.tokens else {}

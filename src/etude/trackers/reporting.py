@@ -13,7 +13,7 @@ import shlex
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -30,8 +30,7 @@ from etude.store.journal import Json
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import stored_data
 from etude.trackers.callback import LiveTrackerConfig, live_tracker_config
-from etude.trackers.record import State, TrackedRun, Tracker
-from etude.trackers.records import new_records, record_keys
+from etude.trackers.record import State, TrackedRun, Tracker, new_records, record_keys
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
 _SECONDS_AFTER_STOP = 2.0
@@ -119,7 +118,7 @@ class TrackerReader:
     def _serve(self) -> None:
         with RunFolder.read(self._run) as run:
             sent = self._sent(run)
-            for record in new_records(run, sent, episodes=self.config.episodes):
+            for record in new_records(run, sent):
                 if self._is_abandoned:
                     return
                 if not self._is_open:
@@ -129,11 +128,15 @@ class TrackerReader:
                 sent.add(record.key)
 
     def _open(self, run: RunFolder) -> None:
+        stored = run.journal.get(f"{self._key}/run")
+        if stored is None:
+            stored = {"token": secrets.token_hex(8), "tracker": self.title}
+            self._put(f"{self._key}/run", stored)
         where = self._tracker.open(
             TrackedRun(
                 name=run.name,
                 folder=run.path,
-                token=self._token(run),
+                token=str(stored["token"]),
                 config=stored_data(run.path, required=False),
                 environment=run.read_json("environment.json") or {},
             )
@@ -141,13 +144,6 @@ class TrackerReader:
         self._is_open = True
         if where:
             self._say_once(f"{self.title}: {where}")
-
-    def _token(self, run: RunFolder) -> str:
-        stored = run.journal.get(f"{self._key}/run")
-        if stored is None:
-            stored = {"token": secrets.token_hex(8), "tracker": self.title}
-            self._put(f"{self._key}/run", stored)
-        return str(stored["token"])
 
     def _sent(self, run: RunFolder) -> set[str]:
         """The keys of the records that were sent, those of epochs that the run has gone back from too."""
@@ -172,19 +168,6 @@ class TrackerReader:
             self._tell(text, warning)
 
 
-@dataclass(frozen=True, slots=True)
-class TrackerOutcome:
-    """How far a tracker has come when it was closed."""
-
-    tracker: str
-    sent: int
-    """Records that are there."""
-    records: int
-    """Records that the run has."""
-    error: str
-    """Why the others are not there, where that is known."""
-
-
 class Reporting:
     """The trackers of an open run, as a context manager around the work.
 
@@ -199,8 +182,9 @@ class Reporting:
         self._patience = patience
         self._readers: list[TrackerReader] = []
         self._exits = AsyncExitStack()
-        self.outcomes: list[TrackerOutcome] = []
-        """One for each tracker, once the block is over."""
+        self.outcomes: list[dict[str, Any]] = []
+        """Of each `tracker`, once the block is over: the `records` of the run, how many were `sent`, and the
+        `error` that kept the others, where that is known."""
 
     def wake(self) -> None:
         """Have the trackers look for what is new in the journal; returns at once."""
@@ -230,7 +214,8 @@ class Reporting:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        state = _state_of(error)
+        is_stop = not isinstance(error, Exception) or isinstance(error, RunPaused | BudgetReached)
+        state: State = "finished" if error is None else "stopped" if is_stop else "failed"
         # Of what failed before anything was journalled there is nothing to show.
         readers = [reader for reader in self._readers if error is None or reader.is_started]
         try:
@@ -247,7 +232,8 @@ class Reporting:
         await asyncio.to_thread(reader.over.wait, seconds)
         reader.abandon()
         sent, records = reader.counts()
-        self.outcomes.append(TrackerOutcome(reader.title, sent, records, reader.error))
+        about = {"tracker": reader.title, "sent": sent, "records": records, "error": reader.error}
+        self.outcomes.append(about)
         if sent < records:
             why = reader.error or f"more were not sent within the {seconds:g} s after its end"
             self._progress.message(
@@ -255,13 +241,6 @@ class Reporting:
                 f"is sent with: etude report {shlex.quote(str(self._run.path))}",
                 warning=True,
             )
-
-
-def _state_of(error: BaseException | None) -> State:
-    if error is None:
-        return "finished"
-    is_stop = not isinstance(error, Exception) or isinstance(error, RunPaused | BudgetReached)
-    return "stopped" if is_stop else "failed"
 
 
 def with_trackers(config: Config, report: Any) -> Config:

@@ -76,7 +76,7 @@ class WandbTracker:
         return str(self._run.url or "")
 
     def send(self, record: RunRecord) -> None:
-        """Log its metrics and tables as one step."""
+        """Log its metrics and alarms as one step."""
         import wandb
 
         data = {**record.logged(wandb), "epoch": record.step}

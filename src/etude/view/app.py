@@ -23,9 +23,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from etude.core.errors import EtudeError, RequestError
-from etude.view import episode, episodes, runs, tokens
-from etude.view.library import Library
-from etude.view.pages import STATIC, page, url
+from etude.view import episodes, runs, tokens
+from etude.view.pages import STATIC, Library, page, url
 from etude.wire.http_server import (
     ApiError,
     RequestChecks,
@@ -40,17 +39,9 @@ KEY = "open"
 
 _OPEN = frozenset({"/health"})
 _METHODS = frozenset({"GET", "HEAD"})
-_POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self'",
-        "connect-src 'self'",
-        "form-action 'self'",
-        "base-uri 'none'",
-        "frame-ancestors 'none'",
-    )
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 HEADERS: Mapping[str, str] = {
     "content-security-policy": _POLICY,
@@ -73,8 +64,6 @@ class Gate:
         self._checked = RequestChecks(self._answer, self._check, max_body=lambda path: 0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, with the headers of all answers."""
-
         async def send_on(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(HEADERS)
@@ -119,8 +108,8 @@ _PAGES: dict[str, Page] = {
     "/runs/{run}/config": runs.config_page,
     "/runs/{run}/phases": episodes.phases_page,
     "/runs/{run}/phases/{phase:path}": episodes.phase_page,
-    "/runs/{run}/groups/{id:path}": episode.group_page,
-    "/runs/{run}/episodes/{id:path}": episode.episode_page,
+    "/runs/{run}/groups/{id:path}": episodes.group_page,
+    "/runs/{run}/episodes/{id:path}": episodes.episode_page,
     "/runs/{run}/tokens/{id:path}": tokens.tokens_page,
     "/runs/{run}/chunks/{id:path}": tokens.chunk_page,
 }
@@ -141,8 +130,6 @@ def create_view(root: Path, key: str, *, port: int = 0) -> Gate:
 
 
 def _explained(answer: Page) -> Page:
-    """The page, or another that says why it cannot be shown."""
-
     @functools.wraps(answer)
     def explained(request: Request) -> Response:
         try:

@@ -1,4 +1,4 @@
-"""Pages: templates, which escape everything, and the few forms that numbers and times have in them."""
+"""Pages: the runs that they show, templates, which escape everything, and the forms of numbers and times."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,13 +19,78 @@ from starlette.responses import HTMLResponse
 
 from etude.core.data_model import finite
 from etude.core.episode import WORKFLOW
-from etude.core.stats import shown_mean, shown_seconds
+from etude.core.errors import RequestError
+from etude.core.stats import shown_seconds
+from etude.store.database import DATABASE
+from etude.store.facts import RunFacts, facts_of, is_run, list_runs
+from etude.store.lock import locked_by
 from etude.store.outline import question_of
 from etude.store.plain import jsonable
+from etude.store.run_folder import LOCK
+from etude.store.stored_config import CONFIG, reward_names, stored_data
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
 _DAY = 86_400
+
+_State = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The runs in a folder. A run is read again only where its files have changed."""
+
+    root: Path
+
+    def find(self, name: str) -> Path:
+        """The folder of a run. Raises RequestError where there is none of that name."""
+        path = self.root / name
+        if name in ("", ".", "..") or "/" in name or "\\" in name or not is_run(path):
+            raise RequestError(f"there is no run '{name}' in {self.root}")
+        return path
+
+    def listed(self) -> list[RunFacts]:
+        """All runs, the one changed last first."""
+        return [self.facts(path) for path in list_runs(self.root)]
+
+    def facts(self, path: Path) -> RunFacts:
+        """The facts of a run."""
+        names = (DATABASE, f"{DATABASE}-wal", CONFIG, "evaluation.json", "summary.json")
+        return _facts(path, _state(path, *names), locked_by(path / LOCK))
+
+    def settings(self, path: Path) -> Mapping[str, Any]:
+        """The config of a run, without secrets."""
+        return _settings(path, _state(path, CONFIG))
+
+    def rewards(self, path: Path) -> dict[str | None, str]:
+        """The evaluators whose scores are rewards, by target."""
+        return reward_names(self.settings(path))
+
+    def reward(self, path: Path) -> str | None:
+        """The evaluator whose score is the reward in a run; of several targets, that of the first."""
+        return next(iter(self.rewards(path).values()), None)
+
+
+def _state(path: Path, *names: str) -> _State:
+    """When files were last written, and how large they are."""
+    stats = [(path / name).stat() if (path / name).is_file() else None for name in names]
+    return tuple((0, 0) if stat is None else (stat.st_mtime_ns, stat.st_size) for stat in stats)
+
+
+@lru_cache(maxsize=1024)
+def _settings(path: Path, state: _State) -> Mapping[str, Any]:
+    return stored_data(path, required=False)
+
+
+@lru_cache(maxsize=1024)
+def _facts(path: Path, state: _State, pid: int | None) -> RunFacts:
+    return facts_of(path)
+
+
+def library_and_run(request: Request) -> tuple[Library, Path]:
+    """The library, and the folder of the run that a page is about. Raises RequestError without one."""
+    library: Library = request.app.state.library
+    return library, library.find(request.path_params["run"])
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -40,11 +107,6 @@ def number(value: float | None, digits: int = 3) -> str:
 def percent(share: float | None) -> str:
     """A share in per cent."""
     return "–" if share is None else f"{100 * share:.{0 if share in (0, 1) else 1}f}\u202f%"
-
-
-def mean(value: float | None, low: float | None = None, high: float | None = None) -> str:
-    """A mean with its interval."""
-    return "–" if value is None else shown_mean(value, low, high).replace("-", "−")
 
 
 def ago(seconds: float) -> str:
@@ -124,7 +186,7 @@ _TEMPLATES.filters |= {
     "shown": shown,
     "stamp": stamp,
 }
-_TEMPLATES.globals |= {"level": level, "mean": mean, "url": url}
+_TEMPLATES.globals |= {"level": level, "url": url}
 
 
 def render(template: str, **context: Any) -> str:

@@ -1,18 +1,19 @@
-"""The list of runs, and the overview of one."""
+"""The list of runs, and the overview of one with its charts: columns of data that the page draws."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from etude.budget.bill import bill_of
 from etude.core.distribution import Distribution
-from etude.core.history import Entry, History
+from etude.core.episode import cut_off_share
+from etude.core.history import Entry, EpochEntry, History
 from etude.report.words import (
     by_target,
     figure_lines,
@@ -21,18 +22,14 @@ from etude.report.words import (
     shown_epochs,
     shown_state,
 )
-from etude.store.episodes import epoch_of
+from etude.store.episodes import epoch_of, phases_of
 from etude.store.facts import RunFacts
-from etude.store.figures import failed_counts, shown_reward
+from etude.store.figures import causes_in, failed_counts, shown_reward
 from etude.store.log import histories
-from etude.store.outline import phases_in
 from etude.store.run_folder import RunFolder
 from etude.store.status import status_of
 from etude.store.stored_config import CONFIG
-from etude.store.summary import causes_in
-from etude.view.charts import charts_of
-from etude.view.library import Library
-from etude.view.pages import page
+from etude.view.pages import Library, library_and_run, page
 
 _WORDS: dict[str, Any] = {"state": shown_state, "epochs": shown_epochs, "ends": shown_ends}
 
@@ -46,16 +43,14 @@ def list_page(request: Request) -> Response:
 
 def run_page(request: Request) -> Response:
     """The overview of a run: its figures, charts, epochs and bill."""
-    library: Library = request.app.state.library
-    path = library.find(request.path_params["run"])
+    library, path = library_and_run(request)
     template = "run_charts.html" if request.query_params.get("part") == "charts" else "run.html"
     return page(request, template, **overview(library, path))
 
 
 def now_page(request: Request) -> Response:
     """The run's own word on its work and its waits; the line of it alone too."""
-    library: Library = request.app.state.library
-    path = library.find(request.path_params["run"])
+    library, path = library_and_run(request)
     context = {"run": path.name, "tab": "Now", **_live(library, path)}
     if request.query_params.get("part") != "line":
         return page(request, "now.html", up=True, **context)
@@ -67,8 +62,7 @@ def now_page(request: Request) -> Response:
 
 def config_page(request: Request) -> Response:
     """The run's config, as it was resolved, and what it ran on."""
-    library: Library = request.app.state.library
-    path = library.find(request.path_params["run"])
+    _, path = library_and_run(request)
     config = path / CONFIG
     with RunFolder.read(path) as run:
         environment = run.read_json("environment.json")
@@ -80,11 +74,11 @@ def config_page(request: Request) -> Response:
 
 def overview(library: Library, path: Path) -> dict[str, Any]:
     """All that the overview of a run shows."""
-    facts = library.run(path).facts
+    facts = library.facts(path)
     with RunFolder.read(path) as run:
         models = histories(run.journal, run.name)
         bill = bill_of(run.journal)
-        phases = phases_in(run.journal)
+        phases = phases_of(run.journal)
     entries = [entry for history in models.values() for entry in history.entries]
     by_epoch = {epoch: phase for phase in reversed(phases) if (epoch := epoch_of(phase)) is not None}
     return {
@@ -98,7 +92,7 @@ def overview(library: Library, path: Path) -> dict[str, Any]:
                 "lines": figure_lines(summary)
                 if name and (summary := by_target(facts.summary).get(name))
                 else (),
-                "charts": charts_of(history, bill),
+                "charts": charts_of(history),
                 "rows": [*_rows(history, by_epoch)],
             }
             for name, history in models.items()
@@ -110,12 +104,11 @@ def overview(library: Library, path: Path) -> dict[str, Any]:
 
 
 def _live(library: Library, path: Path) -> dict[str, Any]:
-    facts = library.run(path).facts
+    facts = library.facts(path)
     return {"seen": status_of(path), "state": shown_state(facts), "done": facts.epochs_done, "facts": facts}
 
 
 def _facts(facts: RunFacts) -> list[tuple[str, str]]:
-    """Labels and texts: what was trained, and what came of it."""
     lines = [("epochs", shown_epochs(facts)), ("model", facts.model or facts.base), ("method", facts.method)]
     lines += [("backend", facts.backend)]
     known = [(label, text) for label, text in lines if text]
@@ -127,52 +120,39 @@ def _facts(facts: RunFacts) -> list[tuple[str, str]]:
     return [*known, *figure_lines(summary)] if summary else known
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """An epoch in the table."""
-
-    epoch: int
-    phase: str | None
-    reward: str
-    rewards: str | None
-    """How they are distributed."""
-    episodes: int | None
-    failed: int
-    cut_off: float | None
-    trained: int | None
-    version: str | None
-    validation: str | None
-    note: str | None
+def _start(metrics: Mapping[str, Any], note: str) -> dict[str, Any]:
+    nothing = ("phase", "rewards", "episodes", "cut_off", "trained", "version")
+    return {
+        **dict.fromkeys(nothing),
+        "epoch": 0,
+        "reward": "–",
+        "failed": 0,
+        "validation": shown_reward(metrics),
+        "note": note,
+    }
 
 
-def _start(metrics: Mapping[str, Any], note: str) -> _Row:
-    return _Row(0, None, "–", None, None, 0, None, None, None, shown_reward(metrics), note)
-
-
-def _distribution(entry: Entry) -> str | None:
-    found = Distribution.among(entry.metrics)
-    return None if found is None else f"{found}: {found.shown_bars()}"
-
-
-def _rows(history: History, phases: Mapping[int, str]) -> list[_Row]:
+def _rows(history: History, phases: Mapping[int, str]) -> list[dict[str, Any]]:
     """The epochs, the latest first, and the validation after each."""
     validations = {entry.epoch: entry.metrics for entry in history.validations}
-    rows = [
-        _Row(
-            entry.epoch,
-            phases.get(entry.epoch - 1),
-            shown_reward(entry.metrics),
-            _distribution(entry),
-            entry.metrics.get("episodes"),
-            failed_counts(entry.metrics)[0],
-            entry.metrics.get("cut_off_share"),
-            entry.metrics.get("filtered_trajectories"),
-            None if entry.version is None else f"v{entry.version.number}",
-            shown_reward(validations[entry.epoch]) if entry.epoch in validations else None,
-            entry.skipped or entry.resting or "; ".join(event.text for event in entry.alarms if event.is_new),
-        )
-        for entry in reversed(history.epochs)
-    ]
+    rows = []
+    for entry in reversed(history.epochs):
+        rewards = Distribution.among(entry.metrics)
+        new = "; ".join(event.text for event in entry.alarms if event.is_new)
+        row = {
+            "epoch": entry.epoch,
+            "phase": phases.get(entry.epoch - 1),
+            "reward": shown_reward(entry.metrics),
+            "rewards": None if rewards is None else f"{rewards}: {rewards.shown_bars()}",
+            "episodes": entry.metrics.get("episodes"),
+            "failed": failed_counts(entry.metrics)[0],
+            "cut_off": entry.metrics.get("cut_off_share"),
+            "trained": entry.metrics.get("filtered_trajectories"),
+            "version": None if entry.version is None else f"v{entry.version.number}",
+            "validation": shown_reward(validations[entry.epoch]) if entry.epoch in validations else None,
+            "note": entry.skipped or entry.resting or new,
+        }
+        rows.append(row)
     if 0 in validations:
         rows.append(
             _start(validations[0], "before training" if history.base is None else "after the warm-up")
@@ -180,3 +160,187 @@ def _rows(history: History, phases: Mapping[int, str]) -> list[_Row]:
     if history.base is not None:
         rows.append(_start(history.base.metrics, "the base model, before the warm-up"))
     return rows
+
+
+Value: TypeAlias = float | None
+Bounds: TypeAlias = tuple[Value, Value, Value]
+"""A number and its interval, which need not be known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a chart: a number for each x, and its interval where there is one."""
+
+    label: str
+    values: list[Value]
+    low: list[Value] | None = None
+    high: list[Value] | None = None
+    is_dotted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart over epochs."""
+
+    title: str
+    x: list[int]
+    lines: list[Line] = field(default_factory=list)
+    note: str = ""
+
+    @property
+    def in_words(self) -> str:
+        """The chart in words, for whoever does not see it."""
+        ends = [
+            f"{line.label}: {known[0]:.4g} to {known[-1]:.4g}"
+            for line in self.lines
+            if (known := [value for value in line.values if value is not None])
+        ]
+        return f"{self.title} over epochs. " + "; ".join(ends)
+
+    def as_json(self) -> dict[str, Any]:
+        """For the script that draws it."""
+        return asdict(self)
+
+
+def charts_of(history: History) -> dict[str, list[Chart]]:
+    """The charts by their groups, but for those that have no number other than 0."""
+    groups: dict[str, list[Chart | None]] = {
+        "Rewards": [_rewards(history), *(_evaluator(history, name) for name in _evaluators(history))],
+        "Learning": [_metric(history, *each) for each in _LEARNING],
+        "Sampling": [_metric(history, *each) for each in _SAMPLING],
+        "Failures": _failures(history),
+        "Speed": [_metric(history, *each) for each in _SPEED],
+    }
+    drawn = {name: [chart for chart in charts if chart is not None] for name, charts in groups.items()}
+    return {name: charts for name, charts in drawn.items() if charts}
+
+
+def _trained(name: str) -> Callable[[EpochEntry], Value]:
+    return _number(lambda entry: (entry.metrics.get("training") or {}).get(name))
+
+
+def _of(name: str) -> Callable[[EpochEntry], Value]:
+    return _number(lambda entry: entry.metrics.get(name))
+
+
+def _number(metric: Callable[[EpochEntry], Any]) -> Callable[[EpochEntry], Value]:
+    """Metrics may be whatever a user's adapter gives; numbers are drawn."""
+
+    def number(entry: EpochEntry) -> Value:
+        value = metric(entry)
+        return float(value) if isinstance(value, int | float) else None
+
+    return number
+
+
+def _share(name: str, of: str) -> Callable[[EpochEntry], Value]:
+    def share(entry: EpochEntry) -> Value:
+        part, whole = entry.metrics.get(name), entry.metrics.get(of)
+        return None if part is None or not whole else float(part) / whole
+
+    return share
+
+
+def _staleness(entry: EpochEntry) -> Value:
+    """By how many updates the weights that sampled were behind those that learned, on average."""
+    versions = {int(number): count for number, count in (entry.metrics.get("model_versions") or {}).items()}
+    if entry.status is None or entry.version is None or not versions:
+        return None
+    sampled = sum(number * count for number, count in versions.items()) / sum(versions.values())
+    return float(max(0.0, entry.version.number - 1 - sampled))
+
+
+_LEARNING: tuple[tuple[str, Callable[[EpochEntry], Value], str], ...] = (
+    ("loss", _trained("loss"), "of the job's steps, on average"),
+    ("KL to the reference", _trained("reference_kl"), "nats per token"),
+    ("KL to the sampler", _trained("sampled_kl"), "nats per token, over the job's steps"),
+    ("mismatch", _trained("mismatch_kl"), "learner against engine before the first step; nats per token"),
+    ("entropy in training", _trained("entropy"), "nats per token"),
+    ("clipped share", _trained("clip_fraction"), "of the trained tokens"),
+    ("gradient norm", _trained("grad_norm"), "before clipping"),
+    ("learning rate", _trained("learning_rate"), ""),
+    ("accuracy", _trained("accuracy"), "of preferences"),
+)
+_SAMPLING: tuple[tuple[str, Callable[[EpochEntry], Value], str], ...] = (
+    ("entropy", _of("sampled_entropy"), "nats per sampled token"),
+    ("length of answers", _of("answer_tokens"), "tokens"),
+    ("cut off", lambda entry: cut_off_share(entry.metrics.get("calls") or {}), "share of the answers"),
+    ("repeated", _of("repeated_share"), "share of the outputs that a sibling has too"),
+    ("drift", _share("drifted", "branches"), "share of the branches that a template began"),
+    ("staleness", _staleness, "updates between the weights that sampled and those that learned"),
+    ("trained on", _of("filtered_trajectories"), "trajectories"),
+)
+_SPEED: tuple[tuple[str, Callable[[EpochEntry], Value], str], ...] = (
+    ("sampled tokens per second", _share("completion_tokens", "collecting_seconds"), ""),
+    ("trained tokens per second", _trained("tokens_per_s"), ""),
+    ("seconds of collecting", _of("collecting_seconds"), ""),
+    ("seconds of training", _of("training_seconds"), ""),
+)
+
+
+def _metric(history: History, title: str, value: Callable[[EpochEntry], Value], note: str) -> Chart | None:
+    line = _line(title, _epochs(history), {entry.epoch: value(entry) for entry in history.epochs})
+    return _chart(title, _epochs(history), [line], note)
+
+
+def _rewards(history: History) -> Chart | None:
+    def bounds(entry: Entry) -> Bounds:
+        metrics = entry.metrics
+        return metrics.get("avg_reward"), metrics.get("reward_low"), metrics.get("reward_high")
+
+    return _measured(history, "reward", bounds)
+
+
+def _evaluator(history: History, name: str) -> Chart | None:
+    def bounds(entry: Entry) -> Bounds:
+        score: Mapping[str, Any] = (entry.metrics.get("evaluators") or {}).get(name) or {}
+        return score.get("mean"), score.get("low"), score.get("high")
+
+    return _measured(history, name, bounds)
+
+
+def _measured(history: History, title: str, bounds: Callable[[Entry], Bounds]) -> Chart | None:
+    """Training episodes stand over the epochs that the weights had trained for, beside the validations."""
+    x = _epochs(history)
+    of_epochs = {entry.epoch - 1: bounds(entry) for entry in history.epochs if not entry.resting}
+    of_validations = {entry.epoch: bounds(entry) for entry in history.validations}
+    lines = [_banded("training", x, of_epochs, is_dotted=bool(of_validations))]
+    return _chart(title, x, [*lines, _banded("validation", x, of_validations)], "with 95 % intervals")
+
+
+def _failures(history: History) -> list[Chart | None]:
+    x = _epochs(history)
+    counts = {entry.epoch: entry.metrics.get("failures") or {} for entry in history.epochs}
+    kinds = sorted({kind for each in counts.values() for kind in each})
+    lines = [_line(kind, x, {epoch: each.get(kind, 0) for epoch, each in counts.items()}) for kind in kinds]
+    retried = {entry.epoch: (entry.metrics.get("calls") or {}).get("retries") for entry in history.epochs}
+    return [
+        _chart("failures by cause", x, lines, "episodes, and scores"),
+        _chart("calls made again", x, [_line("retries", x, retried)], ""),
+    ]
+
+
+def _evaluators(history: History) -> list[str]:
+    """The evaluators; none where there is only the one that is the reward."""
+    found = (name for entry in history.entries for name in entry.metrics.get("evaluators") or {})
+    names = list(dict.fromkeys(found))
+    return names if len(names) > 1 else []
+
+
+def _epochs(history: History) -> list[int]:
+    return list(range(max((entry.epoch for entry in history.entries), default=0) + 1))
+
+
+def _line(label: str, x: Sequence[int], values: Mapping[int, Value]) -> Line:
+    return Line(label, [values.get(epoch) for epoch in x])
+
+
+def _banded(label: str, x: Sequence[int], bounds: Mapping[int, Bounds], *, is_dotted: bool = False) -> Line:
+    values, low, high = ([bounds.get(epoch, (None, None, None))[part] for epoch in x] for part in range(3))
+    has_bounds = any(value is not None for value in low)
+    return Line(label, values, low if has_bounds else None, high if has_bounds else None, is_dotted)
+
+
+def _chart(title: str, x: list[int], lines: Sequence[Line], note: str) -> Chart | None:
+    drawn = [line for line in lines if any(value is not None for value in line.values)]
+    return Chart(title, x, drawn, note) if any(value for line in drawn for value in line.values) else None

@@ -14,19 +14,17 @@ from etude.core.data_model import finite
 from etude.core.errors import RequestError
 from etude.report.token_texts import TokenTexts
 from etude.store.episodes import epoch_of
-from etude.store.learned import LearnedSample, records_state
-from etude.store.run_folder import RunFolder
-from etude.store.sequences import (
+from etude.store.learned import (
+    LearnedSample,
     Span,
     TokenSequence,
     chosen_sequence,
-    trained_samples,
+    records_state,
     trained_sequences,
 )
-from etude.view.episode import read_record, siblings_of
-from etude.view.episodes import split_id
-from etude.view.library import Library
-from etude.view.pages import page
+from etude.store.run_folder import RunFolder
+from etude.view.episodes import read_record, siblings_of, split_id
+from etude.view.pages import library_and_run, page
 
 CHUNK = 1000
 """Tokens that are sent at a time."""
@@ -57,21 +55,17 @@ def _read_sequences(path: Path, id: str, created: float, recorded: float) -> lis
 
 def tokens_page(request: Request) -> Response:
     """The sequences of an episode: which there are, and the frame that their tokens are put in."""
-    library: Library = request.app.state.library
-    path, id = library.find(request.path_params["run"]), request.path_params["id"]
+    (library, path), id = library_and_run(request), request.path_params["id"]
     number, call = _whole(request, "sequence"), request.query_params.get("call")
     chosen, colour = _whole(request, "sample"), request.query_params.get("colour", "")
     with RunFolder.read(path) as run:
         sequences = _sequences(run, id)
         phase, rest = split_id(run.journal, id)
         siblings = siblings_of(run.journal, phase, rest.rpartition("/")[0], library.reward(path))
-        rows = [] if sequences else trained_samples(path, run.journal, id, phase)
-    context: dict[str, Any] = {"rows": rows, "notes": source_notes(rows)}
-    if not rows:
-        number = number if call is None else _with_call(sequences, _whole(request, "call"))
-        sequence = chosen_sequence(sequences, number)
-        context |= sequence_context(sequence, TokenTexts(path, library.settings(path), sequence.model))
-    context |= {
+    number = number if call is None else _with_call(sequences, _whole(request, "call"))
+    sequence = chosen_sequence(sequences, number)
+    context: dict[str, Any] = {
+        **sequence_context(sequence, TokenTexts(path, library.settings(path), sequence.model)),
         "chosen": chosen,
         "colour": colour,
         "is_training": epoch_of(phase) is not None,
@@ -88,8 +82,7 @@ def tokens_page(request: Request) -> Response:
 
 def chunk_page(request: Request) -> Response:
     """A chunk of a sequence's tokens, as JSON."""
-    library: Library = request.app.state.library
-    path, id = library.find(request.path_params["run"]), request.path_params["id"]
+    (library, path), id = library_and_run(request), request.path_params["id"]
     start, sample = _whole(request, "from"), _whole(request, "sample")
     with RunFolder.read(path) as run:
         sequence = chosen_sequence(_sequences(run, id), _whole(request, "sequence"))
@@ -99,22 +92,21 @@ def chunk_page(request: Request) -> Response:
 
 def sequence_context(sequence: TokenSequence, texts: TokenTexts) -> dict[str, Any]:
     """The facts of a sequence that stand above its tokens."""
-    known = [name for name in COLOURS if _has(sequence, name)]
+    samples = sequence.learned
+    known = ["logprobs"] if any(span.logprobs for span in sequence.spans) else []
+    known += [name for name in COLOURS if any(getattr(sample, name, None) for sample in samples)]
+    # Numbers that are not there because the loss takes none of them.
+    is_told = bool(samples) and not any(sample.source.backend for sample in samples)
+    takes_none = is_told and all(sample.advantages is None for sample in samples)
+    left_out = {*known, *(("advantages",) if takes_none else ())}
     return {
         "sequence": sequence,
         "known": {name: COLOURS[name] for name in known},
-        "unknown": [label for name, label in COLOURS.items() if name not in {*known, *_not_wanted(sequence)}],
+        "unknown": [label for name, label in COLOURS.items() if name not in left_out],
         "sampled": sum(span.stop - span.start for span in sequence.spans),
         "has_texts": texts.is_known,
-        "notes": source_notes(sequence.learned),
+        "notes": source_notes(samples),
     }
-
-
-def _not_wanted(sequence: TokenSequence) -> set[str]:
-    """The numbers that are not there because the loss takes none of them."""
-    has_samples = bool(sequence.learned) and not any(sample.source.backend for sample in sequence.learned)
-    is_without = all(sample.advantages is None for sample in sequence.learned)
-    return {"advantages"} if has_samples and is_without else set()
 
 
 def source_notes(samples: Sequence[LearnedSample]) -> list[str]:
@@ -132,11 +124,6 @@ def source_notes(samples: Sequence[LearnedSample]) -> list[str]:
         notes.append(
             "It was handed rewards, and makes advantages of them itself: those shown are the ones that the "
             "run's algorithm has."
-        )
-    if any(source.takes_text for source in sources) and any(sample.length for sample in samples):
-        notes.append(
-            "It does not ask for token ids, and where it takes messages it makes the tokens anew: ids and "
-            "mask are of the tokens that were sampled."
         )
     return notes
 
@@ -166,12 +153,6 @@ def chunk_of(
                 columns[name] = [_short(values.get(at)) for at in range(start, stop)]
     columns["top"] = _top(spans, texts, start, stop)
     return {name: value for name, value in finite(columns).items() if value or name == "from"}
-
-
-def _has(sequence: TokenSequence, name: str) -> bool:
-    if name == "logprobs":
-        return any(span.logprobs for span in sequence.spans)
-    return any(getattr(sample, name) for sample in sequence.learned)
 
 
 def _logprobs(spans: Sequence[Span], start: int, stop: int) -> list[float | None]:

@@ -197,8 +197,6 @@ class RecordedCompletion(Heading):
     """A completion that was recorded, as an API presents it."""
 
     completion: Completion = field(kw_only=True)
-    prompt_text: str = field(default="", kw_only=True)
-    """Where it is to be echoed."""
 
     @property
     def tokens(self) -> list[TokenLogprob]:

@@ -13,13 +13,12 @@ from etude.core.message import Message, Tool
 from etude.store.plain import plain
 from etude.wire.dialect import ChatBody
 from etude.wire.forms import (
-    EFFORTS,
+    Effort,
     Wish,
     choose_tools,
     effort_options,
     only_one,
     read_format,
-    read_guided,
     read_structured,
 )
 from etude.wire.sampling import Flag, Integer, Neutral, RequestBody
@@ -38,29 +37,14 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 TokenIds: TypeAlias = list[Annotated[int, Field(ge=0, strict=True)]]
 
 
-class ResponseStreamOptions(BaseModel):
-    """Additions to a stream. None is padded, to hide how long its pieces are."""
+class StreamOptions(BaseModel):
+    """Additions to a stream, whose usage comes at its end. Its pieces are not padded to hide their length."""
 
     model_config = ConfigDict(extra="forbid")
-
-    include_obfuscation: Literal[False] | None = None
-
-
-class StreamOptions(ResponseStreamOptions):
-    """Additions to a stream of tokens, whose usage comes at the end."""
 
     include_usage: Flag = False
+    include_obfuscation: Literal[False] | None = None
     continuous_usage_stats: Literal[False] | None = None
-
-
-class CacheOptions(BaseModel):
-    """How long a prompt is kept for later ones, which changes no answer."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    mode: Literal["implicit", "explicit"] | None = None
-    ttl: str | None = None
-    prewarm: Literal[False] | None = None
 
 
 class InferenceBody(RequestBody):
@@ -94,10 +78,6 @@ class InferenceBody(RequestBody):
     structured_outputs: dict[str, Any] | None = Field(
         default=None, description="vLLM: one of `json`, `regex`, `choice`, `grammar`, `json_object`."
     )
-    guided_json: dict[str, Any] | str | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
     prompt_logprobs: Integer | None = Field(
         default=None,
         ge=0,
@@ -114,7 +94,6 @@ class InferenceBody(RequestBody):
         forms = (
             read_format(self.response_format, "response_format"),
             read_structured(self.structured_outputs),
-            read_guided(vars(self)),
         )
         return super().given() | only_one(forms)
 
@@ -154,14 +133,13 @@ class ChatCompletionBody(InferenceBody):
         default=None, description="`auto`, `none`, `required`, a function by its name, or `allowed_tools`."
     )
     parallel_tool_calls: Flag | None = None
-    reasoning_effort: str | None = Field(default=None, description=f"One of {', '.join(EFFORTS)}.")
+    reasoning_effort: Effort | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="vLLM: variables for the model's chat template."
     )
     max_completion_tokens: Integer | None = Field(default=None, ge=1)
     logprobs: Flag | None = None
     top_logprobs: Integer | None = Field(default=None, ge=0, le=20)
-    prompt_cache_options: CacheOptions | None = None
 
     @model_validator(mode="after")
     def _is_a_conversation(self) -> ChatCompletionBody:
@@ -177,7 +155,7 @@ class ChatCompletionBody(InferenceBody):
 
     def request(self, **fields: Any) -> ChatBody:
         """The request with its messages and tools."""
-        effort = effort_options(self.reasoning_effort, "reasoning_effort")
+        effort = effort_options(self.reasoning_effort)
         tools, tool_choice = choose_tools(tuple(self.tools or ()), self.tool_choice)
         return super().request(
             messages=tuple(map(without_unset, self.messages)),
@@ -198,13 +176,6 @@ class CompletionBody(InferenceBody):
 
     prompt: str | TokenIds | list[str] | list[TokenIds] = Field(min_length=1)
     logprobs: Integer | None = Field(default=None, ge=0, le=20)
-    echo: Flag | None = Field(default=None, description="The prompt before the answer's text.")
-
-    @model_validator(mode="after")
-    def _streams_no_prompt(self) -> CompletionBody:
-        if self.echo and self.stream:
-            raise RequestError("a stream does not echo; leave out echo or stream", param="echo")
-        return self
 
     def given(self) -> dict[str, Any]:
         """The parameters of sampling. The API's own default is a short answer."""
@@ -222,10 +193,6 @@ class CompletionBody(InferenceBody):
                 param="prompt",
             )
         return super().request(
-            echo=bool(self.echo),
-            prompt_logprobs=self.logprobs
-            if self.echo and self.prompt_logprobs is None
-            else self.prompt_logprobs,
             prompts=tuple(each if isinstance(each, str) else tuple(each) for each in prompts),
             logprobs=self.logprobs is not None,
             top_logprobs=self.logprobs or 0,

@@ -212,10 +212,8 @@ class CompletionsDialect(Dialect):
         for index, answer in enumerate(answers):
             completion = answer.completion
             text, reason = str(completion.message["content"]), completion.finish_reason
-            choice = _text_choice(asked, index, answer, answer.prompt_text + text, answer.tokens, reason)
-            if asked.echo and asked.logprobs:
-                choice["logprobs"] = _with_prompt(answer, choice["logprobs"])
-            if body.get("prompt_logprobs") is not None:
+            choice = _text_choice(asked, index, answer, text, answer.tokens, reason)
+            if asked.prompt_logprobs is not None:
                 choice["prompt_logprobs"] = prompt_logprobs_object(answer)
             if asked.return_token_ids:
                 choice["prompt_token_ids"] = completion.prompt_ids
@@ -314,15 +312,3 @@ def _lengths(heading: Heading, tokens: Sequence[TokenLogprob]) -> Iterator[int]:
     for token, _, _ in tokens:
         bytes = heading.bytes(token)
         yield len(heading.called(token) if bytes is None else decoder.decode(bytearray(bytes)))
-
-
-def _with_prompt(answer: RecordedCompletion, own: dict[str, Any]) -> dict[str, Any]:
-    """The logprobs of the prompt's tokens before the answer's own; of the first nothing is known."""
-    completion = answer.completion
-    first, *rest = completion.prompt_ids or ()
-    tokens = list(zip(rest, completion.prompt_logprobs, completion.prompt_top, strict=True))
-    before = _logprobs(answer, [(first, 0.0, ()), *tokens], 0)
-    before["token_logprobs"][0] = before["top_logprobs"][0] = None
-    both = {name: before[name] + own[name] for name in own}
-    every = [(first, 0.0, ()), *tokens, *answer.tokens]
-    return both | {"text_offset": [*accumulate(_lengths(answer, every), initial=0)][:-1]}

@@ -59,8 +59,6 @@ class ChatBody:
     """How many of the most likely tokens come with each sampled one."""
     prompt_logprobs: int | None = None
     """As in `ChatRequest`."""
-    echo: bool = False
-    """Whether the prompt comes before the answer's text."""
     return_token_ids: bool = False
     tokens_as_ids: bool = False
     """Whether the tokens of logprobs are named by their ids."""

@@ -20,15 +20,12 @@ from etude.wire.sampling import Flag
 Wish: TypeAlias = str | dict[str, Any]
 """A parameter that is a word, or an object with a `type`."""
 
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How much a model may be asked to think, by all APIs together."""
-
-_STRUCTURED = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
-"""Kinds of constraints, by vLLM's names in `structured_outputs`, and after `guided_`."""
 
 _FORMAT_FIELDS = {"type", "json_schema", "schema", "name", "description", "strict"}
 
-FORM_FIELDS = ("response_format", "structured_outputs", *(f"guided_{name}" for name in _STRUCTURED))
+FORM_FIELDS = ("response_format", "structured_outputs")
 """Fields of a request that give its answer a form, OpenAI's and vLLM's."""
 
 
@@ -67,8 +64,9 @@ def _known_fields(value: Any, param: str) -> Any:
     return given
 
 
-def read_structured(value: Mapping[str, Any] | None, param: str = "structured_outputs") -> Constraint | None:
+def read_structured(value: Mapping[str, Any] | None) -> Constraint | None:
     """The constraint of vLLM's `structured_outputs`, which has one kind at a time. Raises RequestError."""
+    param = "structured_outputs"
     asked = {name: form for name, form in (value or {}).items() if form is not None and form is not False}
     match list(asked.items()):
         case []:
@@ -79,8 +77,10 @@ def read_structured(value: Mapping[str, Any] | None, param: str = "structured_ou
             return _of_schema(schema, param)
         case [("choice", list(choices))] if choices and all(isinstance(choice, str) for choice in choices):
             return Constraint("choice", json.dumps(choices))
-        case [(("regex" | "grammar" | "json") as name, str(text))] if text:
-            return Constraint(_STRUCTURED[name], text)  # type: ignore[arg-type]
+        case [("json", str(text))] if text:
+            return Constraint("json_schema", text)
+        case [(("regex" | "grammar") as kind, str(text))] if text:
+            return Constraint(kind, text)
     raise RequestError(
         f"{param} must have one of json (a schema), regex, choice (a list of texts), grammar, and "
         f"json_object: true, found {value!r:.80}",
@@ -96,12 +96,6 @@ def _of_schema(schema: dict[str, Any], param: str) -> Constraint:
         raise RequestError(f"{param}: the schema is nested too deeply", param=param) from error
     except ValueError as error:
         raise RequestError(f"{param}: the schema has a number beyond ±1.8e308", param=param) from error
-
-
-def read_guided(extra: Mapping[str, Any]) -> Constraint | None:
-    """The constraint of vLLM's older `guided_json`, `guided_regex` and so on. Raises RequestError."""
-    asked = {name: extra.get(f"guided_{name}") for name in _STRUCTURED}
-    return read_structured(asked, f"guided_{next((name for name in asked if asked[name] is not None), '')}")
 
 
 def only_one(constraints: Sequence[Constraint | None]) -> dict[str, Constraint]:
@@ -163,13 +157,9 @@ def _read_choice(value: Wish) -> tuple[str, list[str] | None]:
     )
 
 
-def effort_options(effort: str | None, param: str) -> dict[str, Any]:
-    """Variables of the chat template that stand for an effort of thinking. Raises RequestError."""
-    if effort is None:
-        return {}
-    if effort not in EFFORTS:
-        raise RequestError(f"{param} must be one of {', '.join(EFFORTS)}, found {effort!r:.80}", param=param)
-    return {"reasoning_effort": effort}
+def effort_options(effort: Effort | None) -> dict[str, Any]:
+    """Variables of the chat template that stand for an effort of thinking."""
+    return {} if effort is None else {"reasoning_effort": effort}
 
 
 _KINDS = ("function", "namespace")

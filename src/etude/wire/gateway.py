@@ -123,11 +123,6 @@ class Gateway:
             if asked.stream:
                 return await self._streamed(dialect, asked, data)
             answers = await _all(self._answered, asked.each())
-            if asked.echo:
-                answers = [
-                    replace(answer, prompt_text=await self._text(asked, asked.prompts[index // asked.n]))
-                    for index, answer in enumerate(answers)
-                ]
         except ImpossibleCall as error:
             error.param = dialect.own_name(error.param, data)
             raise
@@ -137,7 +132,8 @@ class Gateway:
         """The value of a body, and what it asks for. Raises RequestError."""
         data = _value(body)
         if isinstance(data, dict):
-            data = {**self._defaults(str(data.get("model"))), **_set(data)}
+            given = {name: value for name, value in data.items() if value is not None}
+            data = {**self._defaults(str(data.get("model"))), **given}
         return data, dialect.parse(data)
 
     async def _answered(self, asked: ChatBody) -> RecordedCompletion:
@@ -146,15 +142,6 @@ class Gateway:
         top, prompt = asked.top_logprobs, asked.prompt_logprobs is not None
         require_asked(answer.completion, logprobs=asked.logprobs, top=top, prompt=prompt)
         return answer
-
-    async def _text(self, asked: ChatBody, prompt: str | tuple[int, ...]) -> str:
-        """A prompt as a text."""
-        if isinstance(prompt, str):
-            return prompt
-        if self._readers is None:
-            raise RequestError("token ids cannot be echoed here; give the prompt as a text", param="echo")
-        async with self._readers.reader(asked.model) as speech:
-            return str(speech.template.decode(prompt))
 
     async def _streamed(self, dialect: Dialect, asked: ChatBody, data: Any) -> Reply:
         """A stream, once there is something to put into it: before that, a failure has a status."""
@@ -240,10 +227,6 @@ def _value(body: bytes) -> Any:
         raise RequestError(f"the request is not JSON: {error}") from error
 
 
-def _set(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in data.items() if value is not None}
-
-
 async def _all(handler: Handler, requests: Sequence[ChatBody]) -> list[RecordedCompletion]:
     """All answers, in order. When one fails or the caller is cancelled, all are given up."""
     if len(requests) == 1:  # Without a task of its own.
@@ -292,7 +275,8 @@ def error_response(
     headers = {"x-should-retry": "false"}
     if cause is not None:
         headers[ERROR_HEADER] = type(cause).__name__
-    param = param if cause is None else param_of(cause)
+    if isinstance(cause, RequestError | ImpossibleCall):
+        param = cause.param
     dialect = dialect_of(path)
     error = dialect.error(status, message, param=param, code=code)
     return json_reply(error, status, headers)
@@ -302,11 +286,6 @@ def dialect_of(path: str) -> type[Dialect]:
     """The dialect that the errors of a path are written in."""
     path = _plain_path(path)
     return MessagesDialect if path.startswith("/messages") else _DIALECTS.get(path, ChatDialect)
-
-
-def param_of(error: EtudeError) -> str | None:
-    """The field of the request that is at fault, where that is known."""
-    return error.param if isinstance(error, RequestError | ImpossibleCall) else None
 
 
 def code_of(error: EtudeError) -> str | None:

@@ -27,7 +27,6 @@ from etude.wire.gateway import dialect_of
 
 if TYPE_CHECKING:
     import uvicorn
-    from starlette.types import ASGIApp
 
 
 class ApiError(HTTPException):
@@ -249,22 +248,17 @@ class BackgroundServer:
 
     def __init__(self, app: ASGIApp, listening: socket.socket) -> None:
         """Answers from now on; `app` is within `RequestChecks`."""
-        self._server = _quiet_server(app)
+        import uvicorn
+
+        self._server = uvicorn.Server(server_config(app, log_level="error"))
+        # It leaves signals to whom they are for.
+        self._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
         self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listening]))
 
     async def close(self) -> None:
         """Stop listening and end the requests under way."""
         self._server.should_exit = True
         await self._task
-
-
-def _quiet_server(app: ASGIApp) -> uvicorn.Server:
-    """Logs errors only, and leaves signals to whom they are for."""
-    import uvicorn
-
-    server = uvicorn.Server(server_config(app, log_level="error"))
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
-    return server
 
 
 def _allow_connections(count: int) -> None:

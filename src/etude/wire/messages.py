@@ -24,7 +24,7 @@ from etude.wire.dialect import (
     as_parts,
     tool_call,
 )
-from etude.wire.forms import choose_tools, effort_options, only_one, read_format
+from etude.wire.forms import Effort, choose_tools, effort_options, only_one, read_format
 from etude.wire.sampling import Flag, Integer, Neutral, RequestBody, Stops, validated
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -162,7 +162,7 @@ class _Output(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    effort: str | None = None
+    effort: Effort | None = None
     format: dict[str, Any] | None = None
 
 
@@ -191,8 +191,6 @@ class MessagesBody(RequestBody):
     thinking: _Thought | None = None
     thread: _Thread | None = None
     output_config: _Output | None = None
-    output_format: dict[str, Any] | None = None
-    """The older place of `output_config.format`."""
     stop: Stops | None = Field(default=None, alias="stop_sequences")
 
     @model_validator(mode="after")
@@ -204,11 +202,7 @@ class MessagesBody(RequestBody):
     def given(self) -> dict[str, Any]:
         """The parameters of sampling, the form of the answer among them."""
         output = self.output_config or _Output()
-        forms = (
-            read_format(output.format, "output_config.format"),
-            read_format(self.output_format, "output_format"),
-        )
-        return super().given() | only_one(forms)
+        return super().given() | only_one([read_format(output.format, "output_config.format")])
 
     def request(self, **fields: Any) -> ChatBody:
         """The request, its system prompt as the first message."""
@@ -221,7 +215,7 @@ class MessagesBody(RequestBody):
             messages=(*([{"role": "system", "content": system}] if system else []), *messages),
             tools=tuple(tool.as_chat() for tool in self.tools or ()),
             parallel_tool_calls=not (self.tool_choice or {}).get("disable_parallel_tool_use"),
-            template_options=thinking | effort_options(effort, "output_config.effort"),
+            template_options=thinking | effort_options(effort),
             **fields,
         )
 

@@ -12,10 +12,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from etude.core.errors import RequestError
 from etude.core.message import Message
 from etude.wire.answers import Heading, RecordedCompletion, TokenLogprob
-from etude.wire.bodies import CacheOptions, ResponseStreamOptions, check_conversation
+from etude.wire.bodies import check_conversation
 from etude.wire.chat import logprobs_object
 from etude.wire.dialect import BlockStream, ChatBody, Dialect, Event, Kind, Stream, as_parts, tool_call
 from etude.wire.forms import (
+    Effort,
     ResponseTools,
     Wish,
     chat_name,
@@ -98,7 +99,7 @@ class _ReasoningConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    effort: str | None = None
+    effort: Effort | None = None
     summary: str | None = None
     generate_summary: str | None = None
     context: Literal["auto"] | None = None
@@ -113,6 +114,7 @@ class ResponsesBody(RequestBody):
         "background": (False,),
         "truncation": ("disabled",),
         "context_management": ([],),
+        "stream_options": ({"include_obfuscation": False}, {}),
     }
 
     input: Annotated[list[_Item], BeforeValidator(_as_items)] = Field(default_factory=list)
@@ -127,8 +129,6 @@ class ResponsesBody(RequestBody):
     text: _TextConfig | None = None
     reasoning: _ReasoningConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    stream_options: ResponseStreamOptions | None = None
-    prompt_cache_options: CacheOptions | None = None
     store: Flag | None = None
     max_tokens: Integer | None = Field(default=None, alias="max_output_tokens", ge=1)
 
@@ -141,7 +141,7 @@ class ResponsesBody(RequestBody):
     def request(self, **fields: Any) -> ChatBody:
         """The request, its instructions as the first message."""
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        effort = effort_options(self.reasoning.effort if self.reasoning else None, "reasoning.effort")
+        effort = effort_options(self.reasoning.effort if self.reasoning else None)
         has_logprobs = _LOGPROBS in (self.include or ())
         offered = tuple(chat for tool in self.tools or () for chat in tool.as_chat())
         tools, tool_choice = choose_tools(offered, self.tool_choice)

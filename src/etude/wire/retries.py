@@ -8,21 +8,44 @@ import random
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic_core import from_json
 
 from etude.core.call import NO_USAGE, Usage
 from etude.core.errors import EngineError, ImpossibleCall, ModelOut, PromptTooLong
-from etude.core.within import Within
 
 if TYPE_CHECKING:
     import httpx
+
+T = TypeVar("T")
+
+
+class Within(Generic[T]):
+    """`with Within(variable, value) as value:` sets a context variable, in tasks that the block starts too.
+
+    Several are entered with every call of a model: `contextlib.contextmanager` takes three times as long.
+    """
+
+    __slots__ = ("_token", "_value", "_variable")
+
+    def __init__(self, variable: ContextVar[T] | ContextVar[T | None], value: T) -> None:
+        self._variable: ContextVar[Any] = variable
+        self._value = value
+
+    def __enter__(self) -> T:
+        self._token: Token[Any] = self._variable.set(self._value)
+        return self._value
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        self._variable.reset(self._token)
 
 
 @dataclass(slots=True)
@@ -58,8 +81,7 @@ def counting_retries() -> Within[RetryCount]:
 
 def note_retry(cause: str = "other", waited: float = 0.0) -> None:
     """To be called before each attempt after the first, with the seconds that are waited for it."""
-    if count := _COUNT.get():
-        count.add({cause: 1}, waited)
+    note_retries({cause: 1}, waited)
 
 
 def note_retries(causes: Mapping[str, int], waited: float) -> None:
@@ -115,8 +137,6 @@ def note_charged(usage: Usage) -> None:
     if charges := _CHARGES.get():
         charges.usage = charges.usage.plus(usage)
 
-
-T = TypeVar("T")
 
 _LONGEST_RETRY_AFTER = 3600.0
 """Seconds for which a server's word is taken; most policies wait less."""

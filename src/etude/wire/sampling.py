@@ -54,11 +54,10 @@ class SamplingFields(BaseModel):
     presence_penalty: Penalty | None = Field(default=None, strict=True)
     repetition_penalty: Factor | None = Field(default=None, strict=True)
     logit_bias: Annotated[dict[Count, Bias], BeforeValidator(_by_token)] | None = None
-    constraint: Constraint | None = None
 
     def given(self) -> dict[str, Any]:
         """Those that are not None, as `Sampling` keeps them."""
-        values = {name: value for name in SAMPLING_NAMES if (value := getattr(self, name)) is not None}
+        values = {name: value for name in _FIELDS if (value := getattr(self, name)) is not None}
         if isinstance(self.stop, str):
             values["stop"] = (self.stop,)
         if self.logit_bias is not None:
@@ -66,6 +65,9 @@ class SamplingFields(BaseModel):
         if self.top_k == -1:  # As vLLM says "all".
             values["top_k"] = 0
         return values
+
+
+_FIELDS = tuple(SamplingFields.model_fields)
 
 
 def change_sampling(base: Sampling, changes: Mapping[str, Any]) -> Sampling:
@@ -81,13 +83,14 @@ def change_sampling(base: Sampling, changes: Mapping[str, Any]) -> Sampling:
     wishes = {name: value for name, value in changes.items() if value is not None}
     if not wishes:
         return base
+    constraint: Constraint | None = wishes.pop("constraint", None)
     try:
         given = SamplingFields.model_validate(wishes).given()
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])
         raise RequestError(f"{name}: {first['msg']}, found {changes[name]!r:.80}", param=name) from error
-    return with_checked(base, given)
+    return with_checked(base, given if constraint is None else {**given, "constraint": constraint})
 
 
 def with_checked(base: Sampling, given: Mapping[str, Any]) -> Sampling:
@@ -106,8 +109,8 @@ def with_checked(base: Sampling, given: Mapping[str, Any]) -> Sampling:
 BOOKKEEPING = frozenset(
     {
         *("user", "metadata", "store", "safety_identifier", "thread", "prediction"),
-        *("prompt_cache_key", "prompt_cache_retention", "cache_salt"),
-        *("request_id", "guided_decoding_backend"),
+        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_salt"),
+        "request_id",
         # Of OpenAI's own models, which were trained on it; no other model has such a setting.
         "verbosity",
     }
@@ -144,14 +147,6 @@ class RequestBody(SamplingFields):
     neutral: ClassVar[Neutral] = {"service_tier": ("auto", "default", "flex"), "priority": (0,)}
     """Parameters that cannot be honoured, and the values at which they change nothing."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _has_no_constraint(cls, body: Any) -> Any:
-        """No API has it: each has fields of its own for the form of an answer."""
-        if isinstance(body, dict) and body.get("constraint") is not None:
-            raise _unsupported("constraint")
-        return body
-
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> RequestBody:
         """Raises RequestError, which pydantic lets through, because it names the parameter."""
@@ -159,7 +154,7 @@ class RequestBody(SamplingFields):
             if name in self.free or value is None:
                 continue
             if name not in self.neutral:
-                raise _unsupported(name)
+                raise RequestError(f"parameter '{name}' is not supported here; leave it out", param=name)
             if value not in self.neutral[name]:
                 raise RequestError(
                     f"parameter '{name}' can only be {self.neutral[name][0]!r} here, found {value!r:.80}",
@@ -171,10 +166,6 @@ class RequestBody(SamplingFields):
         """The request, whatever API it came by, with the `fields` that are its body's own."""
         known: dict[str, Any] = {"model": self.model or "", "messages": (), "sampling": self.given()}
         return ChatBody(stream=bool(self.stream), **known | fields)
-
-
-def _unsupported(name: str) -> RequestError:
-    return RequestError(f"parameter '{name}' is not supported here; leave it out", param=name)
 
 
 def validated(kind: type[B], body: Any, **defaults: Any) -> B:

@@ -1,7 +1,8 @@
-"""From what `nat finetune` was asked for to a config of Etude's."""
+"""From what `nat finetune` was asked for to a config of Etude's, and the toolkit's agents in one."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,9 +10,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from etude.config.load import resolved_yaml
-from etude.core.errors import RequestError
-from etude.integrations.nat.run import etude_config, run_of, unfinished_run
+from etude.config.builder import Builder
+from etude.config.load import parse_config, resolved_yaml
+from etude.core.errors import MissingExtraError, RequestError
+from etude.integrations.nat.components import NatWorkflowConfig
+from etude.integrations.nat.run import endpoint, etude_config, run_here, run_of, trained_model, unfinished_run
+from etude.integrations.nat.transport import Steps
+from etude.store.journal import Journal
 
 
 class Llm(BaseModel):
@@ -133,3 +138,66 @@ def test_the_same_command_finds_the_run_that_it_left(tmp_path):
         assert longer.path == run.path
     (run.path / "summary.json").write_text("{}")
     assert unfinished_run(config) is None, "a run that is over is not gone on with"
+
+
+LLMS = {
+    "policy": SimpleNamespace(model_name="Qwen/Qwen2.5-0.5B-Instruct"),
+    "judge": SimpleNamespace(model_name="gpt-4o"),
+}
+
+
+@pytest.mark.parametrize("wanted", ["policy", "Qwen/Qwen2.5-0.5B-Instruct"])
+def test_the_trained_model_is_named_by_its_entry_or_by_its_model(wanted):
+    assert trained_model(LLMS, wanted) == "policy"
+
+
+@pytest.mark.parametrize(("wanted", "told"), [(None, "finetuning.target_model"), ("policy-2", "judge")])
+def test_what_does_not_tell_which_is_trained_is_refused(wanted, told):
+    with pytest.raises(RequestError, match=told):
+        trained_model(LLMS, wanted)
+
+
+def test_what_an_endpoint_says_of_sampling_is_kept_and_where_it_is_is_not_for_a_model_here():
+    written = {
+        "_type": "nat/openai",
+        "model_name": "base",
+        "temperature": 0.7,
+        "seed": 3,
+        "base_url": "http://x",
+    }
+    assert endpoint("policy", written) == {
+        "_type": "openai",
+        "model_name": "base",
+        "temperature": 0.7,
+        "base_url": "http://x",
+    }
+    assert run_here(endpoint("policy", written)) == {"_type": "local", "model": "base", "temperature": 0.7}
+
+
+def test_nvidias_endpoint_has_its_address_and_key():
+    found = endpoint("policy", {"_type": "nim", "model_name": "meta/llama"})
+    assert found["base_url"].startswith("https://integrate.api.nvidia.com")
+    assert found["api_key"] == "${NVIDIA_API_KEY}"
+
+
+@pytest.mark.skipif(find_spec("nat") is not None, reason="the toolkit is installed")
+async def test_without_the_toolkit_its_workflow_says_what_to_install():
+    async with Builder(parse_config({"workflow": {"_type": "nat", "config_file": "c.yml"}})) as builder:
+        with pytest.raises(MissingExtraError, match=r"\[nat\]"):
+            await builder.get_workflow()
+
+
+def test_a_run_of_nat_finetune_is_gone_on_with_by_its_command():
+    with pytest.raises(RequestError, match="`nat finetune`: type that command again"):
+        NatWorkflowConfig().toolkit_config()
+
+
+async def test_steps_of_an_episode_are_there_after_a_crash(tmp_path):
+    steps = [{"payload": {"event_type": "LLM_END", "data": {"output": "yes", "payload": object()}}}]
+    with Journal(tmp_path / "run.db") as journal:
+        await Steps(journal).keep("train/1/a/0", steps)
+    with Journal(tmp_path / "run.db") as journal:
+        [found] = Steps(journal).of("train/1/a/0")
+        assert Steps(journal).of("train/1/a/1") == []
+    assert found["payload"]["event_type"] == "LLM_END"
+    assert found["payload"]["data"]["payload"].startswith("<object")

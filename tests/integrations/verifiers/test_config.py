@@ -12,6 +12,7 @@ import pytest
 
 from etude.config.import_path import make_importable
 from etude.config.load import parse_config
+from etude.integrations.verifiers.environment import missing_parts
 from tests.integrations.verifiers import environments
 
 pytestmark = [
@@ -64,25 +65,22 @@ def test_each_role_has_a_model_and_a_reward_of_its_own():
     assert parsed.eval.evaluators["checker_reward"].agent == "checker"
 
 
-def test_needs_say_which_program_or_key_is_missing(monkeypatch: pytest.MonkeyPatch):
-    from etude.integrations.verifiers.needs import needs_of
-
+def test_a_missing_program_or_key_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("PRIME_API_KEY", raising=False)
     monkeypatch.setenv("MY_JUDGE_KEY", "secret")
 
-    def missing(**block: Any) -> list[str]:
-        needs = needs_of({"taskset": {"id": "sums_env"}, **block})
-        assert not any("secret" in f"{need}" for need in needs)
-        return [need.what for need in needs if not need.is_met]
+    def missing(**block: Any) -> str:
+        named = missing_parts({"taskset": {"id": "sums_env"}, **block})
+        assert "secret" not in str(named)
+        return "\n".join(named)
 
     judged = {"id": "sums_env", "task": {"judges": [{"id": "reference", "api_key_var": "MY_JUDGE_KEY"}]}}
-    assert missing() == []
-    assert missing(taskset=judged) == []
-    assert missing(agent={"runtime": {"type": "docker"}}) == ["docker for the agent 'agent'"]
+    assert missing() == missing(taskset=judged) == ""
+    assert missing(agent={"runtime": {"type": "docker"}}).startswith("docker for the agent 'agent' is not")
     remote = {"harness": {"id": "bash"}, "runtime": {"type": "prime"}}
-    assert missing(agent=remote) == ["a network and a prime sandbox for the agent 'agent'"]
+    assert "a prime sandbox for the agent 'agent' is not there; set PRIME_API_KEY" in missing(agent=remote)
     stock = {"harness": {"id": "codex"}, "runtime": {"type": "subprocess"}}
-    assert missing(agent=stock) == ["uv and a network for the harness 'codex' of 'agent'"]
+    assert "uv for the harness 'codex' of the agent 'agent' is not there" in missing(agent=stock)
     asked = {"client": {"type": "eval", "api_key_var": "NO_SUCH_KEY"}}
-    assert missing(agent=asked) == ["a network and the key in NO_SUCH_KEY for the agent 'agent'"]
+    assert "export NO_SUCH_KEY=…" in missing(agent=asked)

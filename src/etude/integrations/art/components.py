@@ -36,7 +36,7 @@ async def openpipe_art(config: ARTTrainerAdapterConfig, builder: Builder) -> Asy
         raise RequestError("'finetuning.target_model' is missing: name the entry of `llms` to train")
     llm = _check_model(target, builder)
     _check_builder(builder)
-    key = llm.keys[0] or config.backend.api_key
+    key = llm.api_key or config.backend.api_key
     inference = ArtInference(llm.address, key.get_secret_value(), config.request_timeout, config.retry_policy)
     log = None if builder.run is None else builder.run.path / "openpipe_art_jobs.jsonl"
     engine = await builder.get_llm(target)

@@ -1,5 +1,4 @@
 """Importing this registers the games; none of their libraries is loaded before one is built."""
 
-import etude.integrations.games.gym
-import etude.integrations.games.reasoning
-import etude.integrations.games.textarena  # noqa: F401
+import etude.integrations.games.gym_textarena
+import etude.integrations.games.reasoning  # noqa: F401

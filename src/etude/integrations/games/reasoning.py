@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from etude.config.component import DatasetConfig
+from etude.config.component import DatasetConfig, Supplies
 from etude.config.references import LlmRef
 from etude.config.registry import register_dataset, register_workflow
-from etude.config.supplies import Starter, Supplies
 from etude.core.errors import DatasetError, EpisodeError, RequestError
 from etude.core.example import Example
 from etude.core.keys import content_hash, fold
@@ -55,13 +54,6 @@ class ReasoningGymConfig(SizesConfig, name="reasoning_gym"):
         kind = {"_type": "reasoning_gym", "task": self.task, "config": self.config}
         reward = {"reward": {"_type": "measured", "name": "reward"}}
         return Supplies(**self.datasets(kind), evaluators=reward, reward="reward")
-
-    @classmethod
-    def starter(cls, task: str | None) -> Starter:
-        """A task, by default greatest common divisors of small numbers."""
-        workflow = {"task": task} if task else {"task": "gcd", "config": {"max_value": 50}}
-        prompt = "{question} Put your final answer within <answer></answer>."
-        return Starter({"workflow": {"_type": "reasoning_gym", **workflow, "prompt": prompt}})
 
 
 class ReasoningGymDatasetConfig(DatasetConfig, name="reasoning_gym"):

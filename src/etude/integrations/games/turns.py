@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
+import importlib.util
 import math
 import random
 import threading
@@ -15,10 +15,9 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from pydantic import Field
 
-from etude.config.component import CHANGEABLE, WorkflowConfig
+from etude.config.component import CHANGEABLE, Supplies, WorkflowConfig
 from etude.config.import_path import import_object, where_raised
 from etude.config.nearest import alternatives
-from etude.config.supplies import Need, Supplies, package_need
 from etude.core.data_model import kind_of, number
 from etude.core.errors import EpisodeError, MissingExtraError, RequestError
 from etude.core.example import Example
@@ -48,14 +47,10 @@ class SizesConfig(WorkflowConfig):
     timeout: Annotated[float | None, CHANGEABLE] = Field(default=None, gt=0)
     """Seconds that an episode may take."""
 
-    def needs(self) -> list[Need]:
-        """Its library."""
-        return [package_need(self.package, self.extra)]
-
     @classmethod
     def library(cls, module: str | None = None) -> Any:
         """The library, or a module of it. Raises MissingExtraError where it is not installed."""
-        if not package_need(cls.package, cls.extra).is_met:
+        if importlib.util.find_spec(cls.package) is None:
             raise MissingExtraError(f"`_type: {cls.type_name}`", cls.extra)
         return importlib.import_module(module or cls.package)
 

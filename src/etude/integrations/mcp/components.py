@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from etude.config.registry import register_tools, register_workflow
 from etude.core.errors import MissingExtraError
 from etude.integrations.mcp.config import McpAgentConfig, McpToolsConfig
-from etude.rollout.agent import Agent, agent_workflow
 from etude.rollout.workflow import Workflow
 
 if TYPE_CHECKING:
@@ -30,8 +29,7 @@ async def mcp_tools(config: McpToolsConfig, builder: Builder) -> AsyncIterator[M
 async def mcp_agent(config: McpAgentConfig, builder: Builder) -> AsyncIterator[Workflow]:
     """An agent with the tools of its server, and of the sets that it names. Raises as `mcp_tools` does."""
     async with _opened(config, "workflow", builder) as tools:
-        agent = Agent(config, (config.tool_set("mcp", tools, "workflow"),))
-        yield agent_workflow(config, agent)
+        yield config.workflow(config.tool_set("mcp", tools, "workflow"))
 
 
 @contextlib.asynccontextmanager

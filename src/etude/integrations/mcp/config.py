@@ -2,48 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
 from etude.config.component import ToolsConfig
-from etude.config.supplies import Need, Starter, package_need
 from etude.core.errors import RequestError
 from etude.rollout.agent import AgentConfig
-
-_FILES = Path(__file__).parent / "starter_files"
-
-
-def starter_of(task: str | None) -> Starter:
-    """A server to change with questions for it; `task` is the address or the command of another server.
-
-    Raises RequestError for a command that has no end.
-    """
-    server: dict[str, Any] = {"_type": "mcp", "max_turns": 4}
-    if task and task.startswith(("http://", "https://")):
-        server["url"] = task
-    else:
-        server |= dict(zip(("command", "args"), _command(task or "python server.py"), strict=True))
-    held_out = {"_type": "python", "function": "tasks:questions", "arguments": {"held_out": True}}
-    blocks = {
-        "workflow": server | {"scope": "shared"},
-        "eval": {"general": {"dataset": "tasks:questions"}, "evaluators": {"correct": "tasks:correct"}},
-        "finetuning": {"run_configuration": {"validation_dataset": held_out}},
-    }
-    files = {name: (_FILES / f"{name}.txt").read_text(encoding="utf-8") for name in ("server.py", "tasks.py")}
-    return Starter(blocks, files)
-
-
-def _command(text: str) -> tuple[str, list[str]]:
-    try:
-        command, *args = shlex.split(text)
-    except ValueError as error:
-        raise RequestError(f"'{text}' is no command: {error}") from error
-    return command, args
 
 
 class McpToolsConfig(ToolsConfig, name="mcp"):
@@ -97,18 +65,3 @@ class McpToolsConfig(ToolsConfig, name="mcp"):
 
 class McpAgentConfig(AgentConfig, McpToolsConfig, name="mcp"):
     """An agent whose tools are those of an MCP server. Needs the extra `mcp`."""
-
-    def needs(self) -> list[Need]:
-        """The client, and the program that serves."""
-        package = package_need("mcp", "mcp")
-        if self.command is None:
-            return [package]
-        try:
-            return [package, Need(f"the program {self.program()}", True)]
-        except RequestError as error:
-            return [package, Need(f"the program {self.command}", False, str(error))]
-
-    @classmethod
-    def starter(cls, task: str | None) -> Starter:
-        """A server to change with questions for it, or the config of one by its address or command."""
-        return starter_of(task)

@@ -1,11 +1,16 @@
 """The plug-in that the toolkit imports by its entry point `nat.components`: registers Etude with it.
 
-torch and what else trains is loaded when a run is opened, and not here.
+A trajectory builder, a trainer adapter and a trainer, which is a run of Etude's behind `nat finetune`. torch
+and what else trains is loaded when a run is opened, and not here.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
 
 from nat.builder.builder import Builder
 from nat.cli.register_workflow import (
@@ -13,16 +18,276 @@ from nat.cli.register_workflow import (
     register_trainer_adapter,
     register_trajectory_builder,
 )
+from nat.data_models.evaluate_runtime import EvaluationRunOutput
+from nat.data_models.finetuning import (
+    FinetuneConfig,
+    TrainerAdapterConfig,
+    TrainerConfig,
+    TrainingJobRef,
+    TrainingJobStatus,
+    TrajectoryBuilderConfig,
+    TrajectoryCollection,
+)
+from nat.finetuning import Trainer, TrainerAdapter, TrajectoryBuilder
+from nat.runtime.loader import load_config
+from pydantic import ConfigDict, Field
 
 import etude.integrations.nat.agent  # noqa: F401 - registers the model that is trained
-from etude.integrations.nat.parts import (
-    EtudeTrainerAdapter,
-    EtudeTrainerAdapterConfig,
-    EtudeTrainerConfig,
-    EtudeTrajectoryBuilder,
-    EtudeTrajectoryBuilderConfig,
+from etude.algorithms import trajectory_builder
+from etude.backends import trainer_adapter
+from etude.config.schema import Config
+from etude.core.errors import EtudeError, RequestError
+from etude.core.job import Skipped
+from etude.integrations.nat.evaluation import (
+    evaluation_to_toolkit,
+    from_toolkit,
+    job_from_toolkit,
+    job_to_toolkit,
+    skipped_to_toolkit,
+    status_to_toolkit,
+    to_toolkit,
 )
-from etude.integrations.nat.trainer import EtudeTrainer
+from etude.integrations.nat.run import etude_config, logged_progress, logger, run_of
+from etude.loop import interface as trainer
+from etude.loop.targets import assemble_trainer
+from etude.report.files import RunReport
+from etude.runtime import open_runtime
+from etude.store.run_folder import RunFolder
+
+
+class EtudeTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="etude_traj_builder"):
+    """Collects episodes with Etude's recorder."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    builder: dict[str, Any] = Field(
+        default_factory=dict, description="An entry of Etude's `trajectory_builders`; by default `grpo`."
+    )
+
+
+class EtudeTrainerAdapterConfig(TrainerAdapterConfig, name="etude_trainer_adapter"):
+    """Trains with a backend of Etude's."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    adapter: dict[str, Any] = Field(
+        default_factory=dict, description="An entry of Etude's `trainer_adapters`; by default `local`."
+    )
+    model: dict[str, Any] = Field(
+        default_factory=dict,
+        description="More keys of the trained model, as Etude's `llms` have them: its device, its provider.",
+    )
+
+
+class EtudeTrainerConfig(TrainerConfig, name="etude_trainer"):
+    """Etude's loop over epochs, with what the toolkit's `finetuning` has no keys for."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    trainer: dict[str, Any] = Field(
+        default_factory=dict, description="Keys of Etude's trainer `epochs`, such as `patience`."
+    )
+    validation_dataset: Path | None = Field(
+        default=None, description="Held-out examples, where --validation_dataset gives none."
+    )
+    seed: int | None = Field(default=None, description="`finetuning.seed` of Etude's.")
+    deterministic: bool | None = Field(default=None, description="`finetuning.deterministic` of Etude's.")
+    error_budget: float | None = Field(default=None, description="`finetuning.error_budget` of Etude's.")
+    fine_tune_from_scratch: bool | None = Field(
+        default=None, description="`finetuning.fine_tune_from_scratch` of Etude's."
+    )
+    timeout: float | None = Field(default=None, description="Seconds that an episode may take.")
+    max_calls: int | None = Field(default=None, description="Model calls that an episode may make.")
+
+
+class EtudeTrajectoryBuilder(TrajectoryBuilder):
+    """A trajectory builder of Etude's, by the toolkit's interface."""
+
+    def __init__(self, trajectory_builder_config: EtudeTrajectoryBuilderConfig) -> None:
+        super().__init__(trajectory_builder_config)
+        self._etude: trajectory_builder.TrajectoryBuilder | None = None
+
+    @property
+    def etude(self) -> trajectory_builder.TrajectoryBuilder:
+        """The builder that does the work. Raises RequestError before `etude_trainer` has started."""
+        if self._etude is None:
+            raise RequestError("`etude_traj_builder` works within a trainer of `_type: etude_trainer` alone")
+        return self._etude
+
+    def bind(self, etude: trajectory_builder.TrajectoryBuilder) -> None:
+        """Hand over the builder that does the work."""
+        self._etude = etude
+
+    async def run_eval(self) -> EvaluationRunOutput:
+        """One episode for each example, scored."""
+        return evaluation_to_toolkit(await self.etude.run_eval())
+
+    async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
+        """Start collecting for one epoch. Raises ValueError when `run_id` is being collected already."""
+        await self.etude.start_run(run_id=run_id, meta=meta)
+
+    async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
+        """The collected trajectories. Raises ErrorBudgetExceeded when too many episodes or scores failed."""
+        return to_toolkit(await self.etude.finalize(run_id=run_id, meta=meta))
+
+    def log_progress(self, run_id: str, metrics: dict[str, Any], output_dir: str | None = None) -> None:
+        """Log the facts of a collection."""
+        self.etude.log_progress(run_id, metrics, output_dir)
+
+
+class EtudeTrainerAdapter(TrainerAdapter):
+    """A trainer adapter of Etude's, by the toolkit's interface."""
+
+    def __init__(self, adapter_config: EtudeTrainerAdapterConfig) -> None:
+        super().__init__(adapter_config)
+        self._etude: trainer_adapter.TrainerAdapter | None = None
+
+    @property
+    def etude(self) -> trainer_adapter.TrainerAdapter:
+        """The adapter that does the work. Raises RequestError before `etude_trainer` has started."""
+        if self._etude is None:
+            raise RequestError(
+                "`etude_trainer_adapter` works within a trainer of `_type: etude_trainer` alone"
+            )
+        return self._etude
+
+    def bind(self, etude: trainer_adapter.TrainerAdapter) -> None:
+        """Hand over the adapter that does the work."""
+        self._etude = etude
+
+    async def is_healthy(self) -> bool:
+        """Whether the backend answers and could train now."""
+        return await self.etude.is_healthy()
+
+    async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
+        """Start a job. Submitting the same `run_id` again does not train twice."""
+        ref = await self.etude.submit(from_toolkit(trajectories))
+        if isinstance(ref, Skipped):
+            kind = self.etude.adapter_config.type_name
+            return skipped_to_toolkit(ref, trajectories.run_id, kind)
+        return job_to_toolkit(ref)
+
+    async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
+        """The state of a job."""
+        return status_to_toolkit(await self.etude.status(job_from_toolkit(ref)))
+
+    async def wait_until_complete(
+        self, ref: TrainingJobRef, poll_interval: float = 10.0
+    ) -> TrainingJobStatus:
+        """Wait until the job has ended, however it ends."""
+        status = await self.etude.wait_until_complete(job_from_toolkit(ref), poll_interval)
+        return status_to_toolkit(status)
+
+    def log_progress(
+        self, ref: TrainingJobRef, metrics: dict[str, Any], output_dir: str | None = None
+    ) -> None:
+        """Log the facts of a job."""
+        self.etude.log_progress(job_from_toolkit(ref), metrics, output_dir)
+
+
+class EtudeTrainer(Trainer):
+    """Trains epoch by epoch in a run folder. The same command again goes on with a run that was stopped."""
+
+    def __init__(self, trainer_config: EtudeTrainerConfig, **kwargs: Any) -> None:
+        super().__init__(trainer_config, **kwargs)
+        self._config: Config | None = None
+        self._open = AsyncExitStack()
+        self._etude: trainer.Trainer | None = None
+
+    async def initialize(self, run_config: FinetuneConfig) -> None:
+        """Check all that was asked for. Nothing is opened: the toolkit closes its own workflow after this.
+
+        Raises RequestError for what cannot be done.
+        """
+        if not isinstance(self.trajectory_builder, EtudeTrajectoryBuilder):
+            raise _not_ours("trajectory_builder", "etude_traj_builder", self.trajectory_builder)
+        if not isinstance(self.trainer_adapter, EtudeTrainerAdapter):
+            raise _not_ours("trainer_adapter", "etude_trainer_adapter", self.trainer_adapter)
+        await super().initialize(run_config)
+        given = run_config.run_configuration.config_file
+        toolkit_config = load_config(given) if isinstance(given, str | Path) else given
+        self._config = etude_config(toolkit_config, run_config)
+
+    async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
+        """Train for `num_epochs` epochs, those of a run that was stopped included.
+
+        Raises TrainingError when a job failed or nothing was trained on, and other EtudeErrors.
+        """
+        etude = await self._opened()
+        statuses = await etude.run(num_epochs)
+        run = etude.runtime.run.path
+        logger.info("trained in %s; look at it with: etude runs show %s", run, shlex.quote(str(run)))
+        return [status_to_toolkit(status) for status in statuses]
+
+    async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef:
+        """Collect and submit one epoch. The job of an epoch without training data says `skipped`."""
+        job = await (await self._opened()).run_epoch(epoch, run_id) or Skipped(reason="nothing was submitted")
+        if isinstance(job, Skipped):
+            return skipped_to_toolkit(job, run_id, "etude")
+        return job_to_toolkit(job)
+
+    async def get_metrics(self, run_id: str) -> dict[str, Any]:
+        """The summary, epochs and validations of the run; `run_id` is its name or that of a job."""
+        etude = await self._opened()
+        return await etude.get_metrics(etude.runtime.run.name)
+
+    async def run_validation_evaluation(self, epoch: int, run_id: str) -> dict[str, Any]:
+        """Run the held-out examples. A validation that fails raises, and is no average of 0.0."""
+        return await (await self._opened()).run_validation_evaluation(epoch, run_id)
+
+    def apply_curriculum_learning(
+        self, trajectory_collection: TrajectoryCollection, epoch: int
+    ) -> TrajectoryCollection:
+        """The groups to train on in this epoch."""
+        etude = self._running()
+        return to_toolkit(etude.apply_curriculum_learning(from_toolkit(trajectory_collection), epoch))
+
+    def get_curriculum_state(self) -> dict[str, Any]:
+        """The curriculum's state and config, as JSON."""
+        return self._running().get_curriculum_state()
+
+    def log_progress(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
+        """Write the metrics files: into the run folder, or `output_dir`."""
+        self._running().log_progress(epoch, metrics, output_dir)
+
+    async def cleanup(self) -> None:
+        """Close the run and all that it holds. Calling it twice is fine."""
+        self._etude = None
+        await self._open.aclose()
+
+    def _running(self) -> trainer.Trainer:
+        if self._etude is None:
+            raise EtudeError("no run is open; call run(num_epochs) or run_epoch(epoch, run_id) first")
+        return self._etude
+
+    async def _opened(self) -> trainer.Trainer:
+        """Etude's trainer in its run folder, opened the first time."""
+        if self._etude is None:
+            if self._config is None:
+                raise EtudeError("the trainer was not initialized; call initialize(run_config) first")
+            async with AsyncExitStack() as stack:
+                run = stack.enter_context(run_of(self._config))
+                self._etude = await self._assembled(self._config, run, stack)
+                self._open = stack.pop_all()
+        return self._etude
+
+    async def _assembled(self, config: Config, run: RunFolder, stack: AsyncExitStack) -> trainer.Trainer:
+        logger.info("the run folder is %s", run.path)
+        opened = open_runtime(config, run, progress=logged_progress(), report=RunReport())
+        etude = await assemble_trainer(await stack.enter_async_context(opened))
+        stack.push_async_callback(etude.cleanup)
+        await etude.initialize(run_config=config.finetuning)
+        self.trajectory_builder.bind(etude.trajectory_builder)
+        self.trainer_adapter.bind(etude.trainer_adapter)
+        return etude
+
+
+def _not_ours(key: str, wanted: str, given: object) -> RequestError:
+    return RequestError(
+        f"finetuning.{key} is a {type(given).__name__}, and `etude_trainer` works with tokens as Etude "
+        f"records them: name an entry of `{key}s` with `_type: {wanted}`"
+    )
+
 
 # Generators run for every workflow that the toolkit builds, and are closed before anything is trained:
 # what they yield holds nothing yet.

@@ -22,7 +22,7 @@ from etude.integrations.nat.components import (
     only_model,
 )
 from etude.loop.lifecycle import new_run, note_changes, without_changeable
-from etude.report.lines import LineProgress
+from etude.report.progress import LineProgress
 from etude.store.facts import facts_of, list_runs
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import CONFIG, stored_data

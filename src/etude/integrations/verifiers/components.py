@@ -13,20 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from etude.config.component import CHANGEABLE, DatasetConfig, WorkflowConfig
+from etude.config.component import CHANGEABLE, DatasetConfig, Supplies, WorkflowConfig, Written
 from etude.config.references import LlmRef, Refers
 from etude.config.registry import register_dataset, register_workflow
-from etude.config.supplies import Need, Starter, Supplies, Written
 from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.integrations.verifiers.environment import (
     agents_of,
+    missing_parts,
     open_environment,
     read_block,
     require_verifiers,
     score_names,
 )
-from etude.integrations.verifiers.needs import needs_of, starter_of
 from etude.integrations.verifiers.scores import REWARD
 from etude.rollout.workflow import Workflow
 
@@ -91,14 +90,9 @@ class VerifiersWorkflowConfig(WorkflowConfig, name="verifiers"):
             reward_of_model={model: f"{role}_reward" for role, model in own.items() if self.own_rewards},
         )
 
-    def needs(self) -> list[Need]:
-        """The package, and what its roles and judges run on."""
-        return needs_of(self.environment)
-
-    @classmethod
-    def starter(cls, task: str | None) -> Starter:
-        """An environment to change, or the config of one that is installed."""
-        return starter_of(task)
+    def missing(self) -> list[str]:
+        """Of what its roles and judges run on."""
+        return missing_parts(self.environment)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import random
+import shutil
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, Literal
@@ -15,6 +17,15 @@ from etude.integrations.verifiers import CHAT
 
 Block = str | Mapping[str, Any]
 """The id of a taskset, or the block `[env]` of a config of verifiers'."""
+
+HOSTED = {"prime": "PRIME_API_KEY", "modal": "MODAL_TOKEN_ID", "e2b": "E2B_API_KEY"}
+"""Runtimes on somebody's machines, and the variable that holds their key."""
+
+ENGINES = ("docker", "podman", "apptainer")
+"""Runtimes on this machine, called as the program that runs them."""
+
+SHIPPED = {"textarena": "ta", "openenv": "openenv", "harbor": "harbor"}
+"""Tasksets of verifiers' that need a package of their name, and the extra of verifiers that brings it."""
 
 
 def require_verifiers() -> None:
@@ -142,6 +153,43 @@ def score_names(config: Any) -> list[str]:
 def _gives_several(function: Any) -> bool:
     returned = str(getattr(function, "__annotations__", {}).get("return", ""))
     return "dict" in returned.lower() or "mapping" in returned.lower()
+
+
+def missing_parts(block: Block) -> list[str]:
+    """Programs, packages and keys that an environment needs and that are not there, with what to type.
+
+    Nothing is started, and no task is loaded. A block that cannot be read is an error once it is built.
+    """
+    try:
+        config = completed(read_block(block), {})
+    except (RequestError, MissingExtraError):
+        return []
+    missing: list[str] = []
+    package = config.taskset.id.replace("-", "_").lower()
+    if package in SHIPPED and importlib.util.find_spec(package) is None:
+        extra = SHIPPED[package]
+        missing.append(f"the package {package} is not there; pip install 'verifiers[{extra}]>=0.4,<0.5'")
+    clients = {f"the judge '{judge.name or judge.id}'": judge for judge in config.taskset.task.judges}
+    for role, spec in agents_of(config).items():
+        kind, whose = spec.runtime.type, f"the agent '{role}'"
+        if spec.client:
+            clients[whose] = spec.client
+        if kind in HOSTED:
+            if not os.environ.get(HOSTED[kind]):
+                remedy = f"set {HOSTED[kind]}, or run it here: `{role}: {{runtime: {{type: docker}}}}`"
+                missing.append(f"a network and a {kind} sandbox for {whose} is not there; {remedy}")
+        elif kind in ENGINES:
+            if shutil.which(kind) is None:
+                remedy = f"install and start {kind}, or choose another `{role}: {{runtime: …}}`"
+                missing.append(f"{kind} for {whose} is not there; {remedy}")
+        elif spec.harness.id != CHAT and shutil.which("uv") is None:
+            remedy = f"pip install uv, or `{role}: {{harness: {{id: {CHAT}}}}}`, which starts no process"
+            missing.append(f"uv for the harness '{spec.harness.id}' of {whose} is not there; {remedy}")
+    for whose, client in clients.items():
+        if not os.environ.get(client.api_key_var):
+            key = client.api_key_var
+            missing.append(f"the key in {key} for {whose} is not there; export {key}=…")
+    return missing
 
 
 Split = Literal["train", "validation", "all"]

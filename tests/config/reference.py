@@ -1,14 +1,10 @@
-"""The config reference: Markdown from the descriptions in the config classes."""
+"""The page docs/config.md: Markdown from the descriptions in the config classes; `make docs` writes it."""
 
 from __future__ import annotations
 
-import ast
-import inspect
 from collections.abc import Collection, Iterator, Sequence
-from functools import cache
 from inspect import cleandoc, get_annotations
-from itertools import pairwise
-from textwrap import dedent
+from pathlib import Path
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -18,7 +14,7 @@ from etude.config import registry
 from etude.config.component import CHANGEABLE, ComponentConfig
 from etude.config.registry import BASES, LISTED, LIVE, NAMED, NOUNS, SINGLE, Kind
 from etude.config.schema import Config
-from etude.config.slots import Slot, describe, models_in
+from etude.config.slots import Slot, describe, descriptions, models_in
 
 _INTRODUCTION = """\
 # Config reference
@@ -135,7 +131,8 @@ class _Reference:
             takes = "the block below" if blocks[0] in below else f"a block: {self._titles[blocks[0]]}"
             takes += "" if models_in(slot) else ", by a name of your own"
         cells = (f"`{key}`", takes, _default(field), " ".join(meaning.split()))
-        return f"| {' | '.join(map(_cell, cells))} |"
+        in_one_line = (cell.replace("|", "\\|").replace("\n", "\\n") for cell in cells)
+        return f"| {' | '.join(in_one_line)} |"
 
 
 def _written(model: type[BaseModel]) -> list[str]:
@@ -147,11 +144,6 @@ def _written(model: type[BaseModel]) -> list[str]:
 def _home(model: type[BaseModel], key: str) -> type[BaseModel]:
     """The class that says last what a key is."""
     return next(base for base in model.__mro__ if key in get_annotations(base))
-
-
-def _cell(text: str) -> str:
-    """Text that stays in one cell of a Markdown table."""
-    return text.replace("|", "\\|").replace("\n", "\\n")
 
 
 def _blocks_in(field: FieldInfo) -> list[type[BaseModel]]:
@@ -172,31 +164,6 @@ def _default(field: FieldInfo) -> str:
     return f"`{str(default).lower() if isinstance(default, bool) else default}`"
 
 
-@cache
-def descriptions(model: type[BaseModel]) -> dict[str, str]:
-    """The description of each field that has one: that of its `Field(...)`, or else its docstring.
-
-    pydantic reads docstrings too (`use_attribute_docstrings`), for each class as it is made: a third of the
-    CPU time in which all configs are imported, in every command. Where there is no source there are none.
-    """
-    classes = [cls for cls in reversed(model.__mro__) if issubclass(cls, BaseModel) and cls is not BaseModel]
-    found = {name: text for cls in classes for name, text in _docstrings(cls).items()}
-    given = {name: field.description for name, field in model.model_fields.items() if field.description}
-    return {name: text for name, text in (found | given).items() if name in model.model_fields}
-
-
-@cache
-def _docstrings(cls: type[BaseModel]) -> dict[str, str]:
-    """The docstrings below the fields that a class itself declares."""
-    try:
-        [tree] = ast.parse(dedent(inspect.getsource(cls))).body
-    except (OSError, TypeError, SyntaxError):  # TypeError: of a class whose module is not loaded.
-        return {}
-    assert isinstance(tree, ast.ClassDef)
-    return {
-        field.target.id: inspect.cleandoc(below.value.value)
-        for field, below in pairwise(tree.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-        if isinstance(below.value.value, str)
-    }
+if __name__ == "__main__":
+    page = Path(__file__).parents[2] / "docs" / "config.md"
+    page.write_text(render_reference(), encoding="utf-8")

@@ -1,12 +1,19 @@
-"""Progress as lines, plain ones or JSON; and the events of a run summed up, which every display shows."""
+"""Progress of a run: its events summed up, and shown as lines, as JSON, or live on a terminal."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, TextIO
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self, TextIO
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from etude.budget.ledger import shown_usd
 from etude.core.data_model import finite
@@ -14,8 +21,6 @@ from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalOutputItem
 from etude.core.interfaces import Progress
 from etude.store.figures import failed_counts, shown_best, shown_reward
-
-_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class RunState(Progress):
@@ -114,17 +119,6 @@ def shown_spending(figures: Mapping[str, Any]) -> str:
 
 def _shown(amount: float) -> str:
     return f"{amount:,.0f}" if amount >= 1000 else f"{amount:.4g}"
-
-
-def sparkline(values: list[float], width: int = 24) -> str:
-    """The last values as blocks, the least lowest; equal values lie in the middle."""
-    shown = values[-width:]
-    if not shown:
-        return ""
-    low, high = min(shown), max(shown)
-    if high - low < 1e-12:
-        return _BLOCKS[len(_BLOCKS) // 2] * len(shown)
-    return "".join(_BLOCKS[round((value - low) / (high - low) * (len(_BLOCKS) - 1))] for value in shown)
 
 
 def shown_validation(epoch: int, metrics: Mapping[str, Any]) -> str:
@@ -272,3 +266,106 @@ class JsonProgress(Progress):
 
     def _write(self, event: str, **facts: Any) -> None:
         print(json.dumps({"event": event, **finite(facts)}, allow_nan=False), file=self._stream, flush=True)
+
+
+_LEAST, _MOST = 20, 100
+"""Columns of the panel."""
+
+_KEYS = 8
+"""Columns that stay free at its right."""
+
+
+class LiveProgress(RunState):
+    """A panel that is drawn over itself. Use it as a context manager; messages scroll by above it."""
+
+    def __init__(self, console: Console | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._console = console or Console()
+        self._live = Live(
+            console=self._console, get_renderable=self.render, refresh_per_second=4, transient=True
+        )
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._live.stop()
+
+    def skipped(self, epoch: int, reason: str) -> None:
+        super().skipped(epoch, reason)
+        self.message(f"epoch {epoch} skipped: {self.skip_reason}", warning=True)
+
+    def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
+        super().validated(epoch, metrics)
+        self.message(shown_validation(epoch, metrics))
+
+    def message(self, text: str, *, warning: bool = False) -> None:
+        self._console.print(Text(text, style="yellow" if warning else "dim"))
+
+    def render(self) -> RenderableType:
+        """The panel as it is now."""
+        rows = Table.grid(expand=True)
+        rows.add_row(self._headline())
+        if self.phase_total:
+            rows.add_row(ProgressBar(total=self.phase_total, completed=self.episodes))
+        rows.add_row(self._rewards())
+        if self.spending:
+            rows.add_row(Text.assemble("spent ", (self.spending, "bold")))
+        for target, validations in self.validations.items():
+            rows.add_row(self._validations(target, validations))
+        title = Text.assemble(("etude", "bold"), f" · {self.run_id}" if self.run_id else "")
+        return Panel(
+            rows,
+            title=title,
+            title_align="left",
+            border_style="blue",
+            # Room for what a terminal writes when keys are pressed: `^C` after a full line begins a new one,
+            # and the panel would then be taken away a line too low.
+            width=max(_LEAST, min(self._console.width - _KEYS, _MOST)),
+        )
+
+    def _headline(self) -> Table:
+        row = Table.grid(expand=True)
+        row.add_column()
+        row.add_column(justify="right")
+        left = Text.assemble((self.phase_name, "bold cyan"))
+        if self.epoch is not None:
+            left.append(f"  epoch {self.epoch}/{self.num_epochs}")
+        if self.phase_total:
+            left.append(f"  {self.episodes}/{self.phase_total} episodes")
+        right = Text()
+        for count, name in ((self.skips, "skipped"), (self.failures, "failed")):
+            right.append(f"{count} {name} · " if count else "", style="yellow")
+        right.append(f"{self.tokens_per_second:,.0f} tokens/s · " if self.tokens else "", style="dim")
+        right.append(shown_time(self.elapsed), style="dim")
+        row.add_row(left, right)
+        return row
+
+    def _rewards(self) -> Text:
+        reward = self.reward_so_far
+        text = Text.assemble("reward ", ("–" if reward is None else f"{reward:.3f}", "bold green"))
+        for target, rewards in self.rewards.items():
+            text.append(f"  {target or 'last epoch'} {rewards[-1]:.3f}", style="green")
+        return text
+
+    def _validations(self, target: str, validations: Sequence[Mapping[str, Any]]) -> Text:
+        first, last = validations[0], validations[-1]
+        text = shown_reward(last) if first is last else f"{shown_reward(first)} → {shown_reward(last)}"
+        return Text.assemble("validation ", f"{target} " if target else "", (text, "bold magenta"))
+
+
+def progress_for(
+    *, json: bool = False, stream: TextIO | None = None
+) -> LiveProgress | LineProgress | JsonProgress:
+    """A progress display, to be used as a context manager.
+
+    JSON lines when asked for, a live panel on a terminal, plain lines with the time into anything else.
+    `stream` is standard output by default.
+    """
+    stream = stream or sys.stdout
+    if json:
+        return JsonProgress(stream)
+    if not stream.isatty():
+        return LineProgress(stream, stamped=True)
+    return LiveProgress(Console(file=stream))

@@ -1,15 +1,13 @@
-"""The audit of a chat template: how it is read, and over which conversations it extends what was sampled."""
+"""Conversations of every shape: how a chat template is read, and over which it extends what was sampled."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from etude.core.call import Call, ChatRequest, Completion
-from etude.core.errors import EngineError
 from etude.core.message import Message, Tool
 from etude.models.template import ChatTemplate
 from etude.preflight.call_values import unread_values
-from etude.preflight.finding import Findings
 
 TOOL: Tool = {
     "type": "function",
@@ -64,39 +62,7 @@ SHAPES = (
 """The conversations that workflows are made of."""
 
 
-def audit(template: ChatTemplate) -> Findings:
-    """How the template is read, and for each shape whether every prompt extends the tokens before it.
-
-    If not, which message is at fault, and how many tokens are computed for the branches that it makes.
-    """
-    findings = Findings()
-    for what, way in ways(template).items():
-        (findings.ok if way.is_whole else findings.warn)(what, way.detail)
-    for shape in SHAPES:
-        try:
-            play = played(template, shape)
-        except EngineError as error:
-            findings.warn(shape.name, f"refused: {error}")
-            continue
-        if play.drift:
-            findings.warn(shape.name, f"starts a new branch: {'; '.join(play.drift)} ({play.cost})")
-        elif play.on_purpose:
-            findings.ok(shape.name, f"a new branch on purpose: {'; '.join(play.on_purpose)} ({play.cost})")
-        else:
-            findings.ok(shape.name, "extends" if len(_prompts(shape)) > 1 else "renders")
-    return findings
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """How a part of what models write is treated."""
-
-    detail: str
-    is_whole: bool = True
-    """Whether nothing of it is missing."""
-
-
-def ways(template: ChatTemplate) -> dict[str, Way]:
+def ways(template: ChatTemplate) -> dict[str, str]:
     """The way of reading answers, of extending conversations, of tool calls, thinking and system messages."""
     family = template.family()
     reading = f"{family.reader.name}, by {family.reader.way}"
@@ -106,35 +72,35 @@ def ways(template: ChatTemplate) -> dict[str, Way]:
         roles = " and ".join(sorted(family.extends_after))
         extending = f"{family.extender.name}, by renderers (messages of the roles {roles})"
     return {
-        "answers are read by": Way(reading),
-        "conversations are extended by": Way(extending),
+        "answers are read by": reading,
+        "conversations are extended by": extending,
         "tool calls": _tools(template),
         "thinking": _thinking(template),
-        "system messages": Way(template.rendering.roles.way),
+        "system messages": template.rendering.roles.way,
     }
 
 
-def _tools(template: ChatTemplate) -> Way:
+def _tools(template: ChatTemplate) -> str:
     family = template.family()
     if missing := family.missing("call"):
-        return Way(f"not understood: {', '.join(missing)}", is_whole=False)
+        return f"not understood: {', '.join(missing)}"
     if unread := unread_values(template):
-        return Way(f"understood, but for {', '.join(unread)}", is_whole=False)
+        return f"understood, but for {', '.join(unread)}"
     if any("call" in kind for kind in family.written):
-        return Way("understood")
+        return "understood"
     plain = template.prompt(ChatRequest((_ASK,))).ids
     if template.prompt(ChatRequest((_ASK,), (TOOL,))).ids == plain:
-        return Way("the template shows no tools to the model")
-    return Way(f"the template writes none; read as {family.reader.name}")
+        return "the template shows no tools to the model"
+    return f"the template writes none; read as {family.reader.name}"
 
 
-def _thinking(template: ChatTemplate) -> Way:
+def _thinking(template: ChatTemplate) -> str:
     if missing := template.family().missing("thinking"):
-        return Way(f"not separated: {', '.join(missing)}", is_whole=False)
+        return f"not separated: {', '.join(missing)}"
     if template.rendering.thinking_key is None:
-        return Way("the template knows none")
+        return "the template knows none"
     kept = "dropped once the user speaks again" if template.drops_thinking else "kept"
-    return Way(f"separated, {kept}")
+    return f"separated, {kept}"
 
 
 @dataclass(slots=True)
@@ -143,16 +109,6 @@ class Play:
 
     drift: dict[str, None] = field(default_factory=dict)
     on_purpose: dict[str, None] = field(default_factory=dict)
-    computed: int = 0
-    """Tokens of all branches."""
-    last: int = 0
-    """Tokens of the last prompt, the longest of all."""
-
-    @property
-    def cost(self) -> str:
-        """How much more is computed than for one sequence."""
-        times = f"{self.computed / self.last:.1f} times those of the conversation"
-        return f"{self.computed} tokens in all branches, {times}"
 
 
 def played(template: ChatTemplate, shape: Shape) -> Play:
@@ -164,14 +120,11 @@ def played(template: ChatTemplate, shape: Shape) -> Play:
         prompt = template.prompt(request)
         if prompt.fault is not None:
             (play.on_purpose if prompt.fault.on_purpose else play.drift)[str(prompt.fault)] = None
-            play.computed += play.last
-        play.last = len(prompt.ids)
         if length < len(shape.messages):
             answer = shape.messages[length]
             ids = template.written_ids(request, answer)
             sampled = Completion(answer, prompt_ids=prompt.ids, completion_ids=ids)
             earlier.append(Call(len(earlier), "<workflow>", "audited", request, sampled))
-    play.computed += play.last
     return play
 
 
