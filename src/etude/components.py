@@ -26,9 +26,6 @@ import etude.rollout.agent
 import etude.rollout.datasets
 import etude.rollout.tools
 import etude.rollout.workflow
-import etude.scenarios.datasets
-import etude.scenarios.measures
-import etude.scenarios.scenario
 import etude.traces.dataset
 import etude.trackers.mlflow
 import etude.trackers.otel

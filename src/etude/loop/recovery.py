@@ -112,7 +112,7 @@ async def go_back(
     )
     await log.add_recovery(len(history.recoveries) + 1, recovery)
     digests = {version.digest for version in lost}
-    for key, (versions, _) in [*journal.scan("opponents/")]:
+    for key, versions in [*journal.scan("opponents/")]:
         # Opponents that were to be versions which are lost are drawn again from those made anew.
         if any(version["digest"] in digests for version in versions):
             await journal.forget(key)

@@ -155,7 +155,7 @@ def _flattened(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return texts
 
 
-_LEFT_OUT = {"target", "training", "opponents", "model_versions", "failure_causes"}
+_LEFT_OUT = {"target", "training", "model_versions", "failure_causes"}
 """Metrics that are no figures of an epoch, or have names without end."""
 
 
