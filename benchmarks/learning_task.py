@@ -86,7 +86,7 @@ TASKS = {
     ),
     "kuhn_poker": Task(
         {
-            "llms": {"opponent": {"_type": "opponents", "of": "policy", "size": 1, "loss": -1}},
+            "llms": {"opponent": {"_type": "opponents", "of": "policy", "size": 1}},
             "workflow": {
                 "_type": "textarena",
                 "id": "KuhnPoker-v0",

@@ -189,7 +189,7 @@ class AgainstPool(Run):
 
 
 def _pool(folder: Path, ahead: bool) -> tuple[Any, Places]:
-    run = AgainstPool(folder / "run", OpponentsConfig(of="policy", draw="rating", size=2), keep_checkpoints=1)
+    run = AgainstPool(folder / "run", OpponentsConfig(of="policy", size=2), keep_checkpoints=1)
     run.adapter = FakeAdapter(folder / "backend", lose_jobs=True)
     run.examples, run.validation = examples(6), examples(4, "v")
     places = {**places_of([run.engine], run.adapter), "guess": [(Guessing, "complete")]}

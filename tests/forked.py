@@ -40,10 +40,6 @@ PRELOADED = (
 )
 """Beside all rooms of Etude but those of its guests."""
 
-ALSO = "TESTS_FORKED_ALSO"
-"""A variable with the names of further modules to import, set before the first process is started; those
-that are not there are left out."""
-
 CLIENT = """\
 #!{python} -IS
 import json, os, signal, socket, sys
@@ -190,7 +186,7 @@ def main(path: str) -> None:
         name for _, name, _ in pkgutil.walk_packages(etude.__path__, "etude.", onerror=lambda name: None)
     ]
     own = [name for name in rooms if not name.startswith(("etude.integrations.", "etude.__main__"))]
-    for name in (*PRELOADED, *own, *os.environ.pop(ALSO, "").split()):
+    for name in (*PRELOADED, *own):
         with contextlib.suppress(ImportError):
             __import__(name)
     _make_tables()

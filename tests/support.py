@@ -15,7 +15,7 @@ from etude.core.job import ModelVersion
 from etude.core.keys import generator
 from etude.core.message import Message
 
-Answer: TypeAlias = "str | Message | Exception"
+Answer: TypeAlias = "str | Message | Completion | Exception"
 
 START, END = 1, 2
 
@@ -24,9 +24,9 @@ class ScriptedEngine:
     """Answers what it is told to; token ids and logprobs follow from the request alone.
 
     `script` is a list of answers, given out in the order of the requests (the last one again and
-    again), or a function of the request. An answer is a text, an assistant message, or an exception
-    to raise. Token ids are the bytes of the text between START and END; the tokens of an earlier call
-    of the episode are extended as they were sampled.
+    again), or a function of the request. An answer is a text, an assistant message, a completion,
+    or an exception to raise. Token ids are the bytes of the text between START and END; the tokens of an
+    earlier call of the episode are extended as they were sampled.
     """
 
     def __init__(
@@ -56,6 +56,8 @@ class ScriptedEngine:
         answer = self._script(request)
         if isinstance(answer, Exception):
             raise answer
+        if isinstance(answer, Completion):
+            return answer
         message: Message = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
         if self._log is not None:
             os.write(self._log, f"{request.key}\n".encode())

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from etude.config.finetuning import CurriculumLearningConfig
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
-from etude.loop.curriculum import apply, initial_state
+from etude.loop.metrics import apply_curriculum, initial_state
 
 
 def config(**keys):
@@ -36,7 +36,7 @@ def percentiles(settings, epochs, make=lambda: groups(0.5, 0.4, 0.3)):
     state = initial_state(settings)
     seen = []
     for epoch in range(epochs):
-        _, state, facts = apply(make(), state, settings, 0, epoch)
+        _, state, facts = apply_curriculum(make(), state, settings, 0, epoch)
         state = json.loads(json.dumps(state))
         seen.append(facts["curriculum_percentile"])
     return seen
@@ -52,7 +52,7 @@ def test_numbers_that_mean_nothing_are_refused(keys):
 
 def test_disabled_it_selects_everything():
     settings = CurriculumLearningConfig()
-    found, state, facts = apply(groups(0.1, 0.9), initial_state(settings), settings, 0, 0)
+    found, state, facts = apply_curriculum(groups(0.1, 0.9), initial_state(settings), settings, 0, 0)
     assert selected(found) == ["0", "1"]
     assert state == initial_state(settings)
     assert facts == {"curriculum_percentile": 1.0}
@@ -60,11 +60,11 @@ def test_disabled_it_selects_everything():
 
 def test_the_easiest_groups_come_first_and_the_hardest_when_asked():
     settings = config(initial_percentile=0.5)
-    found, state, _ = apply(groups(0.2, 0.8, 0.5, 0.4), initial_state(settings), settings, 0, 0)
+    found, state, _ = apply_curriculum(groups(0.2, 0.8, 0.5, 0.4), initial_state(settings), settings, 0, 0)
     assert selected(found) == ["1", "2"]
     assert (state["total_groups"], state["included_groups"]) == (4, ["1", "2"])
     settings = config(initial_percentile=0.5, sort_ascending=True)
-    found, _, _ = apply(groups(0.2, 0.8, 0.5, 0.4), initial_state(settings), settings, 0, 0)
+    found, _, _ = apply_curriculum(groups(0.2, 0.8, 0.5, 0.4), initial_state(settings), settings, 0, 0)
     assert selected(found) == ["0", "3"]
 
 
@@ -75,11 +75,11 @@ def test_each_percentile_trains_for_the_expansion_interval():
 def test_an_epoch_that_selects_nothing_does_not_count_as_trained():
     settings = config(initial_percentile=0.4, increment_percentile=0.4, expansion_interval=1)
     state = initial_state(settings)
-    found, state, facts = apply(groups(0.5, 0.4, spread=0.0), state, settings, 0, 0)
+    found, state, facts = apply_curriculum(groups(0.5, 0.4, spread=0.0), state, settings, 0, 0)
     assert (found, facts["curriculum_flat_groups"]) == ([], 2)
-    _, state, facts = apply(groups(0.5, 0.4), state, settings, 0, 1)
+    _, state, facts = apply_curriculum(groups(0.5, 0.4), state, settings, 0, 1)
     assert facts["curriculum_percentile"] == 0.4
-    _, state, facts = apply(groups(0.5, 0.4), state, settings, 0, 2)
+    _, state, facts = apply_curriculum(groups(0.5, 0.4), state, settings, 0, 2)
     assert (facts["curriculum_percentile"], state["last_expansion_epoch"]) == (0.8, 2)
 
 
@@ -89,7 +89,7 @@ def test_groups_whose_rewards_hardly_differ_are_left_out_and_the_exact_differenc
 
     settings = config(initial_percentile=1.0, min_reward_diff=0.2)
     near, exact, wide = pair("near", 0.1, 0.25), pair("exact", 0.1, 0.3), pair("wide", 0.0, 1.0)
-    found, _, facts = apply([near, exact, wide], initial_state(settings), settings, 0, 0)
+    found, _, facts = apply_curriculum([near, exact, wide], initial_state(settings), settings, 0, 0)
     assert selected(found) == ["wide", "exact"]
     assert facts["curriculum_flat_groups"] == 1
 
@@ -99,7 +99,9 @@ def test_groups_whose_rewards_hardly_differ_are_left_out_and_the_exact_differenc
 )
 def test_the_share_is_rounded_up_without_float_noise(count, percentile, expected):
     settings = config(initial_percentile=percentile)
-    found, _, _ = apply(groups(*[n / 100 for n in range(count)]), initial_state(settings), settings, 0, 0)
+    found, _, _ = apply_curriculum(
+        groups(*[n / 100 for n in range(count)]), initial_state(settings), settings, 0, 0
+    )
     assert len(found) == expected
 
 
@@ -108,7 +110,7 @@ def test_a_random_subsample_is_a_share_of_the_valid_groups_and_repeats_by_seed_a
     many = groups(*[n / 100 for n in range(20)])
 
     def draw(seed, epoch):
-        return selected(apply(many, initial_state(settings), settings, seed, epoch)[0])
+        return selected(apply_curriculum(many, initial_state(settings), settings, seed, epoch)[0])
 
     assert len(draw(0, 0)) == 10
     assert draw(0, 0) == draw(0, 0)
@@ -119,10 +121,10 @@ def test_a_random_subsample_is_a_share_of_the_valid_groups_and_repeats_by_seed_a
 def test_a_single_group_is_only_subsampled_by_trajectory_and_the_state_stays():
     settings = config(random_subsample=0.5)
     one = [trajectory(n / 10, id="a", generation=n) for n in range(10)]
-    found, state, _ = apply([one, []], initial_state(settings), settings, 0, 0)
+    found, state, _ = apply_curriculum([one, []], initial_state(settings), settings, 0, 0)
     assert [len(group) for group in found] == [5]
     assert state == initial_state(settings)
-    whole, _, _ = apply([one], initial_state(config()), config(), 0, 0)
+    whole, _, _ = apply_curriculum([one], initial_state(config()), config(), 0, 0)
     assert whole == [one]
 
 
@@ -130,6 +132,6 @@ def test_a_group_is_judged_by_all_of_its_episodes_where_the_builder_tells_them()
     pair = [trajectory(0.9, id="pair", group_rewards=[0.0, 0.9, 0.1])]
     flat = [trajectory(0.9, id="flat", group_rewards=[0.9, 0.9])]
     settings = config(initial_percentile=1.0)
-    found, _, facts = apply([pair, flat], initial_state(settings), settings, 0, 0)
+    found, _, facts = apply_curriculum([pair, flat], initial_state(settings), settings, 0, 0)
     assert selected(found) == ["pair"]
     assert facts["curriculum_easiest"] == pytest.approx(1 / 3)

@@ -14,26 +14,15 @@ TESTS = Path(__file__).parent
 
 @pytest.mark.slow
 def test_nothing_mixes_devices():
+    root = TESTS.parent
     files = [str(TESTS / room / "on_a_device.py") for room in ("inference", "learner")]
-    path = os.pathsep.join([str(TESTS.parent), str(TESTS.parent / "src")])
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "--rootdir",
-            str(TESTS.parent),
-            *files,
-        ],
-        cwd=TESTS.parent,
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    command = [
+        sys.executable,
+        *["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir"],
+        str(root),
+        *files,
+    ]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root), str(root / "src")])}
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-4000:]
     assert " passed" in done.stdout

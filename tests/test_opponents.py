@@ -10,7 +10,6 @@ from etude.backends.capabilities import check_opponents
 from etude.config.load import load_config
 from etude.core.errors import CapabilityError
 from etude.core.example import Example
-from etude.groups.opponents import bradley_terry
 from etude.inference.local import OpponentsConfig
 from etude.rollout.collector import EpisodeJob
 from etude.run import Run as StoredRun
@@ -75,24 +74,6 @@ def test_a_pool_has_the_base_and_the_newest_versions_and_validations_the_base(wh
     assert drawn["train/2"] == {0, 1}
     assert drawn["train/4"] == {0, 2, 3}
     assert drawn["validation/4"] == {0}
-
-
-def test_ratings_are_those_of_all_recorded_games(whole):
-    metrics = [
-        json.loads(line) for line in (whole / "run" / "training_metrics.jsonl").read_text().splitlines()
-    ]
-    games = {}
-    with RunFolder.read(whole / "run") as run:
-        for episode in iter_episodes(run.journal, "train/"):
-            pair = tuple(call.completion.model_version for call in episode.calls)
-            score = {"won": 1.0, "draw": 0.5, "lost": 0.0}[episode.output]
-            count, points = games.get(pair, (0, 0.0))
-            games[pair] = (count + 1, points + score)
-    wanted = {str(number): round(rating, 1) for number, rating in bradley_terry(games, anchor=0).items()}
-    assert metrics[-1]["opponents"]["opponent"]["ratings"] == pytest.approx(wanted, abs=0.11)
-    summary = StoredRun(whole / "run").summary["opponents"]["opponent"]
-    assert summary["games"] == sum(count for count, _ in games.values())
-    assert summary["ratings"]["3"] > summary["ratings"]["0"] == 0.0
 
 
 async def test_what_an_opponent_said_is_never_trained_on(tmp_path, monkeypatch):

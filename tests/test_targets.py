@@ -214,22 +214,6 @@ async def test_malt_answers_every_turn_twice_and_validates_with_plays_that_do_no
     assert len(trees) == 4 * 4
 
 
-async def test_expert_iteration_can_select_from_all_earlier_episodes_without_running_them_again(played):
-    builder = {
-        "_type": "expert_iteration",
-        "num_generations": 2,
-        "credit": "agent",
-        "min_reward": -100.0,
-        "rollouts": "all",
-    }
-    await played.start(play(builder, 3))
-    trained = [entry.metrics["num_trajectories"] for entry in history_of(played, "verifier").epochs]
-    assert trained == [8, 16, 24]
-    assert played.requests() == {"prover": 24, "verifier": 24}
-    # The rewards that are shown are those of the epoch's own episodes.
-    assert [entry.metrics["episodes"] for entry in history_of(played, "verifier").epochs] == [8, 8, 8]
-
-
 async def test_guesses_are_put_right(played):
     builder = {
         "_type": "expert_iteration",

@@ -18,7 +18,7 @@ from etude.core.errors import (
 from etude.core.job import TrainingStatusEnum
 from etude.loop.trainer import EpochTrainer
 from tests.support import ScriptedEngine
-from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt, learning_engine
+from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt
 
 
 @pytest.fixture
@@ -291,15 +291,6 @@ async def test_a_run_stops_early_when_the_target_is_reached(run):
     assert trainer.history.validations[-1].metrics["avg_reward"] >= 0.55
     assert len(trainer.history.epochs) < 9
     assert any("reached the target" in event for event in run.watcher.events)
-
-
-async def test_a_run_stops_early_when_rewards_stop_rising(run):
-    run.settings = {"patience": 2}
-    run.engine = learning_engine(base=50, step=0)
-    run.examples = examples(2)
-    trainer = await run.start(num_epochs=20)
-    assert len(trainer.history.epochs) < 20
-    assert any("have not beaten" in event for event in run.watcher.events)
 
 
 async def test_only_the_best_versions_and_the_last_one_are_kept(run):

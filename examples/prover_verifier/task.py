@@ -12,7 +12,7 @@ from typing import Any
 
 from etude.core.example import Example
 from etude.core.message import Message
-from etude.protocols import Act, Line, Log, Malformed, Scenario, Turn, Verdict, register_scenario
+from etude.protocols import Act, Line, Log, Malformed, Scenario, Turn, Verdict
 
 LINES = 8
 VERIFIER = "verifier"
@@ -28,7 +28,6 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
 """The protocols of the table, with their arguments: with four rounds the verifier sees one line."""
 
 
-@register_scenario("hidden_bug")
 class HiddenBug(Scenario):
     """Is there a bug? Examples have `bug`: the number of a line, or 0 for none."""
 

@@ -26,13 +26,11 @@ import etude.rollout.agent
 import etude.rollout.datasets
 import etude.rollout.tools
 import etude.rollout.workflow
-import etude.scenarios.datasets
-import etude.scenarios.measures
-import etude.scenarios.scenario
 import etude.traces.dataset
-import etude.trackers.callback
 import etude.trackers.mlflow
 import etude.trackers.otel
+import etude.trackers.record
+import etude.trackers.tensorboard
 import etude.trackers.trackio
 import etude.trackers.wandb
 

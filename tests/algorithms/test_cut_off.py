@@ -9,7 +9,7 @@ import pytest
 from etude.algorithms.algorithm import algorithm_of, groups_of
 from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.episodes import Tally, choices_of
-from etude.algorithms.samples import CUT_OFF_EPISODE, CUT_OFF_PAIR, CUT_OFF_SAMPLE
+from etude.algorithms.samples import CUT_OFF_PAIR, CUT_OFF_SAMPLE
 from etude.backends.openai_rows import supervised_row
 from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig
 from etude.core.episode import Event
@@ -69,16 +69,6 @@ async def test_a_penalty_is_taken_from_the_reward_and_not_from_the_one_that_is_r
     assert facts["reward_groups"] == {"compared": 1, "flat": 0}
     untouched, facts = await made("rloo", output)
     assert not untouched and facts["reward_groups"]["flat"] == 1
-
-
-@pytest.mark.parametrize("name", [*COMPARING, "supervised"])
-async def test_episodes_with_such_an_answer_can_be_dropped(name):
-    output = played((0.0, True), (1.0, False), (0.5, False))
-    options = {"best_k": 3} if name == "expert_iteration" else {}
-    units, facts = await made(name, output, cut_off="drop", **options)
-    assert facts["left_out"] == {CUT_OFF_EPISODE: 1}
-    assert "0" not in {chr(sample.ids[-2]) for unit in units for sample in unit}
-    assert units
 
 
 async def test_a_pair_with_a_side_that_was_cut_off_is_left_out_when_masked():

@@ -6,10 +6,7 @@ import pytest
 
 from etude.algorithms import imitation
 from etude.algorithms.episodes import Collected, Tally
-from etude.algorithms.imitation import (
-    GuessReplacementConfig,
-    SelectionConfig,
-)
+from etude.algorithms.imitation import GuessReplacementConfig, SelectionConfig
 from etude.core.edge import Encoder, sample_of, trajectory_of
 from etude.core.errors import RequestError
 from etude.protocols import SCALES, Act, adp, nip

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.algorithms.samples import branches_of, discounted_returns, require_tokens, sample_of, step_returns
+from etude.algorithms.samples import branches_of, require_tokens, sample_of, step_returns
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.edge import trajectory_of
 from etude.core.episode import WORKFLOW, Event
@@ -138,12 +138,3 @@ def test_missing_tokens_are_an_error_that_says_what_to_do(prompt, completion, mi
         TrainingError, match=rf"episode 'train/1/e/0', call 0: .* no {missing}.*return_token_ids"
     ):
         require_tokens(record, branch, logprobs=True)
-
-
-@given(st.lists(st.floats(-100, 100), max_size=20), st.floats(0, 1))
-def test_a_return_is_the_discounted_sum_of_what_follows(steps, discount):
-    expected = [
-        sum(discount**later * reward for later, reward in enumerate(steps[start:]))
-        for start in range(len(steps))
-    ]
-    assert discounted_returns(steps, discount) == pytest.approx(expected, abs=1e-9)

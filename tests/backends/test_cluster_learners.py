@@ -17,7 +17,7 @@ from etude.cluster.launch import MARK
 from etude.config.finetuning import FinetuneConfig
 from etude.core.job import TrainingStatusEnum
 from etude.models.policy import Policy
-from etude.store.lock import RunLock
+from etude.store.run_folder import RunLock
 from tests.backends.test_local_adapter import CONFIG, collection, done
 from tests.models.tiny_models import fresh_policy
 

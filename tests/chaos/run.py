@@ -6,8 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,13 +17,10 @@ from tests.backends.openai_stand_in import BASE, KEY
 from tests.chaos.acknowledged import lost_entries
 from tests.chaos.paid import Paid
 from tests.chaos.project import AGENT, NAME, differences, path_of
-from tests.chaos.victim import FOLDER, MODULES
 from tests.cli.killed import everything, repeatable_project
 from tests.cli.projects import change, rows
-from tests.forked import ALSO, Forked, address
+from tests.forked import Forked
 from tests.times import without_times
-
-ROOT = Path(__file__).parents[2]
 
 TRAIN = ("train", "config.yml", "--name", NAME, "-o", "storage=null", "--json")
 RESUME = ("resume", NAME, "--json")
@@ -79,22 +74,12 @@ class ShortRun:
         self.operations = folder / "operations"
         """Has a byte for each file operation that the last victim came to."""
         with self.attended():
-            self._play(folder / "modules")
+            code, errors = self.victim(0, *TRAIN)
+            if code:
+                raise SystemExit(f"the run that nobody disturbs fails: {errors[-2000:]}")
             self.expected = self.kept()
             self.jobs = len(self.paid.jobs)
             self.clear()
-
-    def _play(self, modules: Path) -> None:
-        """Play the run in a process that is not forked, and have later ones begin with its modules."""
-        environment = self.environment | {MODULES: str(modules)}
-        words = self.command_line(0, *TRAIN)
-        done = subprocess.run(words, cwd=self.folder, env=environment, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"the run that nobody disturbs fails: {done.stderr[-2000:]}")
-        os.environ |= {ALSO: "tests.chaos.warm", FOLDER: str(self.folder), MODULES: str(modules)}
-        os.environ["PYTHONPATH"] = self.environment["PYTHONPATH"]
-        address()
-        del os.environ[MODULES]
 
     @property
     def path(self) -> Path:
@@ -119,24 +104,10 @@ class ShortRun:
 
     def begun(self, number: int, *arguments: str) -> Forked:
         """A command that is killed at one of its file operations, at none for 0, and logs what is stored."""
-        return Forked([*self._words(number), *arguments], self.folder, {**os.environ}, program="python")
-
-    def command_line(self, number: int, *arguments: str) -> list[str]:
-        """The same as a program that is not forked, in `environment`."""
-        return [sys.executable, *self._words(number), *arguments]
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """For such a program, while the API listens."""
-        return {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
-        }
-
-    def _words(self, number: int) -> list[str]:
         script = str(Path(__file__).with_name("victim.py"))
-        files = [self.operations, self.acknowledged]
-        return [script, str(self.folder / "runs"), str(number), *map(str, files)]
+        files = (self.folder / "runs", str(number), self.operations, self.acknowledged)
+        words = [script, *map(str, files), *arguments]
+        return Forked(words, self.folder, {**os.environ}, program="python")
 
     def victim(self, number: int, *arguments: str) -> tuple[int, str]:
         """Such a command run to its end: exit code and errors."""

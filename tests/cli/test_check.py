@@ -168,3 +168,26 @@ def test_an_evaluator_that_reads_what_some_examples_lack_is_warned_of(project):
         (project / "agent.py").write_text(agent.replace("float(output == example.expected)", code))
         warned = details(checked("config.yml")[0], "warning").get("evaluator correct")
         assert (found is None) is (warned is None) and (found or "") in (warned or "")
+
+
+OWN = """
+import etude
+
+
+class Own(etude.Grpo):
+    def advantages(self, group):
+        return [0.5 for sample in group]
+"""
+
+
+@pytest.mark.parametrize(("play", "what"), [((), "training"), (("--play", 8), "playing")])
+def test_an_algorithm_of_ones_own_is_called(local, play, what):
+    (local / "flawed.py").write_text(OWN)
+    (local / "sound.py").write_text(OWN.replace("0.5", "[0.5]"))
+    own = {name: {"_type": f"{name}:Own", "num_generations": 4} for name in ("flawed", "sound")}
+    change(local / "config.yml", trajectory_builders=own, finetuning__trajectory_builder="flawed")
+    report, code = checked("config.yml", *play)
+    assert code == 2
+    assert "Own.advantages returned a list ([0.5" in details(report, "error")[what]
+    change(local / "config.yml", finetuning__trajectory_builder="sound")
+    assert checked("config.yml", *play)[1] == 0

@@ -123,14 +123,20 @@ def test_a_comparison_that_can_never_be_made_is_found(
     assert shown.exit_code == (2 if broken else 0)
 
 
-COURT = "def brief():\n    raise AssertionError('it is not called')\n"
+COURT = """
+def brief():
+    raise AssertionError("it is not called")
+
+def hearing(rounds=2, *, choose=None):
+    raise AssertionError("it is not called")
+"""
 
 
 @pytest.mark.parametrize(
     ("protocol", "arguments", "message"),
     [
         ("nip", {"max_mesage_rounds": 9}, "did you mean 'max_message_rounds'? Allowed: max_message_rounds,"),
-        ("tests.protocols.courts:hearing", {"round": 3}, "did you mean 'rounds'? Allowed: rounds, choose"),
+        ("court:hearing", {"round": 3}, "did you mean 'rounds'? Allowed: rounds, choose"),
         ("court:brief", {"rounds": 3}, "Allowed: it takes no arguments"),
     ],
 )

@@ -101,21 +101,6 @@ def test_the_model_card_names_no_place_of_this_machine(local, tmp_path, lora):
     assert "base model | base |" in card
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["--format", "rows"], "--format has no meaning with a model: add --trajectories FILE"),
-        (["--trajectories", "t.jsonl", "--lora"], "--lora has no meaning with --trajectories"),
-    ],
-)
-def test_options_that_do_not_go_together(project, arguments, reason):
-    change(project / "config.yml", finetuning__num_epochs=1)
-    assert etude("train", "config.yml", "--name", "q").exit_code == 0
-    shown = etude("export", "q", *arguments)
-    assert shown.exit_code == 2
-    assert reason in shown.stderr
-
-
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     """The current folder, with the programs of the page on builders."""

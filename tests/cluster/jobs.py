@@ -17,7 +17,7 @@ from etude.core.job import ModelVersion, TrainingJobRef, TrainingStatusEnum
 from etude.core.trajectory import TrajectoryCollection
 from etude.models.policy import WEIGHTS_FILE, Policy
 from etude.models.weights import load_tensors
-from etude.store.lock import locked_by
+from etude.store.run_folder import locked_by
 from tests.backends.test_local_adapter import collection
 from tests.learner.test_team import assert_near
 

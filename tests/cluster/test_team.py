@@ -13,7 +13,7 @@ from etude.cluster.config import RayConfig, placed
 from etude.cluster.launch import MARK, Seat, TeamLauncher
 from etude.core.errors import RequestError, StoreError
 from etude.models.weights import load_tensors
-from etude.store.lock import RunLock
+from etude.store.run_folder import RunLock
 from etude.store.status import TEAM, Team
 from tests.learner.team_process import trained_on_few
 from tests.learner.test_team import SOURCE, assert_near

@@ -14,7 +14,7 @@ import pytest
 from etude.models.policy import WEIGHTS_FILE
 from etude.models.weights import load_tensors
 from etude.server.jobs import JobFolder
-from etude.store.lock import locked_by
+from etude.store.run_folder import locked_by
 from tests.cluster.jobs import members
 from tests.learner.test_team import assert_near
 from tests.server.data import create, messages, supervised, upload, wait, wait_for_step

@@ -57,7 +57,6 @@ def test_states_of_neural_interactive_proofs_are_understood(checkpoint, state):
         ),
         ({"fine_tune_job_id": "a", "version": None}, "it has 'fine_tune_job_id', and a state has"),
         ({"fine_tuned_model_nam": "ft:x"}, "it has 'fine_tuned_model_nam', and a state has"),
-        ({"version": VERSION | {"step": 1}}, "it has 'version.step', and a state has"),
         ({"version": {"number": 1}}, "wrong 'version.location': Field required"),
         ({"version": VERSION | {"number": -1}}, "wrong 'version.number'"),
         ({"version": "v1"}, "wrong 'version'"),

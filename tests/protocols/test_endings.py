@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from etude.protocols import (
-    EpisodeTree,
-    adp,
-    debate,
-    nip,
-)
+from etude.protocols import EpisodeTree, adp, debate, nip
 from etude.store.journal import Journal
-from tests.protocols.games import (
-    example,
-    play_record,
-    play_tree,
-    scripted,
-)
+from tests.protocols.games import Labelled, example, play_record, play_tree, scripted
 from tests.support import ScriptedEngine
 
 
@@ -71,3 +61,32 @@ async def test_a_forced_guess_is_what_ends_the_play_and_what_is_paid_for(journal
     silent = scripted(prover=["because"], verifier=["hm"])
     tree = await play_tree(adp(force_guess="truth"), silent, journal, retries=0, id="train/silent/e/0")
     assert (tree.nodes[-1].ending, tree.nodes[-1].verdict) == ("decided", 1.0)
+
+
+async def test_where_the_scenario_says_no_side_one_is_drawn_for_all_plays_of_an_example(
+    journal: Journal,
+) -> None:
+    class Sideless(Labelled):
+        def stance(self, example):
+            return None
+
+    engine = scripted(prover=["because"], verifier=["Decision: accept"])
+    drawn = set()
+    for number in range(16):
+        ids = [f"train/{number}/e/{generation}" for generation in range(2)]
+        trees = [
+            await play_tree(
+                adp(randomize_prover_stance=True),
+                engine,
+                journal,
+                scenario=Sideless(),
+                widths=[2, 1],
+                id=id,
+                generation=generation,
+            )
+            for generation, id in enumerate(ids)
+        ]
+        assert trees[0].stance == trees[1].stance
+        assert {tree.value(None, "prover") for tree in trees} == {float(trees[0].stance)}
+        drawn.add(trees[0].stance)
+    assert drawn == {0, 1}

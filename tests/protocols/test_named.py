@@ -7,14 +7,7 @@ from typing import Any
 import pytest
 
 from etude.core.errors import RequestError
-from etude.protocols import (
-    Protocol,
-    adp,
-    debate,
-    merlin_arthur,
-    mnip,
-    nip,
-)
+from etude.protocols import Protocol, adp, debate, merlin_arthur, mnip, nip
 
 V_MAY = "verifier>main may"
 V_MUST = "verifier> must"
@@ -66,45 +59,32 @@ def test_nip(verifier_first: bool, randomized: bool) -> None:
     assert protocol.agents["prover"].stance == ("example" if randomized else 1)
 
 
+@pytest.mark.parametrize(
+    ("make", "options", "stances", "heard"),
+    [
+        (debate, {}, [0, 1], ["prover0", "prover1"]),
+        (mnip, {}, [1, 1], []),
+        (mnip, {"randomize_prover_stance": True}, ["example"] * 2, []),
+    ],
+    ids=["debate", "mnip", "mnip of either side"],
+)
 @pytest.mark.parametrize("case", TWO_PROVERS)
-def test_debate(case: tuple[bool, bool, bool]) -> None:
+def test_two_provers(
+    case: tuple[bool, bool, bool], make: Any, options: dict[str, Any], stances: list[Any], heard: list[str]
+) -> None:
     verifier_first, sequential, prover0_first = case
-    protocol = debate(
+    protocol = make(
         max_message_rounds=len(TWO_PROVERS[case]),
         verifier_first=verifier_first,
         sequential=sequential,
         prover0_first=prover0_first,
+        **options,
     )
     assert schedule_of(protocol) == TWO_PROVERS[case]
     assert readers_of(protocol) == {
-        "prover0_channel": ["prover0", "prover1", "verifier"],
-        "prover1_channel": ["prover0", "prover1", "verifier"],
+        f"{prover}_channel": sorted({prover, *heard, "verifier"}) for prover in ("prover0", "prover1")
     }
-    assert [protocol.agents[name].stance for name in ("prover0", "prover1", "verifier")] == [0, 1, None]
-
-
-@pytest.mark.parametrize("randomized", [False, True])
-@pytest.mark.parametrize("case", TWO_PROVERS)
-def test_mnip(case: tuple[bool, bool, bool], randomized: bool) -> None:
-    verifier_first, sequential, prover0_first = case
-    protocol = mnip(
-        max_message_rounds=len(TWO_PROVERS[case]),
-        verifier_first=verifier_first,
-        sequential=sequential,
-        prover0_first=prover0_first,
-        randomize_prover_stance=randomized,
-    )
-    assert schedule_of(protocol) == TWO_PROVERS[case]
-    assert readers_of(protocol) == {
-        "prover0_channel": ["prover0", "verifier"],
-        "prover1_channel": ["prover1", "verifier"],
-    }
-    stance = "example" if randomized else 1
-    assert [protocol.agents[name].stance for name in ("prover0", "prover1", "verifier")] == [
-        stance,
-        stance,
-        None,
-    ]
+    assert [role.stance for role in protocol.agents.values()] == [*stances, None]
 
 
 def test_merlin_arthur() -> None:

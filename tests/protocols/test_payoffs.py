@@ -33,8 +33,7 @@ OPPOSED = {
 def paid(protocol: Protocol, *agents: str, **outcome: Any) -> tuple[float, ...]:
     """The agents' payoffs when the play ends so; by default all is right, and the verifier had the turn."""
     happened = {"truth": 1, "stance": 1, "over": True, "decider": "verifier", **outcome}
-    sides = protocol.sides(happened["stance"], 1)
-    earned = protocol.payoff(Outcome(**happened, sides=sides))
+    earned = protocol.payoff(Outcome(**happened))
     return tuple(earned[agent] for agent in agents)
 
 

@@ -6,25 +6,7 @@ import pytest
 
 from etude.protocols import Outcome, Protocol, Role, Turn
 from etude.store.journal import Journal
-from tests.protocols.courts import Offers, bargain
 from tests.protocols.games import play_record, play_tree, scripted
-
-# Seller's lines, buyer's lines: what each earns, by hand; an offer costs 0.1.
-DEALS = {
-    (("8", "deal"), ("5",)): (-0.1 + 0.5, -0.1 + 0.5),
-    (("8",), ("deal",)): (-0.1 + 0.8, 0.2),
-    (("8", "7"), ("2", "3")): (-0.2, -0.2),
-    (("deal",), ()): (0.0, 1.0),
-}
-
-
-@pytest.mark.parametrize("lines", DEALS)
-async def test_a_bargain_is_paid_by_its_last_offer(journal: Journal, lines) -> None:
-    seller, buyer = lines
-    tree = await play_tree(bargain(), scripted(seller=seller, buyer=buyer), journal, scenario=Offers())
-    assert (tree.value(None, "seller"), tree.value(None, "buyer")) == pytest.approx(DEALS[lines])
-    [leaf] = tree.leaves()
-    assert (leaf.ending, leaf.verdict) == ("undecided", None)
 
 
 def one_speaker(payoff, **fields) -> Protocol:
@@ -40,8 +22,16 @@ def one_speaker(payoff, **fields) -> Protocol:
     )
 
 
+async def test_a_play_without_a_verdict_is_paid_by_what_was_said(journal: Journal) -> None:
+    protocol = one_speaker(lambda outcome: {"ann": len(outcome.log[-1].text) / 10})
+    tree = await play_tree(protocol, scripted(ann=["seven"]), journal)
+    assert tree.value(None, "ann") == 0.5
+    [leaf] = tree.leaves()
+    assert (leaf.ending, leaf.verdict) == ("undecided", None)
+
+
 async def test_a_play_that_earns_more_than_its_bounds_fails_and_says_so(journal: Journal) -> None:
-    protocol = one_speaker(lambda outcome: {"ann": float(sum(map(len, outcome.log.on("hall"))))})
+    protocol = one_speaker(lambda outcome: {"ann": float(len(outcome.log[-1].messages["hall"]))})
     record = await play_record(protocol, scripted(ann=["seven"]), journal)
     assert record.failure is not None
     assert "'ann' earned 5 in this play, outside its bounds 0 to 1" in record.failure.reason
@@ -50,7 +40,7 @@ async def test_a_play_that_earns_more_than_its_bounds_fails_and_says_so(journal:
 @pytest.mark.parametrize("earned", [{"ann": float("nan")}, {"ann": "much"}, {"eve": 1.0}, None, 3])
 async def test_what_is_no_payoff_fails_the_episode(journal: Journal, earned) -> None:
     def pay(outcome: Outcome):
-        return earned if outcome.log.on("hall") == ("go",) else {}
+        return earned if outcome.log[-1].text == "go" else {}
 
     record = await play_record(one_speaker(pay), scripted(ann=["go"]), journal)
     assert record.failure is not None

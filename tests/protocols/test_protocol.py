@@ -42,6 +42,7 @@ def test_a_good_protocol_is_built_and_cannot_be_changed() -> None:
     protocol = build(ASK, END)
     assert protocol.max_rounds == 2
     assert protocol.writers("hall") == {"ann"}
+    assert build(ASK, needs_verdict=False).max_rounds == 1
     with pytest.raises(dataclasses.FrozenInstanceError):
         protocol.name = "other"  # type: ignore[misc]
     with pytest.raises(TypeError):
@@ -57,7 +58,10 @@ def test_a_good_protocol_is_built_and_cannot_be_changed() -> None:
         ),
         ([(Turn("bob", ("desk",)),), END], "'bob' writes on channel 'desk' in round 0, and cannot read it"),
         ([(Turn("ann", ("hall",), "must"),)], "'ann' must decide in round 0, and its role may not"),
-        ([ASK], r"the last round \(0\) is a turn of 'ann' that need not decide"),
+        (
+            [ASK],
+            r"the last round \(0\) is a turn of 'ann' that need not decide; .* or say `needs_verdict=False`",
+        ),
         ([END, END], "nothing can follow round 0, which must decide"),
         ([(Turn("ann", ("hall",)), Turn("ann", ("desk",))), END], "'ann' has two turns in round 0"),
         ([(Turn("ann"),), END], "'ann' neither writes nor decides in round 0"),
@@ -77,6 +81,14 @@ def test_schedules_that_cannot_be_played_are_refused(rounds: list, message: str)
     ("fields", "message"),
     [
         ({"channels": {"hall": frozenset({"eve"})}}, "channel 'hall' is read by 'eve', which is not there"),
+        (
+            {
+                "agents": ROLES | {"ann": Role("prover", may_decide=True), "bob": Role("prover")},
+                "schedules": (((Turn("ann", ("hall",)), *END),),),
+            },
+            "ann and judge may both decide in round 0",
+        ),
+        ({"agents": ROLES | {"bob": Role("prover", stance="drawn")}}, "the stance of 'bob' is 'drawn'"),  # type: ignore[arg-type]
         ({"forced": "perhaps"}, "a forced decision is accept, reject or truth, not 'perhaps'"),
         ({"bounds": {"judge": (-1.0, 1.0)}}, "'ann' has no bounds; give them for all agents or for none"),
         (

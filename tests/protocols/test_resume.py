@@ -11,16 +11,12 @@ from etude.core.call import ChatRequest, Completion
 from etude.core.episode import EpisodeRecord
 from etude.protocols import Protocol, debate, mnip, nip
 from etude.store.journal import Journal
-from tests.protocols.courts import bargain, deliberation, hearing
 from tests.protocols.games import ChanceEngine, play_record
 
 PLAYS: list[tuple[Protocol, object]] = [
     (nip(max_message_rounds=7), 2),
     (debate(max_message_rounds=5), 2),
     (mnip(max_message_rounds=4, verifier_first=False), {"prover0": 2, "verifier": 3}),
-    (deliberation(), [2, 1]),
-    (hearing(), 3),
-    (bargain(), [3, 2]),
 ]
 
 

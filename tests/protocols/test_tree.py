@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,9 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.core.call import ChatRequest
+from etude.core.evaluation import EvalInputItem
 from etude.protocols import EpisodeTree, Protocol, debate, play
 from etude.protocols.named import PROTOCOLS
 from etude.protocols.tree import Node, choices
+from etude.protocols.workflow import VerdictAccuracy, accuracy
+from etude.rewards.scorer import evaluate
 from etude.store.journal import Journal
 from tests.protocols.games import ChanceEngine, Labelled, agent_of, example, play_tree
 from tests.support import ScriptedEngine
@@ -44,6 +49,35 @@ def test_the_value_of_a_node_is_its_own_reward_and_the_mean_of_its_childrens_val
     assert tree.value(None, "a") == 1.5
     assert [tree.total(leaf, "a") for leaf in tree.leaves()] == [1.5, 3.5, -0.5]
     assert [node.id for node in tree.path(tree.nodes[4])] == [0, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "truth", "right"),
+    [
+        (1.0, 1, 1),
+        (-1.0, 1, 0),
+        (-1.0, 0, 1),
+        (0.2, 1, 1),
+        (-0.2, 0, 1),
+        (0.0, 1, 0),
+        (0.0, 0, 0),
+        (None, 0, 0),
+    ],
+)
+def test_a_verdict_is_right_by_its_sign(verdict: float | None, truth: Any, right: float) -> None:
+    tree = tree_of((None, {}))
+    assert accuracy(replace(tree, truth=truth, nodes=(replace(tree.nodes[0], verdict=verdict),))) == right
+
+
+def test_each_way_of_a_play_counts_by_how_likely_it_was() -> None:
+    tree, verdicts = tree_of((None, {}), (None, {}), (0, {}), (1, {}), (1, {})), {2: 1.0, 3: 1.0}
+    nodes = tuple(replace(node, verdict=verdicts.get(node.id)) for node in tree.nodes)
+    assert accuracy(replace(tree, nodes=nodes)) == 0.75
+
+
+async def test_what_is_no_play_has_no_score() -> None:
+    (output,) = await evaluate(VerdictAccuracy(), [EvalInputItem(id="e", output_obj="text")], 5)
+    assert "was a protocol played in it?" in str(output.error)
 
 
 async def test_the_answers_of_one_round_are_crossed_and_each_is_sampled_once(journal: Journal) -> None:
@@ -142,3 +176,15 @@ def test_whatever_is_played(protocol: Protocol, seed: int, widths: Any) -> None:
 def _others(tree: EpisodeTree, node: Node) -> list[tuple[int, int]]:
     """The calls of everybody else on the way to an answer."""
     return [(one.round, one.call) for one in tree.path(node) if one.id != node.id]
+
+
+@settings(max_examples=15, deadline=None)
+@given(protocols(), st.integers(0, 99))
+def test_each_prompt_of_an_agent_begins_with_the_one_before(protocol: Protocol, seed: int) -> None:
+    engine = ChanceEngine()
+    engines = dict.fromkeys(protocol.agents, engine)
+    tree = asyncio.run(play(protocol, Labelled(), engines, example(), seed=seed, retries=1))
+    for agent in tree.agents:
+        prompts = [engine.requests[node.call].messages for node in tree.nodes if node.agent == agent]
+        for before, after in pairwise(prompts):
+            assert list(after[: len(before)]) == list(before)

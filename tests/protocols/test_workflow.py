@@ -14,12 +14,13 @@ from etude.config.load import parse_config
 from etude.core.errors import ConfigError, RequestError
 from etude.core.example import Example
 from etude.loop.metrics import validation_metrics
-from etude.protocols import ProtocolWorkflow, adp, register_scenario
+from etude.protocols import ProtocolWorkflow, adp
 from etude.protocols.growing import branching
 from etude.protocols.workflow import ProtocolReward, find_scenario
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.rollout.collector import Collector
 from etude.rollout.workflow import as_workflow
+from etude.scenarios.scenario import CodeValidation
 from etude.store.journal import Journal
 from tests.protocols.games import Labelled, example, scripted
 
@@ -152,13 +153,8 @@ async def test_branching_is_for_what_is_collected_inside(journal: Journal) -> No
         assert await plays("train/2") == 0
 
 
-def test_scenarios_can_be_registered_by_name() -> None:
-    @register_scenario("tests-labelled")
-    class Registered(Labelled):
-        pass
-
-    assert isinstance(find_scenario("tests-labelled", {}), Registered)
-    with pytest.raises(RequestError, match="two scenarios are called 'tests-labelled'"):
-        register_scenario("tests-labelled")(Labelled)
+def test_a_scenario_is_shipped_or_found_by_its_import_path() -> None:
+    assert isinstance(find_scenario("code_validation", {"max_words": 9}), CodeValidation)
+    assert isinstance(find_scenario("tests.protocols.games:Labelled", {}), Labelled)
     with pytest.raises(RequestError, match="cannot be made with"):
-        find_scenario("tests-labelled", {"size": 3})
+        find_scenario("tests.protocols.games:Labelled", {"size": 3})

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from etude.algorithms.grpo import Grpo
 from etude.algorithms.samples import branches_of
 from etude.core.call import ChatRequest, Completion, Sampling
 from etude.core.episode import WORKFLOW
+from etude.export.model import Conversion, convert, find_converter
 from etude.inference.embedded import EmbeddedEngine
 from etude.learner.objective import Unit
 from etude.models.policy import LoraOptions, Policy
@@ -227,10 +226,8 @@ async def greedy(policy: Policy) -> list[Completion]:
 @needs_converter
 async def test_a_trained_model_as_gguf_gives_the_same_answers(trained: Policy, tmp_path: Path):
     """In 32 bits, to the last bit, and with the tokens that the last question is cut into."""
-    trained.export(tmp_path / "run")
-    script, file = real_converter() / "convert_hf_to_gguf.py", tmp_path / "run.gguf"
-    options = [str(tmp_path / "run"), "--outfile", str(file), "--outtype", "f32"]
-    await asyncio.to_thread(subprocess.run, [sys.executable, str(script), *options], check=True)
+    conversion = Conversion(find_converter(real_converter()), "f32")
+    file = await asyncio.to_thread(convert, trained.export, tmp_path / "gguf", "run", conversion)
     wanted, found = await greedy(trained), await greedy(Policy.load(file, device="cpu", dtype="float32"))
     for own, other in zip(wanted, found, strict=True):
         assert other.message == own.message

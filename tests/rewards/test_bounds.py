@@ -15,10 +15,7 @@ from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.interfaces import Evaluator
 from etude.loop.evaluation import scores_of
 from etude.rewards.evaluation import item_of, summary_of
-from etude.rewards.evaluator import (
-    FunctionEvaluator,
-    WeightedEvaluator,
-)
+from etude.rewards.evaluator import FunctionEvaluator, WeightedEvaluator
 from etude.rewards.scorer import Scorer, evaluate
 from etude.store.encode import encode_episode
 from etude.store.facts import paired_difference

@@ -21,8 +21,7 @@ from etude.rollout.collector import Collector, Limits
 from etude.rollout.workflow import Workflow
 from etude.store.journal import Journal
 from etude.wire.retries import note_retry
-from tests.rewards.scripted_engine import ScriptedEngine
-from tests.support import pass_time, until
+from tests.support import ScriptedEngine, pass_time, until
 
 EXAMPLES = [Example(f"q{n}", {"n": n}, n % 2) for n in range(4)]
 

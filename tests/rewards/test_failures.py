@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.core.errors import ErrorBudgetExceeded
-from etude.rewards.gathering import ErrorBudget
+from etude.rewards.evaluation import ErrorBudget
 
 
 def spend(budget: ErrorBudget, episodes: int, scores: int) -> None:
     for number in range(episodes):
-        budget.episode_failed(f"train/1/q{number}/0", "timeout", "no output within 300 s")
+        budget.add("timeout", f"train/1/q{number}/0", "no output within 300 s")
     for number in range(scores):
-        budget.score_failed(f"train/1/s{number}/0", "correct", "the evaluator returned None")
+        budget.add("score:correct", f"train/1/s{number}/0", "the evaluator returned None")
 
 
 def test_over_the_budget_the_error_has_counts_by_kind_and_the_first_examples() -> None:
@@ -39,7 +39,7 @@ def test_an_early_stop_is_never_hasty(share: float, episodes: int, data: st.Data
     budget = ErrorBudget(share, episodes)
     try:
         spend(budget, failed, unscored)
-        budget.check_all()
+        budget.check(budget.episodes - budget.failed_episodes)
     except ErrorBudgetExceeded:
         assert at_the_end
     else:

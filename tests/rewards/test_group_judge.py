@@ -13,7 +13,7 @@ from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.example import Example
 from etude.rewards.judge import GroupJudge, GroupJudgeConfig
 from etude.rewards.scorer import evaluate
-from tests.rewards.scripted_engine import ScriptedEngine, answering
+from tests.support import ScriptedEngine
 
 SYSTEM = {"role": "system", "content": "Add. " * 100}
 QUESTION = {"role": "user", "content": "2 + 2"}
@@ -45,7 +45,7 @@ async def judged(engine: ScriptedEngine, *answers: str, **fields: Any) -> list[E
 
 
 async def test_one_call_scores_the_whole_group() -> None:
-    engine = answering(scores(0.9, 0.1, 0.4))
+    engine = ScriptedEngine([scores(0.9, 0.1, 0.4)])
     outputs = await judged(engine, "4", "5", "four?")
     assert [(output.generation, output.score, output.reasoning) for output in outputs] == [
         (0, 0.9, "no. 1"),
@@ -56,7 +56,7 @@ async def test_one_call_scores_the_whole_group() -> None:
 
 
 async def test_what_all_attempts_begin_with_is_shown_once() -> None:
-    engine = answering(scores(0.9, 0.1))
+    engine = ScriptedEngine([scores(0.9, 0.1)])
     await judged(engine, "4", "5", rubric="Be strict.")
     system, user = engine.requests[0].messages
     assert "Be strict." in system["content"]
@@ -71,7 +71,7 @@ async def test_what_all_attempts_begin_with_is_shown_once() -> None:
 
 
 async def test_attempts_that_say_the_same_are_shown_once_and_score_the_same() -> None:
-    engine = answering(scores(0.9, 0.1))
+    engine = ScriptedEngine([scores(0.9, 0.1)])
     outputs = await judged(engine, "4", "5", "4")
     assert [output.score for output in outputs] == [0.9, 0.1, 0.9]
     assert engine.requests[0].messages[1]["content"].count('"attempt"') == 2
@@ -87,6 +87,6 @@ MALFORMED = {
 
 @pytest.mark.parametrize("answer", MALFORMED.values(), ids=MALFORMED.keys())
 async def test_a_malformed_judgement_is_asked_for_again(answer: str) -> None:
-    engine = answering(answer, scores(0.9, 0.1))
+    engine = ScriptedEngine([answer, scores(0.9, 0.1)])
     assert [output.score for output in await judged(engine, "4", "5")] == [0.9, 0.1]
     assert len(engine.requests) == 2

@@ -13,7 +13,7 @@ from etude.rewards.evaluator import FunctionEvaluator
 from etude.rollout.collector import Collector
 from etude.rollout.workflow import Workflow
 from etude.store.journal import Journal
-from tests.rewards.scripted_engine import ScriptedEngine
+from tests.support import ScriptedEngine
 
 # One id is the beginning of others, also with the separator of the keys.
 EXAMPLES = [Example("q1", {"n": 1}, "a"), Example("q10", {"n": 10}, "b"), Example("q1/05", {"n": 5}, "c")]

@@ -53,8 +53,7 @@ def test_an_output_that_no_message_says_comes_last() -> None:
     assert messages_of(EvalInputItem(id="q", output_obj="4")) == [{"role": "output", "content": "4"}]
 
 
-def test_a_judge_reads_no_thinking_unless_it_asks_for_it() -> None:
+def test_a_judge_reads_no_thinking() -> None:
     thought = ANSWER | {"reasoning_content": "two and two"}
     asked = item(([QUESTION], thought), ([QUESTION, thought, QUESTION], thought))
     assert messages_of(asked) == [QUESTION, ANSWER, QUESTION, ANSWER]
-    assert messages_of(asked, thinking=True) == [QUESTION, thought, QUESTION, thought]

@@ -11,7 +11,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from etude.store.lock import locked_by
+from etude.store.run_folder import locked_by
 from tests.server.data import ASK, create, messages, supervised, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from etude.store.lock import locked_by
+from etude.store.run_folder import locked_by
 from tests.server.data import ASK, FINAL, create, messages, supervised, upload, wait
 from tests.server.process import ServerProcess
 from tests.vllm import commands, vllms_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from etude.store.lock import locked_by
+from etude.store.run_folder import locked_by
 from tests.server.data import create, messages, supervised, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
 

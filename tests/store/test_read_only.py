@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from etude.store.facts import facts_of, histories_of
-from etude.store.lock import locked_by
 from etude.store.log import jobs_of
-from etude.store.run_folder import LOCK, RunFolder
+from etude.store.run_folder import LOCK, RunFolder, locked_by
 
 NOBODY = 65534
 

@@ -133,8 +133,8 @@ def test_secrets_reach_no_tracker(project, monkeypatch):
 @pytest.mark.parametrize(
     ("report", "words"),
     [
-        ("trackoi", "did you mean"),
-        ({"_type": "trackio", "projekt": "x"}, "project"),
+        ("tensorbord", "did you mean"),
+        ({"_type": "tensorboard", "foldr": "x"}, "folder"),
         ({"_type": "function", "function": "tests.trackers.parts:none"}, "none"),
     ],
 )

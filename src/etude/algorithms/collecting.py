@@ -28,7 +28,7 @@ from etude.algorithms.episodes import (
     without_cut_off,
     without_retries,
 )
-from etude.algorithms.samples import CUT_OFF_EPISODE, CutOff, branches_of, count_cut_off, require_tokens
+from etude.algorithms.samples import EVERY_FUNCTION, CutOff, branches_of, count_cut_off, require_tokens
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.config.finetuning import FinetuneConfig, TrajectoryBuilderConfig
 from etude.core.edge import trajectory_of
@@ -39,10 +39,10 @@ from etude.core.example import Example
 from etude.core.keys import content_hash, generator
 from etude.core.sample import Kind, SampleOrPair
 from etude.core.trajectory import Method, TrajectoryCollection
-from etude.protocols.growing import branching
-from etude.rewards.collections import examples_for_epoch, iter_collections, phase_name, worked_on
+from etude.protocols.growing import Widths, branches, branching
+from etude.protocols.workflow import ProtocolWorkflow
+from etude.rewards.collections import examples_for_epoch, worked_on
 from etude.rewards.evaluation import together
-from etude.rewards.scorer import read_score
 from etude.store.files import append_json_line
 
 if TYPE_CHECKING:
@@ -74,10 +74,9 @@ class Collecting(TrajectoryBuilderConfig):
     credit: Literal["episode", "agent"] = "episode"
     """`agent`: each agent of the model is compared with itself in the other episodes, by what it earned: in a
     protocol, or by its own measured score "reward". `episode`: all have the reward of the episode."""
-
     cut_off: CutOff = "train"
     """Answers that the limit of tokens cut off. `train`: on them as on others. `mask`: they are left out of
-    the loss, and count in comparisons. `drop`: their episodes are left out."""
+    the loss, and count in comparisons."""
     cut_off_penalty: FiniteFloat = Field(default=0.0, ge=0)
     """Taken from the reward of an episode for each of its answers that was cut off."""
 
@@ -96,10 +95,6 @@ class Collecting(TrajectoryBuilderConfig):
 
     def check(self) -> None:
         """Raise RequestError for options under which nothing could ever be learned, or that do nothing."""
-        if self.cut_off == "drop" and self.cut_off_penalty:
-            raise RequestError(
-                "cut_off: drop leaves out the episodes that cut_off_penalty would punish; take one of the two"
-            )
 
     async def check_protocol(self, builder: Builder) -> None:
         """The same, of what the config's workflow plays."""
@@ -120,10 +115,6 @@ class Collecting(TrajectoryBuilderConfig):
     def widths(self, epoch: int) -> Any:
         """How many answers an epoch's plays have for each turn; None leaves it to the workflow."""
         return None
-
-    def earlier_epochs(self, epoch: int) -> Sequence[int]:
-        """Epochs whose stored episodes are used again in this one."""
-        return ()
 
     def groups(self, episodes: Sequence[Group], collected: Collected) -> list[UnitGroup]:
         """The samples of a whole collection, of which `episodes` has the scored episodes by example."""
@@ -271,12 +262,10 @@ class CollectingBuilder(TrajectoryBuilder):
         about = {"run_id": run_id, **(meta or {})}
         episodes = await self._scored_groups(self._played(output), tally, about)
         tally.replacements = self._replacements.pop(epoch, 0)
-        collected, played = Collected(epoch, self.run_config.seed, tally), list(episodes)
-        for earlier in self.algorithm.earlier_epochs(epoch):
-            episodes += await self._scored_groups(self._stored(earlier), Tally(), {**about, "epoch": earlier})
+        collected = Collected(epoch, self.run_config.seed, tally)
         groups = self.algorithm.groups(episodes, collected)
         by_example = self.algorithm.kind != "samples"
-        compared = self.algorithm.to_compare(played, collected) if by_example else groups
+        compared = self.algorithm.to_compare(episodes, collected) if by_example else groups
         differ = self.algorithm.compared(compared)
         tally.reward_groups = reward_groups(compared, differ)
         groups = await self.algorithm.completed(groups, self._runtime)
@@ -327,8 +316,7 @@ class CollectingBuilder(TrajectoryBuilder):
     def scored(
         self, episode: EpisodeRecord, reward: float, reasoning: Any, tally: Tally
     ) -> ScoredEpisode | None:
-        """An episode with its reward and its branches; None when no call of it is targeted, and for one that
-        is dropped for an answer that was cut off."""
+        """An episode with its reward and its branches; None when no call of it is targeted."""
         used = without_retries(episode)
         branches = tuple(branches_of(used, self.run_config.target_functions, self.target_model))
         tally.rewards.append(reward)
@@ -341,19 +329,7 @@ class CollectingBuilder(TrajectoryBuilder):
             return None
         penalty = self.algorithm.cut_off_penalty
         scored = ScoredEpisode(episode, reward, branches, reasoning, penalty=penalty)
-        cut_off = count_cut_off(scored.calls)
-        if cut_off and self.algorithm.cut_off == "drop":
-            tally.leave_out(CUT_OFF_EPISODE, 1)
-            return None
-        return replace(scored, reward=reward - penalty * cut_off)
-
-    def _stored(self, epoch: int) -> Iterator[Played]:
-        """The episodes of an earlier epoch and their scores, from the journal."""
-        journal, phase = self.runtime.run.journal, phase_name("train", epoch, self.label_of(epoch))
-        examples = {example.id: example for example in self.runtime.examples}
-        for stored in iter_collections(journal, phase):
-            score, name = read_score(journal, stored, self._reward_name()), stored.example.id
-            yield name, replace(stored, example=examples.get(name, stored.example)), score
+        return replace(scored, reward=reward - penalty * count_cut_off(scored.calls))
 
     async def reward_of(self, item: EvalOutputItem, meta: dict[str, Any]) -> float | None:
         """The reward of a scored item; None when there is none."""
@@ -391,3 +367,34 @@ class CollectingBuilder(TrajectoryBuilder):
         if (reward := self.run_config.reward_function) is not None:
             return reward.name
         raise RequestError("no reward function: name an evaluator under 'finetuning.reward_function.name'")
+
+
+async def played_by(builder: Builder) -> ProtocolWorkflow | None:
+    """The protocol that the config's workflow plays; None where it is another kind of agent."""
+    if builder.config.workflow is None:
+        return None
+    played = (await builder.get_workflow()).fn
+    return played if isinstance(played, ProtocolWorkflow) else None
+
+
+async def require_branching(builder: Builder, widths: Widths | None, what: str, remedy: str) -> None:
+    """Raises RequestError when no turn of a trained agent can have two answers, which `what` compares.
+
+    `widths` are those of the builder; None leaves them to the workflow.
+    """
+    played = await played_by(builder)
+    if played is None:
+        return
+    finetuning = builder.config.finetuning
+    functions = set(finetuning.target_functions)
+    trained = [
+        agent
+        for agent, model in played.models.items()
+        if functions & {agent, EVERY_FUNCTION} and model in (None, finetuning.target_model)
+    ]
+    if trained and not branches(played.protocol, widths or Widths.of(played.widths), trained):
+        names = " and ".join(f"'{agent}'" for agent in trained)
+        raise RequestError(
+            f"{what} compares several answers to one prompt, and every turn of {names} in the protocol "
+            f"'{played.protocol.name}' has one: nothing would be trained. {remedy}"
+        )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 from pydantic import Field, FiniteFloat, model_validator
 
 from etude.algorithms.algorithm import Algorithm, OfGradient
-from etude.algorithms.collecting import Need
+from etude.algorithms.collecting import Need, require_branching
 from etude.algorithms.episodes import (
     Choice,
     Collected,
@@ -21,7 +21,6 @@ from etude.algorithms.episodes import (
     choices_of,
     is_play,
 )
-from etude.algorithms.protocol_checks import require_branching
 from etude.algorithms.samples import pair_of, same_prompt
 from etude.core.errors import RequestError
 from etude.core.sample import Kind, Pair, Sample

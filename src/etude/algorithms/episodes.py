@@ -195,7 +195,11 @@ def by_agent(group: Group, tally: Tally | None = None) -> list[list[ScoredEpisod
     groups: dict[str, list[ScoredEpisode]] = defaultdict(list)
     for scored in group:
         parts = _played_parts if is_play(scored.episode) else _measured_parts
-        if parts is _measured_parts and not any(_has_own_rewards(each.episode) for each in group):
+        if parts is _measured_parts and not any(
+            event.kind == "score" and event.agent is not None
+            for each in group
+            for event in each.episode.events
+        ):
             raise RequestError(
                 f"episode {scored.episode.id!r}: `credit` goes by what each agent earned, and none did. Play "
                 f"a protocol, or record it: `episode.score('{REWARD}', value, agent='name')`"
@@ -229,10 +233,6 @@ def _measured_parts(scored: ScoredEpisode) -> Iterator[_Part]:
         event = measured(scored.episode, REWARD, agent)
         branches = tuple(branches_in([call for call in calls if call.function == agent]))
         yield agent, branches, None if event is None else event.value
-
-
-def _has_own_rewards(episode: EpisodeRecord) -> bool:
-    return any(event.kind == "score" and event.agent is not None for event in episode.events)
 
 
 def turn_returns(

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, FiniteFloat, model_validator
 
 from etude.algorithms.algorithm import Algorithm, Gradient, OfGradient, by_turn
-from etude.algorithms.collecting import Need
+from etude.algorithms.collecting import Need, require_branching
 from etude.algorithms.episodes import Collected, Group, Tally, UnitGroup, answer_groups
-from etude.algorithms.protocol_checks import require_branching
 from etude.core.errors import RequestError
 from etude.core.sample import Sample, Turn
 

@@ -49,7 +49,7 @@ class Supervised(Algorithm, name="supervised"):
         if self.cut_off_penalty and type(self).groups is Supervised.groups:
             raise RequestError(
                 f"{self.type_name} imitates episodes whatever they earned, and cut_off_penalty is taken from "
-                "what they earn; take `cut_off: mask` or `drop`"
+                "what they earn; take `cut_off: mask`"
             )
         super().check()
 
@@ -99,16 +99,9 @@ class SelectionConfig(BaseModel, extra="forbid"):
 class ExpertIteration(Supervised, SelectionConfig, name="expert_iteration"):
     """Good episodes for supervised training."""
 
-    rollouts: Literal["this_epoch", "all"] = "this_epoch"
-    """`all`: select from the episodes of earlier epochs too."""
-
     def method_at(self, epoch: int) -> tuple[str, dict[str, object]]:
         """The loss is that of `supervised`."""
         return Supervised.type_name, {}
-
-    def earlier_epochs(self, epoch: int) -> Sequence[int]:
-        """All of them, where `rollouts` says so."""
-        return range(epoch) if self.rollouts == "all" else ()
 
     def groups(self, episodes: Sequence[Group], collected: Collected) -> list[UnitGroup]:
         """The samples of the selected episodes."""

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field
 
+from etude.algorithms.collecting import played_by, require_branching
 from etude.algorithms.dpo import Dpo, Preferences
 from etude.algorithms.episodes import Candidate, Choice, Collected, Group, Tally, UnitGroup, by_agent
 from etude.algorithms.imitation import SelectionConfig, Supervised, imitations
-from etude.algorithms.protocol_checks import played_by, require_branching
 from etude.config.references import Refers
 from etude.core.errors import RequestError
 from etude.core.sample import Pair

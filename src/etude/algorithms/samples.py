@@ -19,10 +19,9 @@ from etude.core.errors import TrainingError
 from etude.core.message import Message, message_key
 from etude.core.sample import PER_TOKEN, Kind, Pair, Sample, SampleOrPair, Turn, shared_length
 
-CutOff: TypeAlias = Literal["train", "mask", "drop"]
-"""Their treatment: trained on like others, left out of the loss, or dropped with their episodes."""
+CutOff: TypeAlias = Literal["train", "mask"]
+"""Their treatment: trained on like others, or left out of the loss."""
 
-CUT_OFF_EPISODE = "episode with an answer that was cut off"
 CUT_OFF_PAIR = "pair in which a whole side was cut off"
 CUT_OFF_SAMPLE = "sample in which every answer was cut off"
 
@@ -124,13 +123,18 @@ def branches_in(calls: Sequence[Call]) -> list[Branch]:
     for call in calls:
         if call.completion is None:
             continue
-        extended = _branch_to_extend(open_branches, call)
-        if extended is not None:
-            extended.append(call)
+        fitting = [branch for branch in open_branches if _extends(branch[-1], call)]
+        if fitting:
+            max(fitting, key=_length).append(call)
             continue
         # A fault without drift is a family that begins anew on purpose, like one that drops its thinking.
         drifted = call.completion.drifted or (
-            not call.completion.fault and any(_repeats(branch, call) for branch in open_branches)
+            not call.completion.fault
+            and any(
+                continues(call.request.messages, earlier) and not _extends(earlier, call)
+                for branch in open_branches
+                for earlier in branch
+            )
         )
         faults.append((call.completion.fault or UNTOLD) if drifted else "")
         open_branches.append([call])
@@ -146,13 +150,6 @@ def is_targeted(call: Call, target_functions: Collection[str], target_model: str
     return target_model is None or call.model == target_model
 
 
-def _has_tokens(call: Call) -> bool:
-    completion = call.completion
-    return (
-        completion is not None and completion.prompt_ids is not None and completion.completion_ids is not None
-    )
-
-
 def _sequence_of(call: Call) -> tuple[int, ...] | None:
     """The tokens of a call, prompt and completion; None where the engine did not tell."""
     completion = call.completion
@@ -161,12 +158,9 @@ def _sequence_of(call: Call) -> tuple[int, ...] | None:
     return completion.prompt_ids + completion.completion_ids
 
 
-def _branch_to_extend(branches: Sequence[list[Call]], call: Call) -> list[Call] | None:
-    """The branch with the longest sequence that the call extends."""
-    fitting = [branch for branch in branches if _extends(branch[-1], call)]
-    return max(
-        fitting, key=lambda branch: len(_sequence_of(branch[-1]) or branch[-1].request.messages), default=None
-    )
+def _length(branch: Sequence[Call]) -> int:
+    """The tokens of a branch, or its messages."""
+    return len(_sequence_of(branch[-1]) or branch[-1].request.messages)
 
 
 def _extends(earlier: Call, call: Call) -> bool:
@@ -176,12 +170,6 @@ def _extends(earlier: Call, call: Call) -> bool:
     if sequence is None or prompt is None:
         return continues(call.request.messages, earlier)
     return prompt[: len(sequence)] == sequence
-
-
-def _repeats(branch: Sequence[Call], call: Call) -> bool:
-    """Whether the call's messages continue any call of a branch that its tokens do not extend."""
-    messages = call.request.messages
-    return any(continues(messages, earlier) and not _extends(earlier, call) for earlier in branch)
 
 
 def sample_of(
@@ -201,7 +189,7 @@ def sample_of(
     mask: list[bool] = []
     turns: list[Turn] = []
     messages: list[Message] = []
-    known = all(_has_tokens(call) for call in branch.calls)
+    known = all(_sequence_of(call) is not None for call in branch.calls)
     for call, value in zip(branch.calls, _returns(branch, episode, reward, discount), strict=True):
         completion = call.completion
         assert completion is not None, "a branch has answered calls"
@@ -327,11 +315,9 @@ def same_prompt(a: Sample, b: Sample) -> bool:
     """Whether both began with the same prompt: the tokens where they are known."""
     if a.ids and b.ids:
         return a.ids[: a.turns[0].start] == b.ids[: b.turns[0].start]
-    return _keys(a.messages[: a.turns[0].message]) == _keys(b.messages[: b.turns[0].message])
-
-
-def _keys(messages: Sequence[Message]) -> list[str]:
-    return [message_key(message) for message in messages]
+    prompts = (map(message_key, sample.messages[: sample.turns[0].message]) for sample in (a, b))
+    first, second = map(list, prompts)
+    return first == second
 
 
 def require_tokens(episode: EpisodeRecord, branch: Branch, logprobs: bool) -> None:
@@ -339,7 +325,7 @@ def require_tokens(episode: EpisodeRecord, branch: Branch, logprobs: bool) -> No
     for call in branch.calls:
         if call.logged:
             continue  # A backend makes its tokens of the text.
-        has_ids = _has_tokens(call)
+        has_ids = _sequence_of(call) is not None
         has_logprobs = call.completion is not None and call.completion.logprobs is not None
         if not has_ids or (logprobs and not has_logprobs):
             missing = "logprobs" if has_ids else "token ids"

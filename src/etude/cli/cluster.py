@@ -66,8 +66,7 @@ def _running(output_dir: Path) -> Path:
     """The run that goes on; of several the one that was written to last. Raises RequestError."""
     from etude.core.errors import RequestError
     from etude.store.facts import list_runs
-    from etude.store.lock import locked_by
-    from etude.store.run_folder import LOCK
+    from etude.store.run_folder import LOCK, locked_by
 
     running = [run for run in list_runs(output_dir) if locked_by(run / LOCK) is not None]
     if not running:

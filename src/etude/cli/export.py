@@ -1,20 +1,24 @@
-"""`etude export RUN`: a model as a folder, or the trajectories of a run."""
+"""`etude export RUN`: a model as a folder, as a GGUF file or on the hub; or the trajectories of a run."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from etude.cli import hints
-from etude.cli.command import RUNS, AsJson, OutputDir, Run, option, refuse, run_async
+from etude.cli.command import RUNS, AsJson, OutputDir, Run, key_in, option, refuse, run_async
 from etude.cli.console import emit, next_step, path_shown, say
 
 if TYPE_CHECKING:
+    from etude.export.hub import Repository
+    from etude.export.model import Conversion
     from etude.export.rows import Written
 
 
-Format = Literal["rows", "openai"]
+Format = Literal["safetensors", "gguf", "rows", "openai"]
 Method = Literal["grpo", "dpo", "supervised"]
+OutType = Literal["auto", "f32", "f16", "bf16", "q8_0"]
 
 Version: TypeAlias = Annotated[
     str,
@@ -24,11 +28,32 @@ Version: TypeAlias = Annotated[
     ),
 ]
 FormatOf: TypeAlias = Annotated[
-    Format | None, option("Of trajectories: rows with all fields, or OpenAI fine-tuning rows.")
+    Format | None,
+    option(
+        "Of a model: safetensors, or gguf for llama.cpp and Ollama. Of trajectories: rows with all "
+        "fields, or OpenAI fine-tuning rows."
+    ),
+]
+LlamaCpp: TypeAlias = Annotated[
+    Path | None,
+    option("The folder of llama.cpp, whose converter writes GGUF; by default LLAMA_CPP, or installed."),
+]
+
+OutTypeOf: TypeAlias = Annotated[
+    OutType | None, option("How a GGUF file has its weights; by default 16 bits, as the model.")
+]
+PushTo: TypeAlias = Annotated[
+    str | None, option("Send it to this repository of the Hugging Face hub.", metavar="USER/NAME")
 ]
 TrajectoryFile: TypeAlias = Annotated[Path | None, option("Write trajectories: FILE.jsonl.", metavar="FILE")]
 MethodOf: TypeAlias = Annotated[
     Method | None, option("Build trajectories for this method; by default the run's own.")
+]
+Server: TypeAlias = Annotated[
+    str | None, option("Of the server at this address; then RUN is the name of its model.", metavar="ADDRESS")
+]
+ApiKeyEnv: TypeAlias = Annotated[
+    str | None, option("Environment variable with the key of that server.", metavar="NAME")
 ]
 
 
@@ -38,54 +63,131 @@ def export(
     lora: Annotated[bool, option("LoRA weights alone, or the whole model.", "--lora/--merged")] = False,
     out: Annotated[Path | None, option("The folder to write; by default in the run.")] = None,
     format: FormatOf = None,
+    outtype: OutTypeOf = None,
+    llama_cpp: LlamaCpp = None,
+    push: PushTo = None,
+    public: Annotated[bool, option("Whether everybody may see it there.", "--public/--private")] = False,
     license: Annotated[str | None, option("For the model card: apache-2.0.", metavar="ID")] = None,
     trajectories: TrajectoryFile = None,
     method: MethodOf = None,
+    server: Server = None,
+    api_key_env: ApiKeyEnv = None,
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Export the trained model with a model card, or the trajectories of a run."""
+    """Export the trained model with a model card, here or to the hub, or the trajectories of a run."""
     from etude.core.errors import RequestError
     from etude.store.facts import find_run
-    from etude.store.files import TO_FETCH
 
+    if format == "gguf":
+        refuse("--format gguf, which is of the whole model", lora=lora)
+    else:
+        refuse("safetensors: add --format gguf", outtype=outtype, llama_cpp=llama_cpp)
+    wish = _Wish(lora, out, format == "gguf", outtype or "auto", llama_cpp, license)
+    if server is not None:
+        refuse("--server", version=version or None, push=push, public=public, license=license)
+        refuse("--server", trajectories=trajectories, method=method)
+        if format in ("rows", "openai"):
+            raise RequestError(f"--format {format} has no meaning with --server")
+        _export_served(server, run, wish, api_key_env, as_json)
+        return
+    refuse("a run: it goes with --server ADDRESS", api_key_env=api_key_env)
     if run.startswith("ft:"):
-        raise RequestError(f"{run} is no run, but a server's model: {TO_FETCH}")
+        raise RequestError(f"{run} is no run, but a server's model: etude export --server ADDRESS {run}")
     path = find_run(run, output_dir)
     if trajectories is not None:
-        refuse("--trajectories", lora=lora)
+        if format in ("safetensors", "gguf"):
+            raise RequestError(f"--format {format} is of a model, and --trajectories has rows or openai")
+        refuse("--trajectories", push=push, public=public, lora=lora, outtype=outtype, llama_cpp=llama_cpp)
         _export_trajectories(path, trajectories, format or "rows", method, as_json)
         return
-    refuse("a model: add --trajectories FILE", format=format, method=method)
-    _export_model(path, version, lora, out, license, as_json)
+    if format in ("rows", "openai") or method is not None:
+        raise RequestError(f"--{'method' if method else 'format'} goes with --trajectories FILE")
+    if push is None:
+        refuse("a folder of this machine: add --push USER/NAME", public=public)
+    _export_model(path, version, wish, None if push is None else _repository(push, public), as_json)
 
 
-def _export_model(
-    run: Path, version: str, lora: bool, out: Path | None, license: str | None, as_json: bool
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """How a model is to be written."""
+
+    lora: bool
+    out: Path | None
+    gguf: bool
+    outtype: OutType
+    llama_cpp: Path | None
+    license: str | None
+
+    @property
+    def suffix(self) -> str:
+        return "-gguf" if self.gguf else "-lora" if self.lora else ""
+
+    @property
+    def conversion(self) -> Conversion | None:
+        """How it becomes a GGUF file. Raises RequestError without llama.cpp."""
+        from etude.export.model import Conversion, find_converter
+
+        return Conversion(find_converter(self.llama_cpp), self.outtype) if self.gguf else None
+
+
+def _repository(name: str, public: bool) -> Repository:
+    """Where it is to go, looked at before the work begins."""
+    from etude.export.hub import Repository
+
+    repository = Repository(name, public)
+    repository.require()
+    return repository
+
+
+def _export_model(run: Path, version: str, wish: _Wish, repository: Repository | None, as_json: bool) -> None:
     from etude.export.model import export_model
     from etude.store.facts import histories_of
     from etude.store.figures import collapse_in
     from etude.store.versions import choose_version
 
     wanted = choose_version(run, version)
-    folder = (out or run / "export" / f"v{wanted.number}{'-lora' if lora else ''}").absolute()
-    files = export_model(wanted, folder, lora_only=lora, license=license)
+    folder = (wish.out or run / "export" / f"v{wanted.number}{wish.suffix}").absolute()
+    files = export_model(wanted, folder, lora_only=wish.lora, gguf=wish.conversion, license=wish.license)
     warning = collapse_in(histories_of(run)[wanted.target])
+    facts: dict[str, Any] = {"folder": str(folder), "version": wanted.number, "choice": wanted.choice or None}
+    facts |= {"lora_only": wish.lora, "files": files, "warning": warning}
+    if not as_json:
+        say(f"exported        {wanted}" + (f"  ({wanted.choice})" if wanted.choice else ""))
+        if warning is not None:
+            say(f"warning         {warning}")
+        say(f"to              {path_shown(folder)}")
+        say(f"files           {', '.join(files)}")
+    if repository is not None:
+        address = repository.send(folder, str(wanted))
+        facts["hub"] = {"address": address, "visibility": repository.visibility}
+        if not as_json:
+            say(f"sent            to {address} ({repository.visibility})")
     if as_json:
-        facts = {"folder": str(folder), "version": wanted.number, "choice": wanted.choice or None}
-        emit(facts | {"lora_only": lora, "files": files, "warning": warning})
-        return
-    say(f"exported        {wanted}" + (f"  ({wanted.choice})" if wanted.choice else ""))
-    if warning is not None:
-        say(f"warning         {warning}")
-    say(f"to              {path_shown(folder)}")
-    say(f"files           {', '.join(files)}")
-    if lora or wanted.target is not None:
+        emit(facts)
+    elif wish.suffix or wanted.target is not None:
         # What stands alone there is no model that the config could name in place of its own.
         next_step(hints.evaluate_version(run, str(wanted).removeprefix(f"{run.name}:")))
     else:
         next_step(hints.evaluate_exported(run, folder))
+
+
+def _export_served(server: str, model: str, wish: _Wish, api_key_env: str | None, as_json: bool) -> None:
+    from etude.export.model import plain_name
+    from etude.export.served import export_served
+
+    folder = (wish.out or Path(f"{plain_name(model)}{wish.suffix}")).absolute()
+    files = export_served(
+        server, model, folder, key=key_in(api_key_env), lora_only=wish.lora, gguf=wish.conversion
+    )
+    if as_json:
+        emit({"folder": str(folder), "model": model, "lora_only": wish.lora, "files": files})
+        return
+    say(f"exported        {model}")
+    say(f"to              {path_shown(folder)}")
+    say(f"files           {', '.join(files)}")
+    if not wish.suffix:
+        next_step(hints.new_project(path_shown(folder)))
 
 
 def _export_trajectories(run: Path, file: Path, format: Format, method: Method | None, as_json: bool) -> None:

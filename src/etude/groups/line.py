@@ -149,7 +149,10 @@ class ModelLine:
         name, data = collection.run_id, JobData.of(collection, start, self._hyperparameters)
         earlier = await self._known(name, data)
         number = self.log.newest() + 1 if earlier is None or earlier.number is None else earlier.number
-        await self._start_from(start)
+        if start is not None and self.adapter.capabilities().versions:
+            # The backend's next job starts there, whatever it has done meanwhile.
+            check_way_back(self._backend, self.adapter.capabilities(), start.number, self.log.last())
+            await self.adapter.restore(start)
         await self.adapter.count_from(number - 1)
         await self.log.add_job(name, data.model_copy(update={"number": number}))
         tokens = self.adapter.charged_tokens(collection)
@@ -310,13 +313,6 @@ class ModelLine:
             if await self.is_known(ref):
                 raise JobNameTakenError(name, earlier.differences(wanted))
         return earlier
-
-    async def _start_from(self, start: ModelVersion | None) -> None:
-        """Have the backend's next job start from a version, whatever it has done meanwhile."""
-        if start is None or not self.adapter.capabilities().versions:
-            return
-        check_way_back(self._backend, self.adapter.capabilities(), start.number, self.log.last())
-        await self.adapter.restore(start)
 
     async def noted(self, ref: TrainingJobRef, status: TrainingJobStatus) -> TrainingJobStatus:
         """The status; the version number of a job that ended without one is free again.

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import re
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from etude.config import registry
 from etude.config.registry import register_llm
 from etude.core.call import ChatRequest, Completion
-from etude.core.episode import EpisodeRecord
 from etude.core.errors import CapabilityError, EngineError, RequestError
-from etude.core.history import History
 from etude.core.interfaces import Engine, bare
 from etude.core.job import ModelVersion
 from etude.core.keys import generator
 from etude.groups.lineage import LineageLog
 from etude.inference.local import LocalLlmConfig, OpponentsConfig
 from etude.inference.openai_config import OpenAiLlmConfig
-from etude.rewards.scorer import stored_score
 from etude.store.journal import Journal
-from etude.store.log import EpochLog
 from etude.store.versions import stored_at
 
 if TYPE_CHECKING:
@@ -35,16 +30,6 @@ _PHASE = re.compile(r"(train|validation|warm-up)/[^/]+")
 
 MakeEngine = Callable[[ModelVersion | None], Awaitable[Engine]]
 """Makes an engine that samples from a version; None is the model as the config has it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Game:
-    """An episode in which the trained model met one of its earlier versions."""
-
-    episode: str
-    player: int
-    """The version that was trained on, or measured."""
-    opponent: int
 
 
 class OpponentPool(Engine):
@@ -69,12 +54,11 @@ class OpponentPool(Engine):
         self._journal = journal
         self._seed = seed
         self._lineage = None if journal is None else LineageLog(journal, target or config.of)
-        self._log = None if journal is None else EpochLog(journal, target)
         self._make = make
         self.outside: ModelVersion | None = None
         """Who plays where nothing is trained; None is the model as the config has it."""
         self._engines: dict[int, Engine] = {}
-        self._pools: dict[str, tuple[list[ModelVersion], list[float]]] = {}
+        self._pools: dict[str, list[ModelVersion]] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @property
@@ -105,10 +89,10 @@ class OpponentPool(Engine):
         match = _PHASE.match(episode)
         if match is None:
             return self.outside
-        versions, weights = await self._pool(match[0])
+        versions = await self._pool(match[0])
         if not versions:
             return None
-        return generator(self._seed, "opponents", self.name, episode).choices(versions, weights)[0]
+        return generator(self._seed, "opponents", self.name, episode).choice(versions)
 
     def members(self, phase: str = "train") -> list[ModelVersion]:
         """The versions that may be drawn in a phase that begins now, oldest first."""
@@ -121,71 +105,19 @@ class OpponentPool(Engine):
             return [base]
         if self.config.draw == "latest":
             return [made[-1] if made else base]
-        kept = [version for index, version in enumerate(made, start=1) if index % self.config.every == 0]
-        newest = [version for version in made[-1:] if version not in kept]
-        kept = (kept + newest)[-self.config.size :]
-        return [base, *kept]
+        return [base, *made[-self.config.size :]]
 
-    def figures(self, games: Iterable[Game], reward: str | None, past: History) -> dict[str, Any]:
-        """An epoch's games, and the ratings by all games so far, as JSON.
+    async def _pool(self, phase: str) -> list[ModelVersion]:
+        async def members() -> list[Any]:
+            return [version.model_dump(mode="json") for version in self.members(phase)]
 
-        `games` has `[player, opponent, games, points of the player]`; `unrated` counts those without a
-        result. Ratings are Elo's; that of the version that training began with is 0.
-        """
-        counts, points = Counter[tuple[int, int]](), defaultdict[tuple[int, int], float](float)
-        unrated = 0
-        for game in games:
-            evaluator = self.config.result or reward
-            score = (
-                None
-                if evaluator is None or self._journal is None
-                else stored_score(self._journal, game.episode, evaluator)
-            )
-            won, pair = self.config.points(score), (game.player, game.opponent)
-            if won is None:
-                unrated += 1
-            else:
-                counts[pair] += 1
-                points[pair] += won
-        rows = [[*pair, counts[pair], points[pair]] for pair in sorted(counts)]
-        return {"games": rows, "unrated": unrated, "ratings": self._ratings(past, rows)}
-
-    def _ratings(self, past: History, rows: Sequence[Sequence[float]] = ()) -> dict[str, float]:
-        games: defaultdict[tuple[int, int], tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
-        earlier = [(entry.metrics.get("opponents") or {}).get(self.name) or {} for entry in past.epochs]
-        for player, opponent, count, won in [
-            *(row for each in earlier for row in each.get("games", ())),
-            *rows,
-        ]:
-            before = games[int(player), int(opponent)]
-            games[int(player), int(opponent)] = (before[0] + count, before[1] + won)
-        base = None if self._lineage is None else self._lineage.base()
-        ratings = bradley_terry(games, 0 if base is None else base.number)
-        return {str(number): round(rating, 1) for number, rating in sorted(ratings.items())}
-
-    async def _pool(self, phase: str) -> tuple[list[ModelVersion], list[float]]:
         async with self._locks[phase]:
             if phase not in self._pools:
-                assert self._journal is not None or not self.members(phase)
-                stored: Any = [[], []]
+                stored: list[Any] = []
                 if self._journal is not None:
-                    stored = await self._journal.step(
-                        f"opponents/{self.name}/{phase}", lambda: self._new_pool(phase)
-                    )
-                versions = [ModelVersion.model_validate(version) for version in stored[0]]
-                self._pools[phase] = versions, stored[1]
+                    stored = await self._journal.step(f"opponents/{self.name}/{phase}", members)
+                self._pools[phase] = [ModelVersion.model_validate(version) for version in stored]
             return self._pools[phase]
-
-    async def _new_pool(self, phase: str) -> Any:
-        versions = self.members(phase)
-        weights = [1.0] * len(versions)
-        if self.config.draw == "rating" and self._log is not None and len(versions) > 1:
-            ratings = self._ratings(self._log.history(""))
-            newest = ratings.get(str(versions[-1].number), 0.0)
-            weights = [
-                win_probability(ratings.get(str(version.number), newest), newest) for version in versions
-            ]
-        return [[version.model_dump(mode="json") for version in versions], weights]
 
     async def _engine(self, version: ModelVersion | None) -> Engine:
         number = 0 if version is None else version.number
@@ -200,14 +132,6 @@ class OpponentPool(Engine):
         kept = {version.number for version in keep} | {0 if base is None else base.number}
         gone = [self._engines.pop(number) for number in [*self._engines] if number not in kept]
         await asyncio.gather(*(engine.close() for engine in gone))
-
-
-def games_of(episode: EpisodeRecord, model: str, opponents: str) -> list[Game]:
-    """The game of an episode: none where one of the two did not answer."""
-    answered = {call.model: call.completion.model_version for call in episode.calls if call.completion}
-    if model not in answered or opponents not in answered:
-        return []
-    return [Game(episode.id, answered[model], answered[opponents])]
 
 
 @register_llm(config_type=OpponentsConfig)
@@ -260,51 +184,3 @@ def _embedded(current: Any, version: ModelVersion | None, llm: Any, builder: Bui
         max_tokens=llm.max_tokens,
         deterministic=builder.config.finetuning.deterministic,
     )
-
-
-Games: TypeAlias = Mapping[tuple[int, int], tuple[float, float]]
-"""By two players: how many games they played, and the points of the first: 1 for a win, 0.5 for a draw."""
-
-_PRIOR = 2.0
-"""Games, half of them won, that each player has in addition against one of strength 1."""
-_ROUNDS, _CLOSE = 10_000, 1e-10
-
-
-def bradley_terry(games: Games, anchor: int | None = None) -> dict[int, float]:
-    """The rating of each player who has played another; that of `anchor` is 0, if it is one of them.
-
-    Player i beats j with the probability p_i / (p_i + p_j) (Bradley and Terry, 1952), where a draw counts as
-    half a win. The strengths are found by p_i <- W_i / Σ_j n_ij / (p_i + p_j), which never lowers the
-    likelihood (Hunter, 2004, equation 3). The prior's games keep the strengths of those finite who won all of
-    theirs, or none. Ratings are Elo's: 400 · log10 p_i, so that 400 more mean odds of ten to one.
-    """
-    points: defaultdict[int, float] = defaultdict(float)
-    met: defaultdict[int, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
-    for (first, second), (count, won) in games.items():
-        if first == second:
-            continue
-        points[first] += won
-        points[second] += count - won
-        met[first][second] += count
-        met[second][first] += count
-    strength = dict.fromkeys(sorted(met), 1.0)
-    for _ in range(_ROUNDS):
-        after = {
-            player: (points[player] + _PRIOR / 2)
-            / (
-                _PRIOR / (strength[player] + 1.0)
-                + sum(count / (strength[player] + strength[other]) for other, count in met[player].items())
-            )
-            for player in strength
-        }
-        moved = max((abs(math.log(after[player] / strength[player])) for player in strength), default=0.0)
-        strength = after
-        if moved < _CLOSE:
-            break
-    zero = strength.get(anchor, 1.0) if anchor is not None else 1.0
-    return {player: 400.0 * math.log10(value / zero) for player, value in strength.items()}
-
-
-def win_probability(rating: float, other: float) -> float:
-    """The probability that a player with a rating beats another, by Elo's formula."""
-    return 1.0 / (1.0 + math.pow(10.0, (other - rating) / 400.0))

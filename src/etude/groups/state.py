@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -36,13 +35,6 @@ class SharedModelGroupState(BaseModel):
         return self.version.location if self.version is not None and self.version.number else None
 
 
-def _keys_of(state: Mapping[Any, Any]) -> list[str]:
-    """The keys of a state, and those of its parts as `version.number`."""
-    parts = {name: part for name, part in state.items() if isinstance(part, Mapping)}
-    return [*map(str, state), *(f"{name}.{key}" for name, part in parts.items() for key in part)]
-
-
-_KEYS = _keys_of({"fine_tune_job": TrainingJobRef.model_fields, "version": ModelVersion.model_fields})
 _NO_JOBS = ("dummy_job_id", "frozen_job_id", "insufficient_data_job_id")
 """Stand for a job in Neural Interactive Proofs when nothing was submitted."""
 _NO_MODEL = "dummy_model_name"
@@ -86,9 +78,9 @@ def read_state(checkpoint: object) -> SharedModelGroupState | HostedState:
         checkpoint = asdict(checkpoint)
     if not isinstance(checkpoint, Mapping):
         raise RequestError(f"a group's state is a dict, and this is {type(checkpoint).__name__}")
-    is_hosted = bool(checkpoint) and set(checkpoint) <= set(HostedState.model_fields)
+    is_hosted = set(checkpoint) <= set(HostedState.model_fields)
     model = HostedState if is_hosted else SharedModelGroupState
-    unknown = [] if is_hosted else [f"'{key}'" for key in _keys_of(checkpoint) if key not in _KEYS]
+    unknown = [f"'{key}'" for key in checkpoint if key not in model.model_fields]
     if unknown or not checkpoint:
         raise RequestError(
             f"this is no state of a group: it has {', '.join(sorted(unknown)) or 'no keys'}, and a state has "

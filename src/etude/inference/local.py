@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from etude.config.component import CHANGEABLE, LlmConfig
 from etude.config.finetuning import Transcript, read_transcripts
-from etude.config.references import LlmRef, Refers
+from etude.config.references import LlmRef
 from etude.config.registry import register_llm
 from etude.core.call import Sampling
 from etude.core.errors import MissingExtraError, RequestError
@@ -149,31 +149,10 @@ class OpponentsConfig(LlmConfig, name="opponents"):
 
     of: LlmRef
     """The entry of `llms` that is trained."""
-    draw: Literal["uniform", "latest", "rating"] = "uniform"
-    """Which version an episode gets: any of the pool, the newest, or each the more often the more surely it
-    would beat the newest by the ratings."""
+    draw: Literal["uniform", "latest"] = "uniform"
+    """Which version an episode gets: any of the pool, or the newest."""
     size: int = Field(default=5, ge=1)
     """Versions in the pool: the newest ones, the base not counted."""
-    every: int = Field(default=1, ge=1)
-    """Only every n-th version goes into the pool, and the newest."""
-    result: Annotated[str, Refers("evaluators")] | None = None
-    """The evaluator whose score is the trained model's result in the game; left out: the reward."""
-    win: float = 1.0
-    """The score of a game that was won."""
-    loss: float = 0.0
-    """The score of a game that was lost; a draw lies in the middle."""
-
-    @model_validator(mode="after")
-    def _win_is_more(self) -> OpponentsConfig:
-        if self.win <= self.loss:
-            raise ValueError(f"`win` ({self.win:g}) must be more than `loss` ({self.loss:g})")
-        return self
-
-    def points(self, score: float | None) -> float | None:
-        """The points of a game, from 0 to 1; None for a score outside of `loss` to `win`, and without one."""
-        if score is None or not self.loss <= score <= self.win:
-            return None
-        return (score - self.loss) / (self.win - self.loss)
 
 
 @register_llm(config_type=LocalLlmConfig)

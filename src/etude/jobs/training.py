@@ -33,7 +33,7 @@ from etude.models.memory import available_memory, shown_bytes
 from etude.models.policy import Policy
 from etude.models.template import ChatTemplate
 from etude.models.weights import digest
-from etude.store.lock import RunLock
+from etude.store.run_folder import RunLock
 
 
 class TooLittleMemory(TrainingError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -21,7 +20,7 @@ from etude.core.interfaces import bare
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import TrajectoryCollection
 from etude.groups.line import LineRules, ModelLine
-from etude.groups.opponents import Game, OpponentPool, games_of
+from etude.groups.opponents import OpponentPool
 from etude.jobs.content import JobNameTakenError
 from etude.loop.metrics import collection_metrics, selection_metrics, shaped_rewards
 from etude.loop.record import Record
@@ -84,8 +83,6 @@ class Bookkeeper:
         self._facts = facts
         pools = [each for each in map(bare, runtime.engines.values()) if isinstance(each, OpponentPool)]
         self.opponents = [pool for pool in pools if pool.config.of == runtime.target_model]
-        self._games: defaultdict[tuple[int, str], list[Game]] = defaultdict(list)
-        """By epoch and entry of `llms`: whom the trained model has met."""
         self._built: dict[int, tuple[TrajectoryCollection, dict[str, Any]]] = {}
         self.jobs: dict[int, int] = {}
         self._entered: int | None = None
@@ -246,9 +243,7 @@ class Bookkeeper:
             counted["rewards"] = await shaped_rewards(self.builder, items, {"epoch": epoch, "run_id": run_id})
         given = {"scores": output.scores(), "bounds": output.bounds(), "reward": name}
         metrics = collection_metrics(collection, {**counted, **facts, **given})
-        past = self.record.history.until(epoch)
-        met = {pool.name: pool.figures(self._games[epoch, pool.name], name, past) for pool in self.opponents}
-        return self.record.with_name({**metrics, **({"opponents": met} if met else {}), **self._facts()})
+        return self.record.with_name({**metrics, **self._facts()})
 
     async def adopt(self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus, since: float) -> None:
         """Have the model sample from the weights that a job made, and record its epoch.
@@ -317,8 +312,6 @@ class Bookkeeper:
 
     def _let_go(self, epoch: int) -> None:
         self.collections.forget(epoch)
-        for pool in self.opponents:
-            self._games.pop((epoch, pool.name), None)
         self._built.pop(epoch, None)
 
     async def _go_back(self, entry: Entry) -> None:
@@ -359,7 +352,5 @@ class Bookkeeper:
         self._progress.finished(summary)
 
     def _saw(self, epoch: int, episode: EpisodeRecord) -> None:
-        for pool in self.opponents:
-            self._games[epoch, pool.name] += games_of(episode, self.runtime.target_model, pool.name)
         self._provenance.saw(epoch, episode)
         self._targeted.saw(episode)

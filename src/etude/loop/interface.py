@@ -27,9 +27,15 @@ from etude.core.implementations import through_base, wrap_implementations
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import TrajectoryCollection
 from etude.loop.bookkeeper import Bookkeeper
-from etude.loop.curriculum import apply, initial_state, with_sets
 from etude.loop.follower import Follower
-from etude.loop.metrics import reward_metrics, shaped_rewards, validation_metrics
+from etude.loop.metrics import (
+    apply_curriculum,
+    initial_state,
+    reward_metrics,
+    shaped_rewards,
+    validation_metrics,
+    with_sets,
+)
 from etude.loop.recovery import recover
 from etude.loop.warm_up import warm_up
 from etude.rewards.collections import within
@@ -353,13 +359,13 @@ class Trainer(TrainerSeam):
     def apply_curriculum_learning(
         self, trajectory_collection: TrajectoryCollection, epoch: int
     ) -> TrajectoryCollection:
-        """The groups to train on in this epoch, by `etude.loop.curriculum`; override it for another one.
+        """The groups to train on in this epoch, by `etude.loop.metrics`; override it for another one.
 
         An override keeps its state in `self._curriculum_state`, as JSON; what is a set there from
         `initialize` on may stay one. It is journalled with the epoch and put back when the run is resumed.
         """
         config = self.curriculum_config or CurriculumLearningConfig()
-        groups, state, self._curriculum_facts = apply(
+        groups, state, self._curriculum_facts = apply_curriculum(
             trajectory_collection.trajectories,
             finite(self._curriculum_state or initial_state(config)),
             config,

@@ -11,7 +11,7 @@ from etude.config.schema import Config
 from etude.core.errors import RequestError
 from etude.inference.local import LocalLlmConfig, base_folder, require_local_extra
 from etude.models.source import local_path, require_base
-from etude.store.files import TO_FETCH, damage_in, require_whole
+from etude.store.files import damage_in, require_whole
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import model_config
 from etude.store.versions import RunVersion, stored_at
@@ -71,7 +71,7 @@ def _local_model(config: Config, wanted: RunVersion) -> LocalLlmConfig:
         if wanted.version is not None:
             problem += (
                 f". {wanted} is the model '{wanted.version.location}' of its backend: ask for that name. "
-                f"Where that is a language-model server, {TO_FETCH}"
+                "A language-model server's is exported with `etude export --server ADDRESS NAME`"
             )
         raise RequestError(problem)
     return llm

@@ -23,9 +23,8 @@ from etude.store.facts import SUMMARY, histories_of
 from etude.store.figures import last_version
 from etude.store.files import damage_in
 from etude.store.journal import Journal
-from etude.store.lock import RunLock
 from etude.store.log import EpochLog
-from etude.store.run_folder import LOCK
+from etude.store.run_folder import LOCK, RunLock
 from etude.store.stored_config import config_damage, stored_data, trained_parts
 from etude.store.versions import stored_at
 
@@ -113,7 +112,7 @@ async def go_back(
     )
     await log.add_recovery(len(history.recoveries) + 1, recovery)
     digests = {version.digest for version in lost}
-    for key, (versions, _) in [*journal.scan("opponents/")]:
+    for key, versions in [*journal.scan("opponents/")]:
         # Opponents that were to be versions which are lost are drawn again from those made anew.
         if any(version["digest"] in digests for version in versions):
             await journal.forget(key)

@@ -38,6 +38,7 @@ from etude.core.tools import ToolSet
 from etude.core.trajectory import Method
 from etude.inference.local import LocalLlmConfig, make_base, require_local_extra
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
+from etude.preflight.algorithm_trial import is_own, try_algorithm
 from etude.preflight.columns import check_inputs
 from etude.preflight.estimate import Estimate, blocks_of, check_spending, estimate_run, play_some
 from etude.preflight.finding import Findings
@@ -127,7 +128,7 @@ async def check_config(config: Config, *, play: int = 0) -> CheckReport:
             for name, block in blocks_of(finetuning).items() if finetuning.enabled else ():
                 own = builder if name is None else TargetBuilder(builder, name)
                 what = f"training {name}" if name else "training"
-                await _check_training(own, what, block, findings)
+                await _check_training(own, what, block, () if play else examples, findings)
                 report.trains |= _check_hosted(own.config, what, block, len(examples), findings)
     if not finetuning.enabled:
         findings.warn(
@@ -295,8 +296,13 @@ def _adapter_of(config: Config, block: FinetuneConfig) -> Any:
     return config.trainer_adapters.get(block.trainer_adapter or "")
 
 
-async def _check_training(builder: Builder, what: str, block: FinetuneConfig, findings: Findings) -> None:
-    """Build what trains, and compare what is asked for with what the adapter can do."""
+async def _check_training(
+    builder: Builder, what: str, block: FinetuneConfig, examples: Sequence[Example], findings: Findings
+) -> None:
+    """Build what trains, and compare what is asked for with what the adapter can do.
+
+    An algorithm of the user's own is tried on made-up episodes on the examples, where there are any.
+    """
     with findings.of_errors(what):
         trajectories = await builder.get_trajectory_builder(str(block.trajectory_builder))
         await builder.get_trainer(str(block.trainer))
@@ -314,6 +320,8 @@ async def _check_training(builder: Builder, what: str, block: FinetuneConfig, fi
         # A copy: whatever it writes there, the config stays as it was loaded.
         await trajectories.initialize(block.model_copy(deep=True))
         await trajectories.cleanup()
+        if examples and is_own(settings):
+            await asyncio.to_thread(try_algorithm, settings, examples)
         findings.ok(what, f"{settings.type_name} data ({trajectories.method}), trained by {kind}")
 
 

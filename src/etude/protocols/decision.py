@@ -1,10 +1,9 @@
-"""Decisions, the scales that they are given on, and the votes that make one verdict of several."""
+"""Decisions, and the scales that they are given on."""
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
@@ -73,10 +72,6 @@ class Scale:
         """The text that accepts, or rejects, without reserve."""
         return self.options[-1 if verdict == ACCEPT else 0][0]
 
-    def text_of(self, decision: float) -> str:
-        """The text whose value is nearest to `decision`."""
-        return min(self.options, key=lambda option: abs(option[1] - decision))[0]
-
     def read(self, text: str) -> float | None:
         """The value of a text that starts with one of the options; None when it does not.
 
@@ -132,41 +127,3 @@ def scale_named(name: str) -> Scale:
     if name not in SCALES:
         raise RequestError(f"there is no decision scale '{name}'" + alternatives(name, SCALES))
     return SCALES[name]
-
-
-Ballots: TypeAlias = Mapping[str, float | None]
-"""The latest decision of every agent that has a turn to decide in, from -1 to 1; None before its first."""
-
-Vote: TypeAlias = Callable[[Ballots], float | None]
-"""The verdict of the ballots, in [-1, 1], or None while there is none. A pure function."""
-
-
-@dataclass(frozen=True, slots=True)
-class AtLeast:
-    """Accept, or reject, with this many ballots for it and fewer against it. 0 is a ballot for neither."""
-
-    votes: int
-
-    def __call__(self, ballots: Ballots) -> float | None:
-        """1, -1, or None."""
-        cast = [ballot for ballot in ballots.values() if ballot is not None]
-        accept, reject = sum(ballot > 0 for ballot in cast), sum(ballot < 0 for ballot in cast)
-        if max(accept, reject) < self.votes or accept == reject:
-            return None
-        return 1.0 if accept > reject else -1.0
-
-
-def majority(ballots: Ballots) -> float | None:
-    """Accept (1) or reject (-1) with more than half of all voters for it, cast or not; otherwise None."""
-    return AtLeast(len(ballots) // 2 + 1)(ballots)
-
-
-def unanimity(ballots: Ballots) -> float | None:
-    """Accept (1) or reject (-1) with all voters for it; otherwise None."""
-    return AtLeast(len(ballots))(ballots)
-
-
-def mean_vote(ballots: Ballots) -> float | None:
-    """The mean of all ballots, when every voter has cast one; None before that."""
-    cast = [ballot for ballot in ballots.values() if ballot is not None]
-    return math.fsum(cast) / len(cast) if cast and len(cast) == len(ballots) else None

@@ -14,23 +14,11 @@ from typing import Any, TypeAlias
 from etude.config.nearest import alternatives
 from etude.core.errors import EpisodeError, RequestError
 from etude.core.example import Example
+from etude.core.keys import fold
 from etude.core.message import Message
 from etude.protocols.decision import VERDICTS, Verdict
-from etude.protocols.protocol import Protocol
-from etude.protocols.rules import (
-    Facts,
-    Outcome,
-    Round,
-    Rules,
-    Turn,
-    drawn_side,
-    next_round,
-    resolve,
-    rounds_at,
-    turns_at,
-    voters_of,
-)
-from etude.protocols.scenario import Act, Malformed, Scenario, answer_for, log_of, play_log
+from etude.protocols.protocol import Protocol, Round, Turn, resolve
+from etude.protocols.scenario import Act, Malformed, Scenario, answer_for, log_of
 from etude.protocols.tree import EpisodeTree, Node, Rejected
 
 _TOLERANCE = 1e-9
@@ -76,29 +64,26 @@ class Widths:
                 raise RequestError(f"widths: there is no agent '{agent}'" + alternatives(agent, agents))
 
 
-def most_calls(protocol: Rules, widths: Widths, retries: int = 0) -> int:
-    """The most model calls that a play can take, when nobody decides early.
-
-    Where a round is chosen by what was said, no choice makes more.
-    """
+def most_calls(protocol: Protocol, widths: Widths, retries: int = 0) -> int:
+    """The most model calls that a play can take, when nobody decides early."""
     most = 0
     for schedule in protocol.schedules:
         calls, plays = 0, 1
-        for number, stage in enumerate(schedule):
-            options = [[widths.at(turn.agent, number) for turn in turns] for turns in rounds_at(stage)]
-            calls += plays * max(map(sum, options)) * (1 + retries)
-            plays *= max(map(math.prod, options))
+        for number, turns in enumerate(schedule):
+            answers = [widths.at(turn.agent, number) for turn in turns]
+            calls += plays * sum(answers) * (1 + retries)
+            plays *= math.prod(answers)
         most = max(most, calls)
     return most
 
 
-def branches(protocol: Rules, widths: Widths, agents: Collection[str]) -> bool:
+def branches(protocol: Protocol, widths: Widths, agents: Collection[str]) -> bool:
     """Whether one of the agents can have a turn that is answered more than once."""
     return any(
         turn.agent in agents and widths.at(turn.agent, number) > 1
         for schedule in protocol.schedules
-        for number, stage in enumerate(schedule)
-        for turn in turns_at(stage)
+        for number, turns in enumerate(schedule)
+        for turn in turns
     )
 
 
@@ -150,15 +135,6 @@ class Answers(typing.Protocol):
         """The answers to the questions of a round, in their order."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Way:
-    """A path from the root, and the round that it comes to."""
-
-    path: tuple[Node, ...]
-    number: int
-    turns: Round
-
-
 @dataclass
 class Play:
     """One play of a protocol on an example, along all of its branches.
@@ -171,50 +147,45 @@ class Play:
     example: Example
     answers: Answers
     key: int
-    """Seed of the play's own draws: the schedule, the sides and the order of channels."""
+    """Seed of the play's own draws: the schedule, the stance and the order of channels."""
     widths: Widths = field(default_factory=Widths)
 
     def __post_init__(self) -> None:
         """Draw what the scenario and the protocol leave open."""
-        drawn, stance = drawn_side(self.key), self.scenario.stance(self.example)
+        stance: int | None = self.scenario.stance(self.example)
+        if stance is None:
+            stance = fold(self.key, "side") % 2
         self._schedule = self.protocol.rounds(self.key)
-        self._facts = Facts(
-            truth=self._verdict("truth", self.scenario.truth(self.example)),
-            stance=drawn if stance is None else self._verdict("stance", stance),
-            drawn=drawn,
-            voters=voters_of(self.protocol, self._schedule),
-        )
+        self._truth = self._verdict("truth", self.scenario.truth(self.example))
+        self._stance = self._verdict("stance", stance)
         self._nodes: list[Node] = []
-        self._guess = functools.cache(lambda turn: answer_for(self.scenario, turn, self._facts.truth))
+        self._guess = functools.cache(lambda turn: answer_for(self.scenario, turn, self._truth))
 
     async def grow(self) -> EpisodeTree:
         """Play to the end. All branches take their round together.
 
         So the order of the questions does not depend on which model answers first, and a resumed play asks
-        the same questions. Raises what `answers` raises, and EpisodeError for a payoff outside its bounds, a
-        vote that gives no verdict, or a fork that chooses no option.
+        the same questions. Raises what `answers` raises, and EpisodeError for a payoff outside its bounds.
         """
-        protocol, facts = self.protocol, self._facts
-        ways = self._ways((), 0)
-        for number in range(len(self._schedule)):
-            current = [way for way in ways if way.number == number]
-            questions = [question for way in current for question in self._questions(way)]
-            answers = iter(await self.answers.ask(questions) if questions else ())
-            ways = [way for way in ways if way.number > number]
-            for way in current:
-                for path in self._branches(way, answers):
-                    ways += self._completed(way, path)
+        protocol = self.protocol
+        paths: list[tuple[Node, ...]] = [()]
+        for number, turns in enumerate(self._schedule):
+            questions = [question for path in paths for question in self._questions(path, number, turns)]
+            if not questions:
+                break
+            answers = iter(await self.answers.ask(questions))
+            grown = [branch for path in paths for branch in self._branches(path, number, turns, answers)]
+            paths = [path for path in (self._paid(path, number, turns) for path in grown) if path]
         return EpisodeTree(
             protocol=protocol.name,
             agents=tuple(protocol.agents),
             channels=tuple(protocol.channels),
             max_rounds=protocol.max_rounds,
-            truth=facts.truth,
-            stance=facts.stance,
+            truth=self._truth,
+            stance=self._stance,
             key=self.key,
             bounds=dict(protocol.bounds),
             nodes=tuple(self._nodes),
-            sides=protocol.sides(facts.stance, facts.drawn) if protocol.draws_sides else {},
         )
 
     def _verdict(self, name: str, value: Any) -> Verdict:
@@ -226,28 +197,22 @@ class Play:
             "(accept)"
         )
 
-    def _ways(self, path: tuple[Node, ...], number: int) -> list[_Way]:
-        """The way on from a path at round `number`; none when the play is over."""
-        with self._located():
-            following = next_round(self._schedule, number, play_log(path))
-        return [] if following is None else [_Way(path, *following)]
-
-    def _questions(self, way: _Way) -> Iterator[Question]:
+    def _questions(self, path: tuple[Node, ...], number: int, turns: Round) -> Iterator[Question]:
         """The prompts of a round, each as often as answers are wanted."""
-        for turn in way.turns:
-            log = log_of(
-                self.protocol, way.path, turn.agent, way.number, stance=self._facts.stance, key=self.key
-            )
+        for turn in turns:
+            log = log_of(self.protocol, path, turn.agent, number, stance=self._stance, key=self.key)
             question = Question(turn, self.scenario.render(self.example, log, turn.agent, turn))
-            yield from [question] * self.widths.at(turn.agent, way.number)
+            yield from [question] * self.widths.at(turn.agent, number)
 
-    def _branches(self, way: _Way, answers: Iterator[FinalAnswer]) -> list[tuple[Node, ...]]:
+    def _branches(
+        self, path: tuple[Node, ...], number: int, turns: Round, answers: Iterator[FinalAnswer]
+    ) -> list[tuple[Node, ...]]:
         """The path with each combination of the answers of a round."""
-        branches = [way.path]
-        for turn in way.turns:
-            to_turn = [next(answers) for _ in range(self.widths.at(turn.agent, way.number))]
+        branches = [path]
+        for turn in turns:
+            to_turn = [next(answers) for _ in range(self.widths.at(turn.agent, number))]
             branches = [
-                (*branch, self._add_node(branch, way.number, turn, answer))
+                (*branch, self._add_node(branch, number, turn, answer))
                 for branch in branches
                 for answer in to_turn
             ]
@@ -255,7 +220,6 @@ class Play:
 
     def _add_node(self, path: tuple[Node, ...], number: int, turn: Turn, answer: FinalAnswer) -> Node:
         act = answer.act if isinstance(answer.act, Act) else Act()
-        announced = {} if act.decision is None else turn.announced(act.decision)
         node = Node(
             id=len(self._nodes),
             parent=path[-1].id if path else None,
@@ -263,7 +227,7 @@ class Play:
             agent=turn.agent,
             call=answer.call,
             text=answer.text,
-            messages={**act.messages, **announced},
+            messages=act.messages,
             decision=act.decision,
             malformed=answer.act.reason if isinstance(answer.act, Malformed) else None,
             truncated=answer.truncated,
@@ -273,44 +237,34 @@ class Play:
         self._nodes.append(node)
         return node
 
-    def _completed(self, way: _Way, path: tuple[Node, ...]) -> list[_Way]:
-        """Pay for a round, and go on after it unless the play is over."""
-        protocol, log = self.protocol, play_log(path)
-        following: list[_Way] = []
-        with self._located(f"in round {way.number}, "):
-            outcome = resolve(protocol, self._facts, way.turns, log, last=False)
-            if not outcome.over:
-                # Only here: a fork need not know what to make of a play that is over.
-                following = self._ways(path, way.number + 1)
-                outcome = resolve(protocol, self._facts, way.turns, log, last=not following)
+    def _paid(self, path: tuple[Node, ...], number: int, turns: Round) -> tuple[Node, ...]:
+        """The path with the rewards of the round that completes it; an empty one when the play is over."""
+        protocol, last = self.protocol, number == len(self._schedule) - 1
+        outcome = resolve(protocol, turns, path, self._truth, self._stance, last=last)
+        try:
             earned = protocol.payoff(outcome)
             _check_earned(protocol, earned)
+        except RequestError as error:
+            raise EpisodeError(f"protocol '{protocol.name}': in round {number}, {error}") from error
         rewards = {agent: float(value) for agent, value in earned.items() if value}
         node = replace(path[-1], rewards=rewards)
         if outcome.over:
-            node = replace(node, ending=_ending(protocol, outcome), verdict=outcome.decision)
+            cut_short = any(protocol.agents[agent].must_be_valid for agent in outcome.invalid)
+            undecided = "invalid" if cut_short else "undecided"
+            ending = undecided if outcome.decision is None else "decided"
+            node = replace(node, ending=ending, verdict=outcome.decision)
         self._nodes[node.id] = node
         path = (*path[:-1], node)
-        if outcome.over:
-            self._check_bounds(path)
-        return [replace(next_way, path=path) for next_way in following]
-
-    def _check_bounds(self, path: tuple[Node, ...]) -> None:
-        for agent, (low, high) in self.protocol.bounds.items():
+        if not outcome.over:
+            return path
+        for agent, (low, high) in protocol.bounds.items():
             total = math.fsum(node.rewards.get(agent, 0.0) for node in path)
             if not low - _TOLERANCE <= total <= high + _TOLERANCE:
                 raise EpisodeError(
-                    f"protocol '{self.protocol.name}': '{agent}' earned {total:g} in this play, outside its "
+                    f"protocol '{protocol.name}': '{agent}' earned {total:g} in this play, outside its "
                     f"bounds {low:g} to {high:g}"
                 )
-
-    @contextmanager
-    def _located(self, where: str = "") -> Iterator[None]:
-        """Make an error of the protocol's own functions one of the episode that names the round."""
-        try:
-            yield
-        except RequestError as error:
-            raise EpisodeError(f"protocol '{self.protocol.name}': {where}{error}") from error
+        return ()
 
 
 def _check_earned(protocol: Protocol, earned: object) -> None:
@@ -328,10 +282,3 @@ def _check_earned(protocol: Protocol, earned: object) -> None:
             is_finite = False
         if not is_finite:
             raise RequestError(f"the payoff of '{agent}' is {value!r:.60}")
-
-
-def _ending(protocol: Protocol, outcome: Outcome) -> str:
-    if outcome.decision is not None:
-        return "decided"
-    cut_short = any(protocol.agents[agent].must_be_valid for agent in outcome.invalid)
-    return "invalid" if cut_short else "undecided"

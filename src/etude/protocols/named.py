@@ -15,8 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from etude.config.nearest import alternatives
 from etude.core.errors import RequestError
 from etude.protocols.decision import ACCEPT, REJECT, VERDICTS, scale_named, sign
-from etude.protocols.protocol import Protocol
-from etude.protocols.rules import Outcome, Role, Round, Stance, Turn
+from etude.protocols.protocol import Outcome, Protocol, Role, Round, Stance, Turn
 
 VERIFIER = "verifier"
 
@@ -93,14 +92,14 @@ class ProofPayoff:
     """Pays the verifier for the right verdict, and each prover for the verdict that it argues for."""
 
     terms: Terms
-    verifier: str
-    provers: tuple[str, ...] = ()
+    stances: Mapping[str, Stance]
+    """Of the provers."""
 
     def __call__(self, outcome: Outcome) -> Mapping[str, float]:
         """The rewards of all agents for a round."""
         verifier = self._of_verifier(outcome)
-        provers = {prover: self._of_prover(prover, outcome, verifier) for prover in self.provers}
-        return {self.verifier: verifier, **provers}
+        provers = {prover: self._of_prover(prover, outcome, verifier) for prover in self.stances}
+        return {VERIFIER: verifier, **provers}
 
     def _of_verifier(self, outcome: Outcome) -> float:
         terms = self.terms
@@ -108,7 +107,7 @@ class ProofPayoff:
             rightness = outcome.decision * sign(outcome.truth)
             extreme = terms.verifier_reward if rightness > 0 else terms.verifier_incorrect_penalty
             return terms.neither_reward + abs(rightness) * (extreme - terms.neither_reward)
-        if outcome.decider != self.verifier:
+        if outcome.decider != VERIFIER:
             return 0.0
         return terms.verifier_terminated_penalty if outcome.over else terms.verifier_no_guess_reward
 
@@ -120,7 +119,9 @@ class ProofPayoff:
             return of_verifier
         if outcome.decision is None:
             return 0.0
-        return terms.prover_reward * (1 + outcome.decision * sign(outcome.sides[prover])) / 2
+        own = self.stances[prover]
+        side = outcome.stance if own == "example" else own
+        return terms.prover_reward * (1 + outcome.decision * sign(side)) / 2
 
 
 def nip(
@@ -294,8 +295,7 @@ def _proof(
     headers = tuple(f"Question for {_LABELS[prover]}:" for prover in channels) if len(everywhere) > 1 else ()
 
     def schedule(cycle: Cycle) -> tuple[Round, ...]:
-        count = _round_count(name, max_rounds, cycle)
-        _check_min_rounds(name, min_rounds, count)
+        count = _round_count(name, max_rounds, min_rounds, cycle)
 
         def turn(agent: str, number: int) -> Turn:
             if agent != VERIFIER:
@@ -318,28 +318,25 @@ def _proof(
         channel: [prover for prover in stances if public or channels[prover] == channel]
         for channel in everywhere
     }
-    schedules, payoff = tuple(map(schedule, cycles)), ProofPayoff(terms, VERIFIER, tuple(stances))
+    schedules, payoff = tuple(map(schedule, cycles)), ProofPayoff(terms, stances)
     return Protocol(
         name=name,
         agents=provers | {VERIFIER: Role("verifier", may_decide=True, label=_LABELS[VERIFIER])},
         channels={channel: frozenset({VERIFIER, *names}) for channel, names in readers.items()},
         schedules=schedules,
         payoff=payoff,
-        bounds=_bounds(payoff, stances, schedules),
+        bounds=_bounds(payoff, schedules),
         shuffle_channels=shuffle_channels,
         forced=terms.force_guess,
     )
 
 
-def _bounds(
-    payoff: ProofPayoff, stances: Mapping[str, Stance], schedules: Sequence[Sequence[Round]]
-) -> dict[str, tuple[float, float]]:
+def _bounds(payoff: ProofPayoff, schedules: Sequence[Sequence[Round]]) -> dict[str, tuple[float, float]]:
     """The least and the most that each agent can earn: by each way that a play can end, after each round."""
     totals: defaultdict[str, list[float]] = defaultdict(list)
     for rounds, truth, stance in product(schedules, VERDICTS, VERDICTS):
-        sides = {prover: stance if side == "example" else side for prover, side in stances.items()}
-        known = Outcome(truth, stance, over=False, sides=sides)  # type: ignore[arg-type]
-        so_far: Mapping[str, float] = dict.fromkeys((VERIFIER, *stances), 0.0)
+        known = Outcome(truth, stance, over=False)
+        so_far: Mapping[str, float] = dict.fromkeys((VERIFIER, *payoff.stances), 0.0)
         for number, turns in enumerate(rounds, 1):
             decider = VERIFIER if turns[0].agent == VERIFIER else None
             now = replace(known, decider=decider)
@@ -365,23 +362,22 @@ def _ends(terms: Terms, end: Outcome, turns: Round, *, last: bool) -> Iterator[O
             yield end
 
 
-def _check_min_rounds(protocol: str, min_rounds: int, count: int) -> None:
+def _round_count(protocol: str, max_rounds: int | None, min_rounds: int, cycle: Cycle) -> int:
+    """The number of rounds.
+
+    Raises RequestError for a number whose last round is not the verifier's, and for more rounds at least.
+    """
+    most = max(max_rounds or 0, _LEAST_ROUNDS) + len(cycle)
+    good = [count for count in range(1, most + 1) if cycle[(count - 1) % len(cycle)] == (VERIFIER,)]
+    count = next(count for count in good if count >= _LEAST_ROUNDS) if max_rounds is None else max_rounds
+    if count not in good:
+        near = [str(each) for each in good if abs(each - max(count, 0)) <= len(cycle)]
+        raise RequestError(
+            f"{protocol}: with max_message_rounds {count} the last round is not the verifier's, which has to "
+            f"decide there; use {' or '.join(near)}"
+        )
     if not 1 <= min_rounds <= count:
         raise RequestError(
             f"{protocol}: min_message_rounds must lie between 1 and {count}, found {min_rounds}"
         )
-
-
-def _round_count(protocol: str, max_rounds: int | None, cycle: Cycle) -> int:
-    """The number of rounds. Raises RequestError for a number whose last round is not the verifier's."""
-    most = max(max_rounds or 0, _LEAST_ROUNDS) + len(cycle)
-    good = [count for count in range(1, most + 1) if cycle[(count - 1) % len(cycle)] == (VERIFIER,)]
-    if max_rounds is None:
-        return next(count for count in good if count >= _LEAST_ROUNDS)
-    if max_rounds not in good:
-        near = [str(count) for count in good if abs(count - max(max_rounds, 0)) <= len(cycle)]
-        raise RequestError(
-            f"{protocol}: with max_message_rounds {max_rounds} the last round is not the verifier's, which "
-            f"has to decide there; use {' or '.join(near)}"
-        )
-    return max_rounds
+    return count

@@ -3,132 +3,246 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal, TypeAlias
 
 from etude.config.nearest import alternatives
 from etude.core.errors import RequestError
-from etude.protocols.rules import (
-    STANCES,
-    Fork,
-    Round,
-    Rules,
-    Schedule,
-    Stage,
-    Turn,
-    rounds_at,
-    turns_at,
-    voters_of,
-)
+from etude.protocols.decision import ACCEPT, ACCEPT_REJECT, REJECT, Scale, Verdict, sign
+from etude.protocols.tree import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of a round: all that payoffs may depend on."""
+
+    truth: Verdict
+    """The right verdict."""
+    stance: Verdict
+    """The verdict that the example has its provers argue for, where a role leaves it to the example."""
+    over: bool
+    """Whether the play ended with this round."""
+    decider: str | None = None
+    """Of the round's agents the one whose role may decide, whether or not it did."""
+    decision: float | None = None
+    """The verdict, in [-1, 1], from reject to accept; None when there was none."""
+    invalid: frozenset[str] = frozenset()
+    """Agents whose answer stayed malformed."""
+    log: tuple[Node, ...] = field(default=(), hash=False)
+    """Every answer so far, this round's included, on the way that the play went."""
+
+
+Payoff: TypeAlias = Callable[[Outcome], Mapping[str, float]]
+"""The rewards of a round by agent; agents that are left out earn nothing. A pure function."""
+
+
+Decides: TypeAlias = Literal["no", "may", "must"]
+Stance: TypeAlias = Literal[0, 1, "example"]
+"""The verdict that an agent argues for. `example` leaves it to each example."""
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """The part that an agent has in a protocol."""
+
+    kind: str
+    """`prover`, `verifier`, or a word of your own."""
+    may_decide: bool = False
+    stance: Stance | None = None
+    """None for an agent that argues for nothing."""
+    label: str = ""
+    """Its name in the prompts of others; empty for the agent's own name."""
+    anonymous: bool = False
+    """Whether others do not learn who speaks."""
+    must_be_valid: bool = False
+    """Whether the play ends when its answer stays malformed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An agent's turn: the channels it writes on, and whether it may or must decide instead."""
+
+    agent: str
+    writes: tuple[str, ...] = ()
+    decide: Decides = "no"
+    scale: Scale = ACCEPT_REJECT
+    """The answers that count as a decision."""
+    headers: tuple[str, ...] = ()
+    """In a turn that writes on several channels: the text that starts the part of an answer for each."""
+
+    @property
+    def parts(self) -> tuple[tuple[str, str], ...]:
+        """The channels with their headers; by default a header is the channel's name and a colon."""
+        headers = self.headers or tuple(f"{channel}:" for channel in self.writes)
+        return tuple(zip(self.writes, headers, strict=True))
+
+
+Round: TypeAlias = tuple[Turn, ...]
+"""Turns that are taken at the same time: none of them sees another."""
+
+Schedule: TypeAlias = tuple[Round, ...]
+"""The rounds of a play, in order."""
 
 
 @dataclass(frozen=True)
-class Protocol(Rules):
+class Protocol:
     """A multi-agent exchange as data. It cannot be built wrong.
 
     Raises RequestError for two writers on a channel in one round, a writer that cannot read its channel,
-    a deciding turn of an agent that may not decide, several deciders without a vote, a schedule that does
+    a deciding turn of an agent that may not decide, several deciders in one round, a schedule that does
     not end in a must-decide turn where a verdict is needed, and names that are not there.
     """
 
+    name: str
+    agents: Mapping[str, Role]
+    channels: Mapping[str, frozenset[str]]
+    """The readers of each channel."""
+    schedules: tuple[Schedule, ...]
+    """The rounds. Where there are several schedules, each play draws one of them."""
+    payoff: Payoff
+    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """The least and the most that each agent can earn in a play; left empty: not known."""
+    shuffle_channels: bool = False
+    """Whether the channels of a round are read in an order that is drawn anew for each round."""
+    forced: Literal["accept", "reject", "truth"] | None = None
+    """Replaces every decision, and stands for a last turn without one."""
+    needs_verdict: bool = True
+    """Whether the last round has to bring a verdict. Otherwise a play may just end, with none."""
+
     def __post_init__(self) -> None:
-        """Check everything."""
-        super().__post_init__()
+        """Freeze the mappings and schedules, and check everything."""
+        readers = {channel: frozenset(names) for channel, names in self.channels.items()}
+        schedules = tuple(tuple(map(tuple, schedule)) for schedule in self.schedules)
+        object.__setattr__(self, "agents", MappingProxyType(dict(self.agents)))
+        object.__setattr__(self, "channels", MappingProxyType(readers))
+        object.__setattr__(self, "schedules", schedules)
+        object.__setattr__(self, "bounds", MappingProxyType(dict(self.bounds)))
         for fault in _faults(self):
             raise RequestError(f"protocol '{self.name}': {fault}")
 
+    @property
+    def max_rounds(self) -> int:
+        """Rounds of the longest schedule."""
+        return max(len(schedule) for schedule in self.schedules)
 
-def _faults(rules: Rules) -> Iterator[str]:
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """All turns, in the order of the schedules."""
+        return tuple(turn for schedule in self.schedules for turns in schedule for turn in turns)
+
+    def rounds(self, key: int) -> Schedule:
+        """The schedule of the play with this key."""
+        return self.schedules[key % len(self.schedules)]
+
+    def writers(self, channel: str) -> frozenset[str]:
+        """The agents with a turn that writes on a channel."""
+        return frozenset(turn.agent for turn in self.turns if channel in turn.writes)
+
+    def label(self, agent: str) -> str:
+        """The name of an agent in the prompts of others."""
+        return self.agents[agent].label or agent
+
+    def stance_of(self, agent: str, stance: Verdict) -> Verdict | None:
+        """The verdict that an agent argues for on an example with that stance."""
+        own = self.agents[agent].stance
+        return stance if own == "example" else own
+
+
+def resolve(
+    protocol: Protocol, turns: Round, log: tuple[Node, ...], truth: Verdict, stance: Verdict, *, last: bool
+) -> Outcome:
+    """The outcome of a round that has been played.
+
+    `log` ends with the answers of the round, in the order of its turns; `last` is whether no round
+    follows it.
+    """
+    answers = log[-len(turns) :]
+    invalid = frozenset(answer.agent for answer in answers if answer.malformed is not None)
+    decision = next((answer.decision for answer in answers if answer.decision is not None), None)
+    if protocol.forced is not None and (decision is not None or last):
+        decision = float(sign({"accept": ACCEPT, "reject": REJECT, "truth": truth}[protocol.forced]))
+    cut_short = any(protocol.agents[agent].must_be_valid for agent in invalid)
+    return Outcome(
+        truth=truth,
+        stance=stance,
+        over=last or decision is not None or cut_short,
+        decider=next((turn.agent for turn in turns if protocol.agents[turn.agent].may_decide), None),
+        decision=decision,
+        invalid=invalid,
+        log=log,
+    )
+
+
+def _faults(protocol: Protocol) -> Iterator[str]:
     """All that is wrong with who speaks, hears and decides. A check takes those before it for granted."""
-    if not rules.agents:
+    agents, bounds = protocol.agents, protocol.bounds
+    if not agents:
         yield "it has no agents"
-    for agent, role in rules.agents.items():
-        if role.stance not in (None, *STANCES):
-            known = ", ".join(map(str, STANCES))
-            yield f"the stance of '{agent}' is {role.stance!r}; it is one of: {known}, or None"
-    for channel, readers in rules.channels.items():
-        yield from _unknown(sorted(readers), rules.agents, f"channel '{channel}' is read by")
-    if not rules.schedules or not all(rules.schedules):
+    for agent, role in agents.items():
+        if role.stance not in (None, REJECT, ACCEPT, "example"):
+            yield f"the stance of '{agent}' is {role.stance!r}; it is one of: 0, 1, example, or None"
+    for channel, readers in protocol.channels.items():
+        yield from _unknown(sorted(readers), agents, f"channel '{channel}' is read by")
+    if not protocol.schedules or not all(protocol.schedules):
         yield "it has no rounds"
-    if rules.forced not in (None, "accept", "reject", "truth"):
-        yield f"a forced decision is accept, reject or truth, not {rules.forced!r}"
-    yield from _unknown(rules.bounds, rules.agents, "bounds are for")
-    for agent in rules.agents if rules.bounds else ():
-        if agent not in rules.bounds:
+    if protocol.forced not in (None, "accept", "reject", "truth"):
+        yield f"a forced decision is accept, reject or truth, not {protocol.forced!r}"
+    yield from _unknown(bounds, agents, "bounds are for")
+    for agent in agents if bounds else ():
+        if agent not in bounds:
             yield f"'{agent}' has no bounds; give them for all agents or for none"
-        elif not rules.bounds[agent][0] <= rules.bounds[agent][1]:
-            yield f"the bounds of '{agent}' are {rules.bounds[agent]}; the least comes first"
-    for schedule in rules.schedules:
-        for number, stage in enumerate(schedule):
-            for where, turns in _rounds(number, stage):
-                yield from _faults_of_round(rules, where, turns)
-        yield from _faults_of_end(rules, schedule)
+        elif not bounds[agent][0] <= bounds[agent][1]:
+            yield f"the bounds of '{agent}' are {bounds[agent]}; the least comes first"
+    for schedule in protocol.schedules:
+        for number, turns in enumerate(schedule):
+            yield from _faults_of_round(protocol, f"round {number}", turns)
+        yield from _faults_of_end(protocol, schedule)
 
 
-def _rounds(number: int, stage: Stage) -> Iterator[tuple[str, Round]]:
-    """The possible rounds of a stage, each with its name; options that pass are left out."""
-    if not isinstance(stage, Fork):
-        yield f"round {number}", stage
-    elif not any(stage.options.values()):
-        yield f"round {number}", ()
-    else:
-        for name, turns in stage.options.items():
-            if turns:
-                yield f"option '{name}' of round {number}", turns
-
-
-def _faults_of_round(rules: Rules, where: str, turns: Round) -> Iterator[str]:
+def _faults_of_round(protocol: Protocol, where: str, turns: Round) -> Iterator[str]:
     if not turns:
         yield f"{where} has no turns"
     for agent in _repeated(turn.agent for turn in turns):
         yield f"'{agent}' has two turns in {where}"
     for turn in turns:
-        yield from _faults_of_turn(rules, where, turn)
+        yield from _faults_of_turn(protocol, where, turn)
     for channel in _repeated(channel for turn in turns for channel in turn.writes):
         writers = " and ".join(f"'{turn.agent}'" for turn in turns if channel in turn.writes)
         yield f"{writers} both write on channel '{channel}' in {where}"
-    deciders = [turn.agent for turn in turns if rules.agents[turn.agent].may_decide]
-    if len(deciders) > 1 and rules.vote is None:
-        yield (
-            f"{' and '.join(deciders)} may both decide in {where}; give the `vote` that makes one verdict of "
-            "their ballots, such as `vote=majority`"
-        )
+    deciders = [turn.agent for turn in turns if protocol.agents[turn.agent].may_decide]
+    if len(deciders) > 1:
+        yield f"{' and '.join(deciders)} may both decide in {where}, and the first decision ends a play"
 
 
-def _faults_of_turn(rules: Rules, where: str, turn: Turn) -> Iterator[str]:
+def _faults_of_turn(protocol: Protocol, where: str, turn: Turn) -> Iterator[str]:
     agent, writes = turn.agent, turn.writes
-    yield from _unknown([agent], rules.agents, f"{where} is a turn of")
-    yield from _unknown(writes, rules.channels, f"'{agent}' writes in {where} on")
+    yield from _unknown([agent], protocol.agents, f"{where} is a turn of")
+    yield from _unknown(writes, protocol.channels, f"'{agent}' writes in {where} on")
     for channel in writes:
-        if agent not in rules.channels[channel]:
+        if agent not in protocol.channels[channel]:
             yield f"'{agent}' writes on channel '{channel}' in {where}, and cannot read it"
     for channel in _repeated(writes):
         yield f"'{agent}' writes twice on channel '{channel}' in {where}"
     if turn.headers and len(turn.headers) != len(writes):
         yield f"'{agent}' has {len(turn.headers)} headers in {where} for {len(writes)} channels"
-    if turn.decide != "no" and not rules.agents[agent].may_decide:
+    if turn.decide != "no" and not protocol.agents[agent].may_decide:
         yield f"'{agent}' {turn.decide} decide in {where}, and its role may not"
     if turn.decide == "no" and not writes:
         yield f"'{agent}' neither writes nor decides in {where}"
-    if turn.open and (turn.decide == "no" or not writes):
-        yield (
-            f"'{agent}' has an open ballot in {where}, which takes a decision and a channel to announce it on"
-        )
 
 
-def _faults_of_end(rules: Rules, schedule: Schedule) -> Iterator[str]:
-    """Without a vote nothing follows a round that must decide; where a verdict is needed, it is the last."""
+def _faults_of_end(protocol: Protocol, schedule: Schedule) -> Iterator[str]:
+    """Nothing follows a round that must decide; where a verdict is needed, it is the last."""
     last = len(schedule) - 1
     obliged = [
-        number
-        for number, stage in enumerate(schedule)
-        if all(any(turn.decide == "must" for turn in turns) for turns in rounds_at(stage))
+        number for number, turns in enumerate(schedule) if any(turn.decide == "must" for turn in turns)
     ]
-    votes = rules.vote is not None and len(voters_of(rules, schedule)) > 1
-    if obliged and obliged[0] != last and not votes:
+    if obliged and obliged[0] != last:
         yield f"nothing can follow round {obliged[0]}, which must decide"
-    if rules.needs_verdict and last not in obliged:
-        speakers = " and ".join(dict.fromkeys(f"'{turn.agent}'" for turn in turns_at(schedule[last])))
+    if protocol.needs_verdict and last not in obliged:
+        speakers = " and ".join(f"'{turn.agent}'" for turn in schedule[last])
         yield (
             f"the last round ({last}) is a turn of {speakers} that need not decide; end with a turn that "
             "must decide, or say `needs_verdict=False`"

@@ -11,8 +11,7 @@ from etude.core.example import Example
 from etude.core.keys import generator
 from etude.core.message import Message
 from etude.protocols.decision import Verdict, sign
-from etude.protocols.protocol import Protocol
-from etude.protocols.rules import PlayLog, Round, Turn, Utterance, chosen, drawn_side, turns_at
+from etude.protocols.protocol import Protocol, Turn
 from etude.protocols.tree import Node
 
 
@@ -52,47 +51,30 @@ def log_of(
     It holds only the channels that the agent reads.
     """
     schedule = protocol.rounds(key)
+    channels = [channel for channel, readers in protocol.channels.items() if agent in readers]
     lines: list[Line] = []
-    for before in range(number):
+    for before, turns in enumerate(schedule[:number]):
         answers = [node for node in path if node.round == before]
-        if not answers:
-            continue
-        turns = chosen(schedule[before], play_log([node for node in path if node.round < before]))
         lines += [Line(before, agent, None, node.text) for node in answers if node.agent == agent]
-        channels = [channel for channel, readers in protocol.channels.items() if agent in readers]
+        order = [*channels]
         if protocol.shuffle_channels:
-            generator(key, "channels", agent, before).shuffle(channels)
-        for channel in channels:
-            lines += _heard(turns, answers, agent, channel)
-    possible = [any(turn.agent == agent for turn in turns_at(stage)) for stage in schedule]
+            generator(key, "channels", agent, before).shuffle(order)
+        for channel in order:
+            writers = {turn.agent for turn in turns if channel in turn.writes} - {agent}
+            lines += [
+                Line(before, node.agent, channel, node.messages.get(channel, ""))
+                for node in answers
+                if node.agent in writers
+            ]
+    own_turns = [any(turn.agent == agent for turn in turns) for turns in schedule]
     return Log(
         protocol=protocol,
         round=number,
         lines=tuple(lines),
-        stance=protocol.stance_of(agent, stance, drawn_side(key)),
-        turns_left=sum(possible[number + 1 :]),
-        own_turns=sum(possible),
+        stance=protocol.stance_of(agent, stance),
+        turns_left=sum(own_turns[number + 1 :]),
+        own_turns=sum(own_turns),
     )
-
-
-def play_log(path: Sequence[Node]) -> PlayLog:
-    """Everything that was said on a path from the root."""
-    return PlayLog(
-        tuple(
-            Utterance(n.round, n.agent, n.text, n.messages, n.decision, malformed=n.malformed is not None)
-            for n in path
-        )
-    )
-
-
-def _heard(turns: Round, answers: Sequence[Node], reader: str, channel: str) -> list[Line]:
-    """The lines of others on a channel in a round. A secret ballot has none."""
-    writers = {turn.agent for turn in turns if channel in turn.writes} - {reader}
-    return [
-        Line(node.round, node.agent, channel, node.messages.get(channel, ""))
-        for node in answers
-        if node.agent in writers and (node.decision is None or channel in node.messages)
-    ]
 
 
 OPENING = "Begin."

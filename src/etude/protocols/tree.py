@@ -60,7 +60,7 @@ class Node:
     ending: str | None = None
     """At a leaf: `decided`, `undecided` when the rounds ran out, or `invalid`."""
     verdict: float | None = None
-    """At a leaf that is decided: the verdict, in [-1, 1]; with a vote, that of the ballots."""
+    """At a leaf that is decided: the verdict, in [-1, 1], which a protocol may force."""
     guess: str | None = None
     """In a turn that may decide: the answer that gives the right verdict, as the scenario reads it."""
 
@@ -76,11 +76,9 @@ class EpisodeTree:
     truth: Verdict
     stance: Verdict
     key: int
-    """Seed of the play's own draws: the schedule, the sides and the order of channels."""
+    """Seed of the play's own draws: the schedule, the stance and the order of channels."""
     bounds: Mapping[str, tuple[float, float]]
     nodes: tuple[Node, ...]
-    sides: Mapping[str, Verdict] = field(default_factory=dict)
-    """The verdict that each agent argued for, where a coin drew it; empty in other protocols."""
 
     def children(self, node: Node | None = None) -> Sequence[Node]:
         """The answers that followed a node, or the first answers."""
@@ -169,11 +167,6 @@ class Answer:
     value: float
     """The mean value of its nodes for the agent."""
 
-    @property
-    def node(self) -> Node:
-        """The first of the nodes; they have the text, the messages and the decision in common."""
-        return self.nodes[0]
-
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -227,7 +220,6 @@ def transcript(record: EpisodeRecord) -> dict[str, Any]:
         "protocol": tree.protocol,
         "truth": WORDS[tree.truth],
         "prover_stance": WORDS[tree.stance],
-        **({"sides": {agent: WORDS[side] for agent, side in tree.sides.items()}} if tree.sides else {}),
         "rewards": {agent: tree.value(None, agent) for agent in tree.agents},
         **show.following(None),
     }

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
@@ -24,10 +25,10 @@ from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.example import Example
 from etude.core.interfaces import Engine, Evaluator
 from etude.core.keys import fold
+from etude.protocols.decision import code_of
 from etude.protocols.growing import FinalAnswer, Play, Question, Width, Widths, most_calls, wanted_widths
 from etude.protocols.named import PROTOCOLS
-from etude.protocols.protocol import Protocol
-from etude.protocols.rules import Turn
+from etude.protocols.protocol import Protocol, Turn
 from etude.protocols.scenario import Act, Malformed, Scenario
 from etude.protocols.tree import EpisodeTree, Rejected
 from etude.rewards.evaluator import scored
@@ -210,30 +211,9 @@ async def _all_of(calls: Iterable[Awaitable[T]]) -> list[T]:
     return results
 
 
-FactoryT = TypeVar("FactoryT", bound=Callable[..., Any])
-
 _METHODS = ("render", "parse", "truth", "stance")
-_scenarios: dict[str, Callable[..., Scenario]] = {}
-
-
-def register_scenario(name: str) -> Callable[[FactoryT], FactoryT]:
-    """Decorate a scenario class, or a function that makes a scenario, to name it in configs.
-
-    Raises RequestError when another module has the name.
-    """
-
-    def register(factory: FactoryT) -> FactoryT:
-        known = _scenarios.get(name, factory)
-        homes = [
-            f"{made.__module__}.{getattr(made, '__qualname__', type(made).__name__)}"
-            for made in (known, factory)
-        ]
-        if len(set(homes)) > 1:
-            raise RequestError(f"two scenarios are called '{name}': {' and '.join(homes)}")
-        _scenarios[name] = factory
-        return factory
-
-    return register
+SCENARIOS = {"code_validation": "etude.scenarios.scenario:CodeValidation"}
+"""The scenarios that are shipped, by name."""
 
 
 def find_protocol(name: str, arguments: Mapping[str, Any]) -> Protocol:
@@ -248,11 +228,11 @@ def find_protocol(name: str, arguments: Mapping[str, Any]) -> Protocol:
 
 
 def find_scenario(name: str, arguments: Mapping[str, Any]) -> Scenario:
-    """A registered scenario, or one that an import path names: a scenario, its class, or its maker.
+    """A shipped scenario, or one that an import path names: a scenario, its class, or its maker.
 
     Raises RequestError for an unknown name, for arguments that do not fit, and for missing methods.
     """
-    scenario: Scenario = _make("scenario", name, _scenarios, arguments)
+    scenario: Scenario = _make("scenario", SCENARIOS.get(name, name), SCENARIOS, arguments)
     lacking = [method for method in _METHODS if not callable(getattr(scenario, method, None))]
     if lacking:
         raise RequestError(f"scenario '{name}' has no method '{lacking[0]}'; it needs {', '.join(_METHODS)}")
@@ -275,20 +255,16 @@ def _make(kind: str, name: str, known: Mapping[str, Any], arguments: Mapping[str
     except ValueError:
         pass  # A callable without a signature.
     except TypeError as error:
-        raise RequestError(f"{reason}: {error}{_parameters(factory, arguments)}") from error
+        names = [each for each in inspect.signature(factory).parameters if each not in ("args", "kwargs")]
+        unknown = next((each for each in arguments if each not in names), None)
+        instead = "" if unknown is None else alternatives(unknown, names, otherwise="it takes no arguments")
+        raise RequestError(f"{reason}: {error}{instead}") from error
     try:
         return factory(**arguments)
     except EtudeError:
         raise
     except Exception as error:
         raise RequestError(f"{reason}: {where_raised(error)}") from error
-
-
-def _parameters(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
-    """The parameters of a factory, with the nearest to the first argument that is not among them."""
-    names = [name for name in inspect.signature(factory).parameters if name not in ("args", "kwargs")]
-    unknown = next((name for name in arguments if name not in names), None)
-    return "" if unknown is None else alternatives(unknown, names, otherwise="it takes no arguments")
 
 
 class ProtocolReward(Evaluator):
@@ -317,7 +293,7 @@ class ProtocolWorkflowConfig(WorkflowConfig, name="protocol"):
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Parameters of the protocol."""
     scenario: str
-    """The task: a registered scenario, or `module:name`."""
+    """The task: `code_validation`, or `module:name`."""
     scenario_arguments: dict[str, Any] = Field(default_factory=dict)
     """Parameters of the scenario."""
     policy: LlmRef | None = None
@@ -374,3 +350,37 @@ class ProtocolRewardConfig(EvaluatorConfig, name="protocol_reward"):
 async def protocol_reward(config: ProtocolRewardConfig, builder: Builder) -> AsyncIterator[ProtocolReward]:
     """The registered component `protocol_reward`."""
     yield ProtocolReward(config.agent)
+
+
+def accuracy(tree: EpisodeTree) -> float:
+    """How likely the right verdict is; no decision is not right.
+
+    Where agents were sampled k times, each answer had one chance in k.
+    """
+    chances: dict[int | None, float] = {None: 1.0}
+    for node in tree.nodes:
+        parent = None if node.parent is None else tree.nodes[node.parent]
+        chances[node.id] = chances[node.parent] / len(tree.children(parent))
+    right = (chances[leaf.id] for leaf in tree.leaves() if code_of(leaf.verdict) == tree.truth)
+    # Against rounding: thirds do not add up to 1.
+    return min(1.0, math.fsum(right))
+
+
+class VerdictAccuracy(Evaluator):
+    """Scores a play by how likely its verdict is the right one."""
+
+    bounds = (0.0, 1.0)
+
+    async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
+        """Score one episode. Raises RequestError when no protocol was played in it."""
+        return scored(item, accuracy(EpisodeTree.from_json(item.output_obj)))
+
+
+class VerdictAccuracyConfig(EvaluatorConfig, name="verdict_accuracy"):
+    """1 when the verdict is right, otherwise 0; no decision is not right."""
+
+
+@register_evaluator(config_type=VerdictAccuracyConfig)
+async def verdict_accuracy(config: VerdictAccuracyConfig, builder: Builder) -> AsyncIterator[VerdictAccuracy]:
+    """The registered component `verdict_accuracy`."""
+    yield VerdictAccuracy()

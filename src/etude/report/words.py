@@ -13,8 +13,6 @@ from etude.store.figures import shown_figure, shown_reward, shown_score
 if TYPE_CHECKING:
     from etude.store.facts import RunFacts
 
-_RATED = 5
-"""Versions whose ratings are shown, the best."""
 VALIDATION_KEY = "finetuning.run_configuration.validation_dataset"
 _OF_VALIDATION = (("before", "before"), ("after", "after"))
 _OF_EPOCHS = (("in the first epoch", "first_epoch"), ("in the last epoch", "last_epoch"))
@@ -126,8 +124,6 @@ def figure_lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"distribution{when}", f"{found}: {found.shown_bars()}"
     for name in evaluators_in(figures):
         yield name, " → ".join(shown_score(figure["evaluators"].get(name)) for figure in figures)
-    for name, figures in (summary.get("opponents") or {}).items():
-        yield f"ratings, {name}", _ratings(figures)
     yield from _versions(summary, validated)
 
 
@@ -137,14 +133,6 @@ def evaluators_in(figures: Sequence[Mapping[str, Any]]) -> list[str]:
     rewards = [{"mean": figure["avg_reward"]} for figure in figures]
     only = [{"mean": score["mean"]} for figure in figures for score in figure["evaluators"].values()]
     return [] if len(names) == 1 and only == rewards else names
-
-
-def _ratings(figures: Mapping[str, Any]) -> str:
-    """The best and the last of the versions that played, by Elo."""
-    ratings = sorted(figures["ratings"].items(), key=lambda pair: -pair[1])
-    shown = ", ".join(f"v{number} {rating:+.0f}" for number, rating in ratings[:_RATED])
-    more = f", … {len(ratings) - _RATED} more" if len(ratings) > _RATED else ""
-    return f"{shown}{more}  (Elo; {figures['games']} games)"
 
 
 def _warm_up(warm_up: Mapping[str, Any]) -> str:

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import chain, count
 from typing import Any, Literal
 
 from etude.core.episode import SIMULATED_USER, EpisodeRecord
@@ -22,8 +21,6 @@ from etude.core.evaluation import EvalInput, EvaluationRunOutput
 from etude.core.example import Example
 from etude.core.keys import generator
 from etude.rewards.evaluation import Evaluation, EvaluationRequest, together
-from etude.store.episodes import iter_episodes
-from etude.store.journal import Journal
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +133,6 @@ def _shuffled(size: int, seed: int, number: int) -> tuple[int, ...]:
     order = list(range(size))
     generator(seed, "examples", number).shuffle(order)
     return tuple(order)
-
-
-def iter_collections(journal: Journal, phase: str) -> Iterator[EpisodeRecord]:
-    """The stored episodes of all collections of one kind that an epoch has."""
-    for call in count(1):
-        episodes = iter_episodes(journal, f"{numbered(phase, call)}/")
-        first = next(episodes, None)
-        if first is None:
-            return
-        yield from chain([first], episodes)
 
 
 Stage = Literal["train", "validation", "warm-up"]

@@ -18,8 +18,7 @@ from etude.core.evaluation import EvaluationRunOutput
 from etude.core.example import Example
 from etude.core.interfaces import Engine, Evaluator
 from etude.core.stats import Estimate, estimate
-from etude.rewards.evaluation import Evaluation, EvaluationRequest, OnScore
-from etude.rewards.gathering import Gathering
+from etude.rewards.evaluation import Evaluation, EvaluationRequest, Gathering, OnScore
 from etude.rewards.scorer import Scorer
 from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.workflow import as_workflow
@@ -63,8 +62,13 @@ class EvaluationRun(Evaluation):
         answers at all. Failures are then not kept: they are tried again when the run is resumed. Everything
         else is kept.
         """
-        _require_unique(request.examples)
-        jobs = [job for example in request.examples for job in _jobs(example, request)]
+        counts = Counter(example.id for example in request.examples)
+        if twice := [name for name, count in counts.items() if count > 1]:
+            raise RequestError(
+                f"{len(twice)} example ids are there more than once, the first is {twice[0]!r}"
+            )
+        phase = request.phase or "eval"
+        jobs = [job for example in request.examples for job in _jobs(example, phase, request)]
         gathering = Gathering(
             [(job.example.id, job.generation) for job in jobs],
             self._scorer,
@@ -75,7 +79,7 @@ class EvaluationRun(Evaluation):
             settle=self._collector.settle,
         )
         try:
-            async with self._journal.beginning(f"{_phase_of(request)}/"):
+            async with self._journal.beginning(f"{phase}/"):
                 return await gathering.output_of(self._collector.collect(jobs))
         except (ErrorBudgetExceeded, ModelOut):
             await self._forget_failures(jobs)
@@ -198,20 +202,10 @@ async def measure(
     return estimate(output.scores()["reward"], output.bounds()["reward"])
 
 
-def _phase_of(request: EvaluationRequest) -> str:
-    return request.phase or "eval"
-
-
-def _jobs(example: Example, request: EvaluationRequest) -> Iterator[EpisodeJob]:
+def _jobs(example: Example, phase: str, request: EvaluationRequest) -> Iterator[EpisodeJob]:
     """The episodes on an example; those that were played before are all of them there are."""
     logged = example if isinstance(example, LoggedExample) else None
     plain = example if logged is None else Example(example.id, example.inputs, example.expected)
     for generation in range(request.generations if logged is None else logged.episodes):
-        name = f"{_phase_of(request)}/{example.id}/{generation}"
+        name = f"{phase}/{example.id}/{generation}"
         yield EpisodeJob(name, plain, generation, request.sampling or {}, logged)
-
-
-def _require_unique(examples: Sequence[Example]) -> None:
-    twice = [name for name, count in Counter(example.id for example in examples).items() if count > 1]
-    if twice:
-        raise RequestError(f"{len(twice)} example ids are there more than once, the first is {twice[0]!r}")

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from pydantic_core import from_json, to_json
 
 from etude.config.component import EvaluatorConfig
@@ -61,8 +61,6 @@ class JudgeConfig(EvaluatorConfig):
     """Most tokens of one answer of the judge."""
     attempts: int = Field(default=3, ge=1)
     """How often to ask when the answer is malformed, before giving up."""
-    thinking: bool = False
-    """Show the judge what the agent's model thought before it answered, and not what it said alone."""
 
 
 async def ask(
@@ -142,12 +140,6 @@ class LlmJudgeConfig(JudgeConfig, name="llm_judge"):
     transcript: bool = False
     """Show the judge the whole conversation, and not the output alone."""
 
-    @model_validator(mode="after")
-    def _thinking_is_in_the_transcript(self) -> LlmJudgeConfig:
-        if self.thinking and not self.transcript:
-            raise ValueError("thinking is shown in the transcript alone: set transcript: true as well")
-        return self
-
 
 class LlmJudge(Evaluator):
     """Scores an episode in [0, 1] by a model's grade. Raises EtudeError when it gives no usable one."""
@@ -160,27 +152,25 @@ class LlmJudge(Evaluator):
 
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
         config = self._config
+        material: dict[str, Any] = {"task": item.input_obj}
+        if item.expected_output_obj is not None:
+            material["expected"] = item.expected_output_obj
+        if config.transcript:
+            material["transcript"] = messages_of(item)
+        material["output"] = item.output_obj
         system = (
             f"You judge the work of an AI agent by this:\n\n{config.prompt.strip()}\n\n"
             f"Give a score from 0 (worst) to {config.scale:g} (best). {MATERIAL}\n"
             "Answer with one JSON object and nothing else: "
             '{"reasoning": "one or two sentences", "score": number}'
         )
+
+        def parse(answer: dict[str, Any]) -> tuple[float, str]:
+            score, reasoning = _parse_grade(answer, config.scale)
+            return score / config.scale, reasoning
+
         key = fold(0, "llm_judge", item.id, item.generation)
-        return scored(item, await ask(self._engine, config, system, self._material(item), self._parse, key))
-
-    def _material(self, item: EvalInputItem) -> dict[str, Any]:
-        material: dict[str, Any] = {"task": item.input_obj}
-        if item.expected_output_obj is not None:
-            material["expected"] = item.expected_output_obj
-        if self._config.transcript:
-            material["transcript"] = messages_of(item, thinking=self._config.thinking)
-        return material | {"output": item.output_obj}
-
-    def _parse(self, answer: dict[str, Any]) -> tuple[float, str]:
-        scale = self._config.scale
-        score, reasoning = _parse_grade(answer, scale)
-        return score / scale, reasoning
+        return scored(item, await ask(self._engine, config, system, material, parse, key))
 
 
 @register_evaluator(config_type=LlmJudgeConfig)
@@ -212,7 +202,7 @@ class GroupJudge(Evaluator):
         return (await self.evaluate_group([item]))[0]
 
     async def evaluate_group(self, items: Sequence[EvalInputItem]) -> list[EvalOutputItem]:
-        transcripts = [messages_of(item, thinking=self._config.thinking) for item in items]
+        transcripts = [*map(messages_of, items)]
         texts = [to_json(transcript, fallback=str, inf_nan_mode="strings") for transcript in transcripts]
         # Attempts that say the same are shown once: they cannot be told apart, nor score differently.
         shown = dict(zip(texts, transcripts, strict=True))
@@ -223,29 +213,25 @@ class GroupJudge(Evaluator):
             f"{MATERIAL}\nAnswer with one JSON object and nothing else, with every attempt in it once: "
             '{"scores": [{"attempt": 1, "reasoning": "one sentence", "score": number}, …]}'
         )
+        distinct, expected = [*shown.values()], items[0].expected_output_obj
+        shared = common_prefix(distinct) if len(distinct) > 1 else 0
+        material: dict[str, Any] = {} if expected is None else {"expected": expected}
+        if shared:
+            material["beginning_of_all_attempts"] = distinct[0][:shared]
+        material["attempts"] = [
+            {"attempt": number, "messages": transcript[shared:]}
+            for number, transcript in enumerate(distinct, start=1)
+        ]
         judgements = await ask(
             self._engine,
             self._config,
             system,
-            _attempts([*shown.values()], items[0].expected_output_obj),
+            material,
             lambda answer: _parse_judgements(answer, len(shown)),
             fold(0, "group_judge", items[0].id, *(item.generation for item in items)),
         )
         judged = dict(zip(shown, judgements, strict=True))
         return [scored(item, judged[text]) for item, text in zip(items, texts, strict=True)]
-
-
-def _attempts(transcripts: Sequence[list[dict[str, Any]]], expected: Any) -> dict[str, Any]:
-    """The material: once what all attempts begin with, then the rest of each."""
-    shared = common_prefix(transcripts) if len(transcripts) > 1 else 0
-    shown: dict[str, Any] = {} if expected is None else {"expected": expected}
-    if shared:
-        shown["beginning_of_all_attempts"] = transcripts[0][:shared]
-    shown["attempts"] = [
-        {"attempt": number, "messages": transcript[shared:]}
-        for number, transcript in enumerate(transcripts, start=1)
-    ]
-    return shown
 
 
 def _parse_judgements(answer: dict[str, Any], attempts: int) -> list[tuple[float, str]]:
@@ -266,15 +252,14 @@ async def group_judge(config: GroupJudgeConfig, builder: Builder) -> AsyncIterat
     yield GroupJudge(config, await builder.get_llm(config.model))
 
 
-def messages_of(item: EvalInputItem, *, thinking: bool = False) -> list[Message]:
+def messages_of(item: EvalInputItem) -> list[Message]:
     """The episode's messages in order, each once, and last the output where no message says it.
 
-    Where a call does not go on from the call before it, a message of the role `conversation` says so. Without
-    `thinking` messages have no `reasoning_content`.
+    Where a call does not go on from the call before it, a message of the role `conversation` says so. What a
+    model thought before it answered is not shown.
     """
-    messages = [] if item.episode is None else _conversations(item.episode)
-    if not thinking:
-        messages = [{key: value for key, value in each.items() if key != _THINKING} for each in messages]
+    said = [] if item.episode is None else _conversations(item.episode)
+    messages = [{key: value for key, value in each.items() if key != _THINKING} for each in said]
     if not messages or messages[-1].get("content") != item.output_obj:
         messages.append({"role": "output", "content": item.output_obj})
     return messages

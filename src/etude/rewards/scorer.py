@@ -167,13 +167,6 @@ def read_score(
     return EvalOutputItem(id=episode.example.id, generation=episode.generation, **result)
 
 
-def stored_score(journal: Steps, episode_id: str, evaluator: str) -> float | None:
-    """The score that an evaluator gave an episode in its run; None where it gave none."""
-    data = journal.get(_score_key(episode_id, "score", evaluator)) or {}
-    score: float | None = None if data.get("error") is not None else data.get("score")
-    return score
-
-
 def _score_key(episode_id: str, label: str, evaluator: str) -> str:
     return f"{episode_id}/{label}/{evaluator}"
 

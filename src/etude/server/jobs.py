@@ -14,7 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from etude.jobs.folders import StateFolders
 from etude.server.database import EVENTS, JOBS, MODELS, Page, Row, new_id, page_of, row_of
 from etude.server.errors import not_found
-from etude.store.lock import locked_by
+from etude.store.run_folder import locked_by
 from etude.wire.http_server import ApiError
 
 LIVE = ("queued", "running", "paused")

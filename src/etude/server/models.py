@@ -239,11 +239,9 @@ def _card(served: ServedModel, base: str, lora: bool) -> str:
     if served.digest:
         rows["digest of the trained weights"] = served.digest
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-    load = "PeftModel.from_pretrained(base, " if lora else "AutoModelForCausalLM.from_pretrained("
     return (
         f"---\n{dump(front).strip()}\n---\n\n# {served.name}\n\n"
         f"{'LoRA weights' if lora else 'Weights'} of a model of `etude serve`.\n\n"
         f"| | |\n|---|---|\n{table}\n\n"
         "No license was stated with this export; the base model's may hold for it.\n\n"
-        f"To load it: `{load}FOLDER)`\n"
     )

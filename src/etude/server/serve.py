@@ -34,7 +34,7 @@ from etude.server.models import ModelStore, weights_routes
 from etude.server.scheduler import Scheduler
 from etude.server.settings import ServerSettings, require_safe, training_processes
 from etude.store.files import SERVER_DATABASE, delete_left_over, private_folder
-from etude.store.lock import RunLock
+from etude.store.run_folder import RunLock
 from etude.wire.http_server import ApiError, listen, server_config
 
 _LOOK_SECONDS = 0.1

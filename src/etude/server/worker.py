@@ -55,7 +55,7 @@ from etude.server.models import ModelStore, load_policy
 from etude.server.settings import LIFELINE, ServerSettings, WorkerOrder
 from etude.server.stores import Stores, stores_at, stores_here
 from etude.store.files import draft_of, open_private
-from etude.store.lock import RunLock
+from etude.store.run_folder import RunLock
 from etude.wire.http_server import ApiError
 
 _LOG = logging.getLogger("etude.server.worker")

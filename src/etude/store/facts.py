@@ -22,9 +22,8 @@ from etude.store.database import DATABASE
 from etude.store.episodes import phases_of, stored_episodes
 from etude.store.figures import summary_in
 from etude.store.files import SERVER_DATABASE, TO_EXPORT, WEIGHTS_FILE
-from etude.store.lock import locked_by
 from etude.store.log import histories
-from etude.store.run_folder import LOCK, RunFolder
+from etude.store.run_folder import LOCK, RunFolder, locked_by
 from etude.store.stored_config import (
     REQUEST,
     RESULT,

@@ -230,7 +230,6 @@ def summary_of(history: History) -> dict[str, Any]:
         "skip_reasons": sorted({entry.skipped for entry in history.skipped if entry.skipped is not None}),
         "measured_on": VALIDATION if history.validations else TRAINING,
         "warm_up": None if history.warm_up is None else warm_up_of(history.warm_up),
-        "opponents": opponents_of(history),
         "before": start if history.warm_up is None else base,
         "warm": None if history.warm_up is None else start,
         "after": after[-1] if after else None,
@@ -242,17 +241,6 @@ def summary_of(history: History) -> dict[str, Any]:
         "warnings": warnings_of(history),
         "stopped": stopped_by(history),
     }
-
-
-def opponents_of(history: History) -> dict[str, Any] | None:
-    """By entry of `llms`: the ratings of all versions that played, after the last epoch, and how many games
-    they rest on. None where no earlier version was met."""
-    by_entry: dict[str, Any] = {}
-    for entry in history.epochs:
-        for name, figures in (entry.metrics.get("opponents") or {}).items():
-            games = by_entry.get(name, {}).get("games", 0) + sum(row[2] for row in figures["games"])
-            by_entry[name] = {"ratings": figures["ratings"], "games": games}
-    return by_entry or None
 
 
 def warm_up_of(entry: WarmUpEntry) -> dict[str, Any]:

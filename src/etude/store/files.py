@@ -28,9 +28,9 @@ WEIGHTS_FILE = "trained.safetensors"
 """In a folder: the tensors that training changes, by parameter name; what a version is restored from."""
 SERVER_DATABASE = "server.db"
 """In the data folder of a language-model server."""
-TO_FETCH = "fetch it with `curl ADDRESS/export/MODEL | tar x`"
-"""A model of a language-model server."""
-TO_EXPORT = f"a run's model is exported with `etude export RUN`; a server's: {TO_FETCH}"
+TO_EXPORT = (
+    "a run's model is exported with `etude export RUN`, a server's with `etude export --server ADDRESS MODEL`"
+)
 """Where only the trained tensors are."""
 
 FOLDER_MODE, FILE_MODE = 0o700, 0o600

@@ -15,8 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from etude.core.history import EpochEntry, History, Recovery, ValidationEntry, WarmUpEntry, WarmUpJob
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.store.journal import Journal
-from etude.store.lock import locked_by
-from etude.store.run_folder import LOCK, RunFolder
+from etude.store.run_folder import LOCK, RunFolder, locked_by
 
 _TARGETS = "trainer/targets"
 

@@ -12,8 +12,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from etude.core.errors import StoreError
 from etude.store.files import write_atomically
-from etude.store.lock import locked_by
-from etude.store.run_folder import LOCK
+from etude.store.run_folder import LOCK, locked_by
 
 STATUS = "status.json"
 """Written anew every second while a run goes on, and deleted at its end."""

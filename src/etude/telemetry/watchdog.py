@@ -1,30 +1,22 @@
 """The watchdog: when nothing in a run moves, it says what the run waits for, and ends it at last.
 
-It looks at what any progress leaves behind: events, entries of the journal, tokens, versions. `faulthandler`
-writes down where the threads are when the event loop itself does not turn any more.
+It looks at what any progress leaves behind: events, entries of the journal, tokens, versions.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import faulthandler
+import os
 import time
-import traceback
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from types import FrameType
-from typing import Any, TextIO
+from typing import Any
 
 from etude.config.schema import StallConfig
 from etude.core.errors import StalledError
 from etude.core.stats import shown_seconds
 from etude.store.status import RunStatus
 from etude.telemetry.status import Parts, snapshot
-
-STACKS = "stalls.txt"
-"""In the run folder: where tasks and threads were each time that nothing moved."""
 
 _LOOKS = 20
 """In the time after which something is said."""
@@ -47,7 +39,6 @@ class Watchdog:
     def __init__(self, parts: Parts, config: StallConfig) -> None:
         self._parts = parts
         self._config = config
-        self._stacks = parts.run.path / STACKS
         self._since = time.time()
         self._jobs = 0
         self._pulse: object = None
@@ -89,27 +80,20 @@ class Watchdog:
     async def _look(self, limit: asyncio.Timeout) -> None:
         """Look again and again; the limit is over when the run is to end."""
         pause, after = self._config.say_after / _LOOKS, self._config.say_after
-        with self._stacks.open("a", encoding="utf-8") as file:
-            try:
-                while True:
-                    faulthandler.dump_traceback_later(after, file=file)
-                    asleep = time.monotonic()
-                    await asyncio.sleep(pause)
-                    # A stopped process waits for nothing, nor does one whose event loop was blocked.
-                    late = time.monotonic() - asleep - pause
-                    self._moved += late
-                    if late >= after:
-                        blocked = f"the event loop has been blocked for {shown_seconds(late)}"
-                        self._warn(f"{blocked}: code that runs on it waits or computes.")
-                    if self._is_to_end(file):
-                        limit.reschedule(asyncio.get_running_loop().time())
-                        return
-            finally:
-                faulthandler.cancel_dump_traceback_later()
-                if not self._stacks.stat().st_size:
-                    self._stacks.unlink()
+        while True:
+            asleep = time.monotonic()
+            await asyncio.sleep(pause)
+            # A stopped process waits for nothing, nor does one whose event loop was blocked.
+            late = time.monotonic() - asleep - pause
+            self._moved += late
+            if late >= after:
+                blocked = f"the event loop has been blocked for {shown_seconds(late)}"
+                self._warn(f"{blocked}: code that runs on it waits or computes.")
+            if self._is_to_end():
+                limit.reschedule(asyncio.get_running_loop().time())
+                return
 
-    def _is_to_end(self, file: TextIO) -> bool:
+    def _is_to_end(self) -> bool:
         """Say what is waited for, where nothing has moved for long; whether it is the last time."""
         status = snapshot(self._parts, self._since)
         pulse = status.model_dump(include=_PULSE)
@@ -124,14 +108,12 @@ class Watchdog:
             waits = [f"{wait.what} ({shown_seconds(wait.seconds)})" for wait in status.waits]
             listed = "; ".join(waits) or status.phase
             self._diagnosis = f"nothing has moved for {shown_seconds(silent)}; the run waits for {listed}."
-            file.write(f"{self._diagnosis}\n{task_stacks()}\n")
-            file.flush()
-            faulthandler.dump_traceback(file)
             self._warn(self._diagnosis + (" The run ends." if is_over else self._outlook(status, ends)))
         return is_over
 
     def _warn(self, text: str) -> None:
-        self._parts.counts.message(f"{text} Stacks: {self._stacks}", warning=True)
+        stacks = f"py-spy dump --pid {os.getpid()}"
+        self._parts.counts.message(f"{text} Where its threads are: {stacks}", warning=True)
 
     def _progressed(self) -> None:
         if self._said:
@@ -154,19 +136,3 @@ class Watchdog:
         if ends is not None:
             bounds.append(f"the run {shown_seconds(ends)} after the last progress (stall.end_after)")
         return f" At the latest there ends {', '.join(bounds)}." if bounds else ""
-
-
-def task_stacks() -> str:
-    """Where the tasks of this event loop wait, with counts; `faulthandler` knows threads alone."""
-    stacks = Counter(_stack(task) for task in asyncio.all_tasks() if task is not asyncio.current_task())
-    return "\n".join(f"{count} of these tasks:\n{stack}" for stack, count in stacks.most_common())
-
-
-def _stack(task: asyncio.Task[Any]) -> str:
-    frames: list[tuple[FrameType, int]] = []
-    awaited: Any = task.get_coro()
-    with contextlib.suppress(AttributeError):  # The innermost awaitable is no coroutine.
-        while awaited.cr_frame is not None:
-            frames.append((awaited.cr_frame, awaited.cr_frame.f_lineno))
-            awaited = awaited.cr_await
-    return "".join(traceback.StackSummary.extract(iter(frames)).format())

@@ -29,8 +29,15 @@ from etude.core.keys import content_hash
 from etude.store.journal import Json
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import stored_data
-from etude.trackers.callback import LiveTrackerConfig, live_tracker_config
-from etude.trackers.record import State, TrackedRun, Tracker, new_records, record_keys
+from etude.trackers.record import (
+    LiveTrackerConfig,
+    State,
+    TrackedRun,
+    Tracker,
+    live_tracker_config,
+    new_records,
+    record_keys,
+)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
 _SECONDS_AFTER_STOP = 2.0

@@ -23,10 +23,9 @@ from etude.core.errors import RequestError
 from etude.core.stats import shown_seconds
 from etude.store.database import DATABASE
 from etude.store.facts import RunFacts, facts_of, is_run, list_runs
-from etude.store.lock import locked_by
 from etude.store.outline import question_of
 from etude.store.plain import jsonable
-from etude.store.run_folder import LOCK
+from etude.store.run_folder import LOCK, locked_by
 from etude.store.stored_config import CONFIG, reward_names, stored_data
 
 HERE = Path(__file__).parent

@@ -302,7 +302,7 @@ for fd in range(3, 64):
     try:
         os.write(fd, b'not json\\n[1]\\n' + b'[' * 5000 + b'\\n' + b'{"call": "x"}\\n{"call": 10**9}\\n')
         os.write(fd, b'{"unconfined": "no"}\\n{"call": 7, "value": 1}\\n')
-        os.write(fd, b'{"end": "wrong", "reason": "a"}\\n')
+        os.write(fd, b'{"end": "error", "reason": "a"}\\n')
     except OSError:
         pass
 def f(): return 1

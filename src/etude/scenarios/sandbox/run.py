@@ -14,10 +14,9 @@ from pydantic import BaseModel, ConfigDict
 from etude.core.errors import EtudeError, RequestError
 from etude.scenarios.sandbox.process import Exit, Limits, run_process
 
-Status: TypeAlias = Literal["ok", "wrong", "error", "timeout", "memory", "refused"]
-"""`ok`: ran to its end (and gave what was expected); `wrong`: ran, and gave something else; `error`:
-raised, crashed, exited with a status or wrote too much; `timeout`: took too long; `memory`: asked for
-more memory than allowed; `refused`: tried what the sandbox forbids."""
+Status: TypeAlias = Literal["ok", "error", "timeout", "memory", "refused"]
+"""`ok`: ran to its end; `error`: raised, crashed, exited with a status or wrote too much; `timeout`: took too
+long; `memory`: asked for more memory than allowed; `refused`: tried what the sandbox forbids."""
 
 
 @dataclass(frozen=True, slots=True)

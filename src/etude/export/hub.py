@@ -1,0 +1,151 @@
+"""A model on the Hugging Face hub: a folder that was exported goes to a repository there.
+
+How files travel is the business of `huggingface_hub`: those that are there already are not sent again, so
+that an upload that was cut off goes on when it is asked for once more, and a commit has all files or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from etude.core.errors import EtudeError, RequestError, first_line
+from etude.core.secrets import keep_secret
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+_TOKENS = "a token that may write, from https://huggingface.co/settings/tokens"
+_REPLACED = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "adapter_config.json",
+    "config.json",
+    "generation_config.json",
+)
+"""Files of an earlier export that must not stand beside other weights: they stay in the history."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A model repository of the hub, or of the server that HF_ENDPOINT names.
+
+    Raises RequestError for a name that the hub does not take.
+    """
+
+    name: str
+    """`user/name`"""
+    public: bool = False
+    """Whether anybody may see it. One that is public already is not written to without this."""
+
+    def __post_init__(self) -> None:
+        from huggingface_hub.errors import HFValidationError
+        from huggingface_hub.utils import validate_repo_id
+
+        try:
+            validate_repo_id(self.name)
+        except HFValidationError as error:
+            raise RequestError(f"--push {self.name}: {first_line(error)} Write user/name") from error
+        if "/" not in self.name:
+            raise RequestError(f"--push {self.name}: write user/name, with your name or an organization's")
+
+    @property
+    def visibility(self) -> str:
+        """As the hub calls it."""
+        return "public" if self.public else "private"
+
+    def require(self) -> None:
+        """Look whether the hub is there, and the repository as it was wished for. Nothing is written.
+
+        Raises RequestError without a token, and where it is public and that was not wished for; EtudeError
+        when the hub cannot be reached or refuses.
+        """
+        from huggingface_hub.errors import RepositoryNotFoundError
+
+        api = _api()
+        with self._explained(api):
+            try:
+                stored = api.model_info(self.name)
+            except RepositoryNotFoundError:
+                return  # It is made when there is something to send.
+        if stored.private and self.public:
+            raise RequestError(
+                f"{self.name} is there, and private: make it public in its settings on the hub, or leave out "
+                "--public"
+            )
+        if not stored.private and not self.public:
+            raise RequestError(
+                f"{self.name} is public: everybody would see the model. Add --public if that is meant, or "
+                "name another repository"
+            )
+
+    def send(self, folder: Path, message: str) -> str:
+        """Upload an exported folder; the address. The repository is made where need be.
+
+        Raises EtudeError when the hub cannot be reached or refuses; the same call again goes on.
+        """
+        api = _api()
+        with self._explained(api, folder):
+            api.create_repo(self.name, private=not self.public, exist_ok=True)
+            api.upload_folder(
+                repo_id=self.name,
+                folder_path=folder,
+                commit_message=message,
+                delete_patterns=[*_REPLACED] if any(folder.glob("*.safetensors")) else None,
+            )
+        return f"{api.endpoint}/{self.name}"
+
+    @contextmanager
+    def _explained(self, api: HfApi, folder: Path | None = None) -> Iterator[None]:
+        """Say of what goes wrong within what to do; `folder` is kept."""
+        from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+        kept = "" if folder is None else f"; the model is in {folder}, and the same command goes on"
+        # Of httpx, or of another library in other releases of the hub's.
+        transport_error = HfHubHTTPError.__bases__[0]
+        try:
+            yield
+        except HfHubHTTPError as error:
+            raise EtudeError(self._refusal(error, api.endpoint) + kept) from error
+        except OfflineModeIsEnabled as error:
+            raise RequestError("HF_HUB_OFFLINE is set, and nothing goes to the hub: unset it") from error
+        except ValueError as error:  # It looks at the card before anything is sent.
+            raise RequestError(
+                f"{api.endpoint} does not take this: {' '.join(str(error).split())}"
+            ) from error
+        except (transport_error, OSError, RuntimeError) as error:
+            raise EtudeError(f"{api.endpoint} is away, or broke off ({_cause(error)}){kept}") from error
+
+    def _refusal(self, error: HfHubHTTPError, endpoint: str) -> str:
+        status = error.response.status_code
+        reason = error.server_message or first_line(error)
+        if status == 401:
+            return f"{endpoint} does not take the token: set HF_TOKEN to {_TOKENS}"
+        if status in (403, 404):
+            return (
+                f"the token may not write to {self.name} ({reason}): name a repository of your own, or an "
+                f"organization's that you may write to, and set HF_TOKEN to {_TOKENS}"
+            )
+        return f"{endpoint} refused ({status}): {reason}"
+
+
+def _api() -> HfApi:
+    """The hub, with the user's token, which no text has from now on. Raises RequestError without one."""
+    from huggingface_hub import HfApi, get_token
+
+    token = get_token()
+    if token is None:
+        raise RequestError(f"nobody is logged in to the hub: `hf auth login`, or set HF_TOKEN to {_TOKENS}")
+    keep_secret(token)
+    return HfApi(token=token)
+
+
+def _cause(error: BaseException) -> str:
+    """The first line of the error at the bottom: those above only say that an upload failed."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return first_line(error)
