@@ -103,6 +103,27 @@ async def test_another_expected_answer_makes_another_example(tmp_path):
     assert found.n == 3
 
 
+async def test_the_same_inputs_under_other_ids_are_the_same_example(tmp_path):
+    first = await run_with(
+        tmp_path, "a", {"eval": {"1": [0.0], "2": [0.0]}}, rows={"1": ("x", 1), "2": ("y", 2)}
+    )
+    second = await run_with(
+        tmp_path, "b", {"eval": {"2": [1.0], "3": [0.5]}}, rows={"2": ("x", 1), "3": ("y", 2)}
+    )
+    found = paired_difference(first, second)
+    assert found is not None
+    assert (found.n, found.mean) == (2, 0.75)
+
+
+async def test_examples_of_one_content_are_told_apart_by_their_ids(tmp_path):
+    """As those of an environment whose episodes differ by their seeds alone."""
+    same = dict.fromkeys("abcdxyz", ("", None))
+    first = await run_with(tmp_path, "a", NOUGHTS, rows=same)
+    second = await run_with(tmp_path, "b", {"eval": {name: [1.0] for name in "cdxyz"}}, rows=same)
+    found = paired_difference(first, second)
+    assert found is not None and found.n == 2
+
+
 async def test_the_latest_validation_is_what_a_training_run_is_measured_by(tmp_path):
     phases = {"validation/0": {"a": [0.0]}, "validation/10": {"a": [1.0]}, "validation/9": {"a": [0.5]}}
     run = await run_with(tmp_path, "a", {**phases, "train/4": {"a": [0.2]}})

@@ -1,9 +1,8 @@
-"""A run in which nothing moves says what it waits for, and ends at last."""
+"""A run in which nothing moves says what it waits for, with the stacks, and ends at last."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ from etude.core.errors import StalledError
 from etude.core.interfaces import Engine, Progress
 from etude.runtime import Runtime, open_runtime
 from etude.store.run_folder import RunFolder
+from etude.telemetry import watchdog
 from tests.runners.playing import config_with, examples
 from tests.support import EchoEngine
 from tests.telemetry.test_status import Held
@@ -61,7 +61,12 @@ async def watched(
             yield runtime
 
 
-async def test_what_is_waited_for_is_said_and_that_it_goes_on_again(tmp_path: Path):
+def stacks(text: str) -> str:
+    """The report that a message names."""
+    return Path(text.partition("Stacks: ")[2]).read_text(encoding="utf-8")
+
+
+async def test_what_is_waited_for_is_said_with_the_stacks_and_that_it_goes_on_again(tmp_path: Path):
     engine, messages = Held(), Messages()
     async with watched(tmp_path, messages, engine, say_after=0.3) as runtime:
         going = asyncio.ensure_future(runtime.evaluation.run(examples(*[""] * 6), phase="eval"))
@@ -69,7 +74,8 @@ async def test_what_is_waited_for_is_said_and_that_it_goes_on_again(tmp_path: Pa
         assert "4 answers of model 'policy'" in text
         assert "an episode after 5 min 0 s (eval.general.timeout)" in text
         assert "the run 1 h 0 min after the last progress (stall.end_after)" in text
-        assert text.endswith(f"py-spy dump --pid {os.getpid()}")
+        assert text.endswith(f"Stacks: {tmp_path / 'run' / 'stalls.txt'}")
+        assert "await self.free.wait()" in stacks(text)
         await messages.one_with("nothing has moved for", 2)
         engine.free.set()
         await going
@@ -84,12 +90,13 @@ async def test_a_run_in_which_nothing_moves_ends_and_says_why(tmp_path: Path):
     assert messages.texts[-1].startswith("nothing has moved for ")
 
 
-async def test_an_event_loop_that_is_blocked_is_said(tmp_path: Path):
+async def test_an_event_loop_that_is_blocked_is_said_with_the_stacks_of_that_time(tmp_path: Path):
     messages = Messages()
     async with watched(tmp_path, messages, say_after=0.2):
         await asyncio.sleep(0.1)
         time.sleep(1)  # noqa: ASYNC251  that is what is wrong with it
-        await messages.one_with("the event loop has been blocked for")
+        text = await messages.one_with("the event loop has been blocked for")
+    assert "test_an_event_loop_that_is_blocked" in stacks(text)
 
 
 async def test_a_job_that_is_waited_for_is_no_stall(tmp_path: Path):
@@ -101,3 +108,4 @@ async def test_a_job_that_is_waited_for_is_no_stall(tmp_path: Path):
         assert not messages.texts
         await messages.one_with("nothing has moved")
         runtime.progress.phase("training")
+    assert (tmp_path / "run" / watchdog.STACKS).stat().st_size

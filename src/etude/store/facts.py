@@ -7,7 +7,7 @@ import math
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -243,20 +243,41 @@ def paired_difference(first: Path, second: Path, evaluator: str | None = None) -
     """By how much the second run's scores are higher, on the examples that both were measured on.
 
     Taken from each run's evaluation, or else its last validation. Paired by example, so that the
-    examples' difficulty cancels out; examples are the same when their ids, inputs and expected answers are.
-    None when the runs have fewer than two examples in common. The scores are those of
+    examples' difficulty cancels out; examples are the same when their inputs and expected answers are,
+    whatever their ids. None when the runs have fewer than two examples in common. The scores are those of
     `evaluator`, by default the one that is the reward.
     """
     before, after = measured(first, evaluator), measured(second, evaluator)
-    common = [each for each in before if each in after]
-    if len(common) < 2:
+    pairs = _pairs(before, after)
+    if len(pairs) < 2:
         return None
     scores = [stored for run in (first, second) for _, stored in _stored_scores(run, evaluator)]
     return estimate_difference(
-        [before[each] for each in common],
-        [after[each] for each in common],
+        [before[one] for one, _ in pairs],
+        [after[other] for _, other in pairs],
         shared_bounds(stored.get("bounds") for stored in scores),
     )
+
+
+def _pairs(
+    before: Mapping[MeasuredExample, float], after: Mapping[MeasuredExample, float]
+) -> list[tuple[MeasuredExample, MeasuredExample]]:
+    """The examples that are the same: by content, and by id too where a run has several of one content."""
+    own, others = _by_content(before), _by_content(after)
+    pairs = []
+    for each in before:
+        other = each if each in after else others.get(each.content)
+        if other is not None and (other == each or own[each.content] is not None):
+            pairs.append((each, other))
+    return pairs
+
+
+def _by_content(examples: Iterable[MeasuredExample]) -> dict[str, MeasuredExample | None]:
+    """The example of each content; None where there are several."""
+    found: dict[str, MeasuredExample | None] = {}
+    for each in examples:
+        found[each.content] = None if each.content in found else each
+    return found
 
 
 def measured(run: Path, evaluator: str | None = None) -> dict[MeasuredExample, float]:

@@ -1,16 +1,21 @@
 """The watchdog: when nothing in a run moves, it says what the run waits for, and ends it at last.
 
-It looks at what any progress leaves behind: events, entries of the journal, tokens, versions.
+It looks at what any progress leaves behind: events, entries of the journal, tokens, versions. `faulthandler`
+writes down where the threads are when the event loop itself does not turn any more.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
+import contextlib
+import faulthandler
 import time
+import traceback
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from types import FrameType
+from typing import Any, TextIO
 
 from etude.config.schema import StallConfig
 from etude.core.errors import StalledError
@@ -18,19 +23,13 @@ from etude.core.stats import shown_seconds
 from etude.store.status import RunStatus
 from etude.telemetry.status import Parts, snapshot
 
+STACKS = "stalls.txt"
+"""In the run folder: where tasks and threads were each time that nothing moved."""
+
 _LOOKS = 20
 """In the time after which something is said."""
 _LEAST_EPISODES = 2.0
 """A run is not ended for want of progress before so many times the seconds that an episode may take."""
-
-_PULSE: dict[str, Any] = {
-    **dict.fromkeys(("phase", "epoch", "totals", "rewards", "validation"), True),
-    "journal": {"committed"},
-    "runners": {"__all__": {"number", "node", "state"}},
-    "learners": {"__all__": {"since", "nodes"}},
-    "models": {"__all__": {"name", "version"}},
-}
-"""The parts of a status that are others whenever the run has come on."""
 
 
 class Watchdog:
@@ -39,6 +38,7 @@ class Watchdog:
     def __init__(self, parts: Parts, config: StallConfig) -> None:
         self._parts = parts
         self._config = config
+        self._stacks = parts.run.path / STACKS
         self._since = time.time()
         self._jobs = 0
         self._pulse: object = None
@@ -80,23 +80,30 @@ class Watchdog:
     async def _look(self, limit: asyncio.Timeout) -> None:
         """Look again and again; the limit is over when the run is to end."""
         pause, after = self._config.say_after / _LOOKS, self._config.say_after
-        while True:
-            asleep = time.monotonic()
-            await asyncio.sleep(pause)
-            # A stopped process waits for nothing, nor does one whose event loop was blocked.
-            late = time.monotonic() - asleep - pause
-            self._moved += late
-            if late >= after:
-                blocked = f"the event loop has been blocked for {shown_seconds(late)}"
-                self._warn(f"{blocked}: code that runs on it waits or computes.")
-            if self._is_to_end():
-                limit.reschedule(asyncio.get_running_loop().time())
-                return
+        with self._stacks.open("a", encoding="utf-8") as file:
+            try:
+                while True:
+                    faulthandler.dump_traceback_later(after, file=file)
+                    asleep = time.monotonic()
+                    await asyncio.sleep(pause)
+                    # A stopped process waits for nothing, nor does one whose event loop was blocked.
+                    late = time.monotonic() - asleep - pause
+                    self._moved += late
+                    if late >= after:
+                        blocked = f"the event loop has been blocked for {shown_seconds(late)}"
+                        self._warn(f"{blocked}: code that runs on it waits or computes.")
+                    if self._is_to_end(file):
+                        limit.reschedule(asyncio.get_running_loop().time())
+                        return
+            finally:
+                faulthandler.cancel_dump_traceback_later()
+                if not self._stacks.stat().st_size:
+                    self._stacks.unlink()
 
-    def _is_to_end(self) -> bool:
+    def _is_to_end(self, file: TextIO) -> bool:
         """Say what is waited for, where nothing has moved for long; whether it is the last time."""
         status = snapshot(self._parts, self._since)
-        pulse = status.model_dump(include=_PULSE)
+        pulse = _pulse_of(status)
         if pulse != self._pulse or self._jobs:
             self._pulse = pulse
             self._progressed()
@@ -108,12 +115,14 @@ class Watchdog:
             waits = [f"{wait.what} ({shown_seconds(wait.seconds)})" for wait in status.waits]
             listed = "; ".join(waits) or status.phase
             self._diagnosis = f"nothing has moved for {shown_seconds(silent)}; the run waits for {listed}."
+            file.write(f"{self._diagnosis}\n{task_stacks()}\n")
+            file.flush()
+            faulthandler.dump_traceback(file)
             self._warn(self._diagnosis + (" The run ends." if is_over else self._outlook(status, ends)))
         return is_over
 
     def _warn(self, text: str) -> None:
-        stacks = f"py-spy dump --pid {os.getpid()}"
-        self._parts.counts.message(f"{text} Where its threads are: {stacks}", warning=True)
+        self._parts.counts.message(f"{text} Stacks: {self._stacks}", warning=True)
 
     def _progressed(self) -> None:
         if self._said:
@@ -129,6 +138,7 @@ class Watchdog:
         return max(self._config.end_after, _LEAST_EPISODES * episode)
 
     def _outlook(self, status: RunStatus, ends: float | None) -> str:
+        """When the waiting ends, if nothing else ends it."""
         bounds = []
         episode = self._parts.collector.timeout
         if status.playing and episode is not None:
@@ -136,3 +146,34 @@ class Watchdog:
         if ends is not None:
             bounds.append(f"the run {shown_seconds(ends)} after the last progress (stall.end_after)")
         return f" At the latest there ends {', '.join(bounds)}." if bounds else ""
+
+
+def task_stacks() -> str:
+    """Where the tasks of this event loop wait, with counts; `faulthandler` knows threads alone."""
+    stacks = Counter(_stack(task) for task in asyncio.all_tasks() if task is not asyncio.current_task())
+    return "\n".join(f"{count} of these tasks:\n{stack}" for stack, count in stacks.most_common())
+
+
+def _stack(task: asyncio.Task[Any]) -> str:
+    frames: list[tuple[FrameType, int]] = []
+    awaited: Any = task.get_coro()
+    with contextlib.suppress(AttributeError):  # The innermost awaitable is no coroutine.
+        while awaited.cr_frame is not None:
+            frames.append((awaited.cr_frame, awaited.cr_frame.f_lineno))
+            awaited = awaited.cr_await
+    return "".join(traceback.StackSummary.extract(iter(frames)).format())
+
+
+def _pulse_of(status: RunStatus) -> object:
+    """A value that is another one whenever the run has come on."""
+    return (
+        status.phase,
+        status.epoch,
+        status.totals,
+        status.journal.committed,
+        tuple(sorted(status.rewards.items())),
+        tuple(sorted(status.validation.items())),
+        tuple((runner.number, runner.node, runner.state) for runner in status.runners),
+        tuple((team.since, len(team.nodes)) for team in status.learners),
+        tuple((model.name, model.version) for model in status.models),
+    )
