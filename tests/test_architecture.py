@@ -67,11 +67,11 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 78_454,
-    "modules": 440,
-    "lines of tests": 63_483,
+    "lines of source": 73_731,
+    "modules": 386,
+    "lines of tests": 59_289,
     "benchmark files": 15,
-    "config keys": 436,
+    "config keys": 408,
 }
 """Of the whole, as `make size` counts it. These numbers are only ever lowered."""
 
