@@ -19,7 +19,7 @@ def says(model: str, number: int) -> str:
     return "yes" if model != BASE or number % 2 else "no"
 
 
-PRICES = {"prices": {"prompt": 0.15, "completion": 0.6, "training": 3.0}}
+PRICES = {"prompt": 0.15, "completion": 0.6, "training": 3.0}
 
 
 @pytest.fixture
