@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
 
 from etude.core.call import ChatRequest, Completion
-from etude.core.episode import EpisodeRecord
+from etude.core.episode import EpisodeRecord, Example
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
-from etude.core.example import Example
 from etude.core.job import ModelVersion
 from etude.core.stats import Bounds
 

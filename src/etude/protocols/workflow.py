@@ -20,9 +20,9 @@ from etude.config.nearest import alternatives
 from etude.config.references import AgentRef, LlmRef, Refers
 from etude.config.registry import register_evaluator, register_workflow
 from etude.core.call import Sampling
+from etude.core.episode import Example
 from etude.core.errors import EpisodeError, EtudeError, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
-from etude.core.example import Example
 from etude.core.interfaces import Engine, Evaluator
 from etude.core.keys import fold
 from etude.protocols.decision import code_of

@@ -19,10 +19,9 @@ from etude.config.import_path import import_object, where_defined
 from etude.config.references import AgentRef, Refers
 from etude.config.registry import register_evaluator
 from etude.core.data_model import kind_of, number
-from etude.core.episode import measured
+from etude.core.episode import Example, measured
 from etude.core.errors import RequestError
 from etude.core.evaluation import LARGEST_SCORE, EvalInputItem, EvalOutputItem, ScoreBounds, is_score, rising
-from etude.core.example import Example
 from etude.core.interfaces import Evaluator
 from etude.core.secrets import masked, masked_data
 from etude.core.stats import Bounds

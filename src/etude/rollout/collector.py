@@ -10,11 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from etude.core.call import Sampling
-from etude.core.episode import EpisodeRecord, LoggedExample
+from etude.core.episode import EpisodeRecord, Example, LoggedExample, ToolSet
 from etude.core.errors import RequestError
-from etude.core.example import Example
 from etude.core.interfaces import Engine
-from etude.core.tools import ToolSet
 from etude.rollout.episode import Episode
 from etude.rollout.recorder import Models, Recorder
 from etude.rollout.run_workflow import run_workflow

@@ -15,8 +15,8 @@ from etude.config.data_files import Placed, read_csv, read_json_file, read_jsonl
 from etude.config.import_path import import_object
 from etude.config.nearest import alternatives, nearest
 from etude.config.registry import register_dataset
+from etude.core.episode import Example
 from etude.core.errors import DatasetError, EtudeError, MissingExtraError
-from etude.core.example import Example
 from etude.core.interfaces import Dataset
 from etude.core.keys import content_hash, generator
 from etude.rollout.run_workflow import failure_of

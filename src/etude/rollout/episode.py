@@ -14,16 +14,13 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from etude.core.call import Delta
 from etude.core.data_model import number
-from etude.core.episode import Event
+from etude.core.episode import Event, Example, ToolSet
 from etude.core.errors import EpisodeError, RequestError
 from etude.core.evaluation import LARGEST_SCORE, is_score
-from etude.core.example import Example
 from etude.core.interfaces import bare
 from etude.core.keys import generator
 from etude.core.message import Tool
-from etude.core.tools import ToolSet
-from etude.rollout.episode_loop import EpisodeLoop
-from etude.rollout.program import ProgramResult, Workplace, last_line
+from etude.rollout.places import EpisodeLoop, ProgramResult, Workplace, last_line
 from etude.rollout.recorder import EpisodeReaders, Recorder
 from etude.rollout.reply import Reply, describe_tools, reply_of, schema_of
 from etude.rollout.tools import EpisodeTools, SyncTools, Tools

@@ -18,14 +18,13 @@ from etude.config.component import ToolsConfig
 from etude.config.import_path import import_object
 from etude.config.nearest import alternatives
 from etude.config.registry import register_tools
-from etude.core.episode import Event
+from etude.core.episode import Event, ToolResult, ToolSession, ToolSet, ToolSource, ToolUse
 from etude.core.errors import RequestError, ToolError, words_of
 from etude.core.keys import content_hash
 from etude.core.message import Message, Tool
 from etude.core.secrets import masked
 from etude.core.threads import call_in_thread
-from etude.core.tools import ToolResult, ToolSession, ToolSet, ToolSource, ToolUse
-from etude.rollout.episode_loop import EpisodeLoop
+from etude.rollout.places import EpisodeLoop
 from etude.rollout.reply import PythonFunction, ToolCall
 from etude.store.episodes import tool_key
 from etude.store.journal import Steps

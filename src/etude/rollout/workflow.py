@@ -14,9 +14,8 @@ from pydantic import Field
 from etude.config.component import CHANGEABLE, WorkflowConfig
 from etude.config.import_path import import_object, where_defined
 from etude.config.registry import register_workflow
-from etude.core.episode import WORKFLOW
+from etude.core.episode import WORKFLOW, ToolSet
 from etude.core.errors import RequestError
-from etude.core.tools import ToolSet
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from etude.config.component import TrackerConfig
 from etude.config.registry import register_tracker
 from etude.core.call import Call
-from etude.core.episode import EpisodeRecord
+from etude.core.episode import EpisodeRecord, ToolUse
 from etude.core.errors import EtudeError
 from etude.core.secrets import masked, masked_data
-from etude.core.tools import ToolUse
 from etude.store.episodes import EVALUATION, iter_episodes
 from etude.store.journal import Journal
 from etude.store.log import histories

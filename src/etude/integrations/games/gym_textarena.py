@@ -19,9 +19,8 @@ from etude.config.import_path import is_import_path
 from etude.config.references import LlmRef
 from etude.config.registry import register_workflow
 from etude.core.data_model import kind_of, number
-from etude.core.episode import WORKFLOW
+from etude.core.episode import WORKFLOW, Example
 from etude.core.errors import EpisodeError, RequestError
-from etude.core.example import Example
 from etude.integrations.games.turns import (
     Course,
     EnvironmentFailed,

@@ -13,8 +13,8 @@ from pydantic import Field
 from etude.config.component import DatasetConfig, Supplies
 from etude.config.references import LlmRef
 from etude.config.registry import register_dataset, register_workflow
+from etude.core.episode import Example
 from etude.core.errors import DatasetError, EpisodeError, RequestError
-from etude.core.example import Example
 from etude.core.keys import content_hash, fold
 from etude.integrations.games.turns import SizesConfig, in_time, unknown, whole_number
 from etude.rollout.episode import Episode
