@@ -61,8 +61,12 @@ class Episode:
         self._seed = seed
         self._recorder = recorder
         self._server = server
-        self._tools = EpisodeTools(self.id, tools, recorder.journal, self._record, self.loop)
         self._events: list[Event] = []
+
+        def record(event: Event) -> None:
+            self._events.append(replace(event, after_call=recorder.last_index))
+
+        self._tools = EpisodeTools(self.id, tools, recorder.journal, record, self.loop)
         self._endpoint: Endpoint | None = None
         self._workplace = Workplace()
         self.said = AnswerMemory()
@@ -124,7 +128,9 @@ class Episode:
             tool_choice=choice,
             template_options=chat_template_kwargs or {},
         )
-        _, call = await self.loop.call(self._recorder.ask(asked, model=model, function=current_function()))
+        _, call = await self.loop.call(
+            self._recorder.ask(asked, model=model, function=current_function.get())
+        )
         return reply_of(call)
 
     def openai(self, model: str | None = None) -> AsyncOpenAI:
@@ -198,9 +204,6 @@ class Episode:
         """
         return self._tools.open(sets)
 
-    def _record(self, event: Event) -> None:
-        self._events.append(replace(event, after_call=self._recorder.last_index))
-
     def function(self, name: str) -> FunctionScope:
         """`with episode.function("search"):` — calls made inside belong to that function."""
         return FunctionScope(name)
@@ -267,7 +270,7 @@ class Episode:
         asked = self._recorder.ask(
             body,
             model=model,
-            function=body.function or current_function(),
+            function=body.function or current_function.get(),
             on_delta=None if body.on_delta is None else self.loop.heard_here(on_delta),
         )
         name, call = await self.loop.call(asked)

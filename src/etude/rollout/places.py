@@ -79,7 +79,7 @@ class EpisodeLoop:
             yield value
         finally:
             if not self._over:  # Or the episode has left it.
-                self.wait(_left(context))
+                self.wait(context.__aexit__(None, None, None))
 
     def heard_here(self, fn: Callable[P, None]) -> Callable[P, None]:
         """`fn` for code there to call, run on the loop that this is called on."""
@@ -113,10 +113,6 @@ class EpisodeLoop:
 
     def _is_over(self) -> EpisodeError:
         return EpisodeError(f"episode {self._episode_id} is over; it can make no more calls")
-
-
-async def _left(context: AbstractAsyncContextManager[Any]) -> None:
-    await context.__aexit__(None, None, None)
 
 
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE")
@@ -163,11 +159,6 @@ class Workplace:
         """Where programs work."""
         return Path(self._root.name, "work")
 
-    @property
-    def home(self) -> Path:
-        """A home without anybody's settings."""
-        return Path(self._root.name, "home")
-
     def remove(self) -> None:
         """Remove what was made. More can be made afterwards."""
         if "_root" in self.__dict__:
@@ -180,6 +171,8 @@ class Workplace:
 
         It also ends with this process, however that ends. Raises EpisodeError where it cannot be started.
         """
+        # A home without anybody's settings.
+        home = str(Path(self._root.name, "home"))
         inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         started = time.monotonic()
         with contextlib.ExitStack() as files:
@@ -193,7 +186,7 @@ class Workplace:
                 process = await asyncio.create_subprocess_exec(
                     *command,
                     cwd=cwd,
-                    env={**inherited, "HOME": str(self.home), **env},
+                    env={**inherited, "HOME": home, **env},
                     stdin=given if text else DEVNULL,
                     stdout=stdout,
                     stderr=stderr,

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
-_function: ContextVar[str] = ContextVar("etude_function", default=WORKFLOW)
+current_function: ContextVar[str] = ContextVar("etude_function", default=WORKFLOW)
+"""The function that model calls made here belong to."""
 
 
 @dataclass(frozen=True)
@@ -151,11 +152,6 @@ def _name(fn: Callable[..., Any]) -> str:
     return str(getattr(fn, "__name__", type(fn).__name__))
 
 
-def current_function() -> str:
-    """The function that model calls made here belong to."""
-    return _function.get()
-
-
 class FunctionScope:
     """Model calls made inside belong to the named function. Use it with `with` or `async with`."""
 
@@ -164,10 +160,10 @@ class FunctionScope:
         self._tokens: list[Token[str]] = []
 
     def __enter__(self) -> None:
-        self._tokens.append(_function.set(self._name))
+        self._tokens.append(current_function.set(self._name))
 
     def __exit__(self, *error: object) -> None:
-        _function.reset(self._tokens.pop())
+        current_function.reset(self._tokens.pop())
 
     async def __aenter__(self) -> None:
         self.__enter__()

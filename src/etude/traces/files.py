@@ -42,21 +42,17 @@ def read_records(path: Path, format: str | None = None, *, skip_broken: bool = F
                 raise content
             if not isinstance(content, Mapping):
                 raise RowError(where, f"a row must be an object, found {shown(content)}")
-            yield from list(_format_of(content, format, where).read(Part(content, where)))
+            fitting = (module for module in FORMATS.values() if module.fits(content))
+            module = next(fitting, None) if format is None else FORMATS[format]
+            if module is None:
+                known = ", ".join(FORMATS)
+                raise RowError(where, f"a row of no known format ({known}): {shown(content)}")
+            yield from list(module.read(Part(content, where)))
         except RowError as error:
             if not skip_broken:
                 remedy = "mend it, or leave such rows out: --skip-broken"
                 raise RowError(error.where, f"{error.problem}; {remedy}") from error
             yield LeftOut(error.where, f"broken: {without_numbers(error.problem)[:_BROKEN]}")
-
-
-def _format_of(row: Mapping[str, Any], format: str | None, where: str) -> ModuleType:
-    if format is not None:
-        return FORMATS[format]
-    for module in FORMATS.values():
-        if module.fits(row):
-            return module
-    raise RowError(where, f"a row of no known format ({', '.join(FORMATS)}): {shown(row)}")
 
 
 def rows_of(path: Path) -> Iterator[Row]:

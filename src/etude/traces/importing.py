@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
@@ -338,8 +339,5 @@ class LoggedDataset:
 @register_dataset(config_type=LoggedConfig)
 async def logged(config: LoggedConfig, builder: Builder) -> AsyncIterator[LoggedDataset]:
     """The registered component `logged`."""
-    dataset = LoggedDataset(config)
-    try:
+    with closing(LoggedDataset(config)) as dataset:
         yield dataset
-    finally:
-        dataset.close()

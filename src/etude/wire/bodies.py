@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 from pydantic_core import to_json
 
 from etude.core.errors import RequestError
@@ -37,10 +37,8 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 TokenIds: TypeAlias = list[Annotated[int, Field(ge=0, strict=True)]]
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(BaseModel, extra="forbid"):
     """Additions to a stream, whose usage comes at its end. Its pieces are not padded to hide their length."""
-
-    model_config = ConfigDict(extra="forbid")
 
     include_usage: Flag = False
     include_obfuscation: Literal[False] | None = None

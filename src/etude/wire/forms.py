@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from etude.core.call import Constraint
 from etude.core.errors import RequestError
@@ -165,10 +165,8 @@ def effort_options(effort: Effort | None) -> dict[str, Any]:
 _KINDS = ("function", "namespace")
 
 
-class FunctionTool(BaseModel):
+class FunctionTool(BaseModel, extra="forbid"):
     """A function that the agent runs itself, is always shown, and is called by the model alone."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["function"]
     name: str
@@ -186,10 +184,8 @@ class FunctionTool(BaseModel):
         yield {"type": "function", "function": function}
 
 
-class Namespace(BaseModel):
+class Namespace(BaseModel, extra="forbid"):
     """Functions under one name."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["namespace"]
     name: str

@@ -130,14 +130,6 @@ def _check_size(size: int, limit: int) -> None:
         raise ApiError(413, f"the request is larger than {limit} bytes", code="request_too_large")
 
 
-def require_key(
-    headers: Mapping[str, str], expected: str, wrong: str = "the API key is missing or wrong"
-) -> None:
-    """Raise ApiError 401 unless a request bears the key, which is compared in a time that tells nothing."""
-    if not is_key(shown_key(headers), expected):
-        raise ApiError(401, wrong, code="invalid_api_key")
-
-
 def is_key(shown: str, expected: str) -> bool:
     """Whether that is the key, in a time that tells nothing."""
     return hmac.compare_digest(shown.encode("utf-8", "replace"), expected.encode())

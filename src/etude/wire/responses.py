@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from etude.core.errors import RequestError
 from etude.core.message import Message
@@ -85,19 +85,15 @@ class _Reasoning(BaseModel):
 _Item: TypeAlias = Annotated[_Message | _Call | _CallOutput | _Reasoning, Field(discriminator="type")]
 
 
-class _TextConfig(BaseModel):
+class _TextConfig(BaseModel, extra="forbid"):
     """The form of an answer. Verbosity is a setting of OpenAI's own models, and changes no other."""
-
-    model_config = ConfigDict(extra="forbid")
 
     format: dict[str, Any] | None = None
     verbosity: str | None = None
 
 
-class _ReasoningConfig(BaseModel):
+class _ReasoningConfig(BaseModel, extra="forbid"):
     """How much to think. Thoughts come whole; which of them later turns see is up to the template."""
-
-    model_config = ConfigDict(extra="forbid")
 
     effort: Effort | None = None
     summary: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
 from etude.config.component import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
@@ -13,10 +13,8 @@ from etude.inference.openai_config import plain_address
 from etude.wire.retries import USUAL, RetryPolicy
 
 
-class ArtBackendConfig(BaseModel):
+class ArtBackendConfig(BaseModel, extra="forbid"):
     """Where the ART server is, and what it calls the model."""
-
-    model_config = ConfigDict(extra="forbid")
 
     base_url: str | None = Field(
         default=None, description="Address of the training server, in place of `ip` and `port`."
@@ -66,10 +64,8 @@ class ArtBackendConfig(BaseModel):
         return self.base_url or f"http://{self.ip}:{self.port}"
 
 
-class ArtTrainingConfig(BaseModel):
+class ArtTrainingConfig(BaseModel, extra="forbid"):
     """Options of a job. What is left out is as the server has it."""
-
-    model_config = ConfigDict(extra="forbid")
 
     learning_rate: float = Field(default=5e-6, gt=0, description="Of the server's optimiser.")
     beta: float = Field(default=0.0, ge=0, description="Weight of the KL to the base model in the loss.")
