@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field
 
@@ -16,14 +16,12 @@ from etude.algorithms.collecting import played_by, require_branching
 from etude.algorithms.dpo import Dpo, Preferences
 from etude.algorithms.episodes import Candidate, Choice, Collected, Group, Tally, UnitGroup, by_agent
 from etude.algorithms.imitation import SelectionConfig, Supervised, imitations
+from etude.config.builder import Builder
 from etude.config.references import Refers
 from etude.core.errors import RequestError
 from etude.core.sample import Pair
 from etude.core.trajectory import Method
 from etude.protocols.growing import Widths
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 NO_PAIR = "turn without answers on both sides of the threshold"
 SAME_ANSWER = "pair of equal answers"

@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 from pydantic import Field
 
+from etude.config.builder import Builder
 from etude.config.component import CHANGEABLE, EvaluatorConfig, WorkflowConfig
 from etude.config.import_path import import_object, is_import_path, where_raised
 from etude.config.nearest import alternatives
@@ -38,9 +39,6 @@ from etude.rollout.reply import Reply
 from etude.rollout.workflow import Workflow, as_workflow
 from etude.store.journal import Journal
 from etude.wire.sampling import change_sampling
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 T = TypeVar("T")
 

@@ -10,10 +10,11 @@ import asyncio
 import inspect
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, overload
+from typing import Annotated, Any, TypeVar, overload
 
 from pydantic import Field, FiniteFloat
 
+from etude.config.builder import Builder
 from etude.config.component import CHANGEABLE, EvaluatorConfig
 from etude.config.import_path import import_object, where_defined
 from etude.config.references import AgentRef, Refers
@@ -27,9 +28,6 @@ from etude.core.secrets import masked, masked_data
 from etude.core.stats import Bounds
 from etude.core.threads import call_in_thread
 from etude.store.plain import jsonable
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 

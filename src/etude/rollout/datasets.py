@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
+from etude.config.builder import Builder
 from etude.config.component import DatasetConfig
 from etude.config.data_files import Placed, read_csv, read_json_file, read_jsonl, read_parquet
 from etude.config.import_path import import_object
@@ -20,9 +21,6 @@ from etude.core.errors import DatasetError, EtudeError, MissingExtraError
 from etude.core.interfaces import Dataset
 from etude.core.keys import content_hash, generator
 from etude.rollout.run_workflow import failure_of
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 _EXPECTED_COLUMNS = ("expected", "answer")
 """Taken for the expected answer when the config names no column."""

@@ -10,10 +10,11 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field, ValidationError
 
+from etude.config.builder import Builder
 from etude.config.component import ToolsConfig
 from etude.config.import_path import import_object
 from etude.config.nearest import alternatives
@@ -29,9 +30,6 @@ from etude.rollout.reply import PythonFunction, ToolCall
 from etude.store.episodes import tool_key
 from etude.store.journal import Steps
 from etude.store.plain import plain
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 
 class FunctionTools:

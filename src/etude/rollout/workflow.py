@@ -7,18 +7,16 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, overload
+from typing import Annotated, Any, TypeVar, cast, overload
 
 from pydantic import Field
 
+from etude.config.builder import Builder
 from etude.config.component import CHANGEABLE, WorkflowConfig
 from etude.config.import_path import import_object, where_defined
 from etude.config.registry import register_workflow
 from etude.core.episode import WORKFLOW, ToolSet
 from etude.core.errors import RequestError
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 

@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
+from etude.config.builder import Builder
 from etude.config.component import DatasetConfig
 from etude.config.registry import register_dataset
 from etude.core.call import Call, ChatRequest, Completion
@@ -33,10 +34,6 @@ from etude.store.journal import Journal
 from etude.store.run_folder import RunFolder
 from etude.traces.files import read_records
 from etude.traces.record import LeftOut, LoggedCall, LoggedScore, Record
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
-
 
 CHATS, HELD_OUT = "chats", "held_out"
 """The phases of a run of chats: those to learn from, and those whose prompts are held out."""

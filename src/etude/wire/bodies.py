@@ -16,7 +16,6 @@ from etude.wire.forms import (
     Effort,
     Wish,
     choose_tools,
-    effort_options,
     only_one,
     read_format,
     read_structured,
@@ -153,7 +152,7 @@ class ChatCompletionBody(InferenceBody):
 
     def request(self, **fields: Any) -> ChatBody:
         """The request with its messages and tools."""
-        effort = effort_options(self.reasoning_effort)
+        effort = {"reasoning_effort": self.reasoning_effort} if self.reasoning_effort else {}
         tools, tool_choice = choose_tools(tuple(self.tools or ()), self.tool_choice)
         return super().request(
             messages=tuple(map(without_unset, self.messages)),

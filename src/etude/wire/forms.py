@@ -157,11 +157,6 @@ def _read_choice(value: Wish) -> tuple[str, list[str] | None]:
     )
 
 
-def effort_options(effort: Effort | None) -> dict[str, Any]:
-    """Variables of the chat template that stand for an effort of thinking."""
-    return {} if effort is None else {"reasoning_effort": effort}
-
-
 _KINDS = ("function", "namespace")
 
 

@@ -24,7 +24,7 @@ from etude.wire.dialect import (
     as_parts,
     tool_call,
 )
-from etude.wire.forms import Effort, choose_tools, effort_options, only_one, read_format
+from etude.wire.forms import Effort, choose_tools, only_one, read_format
 from etude.wire.sampling import Flag, Integer, Neutral, RequestBody, Stops, validated
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -209,7 +209,7 @@ class MessagesBody(RequestBody):
             messages=(*([{"role": "system", "content": system}] if system else []), *messages),
             tools=tuple(tool.as_chat() for tool in self.tools or ()),
             parallel_tool_calls=not (self.tool_choice or {}).get("disable_parallel_tool_use"),
-            template_options=thinking | effort_options(effort),
+            template_options=thinking | ({"reasoning_effort": effort} if effort else {}),
             **fields,
         )
 

@@ -21,7 +21,6 @@ from etude.wire.forms import (
     Wish,
     chat_name,
     choose_tools,
-    effort_options,
     names_of_calls,
     only_one,
     read_format,
@@ -137,7 +136,8 @@ class ResponsesBody(RequestBody):
     def request(self, **fields: Any) -> ChatBody:
         """The request, its instructions as the first message."""
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        effort = effort_options(self.reasoning.effort if self.reasoning else None)
+        asked = self.reasoning.effort if self.reasoning else None
+        effort = {"reasoning_effort": asked} if asked else {}
         has_logprobs = _LOGPROBS in (self.include or ())
         offered = tuple(chat for tool in self.tools or () for chat in tool.as_chat())
         tools, tool_choice = choose_tools(offered, self.tool_choice)

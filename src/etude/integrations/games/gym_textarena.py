@@ -10,10 +10,11 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from pydantic import Field, FiniteFloat
 
+from etude.config.builder import Builder
 from etude.config.component import Supplies
 from etude.config.import_path import is_import_path
 from etude.config.references import LlmRef
@@ -35,9 +36,6 @@ from etude.integrations.games.turns import (
 )
 from etude.rollout.episode import Episode
 from etude.rollout.workflow import Workflow
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 Reader: TypeAlias = Callable[[str], Any]
 """Gives the action that an answer stands for. Raises ValueError, whose message the model is shown."""
