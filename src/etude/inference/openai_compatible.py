@@ -18,7 +18,6 @@ from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
 from etude.core.keys import generator
 from etude.core.secrets import masked
-from etude.inference.http_addresses import HttpAddresses
 from etude.inference.openai_config import NOT_FOR_REASONING, OpenAiLlmConfig
 from etude.inference.routes import Address, Breaker, beginning, conversation_of
 from etude.wire.answers import Impossible, require_asked, require_logprobs
@@ -35,6 +34,8 @@ class OpenAiEngine(Engine):
     """Samples from a model behind HTTP. Concurrent calls are sent at once; the endpoint batches them."""
 
     def __init__(self, config: OpenAiLlmConfig) -> None:
+        from etude.inference.http_addresses import HttpAddresses
+
         self._config = config
         self._addresses = HttpAddresses(config)
         self._breaker = Breaker(config.stop_after)

@@ -25,7 +25,6 @@ from etude.wire.sampling import change_sampling
 
 _SETTLE_SECONDS = 30.0
 """For calls under way when a run stops by itself."""
-_SETTLE_POLL = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +124,7 @@ class Collector:
         self._models.settling.add(waiting)
         try:
             while self._models.under_way and time.monotonic() < deadline:  # noqa: ASYNC110  in threads too
-                await asyncio.sleep(_SETTLE_POLL)
+                await asyncio.sleep(0.02)
         finally:
             self._models.settling.discard(waiting)
 

@@ -22,9 +22,6 @@ from etude.core.interfaces import Dataset
 from etude.core.keys import content_hash, generator
 from etude.rollout.run_workflow import failure_of
 
-_EXPECTED_COLUMNS = ("expected", "answer")
-"""Taken for the expected answer when the config names no column."""
-
 
 class DatasetStructure(BaseModel, extra="forbid"):
     """Which columns hold the question and the answer."""
@@ -208,7 +205,7 @@ def _example(config: RowsConfig, where: str, row: Any) -> Example:
 
     expected = config.expected or (config.structure.answer_key if config.structure else None)
     if expected is None:
-        expected = next((name for name in _EXPECTED_COLUMNS if name in columns), None)
+        expected = next((name for name in ("expected", "answer") if name in columns), None)
     answer = None if expected is None else value(expected)
     taken = {expected, config.id_key if config.ids == "column" else None}
     names = config.inputs if config.inputs is not None else [name for name in columns if name not in taken]
@@ -252,9 +249,6 @@ def _unique(examples: Iterable[tuple[str, Example]], config: RowsConfig) -> Iter
         yield example
 
 
-_BITS = 30
-
-
 class SeedsConfig(DatasetConfig, name="seeds"):
     """Examples that are a seed each, for environments that make a task of one. More of them begin with the
     same ones, and those of the two splits are never the same, whatever their `seed`."""
@@ -272,7 +266,7 @@ class SeedsConfig(DatasetConfig, name="seeds"):
         """The examples: the id is `seed-` and the number, which is less than 2**31 and stands in `seed`."""
         draw, numbers = generator(self.seed, "seeds", self.split), dict[int, None]()
         while len(numbers) < self.size:
-            numbers[2 * draw.getrandbits(_BITS) + (self.split == "validation")] = None
+            numbers[2 * draw.getrandbits(30) + (self.split == "validation")] = None
         return [Example(f"seed-{number}", {**self.inputs, "seed": number}) for number in numbers]
 
 

@@ -28,7 +28,6 @@ from etude.wire.retries import counting_retries
 from etude.wire.sampling import change_sampling
 from etude.wire.tokens import model_object
 
-_ADMIT_SECONDS = 0.05
 _PARENT_CANDIDATES = 8
 """How many of the latest calls are looked at for the one that a new call continues."""
 _IN_EVERY_DIGEST = ("temperature", "top_p", "max_tokens", "stop", "seed")
@@ -201,7 +200,7 @@ class Recorder:
 
     async def _admit(self) -> None:
         while self.models.settling:  # noqa: ASYNC110  the collector may be in another thread
-            await asyncio.sleep(_ADMIT_SECONDS)
+            await asyncio.sleep(0.05)
         if self._closed:
             problem = "is over; it can make no more calls"
         elif self._max_calls is not None and len(self._calls) >= self._max_calls:

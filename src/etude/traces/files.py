@@ -20,8 +20,6 @@ from etude.traces.record import LeftOut, Part, Record, RowError, shown
 FORMATS: Mapping[str, ModuleType] = {"otlp": otlp, "langfuse": langfuse, "openai": openai}
 """In the order in which they are asked whether a row is theirs."""
 
-_BROKEN = 120
-"""Characters of what is wrong with rows that are left out."""
 _MARK = b"\xef\xbb\xbf"
 _BLANK = _MARK + b" \t\r\n"
 
@@ -52,7 +50,7 @@ def read_records(path: Path, format: str | None = None, *, skip_broken: bool = F
             if not skip_broken:
                 remedy = "mend it, or leave such rows out: --skip-broken"
                 raise RowError(error.where, f"{error.problem}; {remedy}") from error
-            yield LeftOut(error.where, f"broken: {without_numbers(error.problem)[:_BROKEN]}")
+            yield LeftOut(error.where, f"broken: {without_numbers(error.problem)[:120]}")
 
 
 def rows_of(path: Path) -> Iterator[Row]:

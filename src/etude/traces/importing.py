@@ -37,8 +37,6 @@ from etude.traces.record import LeftOut, LoggedCall, LoggedScore, Record
 
 CHATS, HELD_OUT = "chats", "held_out"
 """The phases of a run of chats: those to learn from, and those whose prompts are held out."""
-_AT_ONCE = 256
-"""Episodes that are written in one go."""
 
 
 @dataclass(slots=True)
@@ -262,7 +260,7 @@ def read_log(
 async def write_run(run: RunFolder, episodes: Iterable[EpisodeRecord], imported: Imported) -> None:
     """Store the episodes in a new run folder, and last of all what was found. Raises StoreError."""
     rest = iter(episodes)
-    while some := list(islice(rest, _AT_ONCE)):
+    while some := list(islice(rest, 256)):
         await asyncio.gather(*(_write(run.journal, episode) for episode in some))
     await run.journal.put(IMPORT, imported.as_json())
 

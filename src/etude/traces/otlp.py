@@ -23,7 +23,6 @@ _RESULT = "gen_ai.evaluation.result"
 _INPUT, _OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
 _CHATS = ("chat", "generate_content", "text_completion")
 _REASONS = {"tool_call": "tool_calls"}
-_FAILED = (2, "STATUS_CODE_ERROR")
 
 
 def fits(row: Mapping[str, Any]) -> bool:
@@ -89,7 +88,7 @@ def _error_of(span: Part, attributes: Part) -> str | None:
     """Why a call failed; None where it did not."""
     status = span["status"] if isinstance(span["status"].value, Mapping) else Part(None, span.where)
     kind = attributes.text("error.type")
-    if status["code"].value in _FAILED or kind:
+    if status["code"].value in (2, "STATUS_CODE_ERROR") or kind:
         return status.text("message") or kind or record.NO_MESSAGE
     return None
 

@@ -22,14 +22,8 @@ from etude.wire.forms import (
 )
 from etude.wire.sampling import Flag, Integer, Neutral, RequestBody
 
-_DEFAULT_TOKENS = 16
-"""OpenAI's `max_tokens` where a completion asks for none."""
-
 _MOST_ANSWERS = 4096
 """To one request."""
-
-_UNSHOWN = ("function_call", "audio", "refusal")
-"""Fields of a message of the assistant's that no chat template writes."""
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -176,7 +170,7 @@ class CompletionBody(InferenceBody):
 
     def given(self) -> dict[str, Any]:
         """The parameters of sampling. The API's own default is a short answer."""
-        return {"max_tokens": _DEFAULT_TOKENS} | super().given()
+        return {"max_tokens": 16} | super().given()
 
     def request(self, **fields: Any) -> ChatBody:
         """The request with its prompts, which are texts or token ids."""
@@ -290,7 +284,7 @@ def _check_message(message: Any, where: str) -> None:
     for name in ("reasoning", "reasoning_content"):
         if not isinstance(message.get(name), str | None):
             raise _wrong(f"{where}.{name}", f"must be a string, found {message[name]!r:.80}")
-    for name in _UNSHOWN:
+    for name in ("function_call", "audio", "refusal"):  # No chat template writes them.
         if message.get(name):
             raise _wrong(f"{where}.{name}", "is not supported here, where the model is not shown it")
     if calls is not None and not (isinstance(calls, list) and all(map(_has_function, calls))):
