@@ -1,7 +1,5 @@
 """The base of the values that interfaces pass around, and the numbers that user code puts in them."""
 
-from __future__ import annotations
-
 import math
 import numbers
 from decimal import Decimal

@@ -4,8 +4,6 @@ A user's builder makes trajectories, and a user's adapter takes them. What a gra
 fields on both sides; `metadata` is for people.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

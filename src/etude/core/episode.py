@@ -3,8 +3,6 @@
 The record is the finished value. The live object that a workflow is handed is `etude.rollout.Episode`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager

@@ -1,7 +1,5 @@
 """The interfaces of the parts of a run, as other parts meet them."""
 
-from __future__ import annotations
-
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The collector: runs the workflow over many examples at once, each run recorded."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """The rows of a log, whatever kind of file it is in, and which format each of them is of."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from collections.abc import Iterator, Mapping

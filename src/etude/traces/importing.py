@@ -3,8 +3,6 @@
 Which calls are one chat, which chats began alike, what of the log was left out, and the dataset `logged`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections import Counter, defaultdict

@@ -4,8 +4,6 @@ Names are in camel case (`traceId`) or, in blob storage, in snake case (`trace_i
 a score, a trace with `observations` and `scores`, or a page of the API with its rows under `data`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@
 {"request": {"model": ..., "messages": [...]}, "response": {"object": "chat.completion", "choices": [...]}}
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any

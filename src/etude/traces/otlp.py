@@ -5,8 +5,6 @@ A line is `{"resourceSpans": [...]}` or `{"resourceLogs": [...]}`. Messages are 
 `gen_ai.client.inference.operation.details`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from itertools import chain, repeat

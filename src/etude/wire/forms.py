@@ -4,8 +4,6 @@ Tools of the Responses API may be in namespaces, as Codex offers its own. A chat
 is offered as `namespace__function`, and a call of it has both names again.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias

@@ -1,7 +1,5 @@
 """OpenAI's Responses API, as agents speak it: requests in, answers out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count

@@ -3,8 +3,6 @@
 ART itself has no table of jobs.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
