@@ -26,7 +26,7 @@ from etude.config.component import LlmConfig
 from etude.config.load import parse_config
 from etude.config.registry import register_llm
 from etude.config.schema import Config
-from etude.core.example import Example
+from etude.core.episode import Example
 from etude.core.job import ModelVersion
 from etude.core.stats import estimate
 from etude.runtime import Runtime, open_runtime

@@ -20,7 +20,7 @@ import etude
 from etude.config.import_path import import_object, make_importable
 from etude.config.load import parse_config
 from etude.config.schema import Config
-from etude.core.example import Example
+from etude.core.episode import Example
 from etude.core.message import Message
 from etude.models.source import PACKAGED
 from etude.rewards.collections import examples_for_epoch

@@ -11,7 +11,7 @@ from typing import Any
 from learning_task import Clock, Course, reversal_messages, right_order
 
 import etude
-from etude.core.example import Example
+from etude.core.episode import Example
 from etude.learner.learner import LearnerOptions
 from etude.models.device import choose_dtype, limit_threads
 from etude.models.source import locate

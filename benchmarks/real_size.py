@@ -35,7 +35,7 @@ from gpu import FULL, SMALL, Way, work_of
 from demo import run
 from etude.algorithms.grpo import Grpo
 from etude.core.call import Sampling
-from etude.core.example import Example
+from etude.core.episode import Example
 from etude.core.keys import generator
 from etude.core.sample import Sample, Turn
 from etude.inference.answer import TokenRequest

@@ -29,8 +29,7 @@ from harness import StubEngine
 from etude.budget.ledger import Ledger
 from etude.config.schema import Config
 from etude.core.call import Call, ChatRequest, Completion, Usage
-from etude.core.episode import EpisodeRecord
-from etude.core.example import Example
+from etude.core.episode import EpisodeRecord, Example
 from etude.core.keys import fold, generator
 from etude.rewards.scorer import Scorer
 from etude.rollout.collector import Collector, EpisodeJob, Limits

@@ -29,8 +29,7 @@ import httpx
 from common import parse_arguments, print_json, print_table, progress, silent
 
 from etude.core.call import Call, ChatRequest, Completion, Usage
-from etude.core.episode import EpisodeRecord
-from etude.core.example import Example
+from etude.core.episode import EpisodeRecord, Example
 from etude.core.history import EpochEntry
 from etude.core.message import Message
 from etude.store.encode import encode_call, encode_episode

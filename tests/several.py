@@ -15,7 +15,7 @@ from etude.config.finetuning import TrainerAdapterConfig
 from etude.config.load import parse_config
 from etude.config.registry import register_dataset, register_llm, register_trainer_adapter
 from etude.config.schema import Config
-from etude.core.example import Example
+from etude.core.episode import Example
 from etude.report.files import MetricsFiles
 from etude.run import Run
 from etude.store.run_folder import RunFolder

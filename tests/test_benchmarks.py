@@ -14,7 +14,7 @@ import pytest
 
 import etude
 from etude.core.call import ChatRequest
-from etude.core.example import Example
+from etude.core.episode import Example
 from etude.models.speech import Speech
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 

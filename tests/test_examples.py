@@ -20,8 +20,7 @@ import pytest
 import yaml
 
 from etude.config.load import load_config
-from etude.core.episode import call_counts
-from etude.core.example import Example
+from etude.core.episode import Example, call_counts
 from etude.core.keys import generator
 from etude.inference.embedded import EmbeddedEngine
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer, texts_of

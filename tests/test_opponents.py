@@ -8,8 +8,8 @@ import pytest
 
 from etude.backends.capabilities import check_opponents
 from etude.config.load import load_config
+from etude.core.episode import Example
 from etude.core.errors import CapabilityError
-from etude.core.example import Example
 from etude.inference.local import OpponentsConfig
 from etude.rollout.collector import EpisodeJob
 from etude.run import Run as StoredRun

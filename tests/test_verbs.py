@@ -12,8 +12,8 @@ import yaml
 
 import etude
 from etude.config.load import parse_config
+from etude.core.episode import Example
 from etude.core.errors import CapabilityError, ConfigError, RequestError, TrainingError
-from etude.core.example import Example
 from etude.core.interfaces import bare
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder

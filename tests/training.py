@@ -15,7 +15,7 @@ from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig, TrainerAdapterConfig
 from etude.config.schema import Config
 from etude.core.call import ChatRequest
-from etude.core.example import Example
+from etude.core.episode import Example
 from etude.core.interfaces import Progress
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig

@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from etude.core.example import Example
+from etude.core.episode import Example
 from etude.core.keys import generator
 from etude.core.message import Message
 from etude.inference.embedded import EmbeddedEngine

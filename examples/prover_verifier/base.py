@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from etude.core.example import Example
+from etude.core.episode import Example
 from etude.core.keys import generator
 from etude.core.message import Message
 from etude.learner.warm_up import Stage, StageReport, warm_up

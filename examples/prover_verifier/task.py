@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from etude.core.example import Example
+from etude.core.episode import Example
 from etude.core.message import Message
 from etude.protocols import Act, Line, Log, Malformed, Scenario, Turn, Verdict
 

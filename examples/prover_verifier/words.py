@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from etude.core.example import Example
+from etude.core.episode import Example
 from etude.core.keys import generator
 from etude.core.message import Message
 from etude.protocols import Act, Log, Malformed, Scenario, Turn, Verdict

@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from etude.config.schema import Config as Config
     from etude.core.call import ChatRequest as ChatRequest
     from etude.core.call import Completion as Completion
+    from etude.core.episode import Example as Example
+    from etude.core.episode import ToolResult as ToolResult
     from etude.core.errors import BudgetReached as BudgetReached
     from etude.core.errors import ConfigError as ConfigError
     from etude.core.errors import EtudeError as EtudeError
@@ -67,7 +69,6 @@ if TYPE_CHECKING:
     from etude.core.evaluation import EvalOutput as EvalOutput
     from etude.core.evaluation import EvalOutputItem as EvalOutputItem
     from etude.core.evaluation import EvaluationRunOutput as EvaluationRunOutput
-    from etude.core.example import Example as Example
     from etude.core.history import EpochEntry as EpochEntry
     from etude.core.history import ValidationEntry as ValidationEntry
     from etude.core.interfaces import Engine as Engine
@@ -80,7 +81,6 @@ if TYPE_CHECKING:
     from etude.core.sample import Pair as Pair
     from etude.core.sample import Sample as Sample
     from etude.core.sample import Turn as Turn
-    from etude.core.tools import ToolResult as ToolResult
     from etude.core.trajectory import DPOItem as DPOItem
     from etude.core.trajectory import EpisodeItem as EpisodeItem
     from etude.core.trajectory import EpisodeItemRole as EpisodeItemRole

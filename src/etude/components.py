@@ -26,7 +26,7 @@ import etude.rollout.agent
 import etude.rollout.datasets
 import etude.rollout.tools
 import etude.rollout.workflow
-import etude.traces.dataset
+import etude.traces.importing
 import etude.trackers.mlflow
 import etude.trackers.otel
 import etude.trackers.record

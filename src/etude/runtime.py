@@ -13,7 +13,7 @@ from etude.budget.meter import MeteredEngine
 from etude.config.builder import Builder
 from etude.config.finetuning import TargetConfig
 from etude.config.schema import Config
-from etude.core.example import Example
+from etude.core.episode import Example
 from etude.core.history import History
 from etude.core.interfaces import Engine, Evaluator, Progress
 from etude.inference.local import LocalLlmConfig

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from etude.algorithms.episodes import ScoredEpisode
 from etude.algorithms.samples import branches_of
 from etude.core.call import Call, ChatRequest, Completion
-from etude.core.episode import WORKFLOW, EpisodeRecord, Event
-from etude.core.example import Example
+from etude.core.episode import WORKFLOW, EpisodeRecord, Event, Example
 from etude.core.message import Message
 
 

@@ -3,7 +3,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.core.example import Example
+from etude.core.episode import Example
 from etude.rewards.collections import examples_for_epoch
 
 

@@ -16,8 +16,8 @@ from etude.backends.openai_rows import dpo_row, supervised_row
 from etude.backends.trainer_adapter import pauses
 from etude.config.finetuning import FinetuneConfig
 from etude.core.edge import trajectory_of
+from etude.core.episode import Example
 from etude.core.errors import BackendError, CapabilityError, TrainingError
-from etude.core.example import Example
 from etude.core.job import Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.message import OpenAIMessage
 from etude.core.trajectory import DPOItem, Trajectory, TrajectoryCollection

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.call import Call
-from etude.core.example import Example
+from etude.core.episode import Example
 from etude.inference.embedded import EmbeddedEngine
 from etude.models.policy import Policy
 from etude.rollout.collector import Collector, EpisodeJob, Limits

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from etude.core.example import Example
+from etude.core.episode import Example
 from etude.rollout.collector import EpisodeJob
 from etude.store.journal import Journal
 from tests.clients.coding_agents import BIN

@@ -7,8 +7,8 @@ import pytest
 from etude.backends.capabilities import Capabilities, JobHyperparameters, check_block
 from etude.config.finetuning import FinetuneConfig, WarmUpConfig, read_transcripts
 from etude.config.load import load_config
+from etude.core.episode import Example
 from etude.core.errors import CapabilityError, ConfigError, DatasetError
-from etude.core.example import Example
 
 TALK = [{"role": "user", "content": "two?"}, {"role": "assistant", "content": "2"}]
 

@@ -17,8 +17,8 @@ from etude.config.finetuning import (
     RewardFunctionConfig,
     TrainerConfig,
 )
+from etude.core.episode import Example
 from etude.core.evaluation import EvalInputItem, EvalOutput, EvalOutputItem, EvaluationRunOutput
-from etude.core.example import Example
 from etude.core.history import EpochEntry
 from etude.core.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.message import OpenAIMessage

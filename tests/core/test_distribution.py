@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.core.distribution import Distribution
+from etude.core.stats import Distribution
 from etude.loop.metrics import reward_metrics
 from etude.report.progress import shown_validation
 from etude.report.words import figure_lines

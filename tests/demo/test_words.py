@@ -1,8 +1,7 @@
 """An episode in words."""
 
 from etude.core.call import Call, ChatRequest, Completion
-from etude.core.episode import EpisodeRecord, Failure
-from etude.core.example import Example
+from etude.core.episode import EpisodeRecord, Example, Failure
 from etude.demo.demo import episode_in_words
 from tests.support import tool_call
 

@@ -6,8 +6,7 @@ from etude.algorithms.samples import branches_of, pair_of, sample_of
 from etude.backends.openai_rows import supervised_row
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.edge import trajectory_of
-from etude.core.episode import EpisodeRecord
-from etude.core.example import Example
+from etude.core.episode import EpisodeRecord, Example
 from etude.core.training_rows import DpoRow, SupervisedRow
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 from etude.export.rows import openai_row

@@ -1,8 +1,7 @@
 """The summary of several targets, as a person sees it."""
 
-from etude.core.episode import EpisodeRecord
+from etude.core.episode import EpisodeRecord, Example
 from etude.core.evaluation import EvalOutputItem
-from etude.core.example import Example
 from etude.loop.targets import SharedProgress
 from etude.report.progress import RunState
 

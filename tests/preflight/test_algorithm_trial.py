@@ -8,8 +8,8 @@ import torch
 import etude
 from etude.algorithms.grpo import ReinforcePP, Rloo
 from etude.algorithms.malt import Malt
+from etude.core.episode import Example
 from etude.core.errors import RequestError
-from etude.core.example import Example
 from etude.preflight.algorithm_trial import is_own, try_algorithm
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from etude.core.call import ChatRequest
-from etude.core.example import Example
+from etude.core.episode import Example
 from etude.core.message import Message
 from etude.preflight.starter import write_starter
 from etude.rewards.evaluation_run import measure

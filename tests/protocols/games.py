@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etude.core.call import ChatRequest
-from etude.core.episode import EpisodeRecord
-from etude.core.example import Example
+from etude.core.episode import EpisodeRecord, Example
 from etude.core.interfaces import Engine
 from etude.core.keys import generator
 from etude.core.message import Message

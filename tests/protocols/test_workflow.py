@@ -11,8 +11,8 @@ import pytest
 from etude.config.builder import Builder
 from etude.config.import_path import make_importable
 from etude.config.load import parse_config
+from etude.core.episode import Example
 from etude.core.errors import ConfigError, RequestError
-from etude.core.example import Example
 from etude.loop.metrics import validation_metrics
 from etude.protocols import ProtocolWorkflow, adp
 from etude.protocols.growing import branching

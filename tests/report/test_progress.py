@@ -4,9 +4,8 @@ import json
 from rich.console import Console
 
 from etude.core.call import Call, ChatRequest, Completion, Usage
-from etude.core.episode import EpisodeRecord, Failure
+from etude.core.episode import EpisodeRecord, Example, Failure
 from etude.core.evaluation import EvalOutputItem
-from etude.core.example import Example
 from etude.report.progress import JsonProgress, LineProgress, LiveProgress
 
 

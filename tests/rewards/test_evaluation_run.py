@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from etude.core.call import ChatRequest
+from etude.core.episode import Example
 from etude.core.errors import EngineError, ErrorBudgetExceeded, ModelOut
 from etude.core.evaluation import EvalInputItem, EvalOutputItem, EvaluationRunOutput
-from etude.core.example import Example
 from etude.core.interfaces import Evaluator
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.rewards.evaluator import FunctionEvaluator, WeightedEvaluator, scored

@@ -16,10 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.config.import_path import make_importable
-from etude.core.episode import EpisodeRecord
+from etude.core.episode import EpisodeRecord, Example
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
-from etude.core.example import Example
 from etude.core.interfaces import Evaluator
 from etude.rewards.evaluator import (
     FunctionEvaluator,

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from etude.core.call import Call, ChatRequest, Completion
-from etude.core.episode import EpisodeRecord
+from etude.core.episode import EpisodeRecord, Example
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
-from etude.core.example import Example
 from etude.rewards.judge import GroupJudge, GroupJudgeConfig
 from etude.rewards.scorer import evaluate
 from tests.support import ScriptedEngine

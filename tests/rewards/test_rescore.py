@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from etude.core.example import Example
+from etude.core.episode import Example
 from etude.rewards.evaluation_run import EvaluationRun, rescore
 from etude.rewards.evaluator import FunctionEvaluator
 from etude.rollout.collector import Collector

@@ -6,8 +6,7 @@ import random
 import pytest
 
 from etude.core.call import Call, ChatRequest, Completion, Sampling, Usage
-from etude.core.episode import SIMULATED_USER, EpisodeRecord
-from etude.core.example import Example
+from etude.core.episode import SIMULATED_USER, EpisodeRecord, Example
 from etude.rewards.collections import Sampled
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from etude.core.call import Call, ChatRequest, Completion
-from etude.core.episode import EpisodeRecord
+from etude.core.episode import EpisodeRecord, Example
 from etude.core.evaluation import EvalInputItem
-from etude.core.example import Example
 from etude.core.message import Message
 from etude.rewards.judge import messages_of
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from etude.core.episode import EpisodeRecord
-from etude.core.example import Example
+from etude.core.episode import EpisodeRecord, Example
 from etude.core.interfaces import Engine
 from etude.inference.embedded import EmbeddedEngine
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer

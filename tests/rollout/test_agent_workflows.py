@@ -11,9 +11,8 @@ from etude.algorithms.samples import branches_of
 from etude.config.builder import Builder
 from etude.config.load import parse_config
 from etude.core.call import ChatRequest
-from etude.core.episode import EpisodeRecord
+from etude.core.episode import EpisodeRecord, Example
 from etude.core.errors import RequestError
-from etude.core.example import Example
 from etude.loop.arguments import tools_configs, with_live
 from etude.rollout.collector import Collector, EpisodeJob
 from etude.store.journal import Journal

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from etude.config.import_path import make_importable
+from etude.core.episode import Example
 from etude.core.errors import DatasetError, MissingExtraError
-from etude.core.example import Example
 from etude.rollout.datasets import (
     CsvDatasetConfig,
     DatasetStructure,
@@ -18,10 +18,12 @@ from etude.rollout.datasets import (
     JsonlDatasetConfig,
     ParquetDatasetConfig,
     PythonDatasetConfig,
+    RowsConfig,
     SeedsConfig,
-    load_examples,
 )
 from tests.rollout.running import write
+
+load_examples = RowsConfig.examples
 
 ROWS = [
     {"id": "a", "question": "1+1?", "answer": "2"},
@@ -76,7 +78,7 @@ def test_every_format_gives_the_same_examples(
 def test_python_may_also_give_examples_or_be_an_iterable(tmp_path: Path) -> None:
     write(
         tmp_path / "my_examples_module.py",
-        "from etude.core.example import Example\nROWS = [Example('x', {'n': 1}), {'id': 'y', 'n': 2}]\n",
+        "from etude.core.episode import Example\nROWS = [Example('x', {'n': 1}), {'id': 'y', 'n': 2}]\n",
     )
     make_importable(tmp_path)
     found = load_examples(PythonDatasetConfig(function="my_examples_module:ROWS"))

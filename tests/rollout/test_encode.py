@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.core.call import Call, ChatRequest, Completion, Sampling, Usage
-from etude.core.episode import EpisodeRecord, Event, Failure
-from etude.core.example import Example
+from etude.core.episode import EpisodeRecord, Event, Example, Failure
 from etude.store.encode import decode_call, decode_episode, encode_call, encode_episode, parent_name
 
 texts = st.text(max_size=6)

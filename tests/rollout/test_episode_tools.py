@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from etude.core.episode import call_counts
+from etude.core.episode import ToolLimits, ToolResult, ToolSet, call_counts
 from etude.core.errors import ToolError
-from etude.core.tools import ToolLimits, ToolResult, ToolSet
 from etude.rollout.reply import ToolCall
 from etude.rollout.tools import FunctionTools
 from etude.store.episodes import read_episode

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from etude.core.example import Example
+from etude.core.episode import Example
 from etude.rollout.collector import EpisodeJob, Limits
 from tests.rollout.running import collect_one
 from tests.support import ScriptedEngine, pass_time, until

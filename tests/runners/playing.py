@@ -11,9 +11,8 @@ from typing import Any
 
 from etude.config.load import parse_config
 from etude.config.schema import Config
-from etude.core.episode import EpisodeRecord
+from etude.core.episode import EpisodeRecord, Example
 from etude.core.evaluation import EvaluationRunOutput
-from etude.core.example import Example
 from etude.core.interfaces import Engine
 from etude.runtime import Runtime, open_runtime
 from etude.store.episodes import iter_episodes

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.core.call import Call, ChatRequest, Completion, Usage
+from etude.core.episode import Example
 from etude.core.errors import PromptTooLong, RequestError, StoreError
-from etude.core.example import Example
 from etude.loop.arguments import config_of
 from etude.runners.link import (
     Disconnected,

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from etude.core.call import ChatRequest, Completion, Delta
+from etude.core.episode import Example
 from etude.core.errors import EngineError, EtudeError, PromptTooLong
-from etude.core.example import Example
 from etude.runners import pool
 from etude.runners.process import LocalLauncher, LocalProcess, ProcessEnd
 from etude.runners.program import Invitation

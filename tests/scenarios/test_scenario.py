@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.core.call import ChatRequest
+from etude.core.episode import Example
 from etude.core.errors import RequestError
-from etude.core.example import Example
 from etude.core.keys import generator
 from etude.core.message import Message
 from etude.protocols import SCALES, Act, Protocol, Role, Turn, Verdict, play

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from etude.core.episode import EpisodeRecord
-from etude.core.example import Example
+from etude.core.episode import EpisodeRecord, Example
 from etude.store.encode import encode_episode
 from etude.store.facts import differing_settings, measured, paired_difference
 from etude.store.run_folder import RunFolder

@@ -6,9 +6,8 @@ import random
 
 import pytest
 
-from etude.core.episode import EpisodeRecord
+from etude.core.episode import EpisodeRecord, Example
 from etude.core.errors import RequestError
-from etude.core.example import Example
 from etude.rewards.collections import numbered, phase_name
 from etude.store.encode import encode_episode
 from etude.store.episodes import choose_phase, epoch_of, phases_of

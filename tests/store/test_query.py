@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from etude.core.episode import EpisodeRecord, Failure
+from etude.core.episode import EpisodeRecord, Example, Failure
 from etude.core.errors import RequestError
-from etude.core.example import Example
 from etude.store.encode import encode_episode
 from etude.store.journal import Journal
 from etude.store.outline import EpisodeOutline, find_episodes, outlines, parse_query

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.call import Call, ChatRequest, Completion, Usage
-from etude.core.episode import EpisodeRecord, Event, Failure
-from etude.core.example import Example
+from etude.core.episode import EpisodeRecord, Event, Example, Failure
 from etude.core.history import EpochEntry, ValidationEntry
 from etude.core.job import ModelVersion, TrainingJobStatus, TrainingStatusEnum
 from etude.core.message import Message

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from etude.config.assemble import alarms_by_default
+from etude.config.builder import Builder
 from etude.config.component import AlarmConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.config.import_path import where_raised
@@ -19,9 +20,6 @@ from etude.config.registry import register_alarm
 from etude.core.history import AlarmEvent, Entry
 from etude.core.implementations import wrap_implementations
 from etude.store.figures import name_of
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 PAGE = "docs/when-it-does-not-learn.md"
 

@@ -32,10 +32,9 @@ from etude.algorithms.samples import EVERY_FUNCTION, CutOff, branches_of, count_
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.config.finetuning import FinetuneConfig, TrajectoryBuilderConfig
 from etude.core.edge import trajectory_of
-from etude.core.episode import EpisodeRecord, LoggedExample
+from etude.core.episode import EpisodeRecord, Example, LoggedExample
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
-from etude.core.example import Example
 from etude.core.keys import content_hash, generator
 from etude.core.sample import Kind, SampleOrPair
 from etude.core.trajectory import Method, TrajectoryCollection

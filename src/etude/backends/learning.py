@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from etude.algorithms.algorithm import Algorithm
 from etude.backends.local import LocalAdapterConfig, LoraConfig
@@ -347,10 +347,8 @@ def main(seat: Seat, folder: str) -> int:
 _ORDER, _DATA, _NEWS = "order.json", "collection.json", "news.json"
 
 
-class LearningOrder(BaseModel):
+class LearningOrder(BaseModel, frozen=True):
     """All that a job is made of but its data, which lies beside it. It has no secrets."""
-
-    model_config = ConfigDict(frozen=True)
 
     job: str
     number: int
@@ -387,10 +385,8 @@ class LearningOrder(BaseModel):
         return order, data
 
 
-class JobNews(BaseModel):
+class JobNews(BaseModel, frozen=True, ser_json_inf_nan="constants"):
     """All that the processes of a job have said of it: a file in its folder."""
-
-    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
 
     step: int = 0
     """The last step that was taken."""

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from packaging.version import InvalidVersion, Version
-from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 
 from etude.core.errors import BackendError
 from etude.core.json_text import read_json
@@ -59,10 +59,8 @@ class ServerVersionError(LanguageModelClientError):
     """The server is of another major version."""
 
 
-class _Answer(BaseModel):
+class _Answer(BaseModel, frozen=True, extra="ignore"):
     """An answer of the server; a newer server may add fields."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class ServerVersion(_Answer):

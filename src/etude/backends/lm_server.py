@@ -29,15 +29,11 @@ if TYPE_CHECKING:
 class LmServerAdapterConfig(JobsConfig, name="lm_server"):
     """Train at a language-model server: `etude serve`, on this machine or another."""
 
-    hyperparameters: dict[str, float | int | str | bool] = Field(
-        default_factory=dict,
-        description="More hyperparameters of jobs, as the server names them; they go before the keys above.",
-    )
-    free_engine: bool = Field(
-        default=False,
-        description="Have the server put its engine away while a job trains, where both do not fit on the "
-        "device; it is brought back afterwards.",
-    )
+    hyperparameters: dict[str, float | int | str | bool] = Field(default_factory=dict)
+    """More hyperparameters of jobs, as the server names them; they go before the keys above."""
+    free_engine: bool = False
+    """Have the server put its engine away while a job trains, where both do not fit on the device; it is
+    brought back afterwards."""
 
 
 READY_SECONDS = 300.0

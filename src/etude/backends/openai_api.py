@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr
 
 from etude.config.component import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
@@ -18,7 +18,7 @@ from etude.core.job import ModelVersion, TrainingStatusEnum
 from etude.core.json_text import JsonError, read_json
 from etude.core.keys import content_hash
 from etude.core.secrets import keep_secret
-from etude.inference.openai_config import OpenAiLlmConfig, plain_address
+from etude.inference.openai_config import OpenAiLlmConfig, PlainAddress
 from etude.wire.retries import (
     USUAL,
     USUAL_MEGABYTES,
@@ -50,7 +50,7 @@ _RUN_KEY = "run/key"
 class JobsConfig(TrainerAdapterConfig):
     """How jobs are made and followed, wherever the API is."""
 
-    base_url: str | None = None
+    base_url: PlainAddress | None = None
     """Address of the API, ending in `/v1`. Left out: that of the model that is trained."""
     api_key: SecretStr | None = None
     """Left out: the model's own key where the address is the model's, else `OPENAI_API_KEY`."""
@@ -70,11 +70,6 @@ class JobsConfig(TrainerAdapterConfig):
     """More attempts of a request that failed. Nothing is made twice: files and jobs are looked for first."""
     retry_wait: Annotated[float, CHANGEABLE] = Field(default=USUAL.first_wait, ge=0)
     """Longest wait in seconds before the first of them; doubles with each. `Retry-After` goes first."""
-
-    @field_validator("base_url")
-    @classmethod
-    def _plain_address(cls, value: str | None) -> str | None:
-        return None if value is None else plain_address(value)
 
     @property
     def retry_policy(self) -> RetryPolicy:

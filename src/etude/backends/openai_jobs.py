@@ -31,8 +31,8 @@ from etude.backends.openai_rows import jsonl, reinforcement_row, rows_of, texts_
 from etude.backends.trainer_adapter import JobLog, TrainerAdapter, job_status, pauses
 from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trainer_adapter
+from etude.core.episode import Example
 from etude.core.errors import BackendError, TrainingError
-from etude.core.example import Example
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash, fold
 from etude.core.trajectory import Method, TrajectoryCollection

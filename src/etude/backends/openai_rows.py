@@ -8,8 +8,8 @@ from typing import Any
 
 from etude.algorithms.algorithm import kind_of
 from etude.core.edge import message_of, sample_of
+from etude.core.episode import Example
 from etude.core.errors import CapabilityError, TrainingError
-from etude.core.example import Example
 from etude.core.message import Message, OpenAIMessage, Tool
 from etude.core.training_rows import GrpoRow
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection

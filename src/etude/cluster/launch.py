@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from etude.cluster.config import RayConfig, require_ray
 from etude.core.errors import EtudeError, StoreError
@@ -123,10 +123,8 @@ CAUSE = "the team has ended: "
 _CAUSE = re.compile(rf"^{re.escape(CAUSE)}(.+)$", re.MULTILINE)
 
 
-class TeamOrder(BaseModel):
+class TeamOrder(BaseModel, frozen=True):
     """The team to start. Its runtime environment may have secrets, which are for Ray alone."""
-
-    model_config = ConfigDict(frozen=True)
 
     config: RayConfig
     on_gpus: bool

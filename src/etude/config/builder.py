@@ -21,10 +21,10 @@ from etude.config.nearest import alternatives
 from etude.config.registry import NOUNS, Kind, section
 from etude.config.schema import Config
 from etude.core.data_model import kind_of
+from etude.core.episode import ToolSet, ToolSource
 from etude.core.errors import EtudeError, RequestError
 from etude.core.interfaces import Dataset, Engine, Evaluator, Run
 from etude.core.keys import content_hash
-from etude.core.tools import ToolSet, ToolSource
 
 _in_the_making: ContextVar[str | None] = ContextVar("etude_in_the_making", default=None)
 """The component whose generator is running in this task."""

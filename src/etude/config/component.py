@@ -14,8 +14,8 @@ from pydantic import BaseModel, Field, field_validator
 
 from etude.core.call import Usage
 from etude.core.data_model import DataModel
+from etude.core.episode import ToolLimits, ToolSet, ToolSource
 from etude.core.history import Action
-from etude.core.tools import ToolLimits, ToolSet, ToolSource
 
 CHANGEABLE = "changeable"
 """Marks a key that `etude resume -o` may set: `timeout: Annotated[float, CHANGEABLE] = Field(...)`. Such are

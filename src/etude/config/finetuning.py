@@ -17,8 +17,8 @@ from etude.config.component import CHANGEABLE, AlarmConfig, ComponentConfig, Dat
 from etude.config.data_files import read_jsonl
 from etude.config.import_path import import_object, is_import_path, where_raised
 from etude.core.data_model import DataModel
+from etude.core.episode import Example
 from etude.core.errors import DatasetError, EtudeError
-from etude.core.example import Example
 from etude.core.message import Message, Tool
 from etude.core.training_rows import SupervisedRow
 

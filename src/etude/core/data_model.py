@@ -1,15 +1,11 @@
 """The base of the values that interfaces pass around, and the numbers that user code puts in them."""
 
-from __future__ import annotations
-
 import math
 import numbers
 from decimal import Decimal
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ValidationError
-
-from etude.core.example import text_id
 
 
 class DataModel(BaseModel, extra="forbid", validate_assignment=True):
@@ -29,6 +25,22 @@ class DataModel(BaseModel, extra="forbid", validate_assignment=True):
             object.__setattr__(self, "__dict__", before)
             object.__setattr__(self, "__pydantic_fields_set__", fields_set)
             raise
+
+
+def text_id(value: Any) -> str:
+    """An id as text: a number, a UUID and the like by their text, so that 1 and "1" are one id.
+
+    Raises ValueError for what names nothing, such as None, and for half of a surrogate pair.
+    """
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"an id is text of whole characters, found {value!r:.80}") from None
+        return str(value)
+    if value is None or isinstance(value, bool | dict | list | tuple | set | bytes):
+        raise ValueError(f"an id is text or a whole number, found {value!r:.80}")
+    return str(value)
 
 
 def number(value: Any) -> float:

@@ -4,8 +4,6 @@ A user's builder makes trajectories, and a user's adapter takes them. What a gra
 fields on both sides; `metadata` is for people.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -212,7 +210,9 @@ def _extras(message: Message) -> dict[str, Any]:
 
 
 def _preference(pair: Pair) -> DPOItem:
-    prompt, chosen, rejected = parted(pair.chosen.messages, pair.rejected.messages)
+    sides = (pair.chosen.messages, pair.rejected.messages)
+    shared = shared_length(*([*map(thinking_key, messages)] for messages in sides))
+    chosen, rejected = (messages[shared:] for messages in sides)
     start = pair.shared
     tokens: dict[str, Any] = {}
     if pair.chosen.ids and pair.rejected.ids:
@@ -226,10 +226,10 @@ def _preference(pair: Pair) -> DPOItem:
     if len(chosen) == len(rejected) == 1:
         replies = {"chosen_message": _flat(chosen[0]), "rejected_message": _flat(rejected[0])}
     elif not tokens:
-        sides = {"chosen_messages": chosen, "rejected_messages": rejected}
-        replies = {name: [*map(_flat, messages)] for name, messages in sides.items()}
+        longer = {"chosen_messages": chosen, "rejected_messages": rejected}
+        replies = {name: [*map(_flat, messages)] for name, messages in longer.items()}
     return DPOItem(
-        prompt=[_flat(message) for message in prompt],
+        prompt=[*map(_flat, pair.chosen.messages[:shared])],
         chosen_response=_response(chosen),
         rejected_response=_response(rejected),
         **replies,
@@ -239,14 +239,6 @@ def _preference(pair: Pair) -> DPOItem:
         rejected_episode=pair.rejected.episode,
         **tokens,
     )
-
-
-def parted(
-    chosen: Sequence[Message], rejected: Sequence[Message]
-) -> tuple[list[Message], list[Message], list[Message]]:
-    """The messages that two conversations share, thinking included, and what followed in each."""
-    shared = shared_length([*map(thinking_key, chosen)], [*map(thinking_key, rejected)])
-    return list(chosen[:shared]), list(chosen[shared:]), list(rejected[shared:])
 
 
 def thinking_key(message: Message) -> tuple[str, str]:

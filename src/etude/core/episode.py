@@ -1,18 +1,119 @@
-"""The record of an episode: an append-only log of calls and events, and how it ended.
+"""An episode: the example that it is about, the tools that it calls, and the record of what happened.
 
-This is the finished value. The live object that a workflow is handed is `etude.rollout.Episode`.
+The record is the finished value. The live object that a workflow is handed is `etude.rollout.Episode`.
 """
-
-from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
 
 from etude.core.call import Call
-from etude.core.example import Example
-from etude.core.tools import ToolUse
+from etude.core.data_model import text_id
+from etude.core.message import Tool
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One dataset row, as workflows and evaluators see it."""
+
+    id: str
+    """Unique within its dataset, and stable: groups, resume and curriculum go by it. A number or a UUID
+    becomes its text."""
+
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    """The inputs of the agent, by column name."""
+
+    expected: Any = None
+    """The expected answer, or None where there is none."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an id that names nothing."""
+        object.__setattr__(self, "id", text_id(self.id))
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """The answer of a tool, as the model reads it."""
+
+    text: str
+    is_error: bool = False
+    """Whether the tool says that it could not do what it was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """One call of a tool within an episode."""
+
+    source: str
+    """The set that the tool belongs to: an entry of `tools`."""
+    name: str
+    arguments: dict[str, Any] | None
+    """None when the model did not write a JSON object."""
+    result: str
+    """The text that the model was given; of a call that failed, why."""
+    outcome: str = "ok"
+    """`ok`; `error` where the tool said so; `refused` where it was not asked: for arguments that are no JSON
+    object, or beyond the limit of calls; `failed` where there was no answer."""
+    seconds: float = 0.0
+    began: float = field(default=0.0, compare=False)
+    """When it was asked, in Unix seconds; 0 where that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolLimits:
+    """Bounds on one set of tools within one episode."""
+
+    max_calls: int = 100
+    max_characters: int = 20_000
+    """Of one result; the rest is cut off, and the model is told so."""
+    call_timeout: float = 30.0
+    """Seconds that one call may take."""
+
+
+class ToolSession(Protocol):
+    """Tools that are open for one episode."""
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """The tools in OpenAI's format, no two of one name."""
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Call one of the tools. Raises ToolError when there is no answer to be had."""
+
+    async def log(self) -> str:
+        """The end of what the tools' server has logged since the session began; empty where it has no log."""
+
+
+class ToolSource(Protocol):
+    """Opens tools for episodes. The object that a component of the kind `tools` yields."""
+
+    @property
+    def forgets(self) -> bool:
+        """Whether a session knows nothing of calls that were made in one before it.
+
+        Then an episode that is resumed makes its recorded calls again before the first new one.
+        """
+
+    def open(self) -> AbstractAsyncContextManager[ToolSession]:
+        """The tools for one episode. Raises ToolError when they cannot be opened."""
+
+
+@dataclass(frozen=True)
+class ToolSet:
+    """An entry of `tools`: where they come from, which of them are offered, and their bounds."""
+
+    name: str
+    source: ToolSource
+    limits: ToolLimits = field(default_factory=ToolLimits)
+    only: tuple[str, ...] | None = None
+    """The tools that are offered; None for all."""
+    prefix: str = ""
+    """Put before the name of each tool."""
+    path: str = ""
+    """Where the config says this, such as `tools.search`; empty for tools of a program."""
+
 
 WORKFLOW = "<workflow>"
 """The function name of calls that the workflow makes itself."""

@@ -4,8 +4,6 @@ Every error says what happened, where, and what to do next. The class fixes the 
 command line: 2 when the request was wrong (nothing was tried), 1 when the work failed.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from importlib.metadata import PackageNotFoundError, distribution

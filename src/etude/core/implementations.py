@@ -133,7 +133,8 @@ def called(
     except TypeError as error:
         if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
             raise
-        parameters = ", ".join(map(str, _parameters(declared)))
+        given = inspect.signature(declared).parameters.values()
+        parameters = ", ".join(str(each.replace(annotation=each.empty)) for each in given)
         raise WrongReturnError(
             f"{_place(implementation)} is to take what its interface says, ({parameters}): {error}"
         ) from error
@@ -157,11 +158,6 @@ def checked(value: Any, implementation: Callable[..., Any], declared: Callable[.
     raise WrongReturnError(
         f"{_place(implementation)} returned {shown}, and `{_words(expected)}` is expected{missing}"
     )
-
-
-def _parameters(method: Callable[..., Any]) -> Iterator[inspect.Parameter]:
-    for parameter in inspect.signature(method).parameters.values():
-        yield parameter.replace(annotation=inspect.Parameter.empty)
 
 
 @functools.cache
@@ -193,18 +189,14 @@ def _fits(value: Any, expected: Any) -> bool:
     if get_origin(expected) is set:
         return isinstance(value, Set)
     if expected is float:
-        return _is_number(value)
+        try:
+            number(value)
+        except ValueError:
+            return False
+        return True
     if expected is bool and getattr(value, "ndim", None) == 0:
         value = value.item()  # Of numpy or torch.
     return isinstance(value, get_origin(expected) or expected)
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        number(value)
-    except ValueError:
-        return False
-    return True
 
 
 def _words(expected: Any) -> str:

@@ -1,7 +1,5 @@
 """The interfaces of the parts of a run, as other parts meet them."""
 
-from __future__ import annotations
-
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -9,9 +7,8 @@ from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
 
 from etude.core.call import ChatRequest, Completion
-from etude.core.episode import EpisodeRecord
+from etude.core.episode import EpisodeRecord, Example
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
-from etude.core.example import Example
 from etude.core.job import ModelVersion
 from etude.core.stats import Bounds
 

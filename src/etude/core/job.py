@@ -1,7 +1,5 @@
 """A job: one unit of training, where it stands, and what stands in for one that was not begun."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """JSON from outside: read within limits, so that no text can exhaust the stack or the memory."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

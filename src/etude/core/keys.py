@@ -4,8 +4,6 @@ No global generator is ever read, so a choice does not depend on what else happe
 and a resumed run makes the same choices as an uninterrupted one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -5,8 +5,6 @@ passed on to engines and templates untouched. `OpenAIMessage` is its validated f
 that a person writes or reads.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any, TypeAlias

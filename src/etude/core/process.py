@@ -1,7 +1,5 @@
 """The settings of a process of Etude's: garbage collection, waiting threads, outputs without secrets."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

@@ -5,8 +5,6 @@ Known are the values of the environment whose names say that they are secret, wh
 never changed: it is trained on.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

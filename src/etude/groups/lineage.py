@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from etude.backends.capabilities import JobHyperparameters
 from etude.core.errors import TrainingError
@@ -17,10 +17,8 @@ from etude.store.journal import Journal
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
-class JobData(BaseModel):
+class JobData(BaseModel, frozen=True):
     """The data of a job, and where it starts from."""
-
-    model_config = ConfigDict(frozen=True)
 
     method: Method
     rows: int
@@ -64,10 +62,8 @@ class JobData(BaseModel):
         return differences
 
 
-class LineageEntry(BaseModel):
+class LineageEntry(BaseModel, frozen=True):
     """One version, and the job, the data and the metrics that made it."""
-
-    model_config = ConfigDict(frozen=True)
 
     version: ModelVersion
     job: TrainingJobRef

@@ -8,9 +8,10 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from etude.config import registry
+from etude.config.builder import Builder
 from etude.config.registry import register_llm
 from etude.core.call import ChatRequest, Completion
 from etude.core.errors import CapabilityError, EngineError, RequestError
@@ -22,9 +23,6 @@ from etude.inference.local import LocalLlmConfig, OpponentsConfig
 from etude.inference.openai_config import OpenAiLlmConfig
 from etude.store.journal import Journal
 from etude.store.versions import stored_at
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 _PHASE = re.compile(r"(train|validation|warm-up)/[^/]+")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from etude.backends.openai_api import hosted_version
 from etude.backends.openai_jobs import OpenAiJobs
@@ -14,10 +14,8 @@ from etude.core.job import ModelVersion, TrainingJobRef
 from etude.groups.line import ModelLine
 
 
-class SharedModelGroupState(BaseModel):
+class SharedModelGroupState(BaseModel, frozen=True):
     """The state of a group, from which it goes on in another process."""
-
-    model_config = ConfigDict(frozen=True)
 
     fine_tune_job: TrainingJobRef | None = None
     """The last job that was made."""
@@ -41,10 +39,8 @@ _NO_MODEL = "dummy_model_name"
 """Stands for the model of a dry run there, which was never trained."""
 
 
-class HostedState(BaseModel):
+class HostedState(BaseModel, frozen=True):
     """A state of Neural Interactive Proofs, by the names that an API has for job and model."""
-
-    model_config = ConfigDict(frozen=True)
 
     fine_tune_job_id: str | None = Field(default=None, min_length=1)
     """The last job; None when there was none."""

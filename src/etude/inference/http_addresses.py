@@ -1,4 +1,7 @@
-"""The HTTP addresses of one model: sending to them, each with its key, and probing them."""
+"""The HTTP addresses of one model: sending to them, each with its key, and probing them.
+
+Imported by who samples, and not before: a command that samples nothing should not wait for the clients.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,18 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
-from typing import TYPE_CHECKING
 
+import aiohttp
+import httpx
 from pydantic_core import from_json
+from yarl import URL
 
 from etude.core.errors import RequestError
 from etude.core.secrets import keep_secret, masked
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
 from etude.inference.routes import Address, Routes
+from etude.wire.http_answers import AnswerLimit, AnswerTooLarge
 from etude.wire.retries import Disturbed, Refused, failure_of, is_plain_http, reason_of
-
-if TYPE_CHECKING:
-    import aiohttp
-    import httpx
-    from yarl import URL
-
 
 _KEEPALIVE_SECONDS = 4.0
 """Below the 5 s after which uvicorn, and so vLLM, closes an idle connection: no race on reuse."""
@@ -56,16 +56,13 @@ class HttpClient:
     ) -> None:
         """`read_seconds` limits the wait for each piece of an answer. An answer may have `most_megabytes`, of
         which `setting` is the name in the error."""
-        # Here and in the methods, not above: a command that samples nothing should not wait for the imports.
-        from etude.wire.http_answers import AnswerLimit
-
         self._headers = {"accept-encoding": "gzip, deflate", **headers}
         self._read_seconds = read_seconds
         self._limit = AnswerLimit(most_megabytes, setting)
         self._session: aiohttp.ClientSession | None = None
         self._route = lru_cache(maxsize=64)(_route)
         # To read them takes milliseconds.
-        self._certificates = cache(_certificates)
+        self._certificates = cache(httpx.create_ssl_context)
 
     async def post(self, url: str, content: bytes, headers: Mapping[str, str] | None = None) -> HttpAnswer:
         """Send `content`, with more headers, and read the whole answer. No limit to the whole time: the
@@ -85,7 +82,6 @@ class HttpClient:
     @asynccontextmanager
     async def stream(self, url: str, content: bytes) -> AsyncIterator[httpx.Response]:
         """Like `post`, for an answer that is read piece by piece."""
-        import httpx
 
         class Body(httpx.AsyncByteStream):
             def __aiter__(self) -> AsyncIterator[bytes]:
@@ -105,10 +101,8 @@ class HttpClient:
         self, method: str, url: str, content: bytes | None, headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[tuple[aiohttp.ClientResponse, AsyncIterator[bytes]]]:
         """An answer whose head has come, and its body."""
-        import aiohttp
-
         own = {**self._headers, **headers} if headers else self._headers
-        asked = partial(_request, method, url)
+        asked = partial(httpx.Request, method, url)
         with _as_httpx(asked):
             try:
                 response = await self._sent(method, url, content, own)
@@ -132,8 +126,6 @@ class HttpClient:
         )
 
     def _opened(self) -> aiohttp.ClientSession:
-        import aiohttp
-
         if self._session is None:
             seconds = aiohttp.ClientTimeout(
                 total=None, sock_connect=_CONNECT_SECONDS, sock_read=self._read_seconds
@@ -148,17 +140,9 @@ class HttpClient:
 
 def _route(url: str) -> tuple[URL, str | None]:
     """An address, and the proxy that the environment names for it."""
-    from yarl import URL
-
     address, proxies = URL(url, encoded=True), urllib.request.getproxies()
     proxy = proxies.get(address.scheme) or proxies.get("all")
     return address, None if proxy is None or urllib.request.proxy_bypass(address.host or "") else proxy
-
-
-def _certificates() -> ssl.SSLContext:
-    import httpx
-
-    return httpx.create_ssl_context()
 
 
 async def _pieces(
@@ -172,9 +156,6 @@ async def _pieces(
 @contextmanager
 def _as_httpx(asked: Callable[[], httpx.Request]) -> Iterator[None]:
     """aiohttp's errors as httpx's, which all other clients here raise."""
-    import aiohttp
-    import httpx
-
     try:
         yield
     except aiohttp.ConnectionTimeoutError as error:
@@ -196,14 +177,7 @@ def _as_httpx(asked: Callable[[], httpx.Request]) -> Iterator[None]:
         raise httpx.ReadError(str(error), request=asked()) from error
 
 
-def _request(method: str, url: str) -> httpx.Request:
-    import httpx
-
-    return httpx.Request(method, url)
-
-
 _PROBE_SECONDS = 5.0
-_SHOWN = 5
 
 
 class HttpAddresses:
@@ -228,8 +202,6 @@ class HttpAddresses:
         self, address: Address, path: str, content: bytes, headers: Mapping[str, str] | None = None
     ) -> bytes:
         """The body of a good answer. Raises Disturbed or Refused."""
-        import httpx
-
         seconds = self._config.request_timeout
         try:
             # An endpoint that trickles bytes could hold the call for ever.
@@ -248,8 +220,6 @@ class HttpAddresses:
 
     def _unreachable(self, error: httpx.RequestError) -> Disturbed | Refused:
         """The failure of a request without an answer that could be read."""
-        from etude.wire.http_answers import AnswerTooLarge
-
         if isinstance(error, AnswerTooLarge):
             return Disturbed(str(error), cause="too_large")
         if is_plain_http(error):
@@ -258,8 +228,6 @@ class HttpAddresses:
 
     async def lacking(self, address: Address) -> str | None:
         """Why an address cannot be used, as far as the list of its models tells; None where it can be."""
-        import httpx
-
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
                 response = await self._client.get(f"{address.url}/models")
@@ -272,7 +240,7 @@ class HttpAddresses:
         names = _names(response.content) if response.status_code == 200 else None
         if self.wanted is None or names is None or self.wanted in names:
             return None
-        shown = ", ".join(sorted(names)[:_SHOWN]) or "none"
+        shown = ", ".join(sorted(names)[:5]) or "none"
         return f"it does not have the model '{self.wanted}'; its models: {shown}"
 
     async def close(self) -> None:

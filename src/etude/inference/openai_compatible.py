@@ -6,10 +6,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pydantic_core import from_json
 
+from etude.config.builder import Builder
 from etude.config.registry import register_llm
 from etude.core.call import ChatRequest, Completion
 from etude.core.errors import EngineError, ImpossibleCall, ModelOut
@@ -17,15 +18,11 @@ from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
 from etude.core.keys import generator
 from etude.core.secrets import masked
-from etude.inference.http_addresses import HttpAddresses
 from etude.inference.openai_config import NOT_FOR_REASONING, OpenAiLlmConfig
 from etude.inference.routes import Address, Breaker, beginning, conversation_of
 from etude.wire.answers import Impossible, require_asked, require_logprobs
 from etude.wire.client import USUAL_FIELDS, charged_for, encode, parse_completion, request_fields
 from etude.wire.retries import Again, Disturbed, Refused, note_charged, note_model_out, retried
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 _LONG_SECONDS = 30.0
 """After so long, a call that its caller gives up counts as one that had no answer."""
@@ -37,6 +34,8 @@ class OpenAiEngine(Engine):
     """Samples from a model behind HTTP. Concurrent calls are sent at once; the endpoint batches them."""
 
     def __init__(self, config: OpenAiLlmConfig) -> None:
+        from etude.inference.http_addresses import HttpAddresses
+
         self._config = config
         self._addresses = HttpAddresses(config)
         self._breaker = Breaker(config.stop_after)

@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator
 
 from etude.config.component import CHANGEABLE, LlmConfig
 from etude.core.call import Sampling
@@ -239,3 +239,7 @@ def plain_address(value: str) -> str:
     if parts.query or parts.fragment:
         raise ValueError("expected an address without `?` and `#`")
     return value.rstrip("/")
+
+
+PlainAddress: TypeAlias = Annotated[str, AfterValidator(plain_address)]
+"""An address, without a slash at its end."""

@@ -9,10 +9,11 @@ import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, Field
 
+from etude.config.builder import Builder
 from etude.config.component import DatasetConfig, EvaluatorConfig, LlmConfig, ToolsConfig, WorkflowConfig
 from etude.config.document import Override
 from etude.config.import_path import where_defined
@@ -24,10 +25,9 @@ from etude.config.registry import (
     register_workflow,
 )
 from etude.config.schema import Config
+from etude.core.episode import Example, ToolSource
 from etude.core.errors import ConfigError, RequestError
-from etude.core.example import Example
 from etude.core.interfaces import Evaluator
-from etude.core.tools import ToolSource
 from etude.loop.settings import as_overrides, by_path
 from etude.protocols.protocol import Protocol
 from etude.protocols.workflow import ProtocolWorkflow
@@ -35,9 +35,6 @@ from etude.rewards.evaluator import FunctionEvaluator, as_evaluator
 from etude.rollout.datasets import RowsConfig
 from etude.rollout.tools import FunctionTools
 from etude.rollout.workflow import Workflow, as_workflow
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 _ARGUMENTS = {"algorithm": "trajectory_builder", "backend": "trainer_adapter", "trainer": "trainer"}
 """Arguments, and the keys of `finetuning` that name what is made of them."""

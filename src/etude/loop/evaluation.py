@@ -25,10 +25,9 @@ from etude.config.component import EvaluatorConfig
 from etude.config.import_path import import_object
 from etude.config.schema import Config
 from etude.core.data_model import DataModel, finite
-from etude.core.episode import EpisodeRecord
+from etude.core.episode import EpisodeRecord, Example
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutput, EvalOutputItem, EvaluationRunOutput
-from etude.core.example import Example
 from etude.core.interfaces import Engine, Progress, bare
 from etude.core.keys import content_hash
 from etude.groups.opponents import OpponentPool

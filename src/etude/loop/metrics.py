@@ -15,12 +15,11 @@ from etude.algorithms.algorithm import kind_of
 from etude.algorithms.episodes import UnitGroup, reward_groups
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.config.finetuning import CurriculumLearningConfig
-from etude.core.distribution import Distribution
 from etude.core.episode import cut_off_share
 from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
 from etude.core.history import History
 from etude.core.keys import generator
-from etude.core.stats import Bounds, estimate
+from etude.core.stats import Bounds, Distribution, estimate
 from etude.core.trajectory import Trajectory, TrajectoryCollection
 
 _RAW = ("rewards", "scores", "bounds", "reward")

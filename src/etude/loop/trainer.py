@@ -6,10 +6,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from etude.config.builder import Builder
 from etude.config.component import CHANGEABLE
 from etude.config.finetuning import FinetuneConfig, TrainerConfig
 from etude.config.registry import register_trainer
@@ -24,9 +25,6 @@ from etude.loop.metrics import reason_for_skip, reason_to_stop, selection_metric
 from etude.loop.record import pause_for, require_trained
 from etude.loop.warm_up import warm_up
 from etude.store.figures import summary_of, versions_to_keep
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 
 async def run_loop(

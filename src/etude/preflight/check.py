@@ -29,12 +29,11 @@ from etude.config.builder import Builder, TargetBuilder
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
 from etude.core.call import ChatRequest, Completion
+from etude.core.episode import Example, ToolSet
 from etude.core.errors import CapabilityError, EngineError
-from etude.core.example import Example
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
 from etude.core.stats import estimate
-from etude.core.tools import ToolSet
 from etude.core.trajectory import Method
 from etude.inference.local import LocalLlmConfig, make_base, require_local_extra
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig

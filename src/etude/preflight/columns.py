@@ -14,8 +14,8 @@ from typing import Any
 
 from etude.config.builder import Builder
 from etude.config.nearest import nearest
+from etude.core.episode import Example
 from etude.core.errors import EtudeError
-from etude.core.example import Example
 from etude.preflight.finding import Findings
 
 _BRANCHES = (

@@ -12,8 +12,8 @@ import torch
 
 from etude.backends.local import LocalAdapterConfig
 from etude.core.call import ChatRequest
+from etude.core.episode import Example
 from etude.core.errors import EtudeError, RequestError
-from etude.core.example import Example
 from etude.inference.local import LocalLlmConfig
 from etude.learner.memory import ModelNumbers, fits
 from etude.models.checkpoint import LOADING_ERRORS, load_outline

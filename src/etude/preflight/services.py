@@ -13,7 +13,6 @@ from etude.config.builder import Builder
 from etude.config.schema import Config
 from etude.core.call import ChatRequest, Sampling
 from etude.core.errors import EtudeError
-from etude.inference.http_addresses import HttpAddresses
 from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
 from etude.preflight.finding import Findings
@@ -45,6 +44,8 @@ async def examine_services(config: Config, findings: Findings) -> None:
 
 async def _ask_addresses(what: str, llm: OpenAiLlmConfig, findings: Findings) -> None:
     """Ask each address of a model for the list of its models; nothing is sampled."""
+    from etude.inference.http_addresses import HttpAddresses
+
     with findings.of_errors(what):
         addresses = HttpAddresses(llm)
         addresses.wanted = llm.model_name

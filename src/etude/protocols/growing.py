@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from etude.config.nearest import alternatives
+from etude.core.episode import Example
 from etude.core.errors import EpisodeError, RequestError
-from etude.core.example import Example
 from etude.core.keys import fold
 from etude.core.message import Message
 from etude.protocols.decision import VERDICTS, Verdict

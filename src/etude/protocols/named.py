@@ -10,7 +10,7 @@ from itertools import product
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from etude.config.nearest import alternatives
 from etude.core.errors import RequestError
@@ -31,10 +31,8 @@ _OPPOSED: dict[str, Stance] = {"prover0": REJECT, "prover1": ACCEPT}
 _LABELS = {VERIFIER: "Verifier", "prover": "Expert", "prover0": "Expert_1", "prover1": "Expert_2"}
 
 
-class Terms(BaseModel):
+class Terms(BaseModel, frozen=True, strict=True, allow_inf_nan=False):
     """The parameters that the named protocols share: rewards, penalties and the scale of decisions."""
-
-    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
     verifier_reward: float = 1.0
     """For the right verdict."""

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from etude.core.example import Example
+from etude.core.episode import Example
 from etude.core.keys import generator
 from etude.core.message import Message
 from etude.protocols.decision import Verdict, sign

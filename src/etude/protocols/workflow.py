@@ -10,19 +10,20 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 from pydantic import Field
 
+from etude.config.builder import Builder
 from etude.config.component import CHANGEABLE, EvaluatorConfig, WorkflowConfig
 from etude.config.import_path import import_object, is_import_path, where_raised
 from etude.config.nearest import alternatives
 from etude.config.references import AgentRef, LlmRef, Refers
 from etude.config.registry import register_evaluator, register_workflow
 from etude.core.call import Sampling
+from etude.core.episode import Example
 from etude.core.errors import EpisodeError, EtudeError, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
-from etude.core.example import Example
 from etude.core.interfaces import Engine, Evaluator
 from etude.core.keys import fold
 from etude.protocols.decision import code_of
@@ -38,9 +39,6 @@ from etude.rollout.reply import Reply
 from etude.rollout.workflow import Workflow, as_workflow
 from etude.store.journal import Journal
 from etude.wire.sampling import change_sampling
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 T = TypeVar("T")
 

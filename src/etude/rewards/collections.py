@@ -16,9 +16,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
 
-from etude.core.episode import SIMULATED_USER, EpisodeRecord
+from etude.core.episode import SIMULATED_USER, EpisodeRecord, Example
 from etude.core.evaluation import EvalInput, EvaluationRunOutput
-from etude.core.example import Example
 from etude.core.keys import generator
 from etude.rewards.evaluation import Evaluation, EvaluationRequest, together
 

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from etude.core.episode import EpisodeRecord, call_counts, retry_counts
+from etude.core.episode import EpisodeRecord, Example, call_counts, retry_counts
 from etude.core.errors import ErrorBudgetExceeded
 from etude.core.evaluation import (
     EvalInput,
@@ -22,7 +22,6 @@ from etude.core.evaluation import (
     FailureCause,
     without_numbers,
 )
-from etude.core.example import Example
 from etude.rewards.evaluator import unscored
 from etude.rewards.scorer import Scorer, Scores
 from etude.wire.retries import counting_retries

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.call import Sampling
-from etude.core.episode import EpisodeRecord, Failure, LoggedExample
+from etude.core.episode import EpisodeRecord, Example, Failure, LoggedExample
 from etude.core.errors import ErrorBudgetExceeded, ModelOut, RequestError
 from etude.core.evaluation import EvaluationRunOutput
-from etude.core.example import Example
 from etude.core.interfaces import Engine, Evaluator
 from etude.core.stats import Estimate, estimate
 from etude.rewards.evaluation import Evaluation, EvaluationRequest, Gathering, OnScore

@@ -10,27 +10,24 @@ import asyncio
 import inspect
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, overload
+from typing import Annotated, Any, TypeVar, overload
 
 from pydantic import Field, FiniteFloat
 
+from etude.config.builder import Builder
 from etude.config.component import CHANGEABLE, EvaluatorConfig
 from etude.config.import_path import import_object, where_defined
 from etude.config.references import AgentRef, Refers
 from etude.config.registry import register_evaluator
 from etude.core.data_model import kind_of, number
-from etude.core.episode import measured
+from etude.core.episode import Example, measured
 from etude.core.errors import RequestError
 from etude.core.evaluation import LARGEST_SCORE, EvalInputItem, EvalOutputItem, ScoreBounds, is_score, rising
-from etude.core.example import Example
 from etude.core.interfaces import Evaluator
 from etude.core.secrets import masked, masked_data
 from etude.core.stats import Bounds
 from etude.core.threads import call_in_thread
 from etude.store.plain import jsonable
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 

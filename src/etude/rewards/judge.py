@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import islice, takewhile
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import Field
 from pydantic_core import from_json, to_json
 
+from etude.config.builder import Builder
 from etude.config.component import EvaluatorConfig
 from etude.config.references import LlmRef
 from etude.config.registry import register_evaluator
@@ -26,9 +27,6 @@ from etude.core.interfaces import Engine, Evaluator
 from etude.core.keys import fold
 from etude.core.message import Message, message_key
 from etude.rewards.evaluator import scored
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 T = TypeVar("T")
 

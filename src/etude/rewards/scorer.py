@@ -11,10 +11,9 @@ from typing import Any, TypeVar
 from etude.budget.meter import asking_for
 from etude.config.import_path import where_raised
 from etude.core.data_model import kind_of
-from etude.core.episode import EpisodeRecord
+from etude.core.episode import EpisodeRecord, Example
 from etude.core.errors import EtudeError, ModelOut, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
-from etude.core.example import Example
 from etude.core.interfaces import Evaluator
 from etude.rewards.evaluator import FunctionEvaluator, WeightedEvaluator, as_evaluator, scored, unscored
 from etude.rollout.run_workflow import no_exit

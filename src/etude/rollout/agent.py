@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from etude.config.builder import Builder
 from etude.config.component import CHANGEABLE, WorkflowConfig
 from etude.config.references import LlmRef, Refers
 from etude.config.registry import register_workflow
-from etude.core.episode import SIMULATED_USER
+from etude.core.episode import SIMULATED_USER, Example, ToolSet
 from etude.core.errors import RequestError
-from etude.core.example import Example
 from etude.core.message import Message, text_of
-from etude.core.tools import ToolSet
 from etude.rollout.episode import Episode
 from etude.rollout.workflow import Workflow
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 _INPUT = re.compile(r"\{(\w+)\}")
 

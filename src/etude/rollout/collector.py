@@ -1,7 +1,5 @@
 """The collector: runs the workflow over many examples at once, each run recorded."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import defaultdict
@@ -10,11 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from etude.core.call import Sampling
-from etude.core.episode import EpisodeRecord, LoggedExample
+from etude.core.episode import EpisodeRecord, Example, LoggedExample, ToolSet
 from etude.core.errors import RequestError
-from etude.core.example import Example
 from etude.core.interfaces import Engine
-from etude.core.tools import ToolSet
 from etude.rollout.episode import Episode
 from etude.rollout.recorder import Models, Recorder
 from etude.rollout.run_workflow import run_workflow
@@ -27,7 +23,6 @@ from etude.wire.sampling import change_sampling
 
 _SETTLE_SECONDS = 30.0
 """For calls under way when a run stops by itself."""
-_SETTLE_POLL = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +122,7 @@ class Collector:
         self._models.settling.add(waiting)
         try:
             while self._models.under_way and time.monotonic() < deadline:  # noqa: ASYNC110  in threads too
-                await asyncio.sleep(_SETTLE_POLL)
+                await asyncio.sleep(0.02)
         finally:
             self._models.settling.discard(waiting)
 

@@ -4,43 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
+from etude.config.builder import Builder
 from etude.config.component import DatasetConfig
 from etude.config.data_files import Placed, read_csv, read_json_file, read_jsonl, read_parquet
 from etude.config.import_path import import_object
 from etude.config.nearest import alternatives, nearest
 from etude.config.registry import register_dataset
+from etude.core.episode import Example
 from etude.core.errors import DatasetError, EtudeError, MissingExtraError
-from etude.core.example import Example
 from etude.core.interfaces import Dataset
 from etude.core.keys import content_hash, generator
 from etude.rollout.run_workflow import failure_of
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
-
-_EXPECTED_COLUMNS = ("expected", "answer")
-"""Taken for the expected answer when the config names no column."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One row, and where it stands: `file:line`, or the number of the row."""
-
-    where: str
-    content: Mapping[str, Any] | Example
-
-    def __post_init__(self) -> None:
-        """Raises DatasetError for what has no named columns."""
-        if not isinstance(self.content, Mapping | Example):
-            raise DatasetError(
-                f"{self.where}: a row is an object with named columns, found {self.content!r:.80}"
-            )
 
 
 class DatasetStructure(BaseModel, extra="forbid"):
@@ -75,15 +55,6 @@ class RowsConfig(DatasetConfig):
     seed: int = Field(default=0, ge=0)
     """Seed of the shuffling."""
 
-    def read(self) -> Iterator[Row]:
-        """The rows, one at a time.
-
-        Raises DatasetError when they cannot be read, naming the row, and MissingExtraError when the
-        libraries that read them are not installed.
-        """
-        for where, content in self._placed():
-            yield Row(where, content)
-
     def _placed(self) -> Iterator[Placed]:
         """The content of the rows, each with its place."""
         source = getattr(self, self.source_key)
@@ -94,8 +65,18 @@ class RowsConfig(DatasetConfig):
         raise DatasetError(f"dataset type '{self.type_name}' has no reader")
 
     def examples(self) -> list[Example]:
-        """The examples, as `load_examples` has them."""
-        return load_examples(self)
+        """The examples, in the order of the rows, or shuffled when the config says so.
+
+        Raises DatasetError for a dataset that is missing, broken or empty, for a column that is not
+        there, and for an id that is missing or not unique; the message names the row. Raises
+        MissingExtraError when the libraries that read it are not installed.
+        """
+        examples = list(_unique(((where, _example(self, where, row)) for where, row in self._placed()), self))
+        if not examples:
+            raise DatasetError(f"{getattr(self, self.source_key)} holds no examples")
+        if self.shuffle:
+            generator(self.seed, "dataset").shuffle(examples)
+        return examples[: self.limit]
 
 
 class FileDatasetConfig(RowsConfig):
@@ -210,34 +191,21 @@ class PythonDatasetConfig(RowsConfig, name="python"):
             raise DatasetError(f"'{self.function}' failed: {failure_of(error).reason}") from error
 
 
-def load_examples(config: RowsConfig) -> list[Example]:
-    """The examples that a config describes, in the order of the rows, or shuffled when it says so.
-
-    Raises DatasetError for a dataset that is missing, broken or empty, for a column that is not
-    there, and for an id that is missing or not unique; the message names the row. Raises
-    MissingExtraError when the libraries that read it are not installed.
-    """
-    examples = list(_unique(((row.where, _example(config, row)) for row in config.read()), config))
-    if not examples:
-        raise DatasetError(f"{getattr(config, config.source_key)} holds no examples")
-    if config.shuffle:
-        generator(config.seed, "dataset").shuffle(examples)
-    return examples[: config.limit]
-
-
-def _example(config: RowsConfig, row: Row) -> Example:
-    if isinstance(row.content, Example):
-        return row.content
-    columns = dict(row.content)
+def _example(config: RowsConfig, where: str, row: Any) -> Example:
+    if isinstance(row, Example):
+        return row
+    if not isinstance(row, Mapping):
+        raise DatasetError(f"{where}: a row is an object with named columns, found {row!r:.80}")
+    columns = dict(row)
 
     def value(name: str) -> Any:
         if name not in columns:
-            raise DatasetError(f"{row.where}: there is no column '{name}'" + alternatives(name, columns))
+            raise DatasetError(f"{where}: there is no column '{name}'" + alternatives(name, columns))
         return columns[name]
 
     expected = config.expected or (config.structure.answer_key if config.structure else None)
     if expected is None:
-        expected = next((name for name in _EXPECTED_COLUMNS if name in columns), None)
+        expected = next((name for name in ("expected", "answer") if name in columns), None)
     answer = None if expected is None else value(expected)
     taken = {expected, config.id_key if config.ids == "column" else None}
     names = config.inputs if config.inputs is not None else [name for name in columns if name not in taken]
@@ -247,9 +215,9 @@ def _example(config: RowsConfig, row: Row) -> Example:
         inputs.pop(config.structure.question_key, None)
         inputs["question"] = question
     try:
-        return Example(_id(config, columns, row.where), inputs, answer)
+        return Example(_id(config, columns, where), inputs, answer)
     except (ValueError, RecursionError) as error:
-        raise DatasetError(f"{row.where}: no id can be made of this row: {error}") from error
+        raise DatasetError(f"{where}: no id can be made of this row: {error}") from error
 
 
 def _id(config: RowsConfig, columns: Mapping[str, Any], where: str) -> str:
@@ -281,9 +249,6 @@ def _unique(examples: Iterable[tuple[str, Example]], config: RowsConfig) -> Iter
         yield example
 
 
-_BITS = 30
-
-
 class SeedsConfig(DatasetConfig, name="seeds"):
     """Examples that are a seed each, for environments that make a task of one. More of them begin with the
     same ones, and those of the two splits are never the same, whatever their `seed`."""
@@ -301,7 +266,7 @@ class SeedsConfig(DatasetConfig, name="seeds"):
         """The examples: the id is `seed-` and the number, which is less than 2**31 and stands in `seed`."""
         draw, numbers = generator(self.seed, "seeds", self.split), dict[int, None]()
         while len(numbers) < self.size:
-            numbers[2 * draw.getrandbits(_BITS) + (self.split == "validation")] = None
+            numbers[2 * draw.getrandbits(30) + (self.split == "validation")] = None
         return [Example(f"seed-{number}", {**self.inputs, "seed": number}) for number in numbers]
 
 

@@ -14,16 +14,13 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from etude.core.call import Delta
 from etude.core.data_model import number
-from etude.core.episode import Event
+from etude.core.episode import Event, Example, ToolSet
 from etude.core.errors import EpisodeError, RequestError
 from etude.core.evaluation import LARGEST_SCORE, is_score
-from etude.core.example import Example
 from etude.core.interfaces import bare
 from etude.core.keys import generator
 from etude.core.message import Tool
-from etude.core.tools import ToolSet
-from etude.rollout.episode_loop import EpisodeLoop
-from etude.rollout.program import ProgramResult, Workplace, last_line
+from etude.rollout.places import EpisodeLoop, ProgramResult, Workplace, last_line
 from etude.rollout.recorder import EpisodeReaders, Recorder
 from etude.rollout.reply import Reply, describe_tools, reply_of, schema_of
 from etude.rollout.tools import EpisodeTools, SyncTools, Tools
@@ -64,8 +61,12 @@ class Episode:
         self._seed = seed
         self._recorder = recorder
         self._server = server
-        self._tools = EpisodeTools(self.id, tools, recorder.journal, self._record, self.loop)
         self._events: list[Event] = []
+
+        def record(event: Event) -> None:
+            self._events.append(replace(event, after_call=recorder.last_index))
+
+        self._tools = EpisodeTools(self.id, tools, recorder.journal, record, self.loop)
         self._endpoint: Endpoint | None = None
         self._workplace = Workplace()
         self.said = AnswerMemory()
@@ -127,7 +128,9 @@ class Episode:
             tool_choice=choice,
             template_options=chat_template_kwargs or {},
         )
-        _, call = await self.loop.call(self._recorder.ask(asked, model=model, function=current_function()))
+        _, call = await self.loop.call(
+            self._recorder.ask(asked, model=model, function=current_function.get())
+        )
         return reply_of(call)
 
     def openai(self, model: str | None = None) -> AsyncOpenAI:
@@ -201,9 +204,6 @@ class Episode:
         """
         return self._tools.open(sets)
 
-    def _record(self, event: Event) -> None:
-        self._events.append(replace(event, after_call=self._recorder.last_index))
-
     def function(self, name: str) -> FunctionScope:
         """`with episode.function("search"):` — calls made inside belong to that function."""
         return FunctionScope(name)
@@ -270,7 +270,7 @@ class Episode:
         asked = self._recorder.ask(
             body,
             model=model,
-            function=body.function or current_function(),
+            function=body.function or current_function.get(),
             on_delta=None if body.on_delta is None else self.loop.heard_here(on_delta),
         )
         name, call = await self.loop.call(asked)

@@ -28,7 +28,6 @@ from etude.wire.retries import counting_retries
 from etude.wire.sampling import change_sampling
 from etude.wire.tokens import model_object
 
-_ADMIT_SECONDS = 0.05
 _PARENT_CANDIDATES = 8
 """How many of the latest calls are looked at for the one that a new call continues."""
 _IN_EVERY_DIGEST = ("temperature", "top_p", "max_tokens", "stop", "seed")
@@ -201,7 +200,7 @@ class Recorder:
 
     async def _admit(self) -> None:
         while self.models.settling:  # noqa: ASYNC110  the collector may be in another thread
-            await asyncio.sleep(_ADMIT_SECONDS)
+            await asyncio.sleep(0.05)
         if self._closed:
             problem = "is over; it can make no more calls"
         elif self._max_calls is not None and len(self._calls) >= self._max_calls:
@@ -253,7 +252,10 @@ class Recorder:
             raise
         except BaseException as error:
             if not self._closed:
-                self._calls[asked.index] = ended(None, _reason(error))
+                is_cancelled = isinstance(error, asyncio.CancelledError)
+                words = str(error) if isinstance(error, EtudeError) else words_of(error)
+                reason = "cancelled before there was an answer" if is_cancelled else words
+                self._calls[asked.index] = ended(None, reason)
             raise
         self._reader.add(name, call)
         return call
@@ -314,19 +316,11 @@ def _digest(
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _reason(error: BaseException) -> str:
-    if isinstance(error, asyncio.CancelledError):
-        return "cancelled before there was an answer"
-    return str(error) if isinstance(error, EtudeError) else words_of(error)
-
-
 class EpisodeReaders:
     """The entries of `llms`."""
 
-    def __init__(self, models: Models, default: str | None = None) -> None:
-        """`default` is meant by names that are no entry's."""
+    def __init__(self, models: Models) -> None:
         self._models = models
-        self._default = default
 
     def models(self) -> list[dict[str, Any]]:
         """OpenAI's `model` object of each."""
@@ -335,7 +329,7 @@ class EpisodeReaders:
     @asynccontextmanager
     async def reader(self, model: str) -> AsyncIterator[Any]:
         """How a model reads. Raises RequestError for one that is sampled elsewhere."""
-        name = model if model in self._models.engines else self._models.choose(self._default)
+        name = model if model in self._models.engines else self._models.choose(None)
         speech = getattr(bare(self._models.engines[name]), "speech", None)
         if speech is None:
             raise RequestError(

@@ -1,7 +1,5 @@
 """Running a workflow once: whatever the user's code does comes back as an output or a failure, in time."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import inspect

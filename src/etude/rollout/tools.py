@@ -10,29 +10,26 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field, ValidationError
 
+from etude.config.builder import Builder
 from etude.config.component import ToolsConfig
 from etude.config.import_path import import_object
 from etude.config.nearest import alternatives
 from etude.config.registry import register_tools
-from etude.core.episode import Event
+from etude.core.episode import Event, ToolResult, ToolSession, ToolSet, ToolSource, ToolUse
 from etude.core.errors import RequestError, ToolError, words_of
 from etude.core.keys import content_hash
 from etude.core.message import Message, Tool
 from etude.core.secrets import masked
 from etude.core.threads import call_in_thread
-from etude.core.tools import ToolResult, ToolSession, ToolSet, ToolSource, ToolUse
-from etude.rollout.episode_loop import EpisodeLoop
+from etude.rollout.places import EpisodeLoop
 from etude.rollout.reply import PythonFunction, ToolCall
 from etude.store.episodes import tool_key
 from etude.store.journal import Steps
 from etude.store.plain import plain
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 
 class FunctionTools:

@@ -7,23 +7,21 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, overload
+from typing import Annotated, Any, TypeVar, cast, overload
 
 from pydantic import Field
 
+from etude.config.builder import Builder
 from etude.config.component import CHANGEABLE, WorkflowConfig
 from etude.config.import_path import import_object, where_defined
 from etude.config.registry import register_workflow
-from etude.core.episode import WORKFLOW
+from etude.core.episode import WORKFLOW, ToolSet
 from etude.core.errors import RequestError
-from etude.core.tools import ToolSet
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
-_function: ContextVar[str] = ContextVar("etude_function", default=WORKFLOW)
+current_function: ContextVar[str] = ContextVar("etude_function", default=WORKFLOW)
+"""The function that model calls made here belong to."""
 
 
 @dataclass(frozen=True)
@@ -152,11 +150,6 @@ def _name(fn: Callable[..., Any]) -> str:
     return str(getattr(fn, "__name__", type(fn).__name__))
 
 
-def current_function() -> str:
-    """The function that model calls made here belong to."""
-    return _function.get()
-
-
 class FunctionScope:
     """Model calls made inside belong to the named function. Use it with `with` or `async with`."""
 
@@ -165,10 +158,10 @@ class FunctionScope:
         self._tokens: list[Token[str]] = []
 
     def __enter__(self) -> None:
-        self._tokens.append(_function.set(self._name))
+        self._tokens.append(current_function.set(self._name))
 
     def __exit__(self, *error: object) -> None:
-        _function.reset(self._tokens.pop())
+        current_function.reset(self._tokens.pop())
 
     async def __aenter__(self) -> None:
         self.__enter__()

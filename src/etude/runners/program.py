@@ -25,8 +25,8 @@ from etude.config.component import ComponentConfig
 from etude.config.registry import Kind
 from etude.config.schema import Config
 from etude.core.call import ChatRequest, Completion, Usage
+from etude.core.episode import Example
 from etude.core.errors import EngineError, EtudeError, ModelOut, StoreError
-from etude.core.example import Example
 from etude.core.interfaces import Engine, Portable, Run, bare
 from etude.core.job import ModelVersion
 from etude.core.process import set_up_process

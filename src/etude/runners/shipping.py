@@ -15,8 +15,8 @@ from etude.config.load import parse_config, reference_elsewhere, required_variab
 from etude.config.registry import NOUNS, SINGLE, components_in
 from etude.config.schema import Config
 from etude.config.slots import Slot, walk
+from etude.core.episode import Example
 from etude.core.errors import RequestError
-from etude.core.example import Example
 from etude.store.plain import plain
 
 NOT_SENT = "not sent"

@@ -15,8 +15,8 @@ from string import Template
 from types import MappingProxyType
 
 from etude.config.nearest import alternatives
+from etude.core.episode import Example
 from etude.core.errors import RequestError
-from etude.core.example import Example
 from etude.core.message import Message
 from etude.protocols.decision import ACCEPT, REJECT, VERDICTS, Scale, Verdict
 from etude.protocols.protocol import Protocol, Turn

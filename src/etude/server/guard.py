@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from etude.server.extensions import ServerExtension
 from etude.server.settings import ServerSettings
-from etude.wire.http_server import RequestChecks, require_key, require_own_name
+from etude.wire.http_server import ApiError, RequestChecks, is_key, require_own_name, shown_key
 
 _OPEN = frozenset({"/health", "/version", "/docs", "/openapi.json"})
 """Paths that need no key, because they give nothing away."""
@@ -73,8 +73,8 @@ class Guard:
             return
         if self._settings.api_key is None:
             require_own_name(headers, self._settings.host)
-        else:
-            require_key(headers, self._settings.api_key.get_secret_value())
+        elif not is_key(shown_key(headers), self._settings.api_key.get_secret_value()):
+            raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
 
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)

@@ -42,10 +42,8 @@ _STEPS_OF_AN_EPOCH = 8
 _RANK = 16
 
 
-class Hyperparameters(BaseModel):
+class Hyperparameters(BaseModel, extra="forbid"):
     """OpenAI's, and below them ours."""
-
-    model_config = ConfigDict(extra="forbid")
 
     n_epochs: Auto | Count | None = Field(default=None, description="Times that a job goes over its data.")
     batch_size: Auto | Count | None = Field(default=None, description="Rows of an optimiser step.")

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Header, Query, Request
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     GetJsonSchemaHandler,
     PrivateAttr,
@@ -52,10 +51,8 @@ Limit = Annotated[int, Query(ge=1, le=1000)]
 IdempotencyKey = Annotated[str | None, Header(max_length=255)]
 
 
-class MethodBody(BaseModel):
+class MethodBody(BaseModel, extra="allow"):
     """`method`: its type, an algorithm, and the hyperparameters under the type's name."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: Method
 
@@ -105,10 +102,8 @@ def _method_model(method: Method) -> type[BaseModel]:
     return method_model(algorithm_type(method))
 
 
-class JobBody(BaseModel):
+class JobBody(BaseModel, extra="forbid"):
     """The model to train, the data and the method."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model: str = Field(min_length=1)
     training_file: str = Field(min_length=1)

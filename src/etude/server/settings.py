@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, Field, SecretStr, ValidationError
 
 from etude.cluster.config import RayConfig
 from etude.core.errors import RequestError
@@ -18,10 +18,8 @@ LIFELINE = "ETUDE_SERVER_LIFELINE"
 """The variable with the descriptor by which workers notice that their server is no more."""
 
 
-class ServerSettings(BaseModel):
+class ServerSettings(BaseModel, frozen=True, extra="forbid"):
     """The settings of one server process."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str
     """A model folder, or a name on the Hugging Face hub."""
@@ -87,10 +85,8 @@ class ServerSettings(BaseModel):
     """Seconds that requests under way have to finish when the server is stopped."""
 
 
-class WorkerOrder(BaseModel):
+class WorkerOrder(BaseModel, frozen=True):
     """The job of a worker. It may be on the worker's command line, and has no secrets."""
-
-    model_config = ConfigDict(frozen=True)
 
     job: str
     settings: ServerSettings

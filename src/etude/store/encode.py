@@ -18,10 +18,8 @@ from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
 from etude.core.call import Call, ChatRequest, Completion, Constraint, Sampling, TopLogprobs, Usage
-from etude.core.episode import EpisodeRecord, Event, Failure
-from etude.core.example import Example
+from etude.core.episode import EpisodeRecord, Event, Example, Failure, ToolUse
 from etude.core.secrets import masked
-from etude.core.tools import ToolUse
 from etude.store.journal import Json
 from etude.store.plain import plain
 

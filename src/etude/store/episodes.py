@@ -11,9 +11,8 @@ import re
 from collections.abc import Iterator
 
 from etude.core.call import Call
-from etude.core.episode import EpisodeRecord
+from etude.core.episode import EpisodeRecord, Example
 from etude.core.errors import RequestError, StoreError
-from etude.core.example import Example
 from etude.store.encode import decode_call, decode_episode, encode_call, encode_episode, parent_name
 from etude.store.journal import Journal, Json, Steps
 

@@ -37,7 +37,7 @@ def shown_score(score: Mapping[str, Any] | None) -> str:
 
 def shown_best(metrics: Mapping[str, Any]) -> str:
     """The best reward and its share, with a comma before it; nothing where there was no reward."""
-    from etude.core.distribution import Distribution  # Only here: commands load this to show their help.
+    from etude.core.stats import Distribution  # Only here: commands load this to show their help.
 
     found = Distribution.among(metrics)
     return "" if found is None else f", {found}"
@@ -58,7 +58,7 @@ def figure_of(entry: Entry) -> dict[str, Any]:
 
     `measured` says in words on what, `version` the number of the weights (None where the backend does
     not tell), `n` how many rewards there are; `avg_reward` lies between `reward_low` and `reward_high`,
-    and `evaluators` has the same for each evaluator. `distribution` is an `etude.core.distribution`'s.
+    and `evaluators` has the same for each evaluator. `distribution` is an `etude.core.stats`'s.
     """
     metrics = entry.metrics
     rewards = {key: metrics.get(key) for key in ("avg_reward", "reward_low", "reward_high")}

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from etude.core.history import EpochEntry, History, Recovery, ValidationEntry, WarmUpEntry, WarmUpJob
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
@@ -23,10 +23,8 @@ INTERRUPTED = "interrupted"
 """Submitted, not finished, and no process follows it: it goes on, or is made anew, when the run does."""
 
 
-class Submission(BaseModel):
+class Submission(BaseModel, frozen=True):
     """A job that was submitted, and what was known of its epoch by then."""
-
-    model_config = ConfigDict(frozen=True)
 
     ref: TrainingJobRef
     metrics: dict[str, Any] = Field(default_factory=dict)
@@ -216,10 +214,8 @@ def histories(journal: Journal, run_id: str) -> dict[str | None, History]:
     return {target: EpochLog(journal, target).history(run_id) for target in targets}
 
 
-class JobFacts(BaseModel):
+class JobFacts(BaseModel, frozen=True):
     """One training job."""
-
-    model_config = ConfigDict(frozen=True)
 
     epoch: int
     """From 1; 0 is the warm-up."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from etude.config.document import parse_document, read_document, strings
 from etude.config.load import parse_config
@@ -194,10 +194,8 @@ def without_secrets(value: Any) -> Any:
     return [without_secrets(item) for item in value] if isinstance(value, list) else value
 
 
-class EvaluationRequest(BaseModel):
+class EvaluationRequest(BaseModel, frozen=True, extra="forbid"):
     """An evaluation, as `etude evaluate` was asked for it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     run: str | None = None
     """The folder of the training run whose weights are evaluated; None for those that the config names."""

@@ -1,7 +1,5 @@
 """The rows of a log, whatever kind of file it is in, and which format each of them is of."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from collections.abc import Iterator, Mapping
@@ -20,8 +18,6 @@ from etude.traces.record import LeftOut, Part, Record, RowError, shown
 FORMATS: Mapping[str, ModuleType] = {"otlp": otlp, "langfuse": langfuse, "openai": openai}
 """In the order in which they are asked whether a row is theirs."""
 
-_BROKEN = 120
-"""Characters of what is wrong with rows that are left out."""
 _MARK = b"\xef\xbb\xbf"
 _BLANK = _MARK + b" \t\r\n"
 
@@ -42,21 +38,17 @@ def read_records(path: Path, format: str | None = None, *, skip_broken: bool = F
                 raise content
             if not isinstance(content, Mapping):
                 raise RowError(where, f"a row must be an object, found {shown(content)}")
-            yield from list(_format_of(content, format, where).read(Part(content, where)))
+            fitting = (module for module in FORMATS.values() if module.fits(content))
+            module = next(fitting, None) if format is None else FORMATS[format]
+            if module is None:
+                known = ", ".join(FORMATS)
+                raise RowError(where, f"a row of no known format ({known}): {shown(content)}")
+            yield from list(module.read(Part(content, where)))
         except RowError as error:
             if not skip_broken:
                 remedy = "mend it, or leave such rows out: --skip-broken"
                 raise RowError(error.where, f"{error.problem}; {remedy}") from error
-            yield LeftOut(error.where, f"broken: {without_numbers(error.problem)[:_BROKEN]}")
-
-
-def _format_of(row: Mapping[str, Any], format: str | None, where: str) -> ModuleType:
-    if format is not None:
-        return FORMATS[format]
-    for module in FORMATS.values():
-        if module.fits(row):
-            return module
-    raise RowError(where, f"a row of no known format ({', '.join(FORMATS)}): {shown(row)}")
+            yield LeftOut(error.where, f"broken: {without_numbers(error.problem)[:120]}")
 
 
 def rows_of(path: Path) -> Iterator[Row]:

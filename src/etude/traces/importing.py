@@ -1,29 +1,33 @@
 """From the calls of a log to the chats of a run folder, where they can be looked at, scored and learned from.
 
-Which calls are one chat, which chats began alike, and what of the log was left out.
+Which calls are one chat, which chats began alike, what of the log was left out, and the dataset `logged`.
 """
-
-from __future__ import annotations
 
 import asyncio
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import Field
+
+from etude.config.builder import Builder
+from etude.config.component import DatasetConfig
+from etude.config.registry import register_dataset
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.edge import written
-from etude.core.episode import EpisodeRecord, Event, Failure
-from etude.core.errors import RequestError
-from etude.core.example import Example
+from etude.core.episode import EpisodeRecord, Event, Example, Failure, LoggedExample
+from etude.core.errors import DatasetError, RequestError
 from etude.core.keys import content_hash, fold
 from etude.core.message import Message, is_text, message_key, text_of
 from etude.core.secrets import masked_data
-from etude.store.episodes import write_episode
-from etude.store.facts import IMPORT
+from etude.store.episodes import read_episode, stored_episodes, write_episode
+from etude.store.facts import IMPORT, find_run
 from etude.store.journal import Journal
 from etude.store.run_folder import RunFolder
 from etude.traces.files import read_records
@@ -31,8 +35,6 @@ from etude.traces.record import LeftOut, LoggedCall, LoggedScore, Record
 
 CHATS, HELD_OUT = "chats", "held_out"
 """The phases of a run of chats: those to learn from, and those whose prompts are held out."""
-_AT_ONCE = 256
-"""Episodes that are written in one go."""
 
 
 @dataclass(slots=True)
@@ -256,7 +258,7 @@ def read_log(
 async def write_run(run: RunFolder, episodes: Iterable[EpisodeRecord], imported: Imported) -> None:
     """Store the episodes in a new run folder, and last of all what was found. Raises StoreError."""
     rest = iter(episodes)
-    while some := list(islice(rest, _AT_ONCE)):
+    while some := list(islice(rest, 256)):
         await asyncio.gather(*(_write(run.journal, episode) for episode in some))
     await run.journal.put(IMPORT, imported.as_json())
 
@@ -267,3 +269,68 @@ async def _write(journal: Journal, episode: EpisodeRecord) -> None:
         score = {"score": event.value, "reasoning": event.text or None, "error": None}
         await journal.put(f"{episode.id}/score/{event.name}", score)
     await write_episode(journal, episode)
+
+
+class LoggedConfig(DatasetConfig, name="logged"):
+    """Chats that `etude import-traces` has stored."""
+
+    run: Path
+    """The folder of their run, or its name in `runs`."""
+    part: Literal["chats", "held_out"] = "chats"
+    """`chats`: they are read, and no model is asked. `held_out`: the prompts that were held out, which the
+    agent answers."""
+    limit: int | None = Field(default=None, ge=1)
+    """Use at most this many prompts."""
+
+
+class LoggedDataset:
+    """The chats of a run, by the prompts that they began with."""
+
+    def __init__(self, config: LoggedConfig) -> None:
+        """Raises RequestError where there is no such run."""
+        self._config = config
+        self._path = find_run(str(config.run), Path("runs"))
+        self._run = RunFolder.read(self._path)
+
+    def examples(self) -> list[Example]:
+        """An example for each prompt, by their ids, without the chats that ended in an error."""
+        part, journal = self._config.part, self._run.journal
+        phase = HELD_OUT if part == "held_out" else CHATS
+        names: defaultdict[str, list[str]] = defaultdict(list)
+        examples: dict[str, Example] = {}
+        for name, data in stored_episodes(journal, f"{phase}/"):
+            if data["failure"] is None:
+                example = Example(**data["example"])
+                names[example.id].append(name)
+                examples[example.id] = example
+        if not names:
+            hint = "; import the log with --hold-out 0.2" if part == "held_out" else ""
+            raise DatasetError(f"{self._path} has no chats of the part '{part}'{hint}")
+        chosen = [*examples.values()][: self._config.limit]
+        return chosen if part == "held_out" else [self._logged(each, names[each.id]) for each in chosen]
+
+    def _logged(self, example: Example, names: list[str]) -> LoggedExample:
+        return LoggedExample(
+            example.id,
+            example.inputs,
+            example.expected,
+            episodes=len(names),
+            read=partial(self._read, names),
+            origin=self._path.name,
+        )
+
+    def _read(self, names: list[str], number: int) -> EpisodeRecord:
+        record = read_episode(self._run.journal, names[number])
+        assert record is not None, "an import is never written to again"
+        return record
+
+    def close(self) -> None:
+        """Close the run."""
+        self._run.close()
+
+
+@register_dataset(config_type=LoggedConfig)
+async def logged(config: LoggedConfig, builder: Builder) -> AsyncIterator[LoggedDataset]:
+    """The registered component `logged`."""
+    with closing(LoggedDataset(config)) as dataset:
+        yield dataset

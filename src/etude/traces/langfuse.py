@@ -4,8 +4,6 @@ Names are in camel case (`traceId`) or, in blob storage, in snake case (`trace_i
 a score, a trace with `observations` and `scores`, or a page of the API with its rows under `data`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -20,7 +18,6 @@ _TYPES = (
     *("SPAN", "GENERATION", "EVENT", "AGENT", "TOOL", "CHAIN"),
     *("RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL"),
 )
-_NUMBERS = ("NUMERIC", "BOOLEAN")
 _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
@@ -79,7 +76,7 @@ def _row(row: Part) -> Iterator[Record]:
 
 def _score(row: Part) -> Record:
     kind, name = row["data_type"].value, row["name"].value
-    if kind not in (*_NUMBERS, None):
+    if kind not in ("NUMERIC", "BOOLEAN", None):
         return LeftOut(row.where, f"score '{name}' of the type {kind}, which is no number")
     own = {"call": row.text("observation_id"), "trace": row.text("trace_id")}
     return record.score_of(row.where, name, row["value"].value, row["comment"].value, **own)

@@ -4,8 +4,6 @@
 {"request": {"model": ..., "messages": [...]}, "response": {"object": "chat.completion", "choices": [...]}}
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,8 +11,6 @@ from typing import Any
 from etude.core.message import Message
 from etude.traces import record
 from etude.traces.record import LeftOut, LoggedCall, Part, Record
-
-_FEEDBACK = ("score", "reward", "feedback")
 
 
 def fits(row: Mapping[str, Any]) -> bool:
@@ -30,7 +26,7 @@ def read(row: Part) -> Iterator[Record]:
     facts = {"session": row.text("session_id", "conversation_id", "thread_id"), "trace": trace}
     expected = row.object.get("expected", row.object.get("answer"))
     yield from (_conversation if is_whole else _exchange)(row, name, {**facts, "expected": expected})
-    for field in _FEEDBACK:
+    for field in ("score", "reward", "feedback"):
         if row[field].value is not None:
             yield _feedback(row[field], field, name)
     scores = row["scores"]

@@ -5,8 +5,6 @@ A line is `{"resourceSpans": [...]}` or `{"resourceLogs": [...]}`. Messages are 
 `gen_ai.client.inference.operation.details`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from itertools import chain, repeat
@@ -23,7 +21,6 @@ _RESULT = "gen_ai.evaluation.result"
 _INPUT, _OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
 _CHATS = ("chat", "generate_content", "text_completion")
 _REASONS = {"tool_call": "tool_calls"}
-_FAILED = (2, "STATUS_CODE_ERROR")
 
 
 def fits(row: Mapping[str, Any]) -> bool:
@@ -89,7 +86,7 @@ def _error_of(span: Part, attributes: Part) -> str | None:
     """Why a call failed; None where it did not."""
     status = span["status"] if isinstance(span["status"].value, Mapping) else Part(None, span.where)
     kind = attributes.text("error.type")
-    if status["code"].value in _FAILED or kind:
+    if status["code"].value in (2, "STATUS_CODE_ERROR") or kind:
         return status.text("message") or kind or record.NO_MESSAGE
     return None
 

@@ -6,16 +6,14 @@ import os
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import field_validator
 
+from etude.config.builder import Builder
 from etude.config.component import TrackerConfig
 from etude.config.registry import register_tracker
 from etude.trackers.record import RunRecord, State, TrackedRun, require_package, require_server
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 _STATUS: dict[State, str] = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 _UNNAMED = re.compile(r"[^\w\-. :/]")  # What the name of a metric cannot have.

@@ -13,23 +13,20 @@ import os
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from etude.config.builder import Builder
 from etude.config.component import TrackerConfig
 from etude.config.registry import register_tracker
 from etude.core.call import Call
-from etude.core.episode import EpisodeRecord
+from etude.core.episode import EpisodeRecord, ToolUse
 from etude.core.errors import EtudeError
 from etude.core.secrets import masked, masked_data
-from etude.core.tools import ToolUse
 from etude.store.episodes import EVALUATION, iter_episodes
 from etude.store.journal import Journal
 from etude.store.log import histories
 from etude.store.run_folder import RunFolder
 from etude.trackers.record import RunRecord, State, TrackedRun, require_package
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 _AT_ONCE = 512
 """Spans of one request."""

@@ -15,11 +15,12 @@ from datetime import datetime
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from pydantic import Field
 
 from etude.budget.bill import Bill, Line, bill_of, total
+from etude.config.builder import Builder
 from etude.config.component import TrackerConfig
 from etude.config.import_path import import_object
 from etude.config.registry import register_tracker
@@ -29,9 +30,6 @@ from etude.store.facts import SUMMARY
 from etude.store.log import histories
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import RESULT
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 State: TypeAlias = Literal["finished", "failed", "stopped"]
 """How a process ended its part of a run. `stopped`: it may be resumed."""

@@ -5,17 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import field_validator
 
+from etude.config.builder import Builder
 from etude.config.component import TrackerConfig
 from etude.config.registry import register_tracker
 from etude.store.files import private_folder
 from etude.trackers.record import RunRecord, State, TrackedRun, require_package
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 
 class TensorBoardConfig(TrackerConfig, name="tensorboard"):

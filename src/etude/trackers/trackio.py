@@ -6,15 +6,13 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import redirect_stdout
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from etude.config.builder import Builder
 from etude.config.component import TrackerConfig
 from etude.config.registry import register_tracker
 from etude.core.errors import EtudeError
 from etude.trackers.record import RunRecord, State, TrackedRun, require_package
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 _KEY = "record"
 """A value of each log, which names its record."""

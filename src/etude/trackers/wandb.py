@@ -6,8 +6,9 @@ The step of W&B counts records, and charts have `epoch` as their axis. W&B drops
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from etude.config.builder import Builder
 from etude.config.component import TrackerConfig
 from etude.config.registry import register_tracker
 from etude.trackers.record import (
@@ -18,9 +19,6 @@ from etude.trackers.record import (
     require_package,
     require_server,
 )
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 
 class WandbConfig(TrackerConfig, name="wandb"):

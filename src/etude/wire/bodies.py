@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 from pydantic_core import to_json
 
 from etude.core.errors import RequestError
@@ -16,31 +16,22 @@ from etude.wire.forms import (
     Effort,
     Wish,
     choose_tools,
-    effort_options,
     only_one,
     read_format,
     read_structured,
 )
 from etude.wire.sampling import Flag, Integer, Neutral, RequestBody
 
-_DEFAULT_TOKENS = 16
-"""OpenAI's `max_tokens` where a completion asks for none."""
-
 _MOST_ANSWERS = 4096
 """To one request."""
-
-_UNSHOWN = ("function_call", "audio", "refusal")
-"""Fields of a message of the assistant's that no chat template writes."""
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 TokenIds: TypeAlias = list[Annotated[int, Field(ge=0, strict=True)]]
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(BaseModel, extra="forbid"):
     """Additions to a stream, whose usage comes at its end. Its pieces are not padded to hide their length."""
-
-    model_config = ConfigDict(extra="forbid")
 
     include_usage: Flag = False
     include_obfuscation: Literal[False] | None = None
@@ -155,7 +146,7 @@ class ChatCompletionBody(InferenceBody):
 
     def request(self, **fields: Any) -> ChatBody:
         """The request with its messages and tools."""
-        effort = effort_options(self.reasoning_effort)
+        effort = {"reasoning_effort": self.reasoning_effort} if self.reasoning_effort else {}
         tools, tool_choice = choose_tools(tuple(self.tools or ()), self.tool_choice)
         return super().request(
             messages=tuple(map(without_unset, self.messages)),
@@ -179,7 +170,7 @@ class CompletionBody(InferenceBody):
 
     def given(self) -> dict[str, Any]:
         """The parameters of sampling. The API's own default is a short answer."""
-        return {"max_tokens": _DEFAULT_TOKENS} | super().given()
+        return {"max_tokens": 16} | super().given()
 
     def request(self, **fields: Any) -> ChatBody:
         """The request with its prompts, which are texts or token ids."""
@@ -293,7 +284,7 @@ def _check_message(message: Any, where: str) -> None:
     for name in ("reasoning", "reasoning_content"):
         if not isinstance(message.get(name), str | None):
             raise _wrong(f"{where}.{name}", f"must be a string, found {message[name]!r:.80}")
-    for name in _UNSHOWN:
+    for name in ("function_call", "audio", "refusal"):  # No chat template writes them.
         if message.get(name):
             raise _wrong(f"{where}.{name}", "is not supported here, where the model is not shown it")
     if calls is not None and not (isinstance(calls, list) and all(map(_has_function, calls))):

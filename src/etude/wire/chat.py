@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from etude.core.call import Delta, Token, TopLogprobs
 from etude.wire.answers import Heading, RecordedCompletion, Said, TokenLogprob
 from etude.wire.bodies import ChatCompletionBody, CompletionBody
-from etude.wire.dialect import ChatBody, Dialect, Event, Stream, usage_object
+from etude.wire.dialect import ChatBody, Dialect, Event, Stream
 from etude.wire.forms import FORM_FIELDS
 from etude.wire.sampling import validated
 
@@ -139,7 +139,8 @@ def _text_fields(delta: Delta) -> dict[str, Any]:
 def usage_of(answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, int]:
     """OpenAI's `usage` of answers; a prompt that has several is counted once."""
     prompts = sum(answer.completion.usage.prompt_tokens for answer in answers[:: asked.n])
-    return usage_object(prompts, sum(answer.completion.usage.completion_tokens for answer in answers))
+    sampled = sum(answer.completion.usage.completion_tokens for answer in answers)
+    return {"prompt_tokens": prompts, "completion_tokens": sampled, "total_tokens": prompts + sampled}
 
 
 def ids_of(tokens: Iterable[TokenLogprob]) -> list[int]:

@@ -6,8 +6,6 @@ logprobs by their ids instead (`return_tokens_as_token_ids`) are understood as w
 those of its `ChatCompletionRequest` and `CompletionRequest` (0.12 and later).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping
 from typing import Any

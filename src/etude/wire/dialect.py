@@ -213,11 +213,6 @@ def as_parts(content: Any) -> Any:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def usage_object(prompt: int, completion: int) -> dict[str, int]:
-    """OpenAI's `usage`, from numbers of tokens."""
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-
-
 def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
     """A tool call of a message, `arguments` as JSON text."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}

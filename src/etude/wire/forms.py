@@ -4,13 +4,11 @@ Tools of the Responses API may be in namespaces, as Codex offers its own. A chat
 is offered as `namespace__function`, and a call of it has both names again.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from etude.core.call import Constraint
 from etude.core.errors import RequestError
@@ -157,18 +155,11 @@ def _read_choice(value: Wish) -> tuple[str, list[str] | None]:
     )
 
 
-def effort_options(effort: Effort | None) -> dict[str, Any]:
-    """Variables of the chat template that stand for an effort of thinking."""
-    return {} if effort is None else {"reasoning_effort": effort}
-
-
 _KINDS = ("function", "namespace")
 
 
-class FunctionTool(BaseModel):
+class FunctionTool(BaseModel, extra="forbid"):
     """A function that the agent runs itself, is always shown, and is called by the model alone."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["function"]
     name: str
@@ -186,10 +177,8 @@ class FunctionTool(BaseModel):
         yield {"type": "function", "function": function}
 
 
-class Namespace(BaseModel):
+class Namespace(BaseModel, extra="forbid"):
     """Functions under one name."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["namespace"]
     name: str

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import httpx
 
@@ -27,18 +27,13 @@ from etude.wire.tokens import TOKEN_PATHS, Readers, models_reply, token_reply
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
 
-T = TypeVar("T")
-
 Handler: TypeAlias = Callable[[ChatBody], Awaitable[RecordedCompletion]]
 """Makes and records the call that a request asks for. Raises RequestError when the request is wrong,
 EngineError when the model has no answer, another EtudeError when no calls may be made any more."""
 
 
-class RunOnLoop(Protocol):
-    """Runs a coroutine on the event loop, and waits for it."""
-
-    def __call__(self, work: Coroutine[Any, Any, T], /) -> T: ...
-
+RunOnLoop: TypeAlias = Callable[[Coroutine[Any, Any, Any]], Any]
+"""Runs a coroutine on the event loop, and waits for it."""
 
 FUNCTION_HEADER = "x-etude-function"
 """Request header: the function of the agent that makes the call."""
@@ -331,7 +326,9 @@ class BlockingRecordingTransport(httpx.BaseTransport):
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Answer a request of httpx's."""
         body = request.read()
-        reply = self._run(self._gateway.answer(request.method, request.url.path, request.headers, body))
+        reply: Reply = self._run(
+            self._gateway.answer(request.method, request.url.path, request.headers, body)
+        )
         if isinstance(reply.content, bytes):
             return reply.as_httpx()
         return httpx.Response(reply.status, headers=reply.headers, content=self._pieces(reply.content))

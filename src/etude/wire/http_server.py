@@ -56,7 +56,6 @@ class ApiError(HTTPException):
 _LOG = logging.getLogger("etude.http")
 
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-_FRAMES = 4
 
 Check = Callable[[Scope, Headers], None]
 """Raises ApiError for a request that is not let in."""
@@ -130,14 +129,6 @@ def _check_size(size: int, limit: int) -> None:
         raise ApiError(413, f"the request is larger than {limit} bytes", code="request_too_large")
 
 
-def require_key(
-    headers: Mapping[str, str], expected: str, wrong: str = "the API key is missing or wrong"
-) -> None:
-    """Raise ApiError 401 unless a request bears the key, which is compared in a time that tells nothing."""
-    if not is_key(shown_key(headers), expected):
-        raise ApiError(401, wrong, code="invalid_api_key")
-
-
 def is_key(shown: str, expected: str) -> bool:
     """Whether that is the key, in a time that tells nothing."""
     return hmac.compare_digest(shown.encode("utf-8", "replace"), expected.encode())
@@ -185,14 +176,12 @@ def require_own_name(headers: Headers, host: str = "") -> None:
 
 def in_one_line(error: BaseException) -> str:
     """An error with the innermost places that it came through."""
-    frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
+    frames = traceback.extract_tb(error.__traceback__)[-4:]
     places = " < ".join(f"{Path(each.filename).name}:{each.lineno} {each.name}" for each in reversed(frames))
     text = " ".join(str(error).split())[:500]
     return f"{type(error).__name__}: {text} ({places})"
 
 
-_SHUTDOWN_SECONDS = 1
-_BACKLOG = 512
 MOST_CONNECTIONS = 8192
 """Of a server that is not told how many: agents of one run may be thousands, each with a pool of them."""
 _OTHER_FILES = 256
@@ -203,7 +192,7 @@ def listen(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 takes a free one. Raises RequestError when that is not possible."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        listening = socket.create_server((host, port), family=family, backlog=512)
     except OSError as error:
         in_use = f"port {port} on {host} is in use by another program; stop it"
         other = f"cannot listen on {host}:{port}: {error.strerror}"
@@ -239,7 +228,7 @@ def server_config(app: ASGIApp, *, connections: int = MOST_CONNECTIONS, **option
         access_log=False,
         server_header=False,
         limit_concurrency=connections,
-        **{"lifespan": "off", "timeout_graceful_shutdown": _SHUTDOWN_SECONDS, **options},
+        **{"lifespan": "off", "timeout_graceful_shutdown": 1, **options},
     )
 
 

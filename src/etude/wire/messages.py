@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from etude.core.message import Message, Tool
 from etude.wire.answers import Heading, RecordedCompletion
@@ -24,7 +24,7 @@ from etude.wire.dialect import (
     as_parts,
     tool_call,
 )
-from etude.wire.forms import Effort, choose_tools, effort_options, only_one, read_format
+from etude.wire.forms import Effort, choose_tools, only_one, read_format
 from etude.wire.sampling import Flag, Integer, Neutral, RequestBody, Stops, validated
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -113,10 +113,8 @@ def _text(blocks: Iterable[_Text]) -> str:
     return "".join(block.text for block in blocks)
 
 
-class _Tool(BaseModel):
+class _Tool(BaseModel, extra="forbid"):
     """A tool of the agent's; those that the API runs are of other types."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["custom"] | None = None
     name: str
@@ -136,10 +134,8 @@ class _Tool(BaseModel):
         return {"type": "function", "function": function}
 
 
-class _Thought(BaseModel):
+class _Thought(BaseModel, extra="forbid"):
     """A wish for thinking. A budget is a target that a model may miss, as it may with Anthropic's own."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Integer | None = Field(default=None, ge=0)
@@ -157,10 +153,8 @@ class _Thread(BaseModel):
     previous_message_id: str | None = None
 
 
-class _Output(BaseModel):
+class _Output(BaseModel, extra="forbid"):
     """The form of an answer, and the effort to be made for it."""
-
-    model_config = ConfigDict(extra="forbid")
 
     effort: Effort | None = None
     format: dict[str, Any] | None = None
@@ -215,7 +209,7 @@ class MessagesBody(RequestBody):
             messages=(*([{"role": "system", "content": system}] if system else []), *messages),
             tools=tuple(tool.as_chat() for tool in self.tools or ()),
             parallel_tool_calls=not (self.tool_choice or {}).get("disable_parallel_tool_use"),
-            template_options=thinking | effort_options(effort),
+            template_options=thinking | ({"reasoning_effort": effort} if effort else {}),
             **fields,
         )
 

@@ -1,13 +1,11 @@
 """OpenAI's Responses API, as agents speak it: requests in, answers out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from etude.core.errors import RequestError
 from etude.core.message import Message
@@ -21,7 +19,6 @@ from etude.wire.forms import (
     Wish,
     chat_name,
     choose_tools,
-    effort_options,
     names_of_calls,
     only_one,
     read_format,
@@ -85,19 +82,15 @@ class _Reasoning(BaseModel):
 _Item: TypeAlias = Annotated[_Message | _Call | _CallOutput | _Reasoning, Field(discriminator="type")]
 
 
-class _TextConfig(BaseModel):
+class _TextConfig(BaseModel, extra="forbid"):
     """The form of an answer. Verbosity is a setting of OpenAI's own models, and changes no other."""
-
-    model_config = ConfigDict(extra="forbid")
 
     format: dict[str, Any] | None = None
     verbosity: str | None = None
 
 
-class _ReasoningConfig(BaseModel):
+class _ReasoningConfig(BaseModel, extra="forbid"):
     """How much to think. Thoughts come whole; which of them later turns see is up to the template."""
-
-    model_config = ConfigDict(extra="forbid")
 
     effort: Effort | None = None
     summary: str | None = None
@@ -141,7 +134,8 @@ class ResponsesBody(RequestBody):
     def request(self, **fields: Any) -> ChatBody:
         """The request, its instructions as the first message."""
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        effort = effort_options(self.reasoning.effort if self.reasoning else None)
+        asked = self.reasoning.effort if self.reasoning else None
+        effort = {"reasoning_effort": asked} if asked else {}
         has_logprobs = _LOGPROBS in (self.include or ())
         offered = tuple(chat for tool in self.tools or () for chat in tool.as_chat())
         tools, tool_choice = choose_tools(offered, self.tool_choice)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, Strict, ValidationError, model_validator
 
 from etude.core.call import (
     Bias,
@@ -131,13 +131,11 @@ _TYPE_TAG = re.compile(
 """Pydantic puts the members of a union into an error's place; clients know no such fields."""
 
 
-class RequestBody(SamplingFields):
+class RequestBody(SamplingFields, extra="allow"):
     """The body of a request, which is honoured as it stands or refused.
 
     No parameter is ignored that would change the answer.
     """
-
-    model_config = ConfigDict(extra="allow")
 
     model: str | None = None
     stream: Flag | None = None

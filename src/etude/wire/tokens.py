@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from etude.core.call import ChatRequest
 from etude.core.errors import RequestError
@@ -29,10 +29,8 @@ class Readers(Protocol):
         """The `etude.models.speech.Speech` of a model, "" for the usual one. Raises EtudeError."""
 
 
-class TokenizeBody(BaseModel):
+class TokenizeBody(BaseModel, extra="forbid"):
     """The body of `POST /tokenize`, as vLLM has it: a prompt, or messages."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model: str | None = None
     prompt: str | None = None
@@ -53,10 +51,8 @@ class TokenizeBody(BaseModel):
         return self
 
 
-class DetokenizeBody(BaseModel):
+class DetokenizeBody(BaseModel, extra="forbid"):
     """The body of `POST /detokenize`, as vLLM has it."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model: str | None = None
     tokens: TokenIds

@@ -8,8 +8,7 @@ from typing import Any
 from etude.config.builder import Builder
 from etude.config.load import parse_config
 from etude.core.call import ChatRequest
-from etude.core.episode import EpisodeRecord
-from etude.core.example import Example
+from etude.core.episode import EpisodeRecord, Example
 from etude.rollout.collector import EpisodeJob
 from etude.store.journal import Journal
 from tests.rollout.running import collect

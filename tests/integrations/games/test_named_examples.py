@@ -18,7 +18,7 @@ import etude
 from etude.config.builder import Builder
 from etude.config.component import LlmConfig
 from etude.config.registry import register_llm
-from etude.core.example import Example
+from etude.core.episode import Example
 from tests.cli.projects import etude as command
 from tests.integrations.games.playing import played
 from tests.support import ScriptedEngine

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("textarena")
 
 from etude.config.load import parse_config
-from etude.core.example import Example
+from etude.core.episode import Example
 from tests.integrations.games.playing import played, scores
 
 NIM = {"_type": "textarena", "id": "Nim-v0", "seats": ["alice", "bob"], "max_turns": 20}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from etude.core.episode import Example
 from etude.core.errors import EngineAway, EnvironmentAway, EpisodeError
-from etude.core.example import Example
 from etude.integrations.verifiers.components import VerifiersWorkflowConfig
 from etude.integrations.verifiers.environment import Tasks
 from etude.integrations.verifiers.scores import (

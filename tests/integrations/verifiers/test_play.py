@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from etude.config.import_path import make_importable
-from etude.core.episode import EpisodeRecord, measured
+from etude.core.episode import EpisodeRecord, Example, measured
 from etude.core.errors import DatasetError, EngineAway, RequestError
-from etude.core.example import Example
 from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.workflow import Workflow
 from etude.store.journal import Journal

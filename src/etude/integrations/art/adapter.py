@@ -1,7 +1,5 @@
 """The OpenPipe ART backend: jobs are streams of an ART server, versions are the steps of its model."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Collection

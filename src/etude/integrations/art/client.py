@@ -33,12 +33,6 @@ from etude.wire.retries import (
     retry_after,
 )
 
-_NOT_THERE = {404, 405}
-
-_NO_SECRET = "default"
-_PREPARE_SECONDS = 600.0
-"""In which the server loads the model and starts inference."""
-
 
 class ArtError(TrainingError):
     """An ART server did not do what it was asked; `status` is that of its answer, where there was one.
@@ -66,7 +60,7 @@ class _Peer:
         self.url = url.rstrip("/")
         self._name = f"the {name} {self.url}"
         self._hint = hint
-        if api_key != _NO_SECRET:  # A word, which the reference sends by default.
+        if api_key != "default":  # A word, which the reference sends by default.
             keep_secret(api_key)
         self._http = httpx.AsyncClient(
             timeout=timeout,
@@ -145,8 +139,8 @@ class ArtClient(_Peer):
     async def prepare(self) -> str:
         """Have the server load the model and start inference; the address that it gives for that."""
         body = {"model": self._model, "config": self._config.backend.server_config}
-        seconds = _PREPARE_SECONDS
-        answer = await self._json("POST", "/_prepare_backend_for_training", body, seconds)
+        # It loads the model first.
+        answer = await self._json("POST", "/_prepare_backend_for_training", body, 600.0)
         if not isinstance(answer, list) or len(answer) != 2 or not isinstance(answer[0], str):
             raise ArtError(f"{self._name} gave no address for inference: {answer!r:.200}")
         return answer[0]
@@ -164,7 +158,7 @@ class ArtClient(_Peer):
         try:
             await self._json("POST", "/_delete_checkpoint_files", body)
         except ArtError as error:
-            if error.status in _NOT_THERE:
+            if error.status in (404, 405):
                 return False
             raise
         return True

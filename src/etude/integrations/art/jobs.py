@@ -3,14 +3,12 @@
 ART itself has no table of jobs.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from etude.core.errors import StoreError
 from etude.core.job import ModelVersion, TrainingStatusEnum
@@ -22,10 +20,8 @@ _TOTALS = ("num_gradient_steps", "data/step_num_gradient_steps")
 """The count of gradient steps that a job will make, in 0.4 and in 0.5; each line has it."""
 
 
-class ArtJob(BaseModel):
+class ArtJob(BaseModel, frozen=True):
     """A job, by what can be known of it from outside."""
-
-    model_config = ConfigDict(frozen=True)
 
     content: JobContent
     """Its data and options; every job starts from the model's last step."""
@@ -38,10 +34,8 @@ class ArtJob(BaseModel):
     """The version that it made, once it is completed."""
 
 
-class _Kept(BaseModel):
+class _Kept(BaseModel, frozen=True):
     """The content of the file."""
-
-    model_config = ConfigDict(frozen=True)
 
     base: ModelVersion | None = None
     jobs: dict[str, ArtJob] = Field(default_factory=dict)

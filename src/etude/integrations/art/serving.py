@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Annotated, Any, Literal, TypeAlias
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from starlette.concurrency import run_in_threadpool
 
 from etude.core.json_text import read_json
@@ -55,10 +55,8 @@ Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,12
 Limit: TypeAlias = Annotated[int, Query(ge=1, le=1000)]
 
 
-class TrainingOptions(BaseModel):
+class TrainingOptions(BaseModel, extra="forbid", frozen=True):
     """ART's `ExperimentalTrainingConfig`: an option is honoured, or refused by its name."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     learning_rate: Positive = 5e-6
     epsilon: Positive | None = None

@@ -4,8 +4,6 @@
 `wandb-artifact:///ENTITY/PROJECT/agent:step3` and `…/agent`.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from dataclasses import dataclass

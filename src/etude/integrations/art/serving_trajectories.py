@@ -5,8 +5,6 @@ template, as this server rendered it when it was asked. Where that does not exte
 is a branch of its own: nothing that was sampled is ever tokenised again.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field

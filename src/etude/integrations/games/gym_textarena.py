@@ -10,18 +10,18 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from pydantic import Field, FiniteFloat
 
+from etude.config.builder import Builder
 from etude.config.component import Supplies
 from etude.config.import_path import is_import_path
 from etude.config.references import LlmRef
 from etude.config.registry import register_workflow
 from etude.core.data_model import kind_of, number
-from etude.core.episode import WORKFLOW
+from etude.core.episode import WORKFLOW, Example
 from etude.core.errors import EpisodeError, RequestError
-from etude.core.example import Example
 from etude.integrations.games.turns import (
     Course,
     EnvironmentFailed,
@@ -36,9 +36,6 @@ from etude.integrations.games.turns import (
 )
 from etude.rollout.episode import Episode
 from etude.rollout.workflow import Workflow
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 Reader: TypeAlias = Callable[[str], Any]
 """Gives the action that an answer stands for. Raises ValueError, whose message the model is shown."""

@@ -6,22 +6,20 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
+from etude.config.builder import Builder
 from etude.config.component import DatasetConfig, Supplies
 from etude.config.references import LlmRef
 from etude.config.registry import register_dataset, register_workflow
+from etude.core.episode import Example
 from etude.core.errors import DatasetError, EpisodeError, RequestError
-from etude.core.example import Example
 from etude.core.keys import content_hash, fold
 from etude.integrations.games.turns import SizesConfig, in_time, unknown, whole_number
 from etude.rollout.episode import Episode
 from etude.rollout.workflow import Workflow
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 _ALL = 2**20
 """Tasks that a dataset of reasoning-gym is made for; each is made when it is asked for."""

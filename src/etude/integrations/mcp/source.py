@@ -19,9 +19,9 @@ from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from pydantic import ValidationError
 
+from etude.core.episode import ToolResult
 from etude.core.errors import ToolError
 from etude.core.message import Tool
-from etude.core.tools import ToolResult
 from etude.integrations.mcp.config import McpToolsConfig
 
 _AT_FAULT = {types.INVALID_PARAMS, types.INVALID_REQUEST, types.METHOD_NOT_FOUND}

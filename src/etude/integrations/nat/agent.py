@@ -22,8 +22,8 @@ from nat.runtime.session import SessionManager
 from pydantic import BaseModel, Field, SecretStr
 from pydantic_core import to_jsonable_python
 
+from etude.core.episode import Example
 from etude.core.errors import EpisodeError, RequestError
-from etude.core.example import Example
 from etude.integrations.nat.transport import Steps, langchain_model, speaking
 from etude.rollout.episode import Episode
 

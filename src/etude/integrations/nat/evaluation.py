@@ -36,9 +36,9 @@ from pydantic import PrivateAttr
 from pydantic_core import to_jsonable_python
 
 from etude.core import evaluation, job, trajectory
+from etude.core.episode import Example
 from etude.core.errors import DatasetError, EpisodeError, RequestError
 from etude.core.evaluation import EvalInputItem
-from etude.core.example import Example
 from etude.core.interfaces import Evaluator
 from etude.core.job import Skipped
 from etude.core.keys import content_hash

@@ -16,8 +16,8 @@ from pydantic import Field
 from etude.config.component import CHANGEABLE, DatasetConfig, Supplies, WorkflowConfig, Written
 from etude.config.references import LlmRef, Refers
 from etude.config.registry import register_dataset, register_workflow
+from etude.core.episode import Example
 from etude.core.errors import RequestError
-from etude.core.example import Example
 from etude.integrations.verifiers.environment import (
     agents_of,
     missing_parts,

@@ -11,8 +11,8 @@ from itertools import islice
 from typing import Any, Literal
 
 from etude.config.import_path import note_user_module, where_raised
+from etude.core.episode import Example
 from etude.core.errors import DatasetError, MissingExtraError, RequestError
-from etude.core.example import Example
 from etude.integrations.verifiers import CHAT
 
 Block = str | Mapping[str, Any]

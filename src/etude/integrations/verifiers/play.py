@@ -22,8 +22,8 @@ from verifiers.v1.interception import InterceptionServer
 from verifiers.v1.runtimes import runtime_is_local
 
 from etude.config.import_path import where_raised
+from etude.core.episode import Example
 from etude.core.errors import EnvironmentAway, EpisodeError, EtudeError
-from etude.core.example import Example
 from etude.integrations.verifiers.environment import Tasks
 from etude.integrations.verifiers.scores import AgentScores, failure_of, problems_of, scores_of
 from etude.rollout.episode import Episode

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from etude.core.errors import EtudeError, RequestError
 from etude.scenarios.sandbox.process import Exit, Limits, run_process
@@ -93,10 +93,8 @@ async def _run(
     return SandboxResult(status, reason, output, returned, ended.seconds)
 
 
-class _Report(BaseModel):
+class _Report(BaseModel, extra="ignore", strict=True):
     """A line from inside. The program may have written it, so that nothing in it is taken for granted."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     unconfined: str | None = None
     call: int | None = None

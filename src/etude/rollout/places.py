@@ -1,21 +1,119 @@
-"""Running another program inside an episode, such as a coding agent's command line."""
+"""Where code of an episode runs: its event loop, for code in other threads, and other programs.
+
+Such a program may be a coding agent's command line.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import os
 import signal
 import tempfile
+import threading
 import time
 from asyncio.subprocess import DEVNULL
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 from etude.core.errors import EpisodeError
 from etude.inference.child_process import guard_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class EpisodeLoop:
+    """Where the calls of an episode are made and recorded: its run's event loop.
+
+    Whoever calls from another thread waits for that loop; when the episode is over, these calls raise
+    EpisodeError.
+    """
+
+    def __init__(self, episode_id: str) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._episode_id = episode_id
+        self._thread = threading.get_ident()
+        self._waiting: set[concurrent.futures.Future[Any]] = set()
+        self._over = False
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this code runs on that loop's thread."""
+        return threading.get_ident() == self._thread
+
+    async def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, run there, for coroutines of any loop."""
+        if self.is_here:
+            return await work
+        with self._sent(work) as waiting:
+            try:
+                return await asyncio.wrap_future(waiting)
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if self._over and task is not None and not task.cancelling():
+                    raise self._is_over() from error
+                raise
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """The same for code without asyncio, in other threads only."""
+        if self.is_here:
+            work.close()
+            raise EpisodeError("a blocking call on the event loop would wait for ever; write `async def`")
+        with self._sent(work) as waiting:
+            try:
+                return waiting.result()
+            except concurrent.futures.CancelledError as error:
+                raise self._is_over() from error
+
+    @contextlib.contextmanager
+    def entered_by_waiting(self, context: AbstractAsyncContextManager[T]) -> Iterator[T]:
+        """The context, entered and left there."""
+        value = self.wait(context.__aenter__())
+        try:
+            yield value
+        finally:
+            if not self._over:  # Or the episode has left it.
+                self.wait(context.__aexit__(None, None, None))
+
+    def heard_here(self, fn: Callable[P, None]) -> Callable[P, None]:
+        """`fn` for code there to call, run on the loop that this is called on."""
+        if self.is_here:
+            return fn
+        loop = asyncio.get_running_loop()
+
+        def send(*args: P.args, **kwargs: P.kwargs) -> None:
+            with contextlib.suppress(RuntimeError):  # That loop is closed.
+                loop.call_soon_threadsafe(partial(fn, *args, **kwargs))
+
+        return send
+
+    def close(self) -> None:
+        """Let go of all that wait in other threads."""
+        self._over = True
+        for waiting in tuple(self._waiting):
+            waiting.cancel()
+
+    @contextlib.contextmanager
+    def _sent(self, work: Coroutine[Any, Any, T]) -> Iterator[concurrent.futures.Future[T]]:
+        if self._over:
+            work.close()
+            raise self._is_over()
+        waiting = asyncio.run_coroutine_threadsafe(work, self.loop)
+        self._waiting.add(waiting)
+        try:
+            yield waiting
+        finally:
+            self._waiting.discard(waiting)
+
+    def _is_over(self) -> EpisodeError:
+        return EpisodeError(f"episode {self._episode_id} is over; it can make no more calls")
+
 
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE")
 """All that a program gets of this one's environment: other variables may hold other keys."""
@@ -61,11 +159,6 @@ class Workplace:
         """Where programs work."""
         return Path(self._root.name, "work")
 
-    @property
-    def home(self) -> Path:
-        """A home without anybody's settings."""
-        return Path(self._root.name, "home")
-
     def remove(self) -> None:
         """Remove what was made. More can be made afterwards."""
         if "_root" in self.__dict__:
@@ -78,6 +171,8 @@ class Workplace:
 
         It also ends with this process, however that ends. Raises EpisodeError where it cannot be started.
         """
+        # A home without anybody's settings.
+        home = str(Path(self._root.name, "home"))
         inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         started = time.monotonic()
         with contextlib.ExitStack() as files:
@@ -91,7 +186,7 @@ class Workplace:
                 process = await asyncio.create_subprocess_exec(
                     *command,
                     cwd=cwd,
-                    env={**inherited, "HOME": str(self.home), **env},
+                    env={**inherited, "HOME": home, **env},
                     stdin=given if text else DEVNULL,
                     stdout=stdout,
                     stderr=stderr,
