@@ -173,8 +173,8 @@ def _export_model(run: Path, version: str, wish: _Wish, repository: Repository |
 
 
 def _export_served(server: str, model: str, wish: _Wish, api_key_env: str | None, as_json: bool) -> None:
+    from etude.export.hub import export_served
     from etude.export.model import plain_name
-    from etude.export.served import export_served
 
     folder = (wish.out or Path(f"{plain_name(model)}{wish.suffix}")).absolute()
     files = export_served(

@@ -12,8 +12,8 @@ from etude.core.errors import EngineError, ImpossibleCall, PromptTooLong
 from etude.core.message import Message, text_of
 from etude.core.threads import beside_loop
 from etude.models.grammar import FORM
+from etude.models.speech import sampling_of
 from etude.models.template import Prompt
-from etude.models.tool_grammar import sampling_of
 
 if TYPE_CHECKING:
     from etude.models.speech import Speech

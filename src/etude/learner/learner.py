@@ -19,9 +19,8 @@ import torch
 
 from etude.core.errors import RequestError, StoreError, TrainingError
 from etude.core.sample import Sample
-from etude.learner.checkpointing import checkpointed, layers_of
 from etude.learner.head import has_plain_head
-from etude.learner.lean import is_lean
+from etude.learner.lean import checkpointed, is_lean, layers_of
 from etude.learner.memory import default_token_budget
 from etude.learner.objective import (
     JobStart,
