@@ -41,7 +41,7 @@ from etude.core.sample import Sample, Turn
 from etude.inference.answer import TokenRequest
 from etude.inference.embedded import EmbeddedEngine
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.plan import Schedule
+from etude.learner.optimiser import Schedule
 from etude.learner.warm_up import Stage, warm_up
 from etude.models.architecture import multiplies_bfloat16
 from etude.models.policy import Policy

@@ -46,7 +46,7 @@ from etude.jobs.training import (
     units_of_collection,
 )
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
-from etude.learner.plan import Step
+from etude.learner.optimiser import Step
 from etude.learner.team import PeerLost, Team, joined
 from etude.models.architecture import dtype_name
 from etude.models.policy import LoraOptions, Policy

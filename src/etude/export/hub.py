@@ -187,16 +187,12 @@ def export_served(
     """
     require_replaceable(folder)
     kind: Kind = "gguf" if gguf is not None else "lora" if lora_only else "merged"
+    url = f"{address.rstrip('/').removesuffix('/v1')}/export/{quote(model, safe='')}"
     # It is made to be given away.
     with draft_of(folder, private=False) as draft:
 
         def fetch(place: Path) -> None:
-            _fetch(
-                f"{address.rstrip('/').removesuffix('/v1')}/export/{quote(model, safe='')}",
-                place,
-                key,
-                lora_only,
-            )
+            _fetch(url, place, key, lora_only)
             if gguf is not None:
                 shutil.move(place / CARD, draft / CARD)
 

@@ -19,13 +19,10 @@ from typing import IO, Any, Protocol
 from etude.core.secrets import masked
 from etude.store.files import open_private
 
-_BYTES = 4096
-_CAUSE_BYTES = 2**18
 _EXCEPTION = re.compile(r"\b[A-Z]\w*(?:Error|Exception): .+")
 
 _GUARD = "import os, signal, sys; sys.stdin.read(); os.killpg(int(sys.argv[1]), signal.SIGKILL)"
 """Its standard input ends when whoever holds the other end does, however that comes about."""
-
 
 _GUARDED = """
 import os, signal, sys
@@ -91,12 +88,12 @@ async def guard_of(group: int) -> Process:
 
 def last_lines(path: Path, count: int = 12) -> str:
     """The last lines of a file of any size; nothing of one that cannot be read."""
-    return "\n".join([line for line in end_of(path, _BYTES).splitlines() if line.strip()][-count:])
+    return "\n".join([line for line in end_of(path, 4096).splitlines() if line.strip()][-count:])
 
 
 def last_exception(path: Path, start: int = 0) -> str | None:
     """The last exception that a log names from the byte `start` on, with its text."""
-    named = _EXCEPTION.findall(end_of(path, _CAUSE_BYTES, start))
+    named = _EXCEPTION.findall(end_of(path, 2**18, start))
     return named[-1].strip() if named else None
 
 
@@ -110,11 +107,8 @@ def end_of(path: Path, most: int, start: int = 0) -> str:
         return ""
 
 
-_PIECE_BYTES = 2**16
 _LONGEST_LINE = 2**16
 """Bytes of a line that is written in parts: it may have no end."""
-_REST_SECONDS = 1.0
-"""For what a program has printed to get into the file after its end; others may still have the pipe open."""
 
 
 class MaskedLog:
@@ -144,8 +138,8 @@ class MaskedLog:
         os.close(self._writing)
 
     async def settled(self) -> None:
-        """Wait until all that was printed is in the file; a moment at most."""
-        await asyncio.to_thread(self._thread.join, _REST_SECONDS)
+        """Wait until all that was printed is in the file; a second at most: others may have the pipe."""
+        await asyncio.to_thread(self._thread.join, 1.0)
 
 
 class MaskedLines:
@@ -177,7 +171,7 @@ def _masked(data: bytes) -> bytes:
 def _copy(reading: int, file: IO[bytes]) -> None:
     lines = MaskedLines()
     with file, os.fdopen(reading, "rb", buffering=0) as pipe:
-        while piece := pipe.read(_PIECE_BYTES):
+        while piece := pipe.read(2**16):
             _write(file, lines.add(piece))
         _write(file, lines.end())
 

@@ -29,7 +29,6 @@ _COLUMN_STEP = 64
 """Columns grow by this many, and attention always spans a multiple of it: sums over masked columns
 then fall into the same lanes whatever the longest neighbour is, and come out the same bit for bit."""
 
-
 _SPAN_STEP = 16
 """The same for attention that need not come out the same whatever the company."""
 

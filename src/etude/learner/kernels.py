@@ -18,8 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from etude.core.errors import first_line
+
 _LOG = logging.getLogger("etude.learner")
 
+_FAULTS = RuntimeError, AssertionError, OSError, ImportError, SubprocessError
+"""Of compilers that do not work here."""
 _LEAST = 1 << 22
 """Numbers that a function is given at least where it is compiled: fewer take less time than to compile."""
 _COMPILATIONS = 64
@@ -60,9 +64,8 @@ def _compiles(device: torch.device) -> bool:
     """Whether torch can compile for the device. It is tried."""
     try:
         _tried()(torch.ones(2, device=device))
-    except (RuntimeError, AssertionError, OSError, ImportError, SubprocessError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        _LOG.warning("training takes longer, as torch compiles nothing here: %s", reason)
+    except _FAULTS as error:
+        _LOG.warning("training takes longer, as torch compiles nothing here: %s", first_line(error))
         return False
     return True
 
@@ -177,25 +180,13 @@ def _why_not(
                 torch.autograd.grad(out.sum(), (query, key, value))
     except torch.OutOfMemoryError:
         raise
-    except (
-        RuntimeError,
-        ValueError,
-        TypeError,
-        AssertionError,
-        OSError,
-        ImportError,
-        SubprocessError,
-    ) as error:
-        first = _first(error)
+    except (*_FAULTS, ValueError, TypeError) as error:
+        first: BaseException = error
+        while (before := first.__cause__ or first.__context__) is not None:
+            first = before  # Compilers wrap the error that theirs came from.
         lines = str(first).strip().splitlines() or [""]
         return f"FlexAttention does not run here: {type(first).__name__}: {lines[0]}"
     return None
-
-
-def _first(error: BaseException) -> BaseException:
-    """The error that this one came from: compilers wrap theirs."""
-    before = error.__cause__ or error.__context__
-    return error if before is None else _first(before)
 
 
 def _attends(ends_N: Tensor, depths_N: Tensor, window: int | None) -> Attends:

@@ -202,13 +202,13 @@ def merged(model: Any) -> Any:
     head, embedding = plain.get_output_embeddings(), plain.get_input_embeddings()
     is_shared = head is not None and head.weight is embedding.weight
     if is_shared and any(hasattr(layer, "base_layer") for layer in (head, embedding)):
-        own = _base(head)
+        own = base_layer(head)
         own.weight = nn.Parameter(own.weight.detach().clone(), requires_grad=False)
         plain.config.tie_word_embeddings = text_config(plain).tie_word_embeddings = False
     return model.merge_and_unload()
 
 
-def _base(layer: Any) -> Any:
+def base_layer(layer: Any) -> Any:
     """A layer without its LoRA weights."""
     return getattr(layer, "base_layer", layer)
 
@@ -240,7 +240,7 @@ def _why_shared(model: Any) -> str | None:
     A weight may be that of several layers. Head and embedding can be made two.
     """
     plain, paths = without_lora(model), defaultdict(list)
-    ends = {id(_base(end)) for end in (plain.get_output_embeddings(), plain.get_input_embeddings())}
+    ends = {id(base_layer(end)) for end in (plain.get_output_embeddings(), plain.get_input_embeddings())}
     for path, layer in plain.named_modules(remove_duplicate=False):
         if id(layer) not in ends:
             for weight in layer.parameters(recurse=False):
@@ -290,11 +290,6 @@ def prepared(model: Any) -> Any:
     from peft import prepare_model_for_kbit_training
 
     return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-
-
-_LARGE = 10_000_000
-"""Parameters from which on a CPU is faster in bfloat16, where it has that, and with all of its cores."""
-_MULTIPLIES_BFLOAT16 = "avx512_bf16", "amx_bf16"
 
 
 def choose_device(wish: str = "auto") -> torch.device:
@@ -352,14 +347,17 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def is_large(parameters: int) -> bool:
-    """Whether a CPU spends its time on what a model computes, and not on calls."""
-    return parameters >= _LARGE
+    """Whether a CPU spends its time on what a model computes, and not on calls.
+
+    It is faster then in bfloat16, where it has that, and with all of its cores.
+    """
+    return parameters >= 10_000_000
 
 
 def multiplies_bfloat16() -> bool:
     """Whether this CPU has instructions for it (AVX512-BF16 or AMX), and so is faster than in float32."""
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # Since torch 2.11.
-    return any(capabilities.get(name, False) for name in _MULTIPLIES_BFLOAT16)
+    return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
 
 
 def limit_threads(parameters: int = 0) -> None:

@@ -173,7 +173,6 @@ SYNTAXES: Mapping[str, Mapping[str, Any]] = {
     ),
 }
 
-
 _PATTERNS = {name: re.compile(pattern, re.DOTALL) for name, pattern in TAGGED.items()}
 _BEGINNINGS = {
     "qwen-3.5": re.compile(r"\s*<function=[^>\n]+>"),

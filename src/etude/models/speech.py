@@ -21,7 +21,6 @@ from etude.models.source import not_loaded, pretrained
 from etude.models.template import ChatTemplate
 from etude.models.weights import LOADING_ERRORS
 
-_UNKNOWN_CONTEXT = 4096
 _DIGITS_TOGETHER = re.compile(r"Ġ?\d\d|Ġ\d")
 
 
@@ -45,7 +44,7 @@ class Speech:
         """Of a model's tokenizer, config and generation config, which may be None. Raises as `load`."""
         _require_one_vocabulary(tokenizer, config)
         ends, text = _stop_ids(tokenizer, generation, config), config.get_text_config()
-        context = int(getattr(text, "max_position_embeddings", None) or _UNKNOWN_CONTEXT)
+        context = int(getattr(text, "max_position_embeddings", None) or 4096)
         size = int(text.vocab_size)
         template, grammars = ChatTemplate(tokenizer, ends), Grammars(tokenizer, ends, size)
         return cls(tokenizer, template, ends, context, size, grammars)

@@ -35,29 +35,20 @@ class _Piece:
 def transcripts(
     rendering: Rendering, conversations: Sequence[Sequence[Message]], tools: Sequence[Tool]
 ) -> list[Transcript]:
-    """Tokens of finished conversations. Raises as `require_written`.
+    """Tokens of finished conversations. Raises as `talks`.
 
     A message with the `weight` 0 counts as not sampled, as in OpenAI's training files.
     """
-    talks = _talks(rendering, conversations, tools)
-    texts = list(dict.fromkeys(piece.before + piece.text for talk in talks for piece in talk))
+    cut = talks(rendering, conversations, tools)
+    texts = list(dict.fromkeys(piece.before + piece.text for talk in cut for piece in talk))
     ids_of = dict(zip(texts, rendering.ids_of(texts), strict=True))
-    return [_joined(rendering, talk, ids_of) for talk in talks]
+    return [_joined(rendering, talk, ids_of) for talk in cut]
 
 
-def require_written(rendering: Rendering, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
-    """Raises RequestError where a conversation cannot be learned from as it stands.
-
-    The template renders it differently once it has gone on, or does not write an answer as the model would
-    say it. Raises ImpossibleCall where it refuses the messages.
-    """
-    _talks(rendering, [messages], tools)
-
-
-def _talks(
+def talks(
     rendering: Rendering, conversations: Sequence[Sequence[Message]], tools: Sequence[Tool]
 ) -> list[list[_Piece]]:
-    """The pieces of each conversation."""
+    """The pieces of each conversation. Raises as `ChatTemplate.require_written`."""
     turns = [
         (number, index)
         for number, messages in enumerate(conversations)
@@ -73,12 +64,12 @@ def _talks(
     closed = rendering.texts(
         [conversations[number][: index + 1] for number, index in turns], tools, {}, ask=False
     )
-    talks: list[list[_Piece]] = [[] for _ in conversations]
+    found: list[list[_Piece]] = [[] for _ in conversations]
     for (number, index), before, after in zip(turns, asked, closed, strict=True):
-        talk = talks[number]
+        talk = found[number]
         require_calls(conversations[number][:index], before)
         talk += _turn(rendering, talk, conversations[number], index, tools, before, after)
-    return talks
+    return found
 
 
 def _turn(

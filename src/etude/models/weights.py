@@ -44,9 +44,6 @@ _NoNumbersError: type[Exception] = vars(torch.serialization)["pickle"].Unpicklin
 """The error of `torch.load` about a file with more than numbers, which it says how to trust."""
 
 _SHOWN = 5
-_MOST_READ = 4_000_000_000
-"""Bytes of weights up to which they are read before a run that will read them again."""
-_OF_TIED = "tied weights mapping"
 _REPORTS = logging.getLogger("transformers.modeling_utils")
 
 
@@ -124,8 +121,8 @@ def _require_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> None:
 def _stored(location: str) -> Iterator[tuple[str, torch.Tensor]]:
     """The weights in the files of a model, where to read them takes a second or two."""
     files = _weight_files(location)
-    if sum(path.stat().st_size for path in files) > _MOST_READ:
-        return
+    if sum(path.stat().st_size for path in files) > 4_000_000_000:
+        return  # The run will read them again.
     for path in files:
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118
@@ -173,7 +170,9 @@ def _without_reports() -> Iterator[None]:
     def is_news(record: logging.LogRecord) -> bool:
         text = record.getMessage()
         # An error in a conversion is told nowhere else.
-        return "CONVERSION" in text or not any(words in text for words in ("LOAD REPORT", _OF_TIED))
+        return "CONVERSION" in text or not any(
+            words in text for words in ("LOAD REPORT", "tied weights mapping")
+        )
 
     _REPORTS.addFilter(is_news)
     try:
