@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,15 @@ def transcripts(
     cut = talks(rendering, conversations, tools)
     texts = list(dict.fromkeys(piece.before + piece.text for talk in cut for piece in talk))
     ids_of = dict(zip(texts, rendering.ids_of(texts), strict=True))
-    return [_joined(rendering, talk, ids_of) for talk in cut]
+    found: list[Transcript] = []
+    for talk in cut:
+        ids, sampled = list[int](), list[bool]()
+        for piece in talk:
+            new = rendering.after(piece.before, piece.text, ids_of[piece.before + piece.text])
+            ids += new
+            sampled += [piece.is_sampled] * len(new)
+        found.append((tuple(ids), tuple(sampled)))
+    return found
 
 
 def talks(
@@ -195,15 +203,3 @@ def _unescaped(text: str) -> str:
 
     plain = _ESCAPE.sub(character, text)
     return plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _joined(
-    rendering: Rendering, talk: Iterable[_Piece], ids_of: Mapping[str, tuple[int, ...]]
-) -> Transcript:
-    ids: list[int] = []
-    sampled: list[bool] = []
-    for piece in talk:
-        new = rendering.after(piece.before, piece.text, ids_of[piece.before + piece.text])
-        ids += new
-        sampled += [piece.is_sampled] * len(new)
-    return tuple(ids), tuple(sampled)
