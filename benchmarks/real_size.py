@@ -41,9 +41,9 @@ from etude.core.sample import Sample, Turn
 from etude.inference.answer import TokenRequest
 from etude.inference.embedded import EmbeddedEngine
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.plan import Schedule
+from etude.learner.optimiser import Schedule
 from etude.learner.warm_up import Stage, warm_up
-from etude.models.device import multiplies_bfloat16
+from etude.models.architecture import multiplies_bfloat16
 from etude.models.policy import Policy
 from etude.models.tiny import build_tokenizer, texts_of
 from etude.rewards.evaluation_run import measure as evaluate

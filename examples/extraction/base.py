@@ -19,7 +19,7 @@ from etude.core.keys import generator
 from etude.core.message import Message
 from etude.inference.embedded import EmbeddedEngine
 from etude.learner.learner import LearnerOptions
-from etude.learner.plan import Schedule
+from etude.learner.optimiser import Schedule
 from etude.learner.warm_up import Stage, StageReport, warm_up
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer, texts_of
 from etude.rewards.evaluation_run import measure

@@ -15,7 +15,7 @@ from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig, TrainerAdapterConfig
 from etude.core.errors import CapabilityError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
-from etude.learner.plan import Schedule
+from etude.learner.optimiser import Schedule
 from etude.server.hyperparameters import hyperparameters_for, job_algorithm, resolved
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.openai_stand_in import StandIn

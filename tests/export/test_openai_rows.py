@@ -9,7 +9,7 @@ from etude.core.edge import trajectory_of
 from etude.core.episode import EpisodeRecord, Example
 from etude.core.training_rows import DpoRow, SupervisedRow
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
-from etude.export.rows import openai_row
+from etude.export.episodes import openai_row
 from tests.support import tool_call
 
 CALL = tool_call("calculator", {"expression": "1+2"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from etude.learner.plan import plan_steps
+from etude.learner.optimiser import plan_steps
 
 
 def rows_of(steps):

@@ -18,7 +18,7 @@ from etude.jobs.training import Interrupted, JobData, JobTraining, TooLittleMemo
 from etude.learner import packed
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.memory import ModelNumbers
-from etude.learner.plan import Schedule
+from etude.learner.optimiser import Schedule
 from etude.learner.team import Team
 from etude.learner.tree import token_tree
 from etude.models.weights import digest

@@ -14,7 +14,7 @@ from etude.core.sample import Sample, Turn
 from etude.jobs.training import JobData, JobListener, JobTraining
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.objective import Objective, Unit, is_trained
-from etude.learner.plan import Step
+from etude.learner.optimiser import Step
 from etude.models.policy import Policy
 from tests.models.tiny_models import true_logprobs
 

@@ -14,7 +14,7 @@ import torch
 from etude.algorithms.dpo import Dpo
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import Supervised
-from etude.learner.flex import block_mask
+from etude.learner.kernels import block_mask
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.objective import Witness
 from etude.learner.optimiser import Optimiser

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from etude.algorithms.grpo import Grpo
-from etude.learner import fused, tree_attention
-from etude.learner.checkpointing import checkpointed
-from etude.learner.lean import is_lean
+from etude.learner import kernels, tree_attention
+from etude.learner.lean import checkpointed, is_lean
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.objective import Likelihood
-from etude.models.device import choose_device
+from etude.models.architecture import choose_device
 from etude.models.policy import LoraOptions, Policy
 from tests.learner.gradients import Gradient, assert_same, batch_of, gradient_of, train
 from tests.learner.trees import forest
@@ -127,7 +126,7 @@ ROOMS = "etude.learner.lean", "etude.learner.head"
 
 @pytest.fixture(autouse=True)
 def however_small(monkeypatch):
-    monkeypatch.setattr(fused, "_LEAST", 0)
+    monkeypatch.setattr(kernels, "_LEAST", 0)
 
 
 def with_formulas_of_kernels(monkeypatch):
@@ -150,7 +149,7 @@ def test_compiled_they_do_too(monkeypatch, dtype):
     batches = [batch_of(forest(4, size)) for size in (40, 60, 90)]
     plain = [gradient_of(policy_of("Qwen3Config", False, dtype), batch, Grpo()) for batch in batches]
     with_formulas_of_kernels(monkeypatch)
-    monkeypatch.setattr(fused, "is_kernel", lambda x: True)
+    monkeypatch.setattr(kernels, "is_kernel", lambda x: True)
     compiled = [gradient_of(policy_of("Qwen3Config", False, dtype), batch, Grpo()) for batch in batches]
     for one, other in zip(compiled, plain, strict=True):
         if dtype == torch.float32:
@@ -177,15 +176,15 @@ def test_where_nothing_compiles_it_is_computed_as_it_stands_and_that_is_said(mon
     def fails(x):
         raise RuntimeError("no C compiler\nmore of it")
 
-    @fused.fused
+    @kernels.fused
     def double(x):
         return x * 2
 
-    fused._compiles.cache_clear()
-    monkeypatch.setattr(fused, "is_kernel", lambda x: True)
-    monkeypatch.setattr(fused, "_tried", lambda: fails)
+    kernels._compiles.cache_clear()
+    monkeypatch.setattr(kernels, "is_kernel", lambda x: True)
+    monkeypatch.setattr(kernels, "_tried", lambda: fails)
     with caplog.at_level(logging.WARNING, "etude.learner"):
         assert [double(torch.ones(2)).tolist() for _ in range(2)] == [[2.0, 2.0]] * 2
-    fused._compiles.cache_clear()
+    kernels._compiles.cache_clear()
     (said,) = caplog.messages
     assert said.endswith("compiles nothing here: no C compiler")

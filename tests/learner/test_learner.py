@@ -14,7 +14,7 @@ from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import Supervised
 from etude.core.errors import RequestError, StoreError, TrainingError
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
-from etude.learner.plan import Schedule
+from etude.learner.optimiser import Schedule
 from etude.models.policy import LoraOptions
 from tests.learner.gradients import assert_same, batch_of, gradient_of, sequences, train
 from tests.learner.trees import forest

@@ -11,8 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import Supervised
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.optimiser import Optimiser
-from etude.learner.plan import Schedule
+from etude.learner.optimiser import Optimiser, Schedule
 from etude.models.policy import LoraOptions
 from tests.learner.gradients import batch_of, train
 from tests.learner.trees import forest

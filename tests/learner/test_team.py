@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from etude.algorithms.grpo import Grpo
-from etude.learner.launch import LocalLauncher
+from etude.inference.child_process import LocalLauncher
 from etude.models.weights import load_tensors
 from tests.learner.gradients import train
 from tests.learner.team_process import CASES, SHARDED, STEP, batch, learner_of, trained, trained_on_few

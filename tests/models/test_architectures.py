@@ -12,8 +12,7 @@ from etude.algorithms.grpo import Grpo
 from etude.core.errors import RequestError
 from etude.inference.decoder import make_decoder
 from etude.learner.objective import Unit
-from etude.models.architecture import off_by
-from etude.models.lora import merged
+from etude.models.architecture import merged, off_by
 from etude.models.policy import LoraOptions, Policy
 from tests.inference.test_decoder import assert_right, rows_of_many_lengths, run
 from tests.learner.gradients import (

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from etude.core.call import ChatRequest, Constraint, Sampling
 from etude.core.errors import ImpossibleCall
 from etude.models.grammar import Grammars
+from etude.models.speech import sampling_of
 from etude.models.tiny import build_tokenizer
-from etude.models.tool_grammar import sampling_of
 from tests.models.tiny_models import CALCULATOR, chatml_policy, user
 
 FORMS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from etude.core.episode import Event, measured
 from etude.core.evaluation import EvalInputItem
-from etude.export.transcripts import _event
+from etude.export.episodes import _event
 from etude.rewards.evaluation import item_of
 from etude.rewards.evaluator import MeasuredEvaluator
 from etude.store.episodes import read_episode

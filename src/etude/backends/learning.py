@@ -33,7 +33,7 @@ from etude.core.job import ModelVersion
 from etude.core.keys import content_hash, fold
 from etude.core.process import set_up_process
 from etude.core.trajectory import TrajectoryCollection
-from etude.inference.child_process import MaskedLog, last_lines, start_guarded
+from etude.inference.child_process import Launcher, MaskedLog, exit_words, last_lines, start_guarded
 from etude.jobs.content import JobContent, data_hash
 from etude.jobs.folders import StateFolders
 from etude.jobs.training import (
@@ -45,11 +45,10 @@ from etude.jobs.training import (
     locked_seat,
     units_of_collection,
 )
-from etude.learner.launch import Launcher, exit_words
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
-from etude.learner.plan import Step
+from etude.learner.optimiser import Step
 from etude.learner.team import PeerLost, Team, joined
-from etude.models.device import dtype_name
+from etude.models.architecture import dtype_name
 from etude.models.policy import LoraOptions, Policy
 from etude.models.source import local_path
 from etude.store.files import private_folder, write_atomically

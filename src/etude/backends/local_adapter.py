@@ -24,7 +24,7 @@ from etude.jobs.content import JobContent, data_hash
 from etude.jobs.folders import StateFolders
 from etude.jobs.training import units_of_collection
 from etude.learner.learner import TrainingCanceled
-from etude.learner.plan import Schedule
+from etude.learner.optimiser import Schedule
 from etude.models.policy import LoraOptions, Policy
 from etude.store.files import DamagedError
 

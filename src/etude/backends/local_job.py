@@ -22,7 +22,7 @@ from etude.jobs.folders import StateFolders
 from etude.jobs.training import JobData, JobListener, JobTraining
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.objective import Witness, is_trained
-from etude.learner.plan import Schedule, Step
+from etude.learner.optimiser import Schedule, Step
 from etude.models.memory import give_back_freed
 from etude.models.policy import Policy
 from etude.store.learned import Source, learned_lines, write_learned

@@ -117,7 +117,7 @@ def _as_json(episode: EpisodeOutline) -> dict[str, Any]:
 
 def _show(ids: list[str], run: str | None, output_dir: Path) -> None:
     from etude.core.errors import RequestError
-    from etude.export.transcripts import episode_transcript
+    from etude.export.episodes import episode_transcript
     from etude.store.facts import find_run, list_runs
     from etude.store.run_folder import RunFolder
 

@@ -11,9 +11,9 @@ from etude.cli.command import RUNS, AsJson, OutputDir, Run, key_in, option, refu
 from etude.cli.console import emit, next_step, path_shown, say
 
 if TYPE_CHECKING:
+    from etude.export.episodes import Written
     from etude.export.hub import Repository
     from etude.export.model import Conversion
-    from etude.export.rows import Written
 
 
 Format = Literal["safetensors", "gguf", "rows", "openai"]
@@ -173,8 +173,8 @@ def _export_model(run: Path, version: str, wish: _Wish, repository: Repository |
 
 
 def _export_served(server: str, model: str, wish: _Wish, api_key_env: str | None, as_json: bool) -> None:
+    from etude.export.hub import export_served
     from etude.export.model import plain_name
-    from etude.export.served import export_served
 
     folder = (wish.out or Path(f"{plain_name(model)}{wish.suffix}")).absolute()
     files = export_served(
@@ -206,7 +206,7 @@ def _export_trajectories(run: Path, file: Path, format: Format, method: Method |
 
 
 async def _write(run: Path, file: Path, format: Format, method: Method | None) -> Written:
-    from etude.export.rows import require_openai_method, trajectories_of, write_jsonl
+    from etude.export.episodes import require_openai_method, trajectories_of, write_jsonl
     from etude.store.run_folder import RunFolder
 
     with RunFolder.read(run) as folder:

@@ -1,4 +1,5 @@
-"""A model on the Hugging Face hub: a folder that was exported goes to a repository there.
+"""A model on the Hugging Face hub: a folder that was exported goes to a repository there. And a model of a
+language-model server as a folder here; of the server, only the address is known.
 
 How files travel is the business of `huggingface_hub`: those that are there already are not sent again, so
 that an upload that was cut off goes on when it is asked for once more, and a commit has all files or none.
@@ -6,18 +7,28 @@ that an upload that was cut off goes on when it is asked for once more, and a co
 
 from __future__ import annotations
 
+import shutil
+import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-from etude.core.errors import EtudeError, RequestError, first_line
+import httpx
+
+from etude.core.errors import BackendError, EtudeError, RequestError, first_line
 from etude.core.secrets import keep_secret
+from etude.export.model import CARD, Conversion, Kind, convert, plain_name, require_replaceable, usage
+from etude.store.files import draft_of
+from etude.wire.retries import error_text, reason_of
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
+
 
 _TOKENS = "a token that may write, from https://huggingface.co/settings/tokens"
 _REPLACED = (
@@ -149,3 +160,93 @@ def _cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return first_line(error)
+
+
+_SECONDS = 60.0
+"""For a connection; the server may take minutes to write a model."""
+
+_REMEDIES = {
+    401: "; name the variable that has the server's key with --api-key-env",
+    404: "; the server lists its models at /v1/models",
+}
+
+
+def export_served(
+    address: str,
+    model: str,
+    folder: Path,
+    *,
+    key: str | None = None,
+    lora_only: bool = False,
+    gguf: Conversion | None = None,
+) -> list[str]:
+    """Write a model of the server at `address` into `folder`, with a card; the names of the files.
+
+    Raises RequestError when `folder` holds something else, BackendError for what the server says or does not
+    say, StoreError when the folder cannot be written, EtudeError when llama.cpp does not take the model.
+    """
+    require_replaceable(folder)
+    kind: Kind = "gguf" if gguf is not None else "lora" if lora_only else "merged"
+    url = f"{address.rstrip('/').removesuffix('/v1')}/export/{quote(model, safe='')}"
+    # It is made to be given away.
+    with draft_of(folder, private=False) as draft:
+
+        def fetch(place: Path) -> None:
+            _fetch(url, place, key, lora_only)
+            if gguf is not None:
+                shutil.move(place / CARD, draft / CARD)
+
+        name = plain_name(model)
+        if gguf is None:
+            fetch(draft)
+        else:
+            convert(fetch, draft, name, gguf).rename(draft / f"{name}.gguf")
+        with (draft / CARD).open("a", encoding="utf-8") as card:
+            card.write(usage(name, kind))
+    return sorted(file.name for file in folder.iterdir())
+
+
+def _fetch(url: str, folder: Path, key: str | None, lora_only: bool) -> None:
+    """Unpack the archive at `url` into a folder, as it comes."""
+    headers = {}
+    if key:
+        keep_secret(key)
+        headers["authorization"] = f"Bearer {key}"
+    folder.mkdir(parents=True, exist_ok=True)
+    timeout = httpx.Timeout(_SECONDS, read=None)
+    query = {"lora": "true"} if lora_only else {}
+    try:
+        with httpx.stream("GET", url, params=query, headers=headers, timeout=timeout) as response:
+            if not response.is_success:
+                status, problem = response.status_code, _problem(response)
+                raise BackendError(f"GET {url} answered {status}: {problem}{_REMEDIES.get(status, '')}")
+            _unpack(response, folder)
+    except httpx.InvalidURL as error:
+        raise BackendError(f"{url} is no address: {error}") from error
+    except httpx.RequestError as error:
+        raise BackendError(f"GET {url}: {reason_of(error)}") from error
+    except tarfile.TarError as error:
+        raise BackendError(
+            f"GET {url}: the answer is no archive, or broke off ({error}); try again"
+        ) from error
+
+
+def _problem(response: httpx.Response) -> str:
+    response.read()
+    try:
+        return error_text(response.json())
+    except ValueError:
+        return error_text(response.text)
+
+
+def _unpack(response: httpx.Response, folder: Path) -> None:
+    """Only files, and each directly in the folder, whatever the archive says."""
+    pieces = response.iter_raw()
+    # It reads on where a piece is shorter than what it asked for, and keeps what is left of a longer one.
+    stream: Any = SimpleNamespace(read=lambda size: next(pieces, b""))
+    with tarfile.open(fileobj=stream, mode="r|") as archive:
+        for entry in archive:
+            content = archive.extractfile(entry)
+            if content is not None:
+                with (folder / Path(entry.name).name).open("wb") as file:
+                    shutil.copyfileobj(content, file)

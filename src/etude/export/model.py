@@ -199,7 +199,6 @@ _TO_INSTALL = (
 )
 _MOST_SECONDS = 4 * 3600
 """For a conversion to end."""
-_UNKNOWN_TOKENIZER = "pre-tokenizer was not recognized"
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +273,7 @@ def _is_gguf(file: Path) -> bool:
 def _why(output: str, code: int, conversion: Conversion) -> str:
     """Why there is no file, from what the converter printed."""
     converter = " ".join(conversion.command)
-    if _UNKNOWN_TOKENIZER in output:
+    if "pre-tokenizer was not recognized" in output:
         return (
             "llama.cpp does not know this model's tokenizer: it takes byte-level BPE only of models that it "
             "has a list of, by how they cut text, and the models that Etude makes (`tiny`) are in none. With "

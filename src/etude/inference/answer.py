@@ -12,8 +12,8 @@ from etude.core.errors import EngineError, ImpossibleCall, PromptTooLong
 from etude.core.message import Message, text_of
 from etude.core.threads import beside_loop
 from etude.models.grammar import FORM
+from etude.models.speech import sampling_of
 from etude.models.template import Prompt
-from etude.models.tool_grammar import sampling_of
 
 if TYPE_CHECKING:
     from etude.models.speech import Speech
@@ -102,7 +102,6 @@ def before_stop(text: str, stops: Iterable[str]) -> str | None:
     return text[: min(positions)] if positions else None
 
 
-_REPLACEMENT = "\ufffd"
 _READ_EACH = 64
 """An answer of n tokens is read as a message again after n / 64 more, so that all readings together take a
 time that is linear in its length."""
@@ -207,44 +206,6 @@ def read(
     )
 
 
-class TextStream:
-    """Turns the tokens of one sequence into pieces of text that add up to the final text."""
-
-    def __init__(
-        self, decode: Callable[[Sequence[int]], str], stop_ids: frozenset[int], stops: Sequence[str]
-    ) -> None:
-        self._decode = decode
-        self._stop_ids = stop_ids
-        self._stops = stops
-        self._ids: list[int] = []
-        self._known = self._read = 0
-        """Tokens before `known` are out; those up to `read` are decoded again, as context of the rest."""
-        self._held = ""
-        self._over = False
-
-    def add(self, token: int) -> str:
-        """The text that is certain now that this token was sampled; often empty."""
-        if self._over or token in self._stop_ids:
-            return ""
-        self._ids.append(token)
-        before = self._decode(self._ids[self._known : self._read])
-        now = self._decode(self._ids[self._known :])
-        if now.endswith(_REPLACEMENT) or len(now) <= len(before):
-            return ""
-        self._known, self._read = self._read, len(self._ids)
-        self._held += now[len(before) :]
-        if any(stop in self._held for stop in self._stops):
-            self._over = True
-            return ""
-        # Characters at the end could be the beginning of a stop string.
-        begun = [
-            size for stop in self._stops for size in range(1, len(stop)) if self._held.endswith(stop[:size])
-        ]
-        certain = len(self._held) - max(begun, default=0)
-        text, self._held = self._held[:certain], self._held[certain:]
-        return text
-
-
 class AnswerStream:
     """Gives a request's `on_delta` an answer piece by piece, each once it is certain.
 
@@ -253,12 +214,16 @@ class AnswerStream:
     """
 
     def __init__(self, speech: Speech, request: ChatRequest, ids: tuple[int, ...]) -> None:
-        sampling, template = request.sampling, speech.template
-        stops = speech.stop_ids.union(sampling.stop_token_ids)
-        self._texts = TextStream(template.decode, stops, sampling.stop)
+        self._decode, self._stops = speech.template.decode, request.sampling.stop
+        self._stop_ids = speech.stop_ids.union(request.sampling.stop_token_ids)
+        self._ids: list[int] = []
+        self._known = self._decoded = 0
+        """Tokens before `known` are text; those up to `decoded` are decoded again, as context of the rest."""
+        self._held = ""
+        self._over = False
         self._speech, self._request, self._prompt_ids = speech, request, ids
         self._has_tools = bool(request.tools) and request.tool_choice != "none"
-        begun = template.decode(ids[-8:]).rstrip()
+        begun = self._decode(ids[-8:]).rstrip()
         self._is_thinking = request.prompt is None and begun.endswith(("think>", "THINK]"))
         """Whether the prompt itself begins a thought."""
         self._text = ""
@@ -267,7 +232,7 @@ class AnswerStream:
 
     def add(self, token: SampledToken) -> None:
         """Take the next token."""
-        self._text += self._texts.add(token.id)
+        self._text += self._new_text(token.id)
         self._tokens += 1
         content = reasoning = ""
         if self._tokens - self._read_at > self._tokens // _READ_EACH:
@@ -284,6 +249,28 @@ class AnswerStream:
         )
         if self._request.on_delta is not None:
             self._request.on_delta(delta)
+
+    def _new_text(self, token: int) -> str:
+        """The text that is certain now that this token was sampled; often empty."""
+        if self._over or token in self._stop_ids:
+            return ""
+        self._ids.append(token)
+        before = self._decode(self._ids[self._known : self._decoded])
+        now = self._decode(self._ids[self._known :])
+        if now.endswith("\ufffd") or len(now) <= len(before):
+            return ""
+        self._known, self._decoded = self._decoded, len(self._ids)
+        self._held += now[len(before) :]
+        if any(stop in self._held for stop in self._stops):
+            self._over = True
+            return ""
+        # Characters at the end could be the beginning of a stop string.
+        begun = [
+            size for stop in self._stops for size in range(1, len(stop)) if self._held.endswith(stop[:size])
+        ]
+        certain = len(self._held) - max(begun, default=0)
+        text, self._held = self._held[:certain], self._held[certain:]
+        return text
 
     def _certain(self) -> tuple[str, str]:
         """The part of content and thinking that is new and certain."""

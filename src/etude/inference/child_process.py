@@ -1,4 +1,4 @@
-"""Child processes: how they end with their parent; and their masked logs."""
+"""Child processes: how they end with their parent, their masked logs, and what starts a team of them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ import signal
 import sys
 import threading
 from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from etude.core.secrets import masked
 from etude.store.files import open_private
 
-_BYTES = 4096
-_CAUSE_BYTES = 2**18
 _EXCEPTION = re.compile(r"\b[A-Z]\w*(?:Error|Exception): .+")
 
 _GUARD = "import os, signal, sys; sys.stdin.read(); os.killpg(int(sys.argv[1]), signal.SIGKILL)"
 """Its standard input ends when whoever holds the other end does, however that comes about."""
-
 
 _GUARDED = """
 import os, signal, sys
@@ -90,12 +88,12 @@ async def guard_of(group: int) -> Process:
 
 def last_lines(path: Path, count: int = 12) -> str:
     """The last lines of a file of any size; nothing of one that cannot be read."""
-    return "\n".join([line for line in end_of(path, _BYTES).splitlines() if line.strip()][-count:])
+    return "\n".join([line for line in end_of(path, 4096).splitlines() if line.strip()][-count:])
 
 
 def last_exception(path: Path, start: int = 0) -> str | None:
     """The last exception that a log names from the byte `start` on, with its text."""
-    named = _EXCEPTION.findall(end_of(path, _CAUSE_BYTES, start))
+    named = _EXCEPTION.findall(end_of(path, 2**18, start))
     return named[-1].strip() if named else None
 
 
@@ -109,11 +107,8 @@ def end_of(path: Path, most: int, start: int = 0) -> str:
         return ""
 
 
-_PIECE_BYTES = 2**16
 _LONGEST_LINE = 2**16
 """Bytes of a line that is written in parts: it may have no end."""
-_REST_SECONDS = 1.0
-"""For what a program has printed to get into the file after its end; others may still have the pipe open."""
 
 
 class MaskedLog:
@@ -143,8 +138,8 @@ class MaskedLog:
         os.close(self._writing)
 
     async def settled(self) -> None:
-        """Wait until all that was printed is in the file; a moment at most."""
-        await asyncio.to_thread(self._thread.join, _REST_SECONDS)
+        """Wait until all that was printed is in the file; a second at most: others may have the pipe."""
+        await asyncio.to_thread(self._thread.join, 1.0)
 
 
 class MaskedLines:
@@ -176,7 +171,7 @@ def _masked(data: bytes) -> bytes:
 def _copy(reading: int, file: IO[bytes]) -> None:
     lines = MaskedLines()
     with file, os.fdopen(reading, "rb", buffering=0) as pipe:
-        while piece := pipe.read(_PIECE_BYTES):
+        while piece := pipe.read(2**16):
             _write(file, lines.add(piece))
         _write(file, lines.end())
 
@@ -186,3 +181,50 @@ def _write(file: IO[bytes], data: bytes) -> None:
     with contextlib.suppress(OSError):
         file.write(data)
         file.flush()
+
+
+_ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*: (\d+).*?exitcode\s*: (-?\d+)", re.DOTALL)
+"""In the words of torch's launcher."""
+
+
+class Launcher(Protocol):
+    """A way to start the processes of a team: a command that lives for as long as they do.
+
+    Whoever runs the command watches and ends it as any process. It exits with 0 once all processes have done
+    their part, SIGTERM asks them to make way, and their output is its own. Those that outlive it on this
+    machine hold locks of their job.
+    """
+
+    def command(self, module: str, arguments: Sequence[str], processes: int, folder: Path) -> list[str]:
+        """The command that runs a Python module in several processes at once, which are to be `joined`.
+
+        `folder` is the job's, and may be written to.
+        """
+
+    def first_failure(self, log: str) -> str | None:
+        """Which process ended first and how, by the output of the command; None where it does not say."""
+
+
+class LocalLauncher:
+    """Processes on this machine, started by `accelerate launch`."""
+
+    def command(self, module: str, arguments: Sequence[str], processes: int, folder: Path) -> list[str]:
+        """`accelerate launch` is given all that a config file of the user's would otherwise decide.
+
+        When one of the processes fails, it ends the others. `--multi_gpu` is its word for several processes
+        on one machine, with GPUs or without.
+        """
+        launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
+        machines = ["--num_machines=1", "--machine_rank=0", "--main_process_port=0", "--gpu_ids=all"]
+        kind = ["--mixed_precision=no", "--dynamo_backend=no", f"--num_processes={processes}"]
+        return [*launch, *machines, *kind, "--module", module, *arguments]
+
+    def first_failure(self, log: str) -> str | None:
+        """The root cause that the launcher found last."""
+        causes = _ROOT_CAUSE.findall(log)
+        return f"process {causes[-1][0]}: {exit_words(int(causes[-1][1]))}" if causes else None
+
+
+def exit_words(code: int) -> str:
+    """How a process ended, by its exit code."""
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"

@@ -54,10 +54,6 @@ def prompt_scores(
     return tuple(logprobs), tuple(likeliest)
 
 
-_KEPT_CONVERSATIONS = 64
-"""Conversations whose keys and values are kept between two turns."""
-
-
 @dataclass(slots=True, eq=False)
 class _Job:
     """A request on its way through the engine's thread."""
@@ -186,7 +182,8 @@ class EmbeddedEngine(Engine, TokenEngine):
     def _made(self) -> Decoder:
         with self.policy.lock:
             self._weights_id = self.policy.weights_id
-            return make_decoder(self.policy, slots=_KEPT_CONVERSATIONS, deterministic=self._deterministic)
+            # So many conversations keep their keys and values between two turns.
+            return make_decoder(self.policy, slots=64, deterministic=self._deterministic)
 
     def _work(self) -> None:
         active: list[_Job] = []

@@ -27,9 +27,6 @@ from etude.inference.fused_weights import (
 from etude.inference.kv_slots import Group, KvSlots, Ragged, SlotLayer
 from etude.models.architecture import layer_kinds, without_lora
 
-_FEW = 128
-"""Tokens of a pass up to which memory for it is kept."""
-
 
 class Room:
     """Memory that a forward pass of N tokens writes to, and the views through which it looks at that."""
@@ -104,7 +101,7 @@ class FusedLlama:
         """Logits [B, V] after those of the tokens that `read` names."""
         tokens = len(inputs.ids_N)
         self.reach(kv.columns)
-        is_few = tokens <= _FEW
+        is_few = tokens <= 128  # For more, no memory is kept.
         room = self.room(tokens) if is_few else Room(self._allocated(tokens), self.groups, self.size)
         turns = self.turns(inputs.position_N)
         places = kv.places(self.groups, inputs.slot_N, inputs.column_N)

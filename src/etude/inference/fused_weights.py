@@ -14,14 +14,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from etude.models.architecture import without_lora
+from etude.models.architecture import base_layer, without_lora
 
 _LLAMAS = "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 _GEMMAS = "GemmaForCausalLM", "Gemma3ForCausalLM"
 """They scale their embeddings, and multiply by one more than a norm's weight."""
 _FIXED_ROPE = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary embedding whose frequencies do not depend on the length."""
-
 
 _LEAST = 2**17
 """Elements of a weight below which oneDNN costs more than it saves."""
@@ -174,9 +173,9 @@ def _is_plain(model: Any, classes: Sequence[str]) -> bool:
     return (
         dtypes in ({torch.float32}, {torch.bfloat16})
         and ropes <= {*_FIXED_ROPE}
-        and isinstance(_base(body.embed_tokens), nn.Embedding)
+        and isinstance(base_layer(body.embed_tokens), nn.Embedding)
         and not getattr(body.embed_tokens, "lora_variant", None)
-        and isinstance(_base(inner.lm_head), nn.Linear)
+        and isinstance(base_layer(inner.lm_head), nn.Linear)
         and not getattr(inner.lm_head, "lora_variant", None)
         and all(_is_affine(module) for name, module in body.layers.named_modules() if name.endswith("_proj"))
     )
@@ -221,7 +220,7 @@ def linear(
 
     In float32 these are merged. `scale` are factors of the input [in], for layers that are merged.
     """
-    bases, lows = [_base(module) for module in modules], [low_rank(module) for module in modules]
+    bases, lows = [base_layer(module) for module in modules], [low_rank(module) for module in modules]
     weights = [base.weight.detach() for base in bases]
     merges = weights[0].dtype == torch.float32
     if merges:
@@ -231,11 +230,6 @@ def linear(
     weight, bias = in_order(weights), in_order(biases) if biases else None
     low = None if merges else _beside(lows, weights, in_order)
     return PackedLinear(weight if scale is None else weight * scale, bias, low)
-
-
-def _base(module: Any) -> Any:
-    """A linear layer without its LoRA weights."""
-    return getattr(module, "base_layer", module)
 
 
 def low_rank(module: Any) -> LowRank | None:

@@ -22,14 +22,12 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from etude.inference.sampler import Row
 from etude.inference.slot_table import Copy
-from etude.models.architecture import SLIDING, layer_kinds, text_config
-from etude.models.device import sent
+from etude.models.architecture import SLIDING, layer_kinds, sent, text_config
 from etude.models.policy import Policy
 
 _COLUMN_STEP = 64
 """Columns grow by this many, and attention always spans a multiple of it: sums over masked columns
 then fall into the same lanes whatever the longest neighbour is, and come out the same bit for bit."""
-
 
 _SPAN_STEP = 16
 """The same for attention that need not come out the same whatever the company."""

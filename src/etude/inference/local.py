@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from etude.config.builder import Builder
     from etude.inference.embedded import EmbeddedEngine
     from etude.models.policy import Policy
-
-
-_MOST_TEXTS = 4000
-"""Conversations that a tokenizer is made for: the first ones. More of the same kind teach it nothing."""
 
 
 class TinyConfig(BaseModel, extra="forbid"):
@@ -70,27 +66,23 @@ async def make_base(config: TinyConfig, name: str, builder: Builder, folder: Pat
     own = (stage for each in blocks if each.target_model == name for stage in each.warm_ups)
     sources = [stage.transcripts for stage in own]
     examples = (await builder.get_dataset(block.run_configuration.dataset)).examples() if sources else []
-    talks = [
-        talk for source in sources for talk in read_transcripts(source, examples, block.seed)[:_MOST_TEXTS]
-    ]
+    # A tokenizer is made for the first ones: more of the same kind teach it nothing.
+    talks = [talk for source in sources for talk in read_transcripts(source, examples, block.seed)[:4000]]
     await asyncio.to_thread(_write, config, talks, block.seed, folder)
 
 
 def _write(config: TinyConfig, talks: Sequence[Transcript], seed: int, folder: Path) -> None:
     from etude.models.tiny import TinyShape, build_policy, build_tokenizer, texts_of
 
-    def texts() -> Iterator[str]:
-        for talk in talks:
-            yield from texts_of([talk.messages], talk.tools)
-
     if config.hidden_size % config.heads or config.hidden_size // config.heads % 2:
         raise RequestError(
             f"tiny: hidden_size {config.hidden_size} and heads {config.heads} do not go together: each head "
             "has an even share of the width"
         )
-    tokenizer: Any = build_tokenizer(texts(), vocab_size=config.vocab_size, splits=config.splits)
-    keys = ("hidden_size", "layers", "heads", "intermediate_size", "max_context")
-    policy = build_policy(tokenizer, seed, TinyShape(**{key: getattr(config, key) for key in keys}))
+    texts = (text for talk in talks for text in texts_of([talk.messages], talk.tools))
+    tokenizer: Any = build_tokenizer(texts, vocab_size=config.vocab_size, splits=config.splits)
+    shape = TinyShape(**config.model_dump(exclude={"vocab_size", "splits"}))
+    policy = build_policy(tokenizer, seed, shape)
     with draft_of(folder) as draft:
         policy.export(draft)
         note_sums(draft)

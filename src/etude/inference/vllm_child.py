@@ -24,12 +24,6 @@ from etude.inference.child_process import (
 )
 from etude.store.files import private_folder
 
-_LARGEST_LOG = 20 * 2**20
-_GRACE_SECONDS = 20.0
-_PRINTED_BYTES = 2**18
-_GATE = Path(__file__).parent / "vllm_gate"
-"""The folder of the module by which vLLM asks for its key at all of its paths."""
-
 
 @dataclass(frozen=True, slots=True)
 class VllmOptions:
@@ -98,7 +92,7 @@ class VllmLauncher(Protocol):
         """Start it; it does not answer yet. Raises EngineError."""
 
 
-class LocalVllm:
+class LocalVllm(VllmChild):
     """A vLLM on this machine, in a process group of its own.
 
     It ends with this process, even with one that is killed. Its log goes on in `vllm.log` from one to the
@@ -133,11 +127,10 @@ class LocalVllm:
         return how + ("" if cause is None else f" ({cause})")
 
     async def end(self, *, politely: bool) -> None:
-        """End the process group."""
         for number in (signal.SIGTERM, signal.SIGKILL) if politely else (signal.SIGKILL,):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
-            await _exit_code(self._process, _GRACE_SECONDS)
+            await _exit_code(self._process, 20.0)
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
@@ -150,8 +143,7 @@ class LocalVllm:
         """Leave the folder to whoever wrote it."""
 
     async def printed(self) -> str:
-        """The end of its log."""
-        return await asyncio.to_thread(end_of, log_of(self._options), _PRINTED_BYTES)
+        return await asyncio.to_thread(end_of, log_of(self._options), 2**18)
 
     async def log_end(self) -> str:
         """The last lines of its log."""
@@ -160,14 +152,13 @@ class LocalVllm:
         return f"The last lines of {log}:\n{lines}" if lines else f"{log} is empty"
 
 
-class LocalLauncher:
+class LocalLauncher(VllmLauncher):
     """Starts vLLM on this machine."""
 
     async def launch(self, options: VllmOptions, source: str, key: SecretStr) -> LocalVllm:
-        """Start it. Raises EngineError."""
         private_folder(options.folder)
         log_file = log_of(options)
-        if log_file.exists() and log_file.stat().st_size > _LARGEST_LOG:
+        if log_file.exists() and log_file.stat().st_size > 20 * 2**20:
             log_file.replace(log_file.with_suffix(".log.1"))
         with socket.socket() as listening:
             listening.bind((options.host, 0))
@@ -197,7 +188,9 @@ def log_of(options: VllmOptions) -> Path:
 
 def _environment(key: SecretStr) -> dict[str, str]:
     """The variables by which it is told what must not be on a command line, or has no option."""
-    paths = [str(_GATE), *filter(None, [os.environ.get("PYTHONPATH", "")])]
+    # It has the module by which vLLM asks for its key at all of its paths.
+    gate = str(Path(__file__).parent / "vllm_gate")
+    paths = [gate, *filter(None, [os.environ.get("PYTHONPATH", "")])]
     return {
         "VLLM_API_KEY": key.get_secret_value(),
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",

@@ -20,14 +20,6 @@ from etude.models.speech import Speech
 from etude.wire.answers import Impossible, likeliest, read_prompt_logprobs, require_ids, require_logprobs
 from etude.wire.client import sampling_fields
 
-_ID = "token_id:"
-"""vLLM puts it before ids that stand for token texts."""
-_SEED_BITS = 63
-_SERVER_AT_FAULT = 500
-_REQUEST_AT_FAULT = (400, 422)
-_MOST_MEGABYTES = 512.0
-"""Of one answer: that of 100,000 tokens with the 20 likeliest in the place of each takes less."""
-_READ_SECONDS = 600.0
 _PLAIN_SAMPLING = {
     **{"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0},
     **{"frequency_penalty": 0.0, "presence_penalty": 0.0},
@@ -56,8 +48,9 @@ class VllmEngine:
         self._max_tokens = max_tokens
         self._wait = wait
         headers = {"content-type": "application/json", **processes.headers}
+        # An answer of 100,000 tokens with the 20 likeliest in the place of each has fewer megabytes.
         self._client = HttpClient(
-            headers, read_seconds=_READ_SECONDS, most_megabytes=_MOST_MEGABYTES, setting="a limit of etude"
+            headers, read_seconds=600.0, most_megabytes=512.0, setting="a limit of etude"
         )
 
     async def sample(self, request: TokenRequest, on_token: OnToken | None = None) -> Sampled:
@@ -152,7 +145,7 @@ class VllmEngine:
             "max_tokens": min(wanted, room),
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "seed": request.seed % 2**_SEED_BITS,
+            "seed": request.seed % 2**63,
             "stop": list(sampling.stop),
             **sampling_fields(sampling if not sampling.constraint else replace(sampling, constraint=None)),
             "stop_token_ids": sorted({*self.speech.stop_ids, *sampling.stop_token_ids}),
@@ -248,9 +241,9 @@ def _failure(status: int, body: bytes) -> EngineError:
     """The meaning of an answer other than 200."""
     reason = f"vLLM answered {status}: {body.decode('utf-8', 'replace')[:300]}"
     # When its engine has died, vLLM answers 500 to all requests until it ends.
-    if status >= _SERVER_AT_FAULT:
+    if status >= 500:
         return EngineAway(reason)
-    return ImpossibleCall(reason) if status in _REQUEST_AT_FAULT else EngineError(reason)
+    return ImpossibleCall(reason) if status in (400, 422) else EngineError(reason)
 
 
 def _unreadable(error: Exception) -> EngineError:
@@ -259,4 +252,7 @@ def _unreadable(error: Exception) -> EngineError:
 
 
 def _top(wire: Mapping[str, float], count: int) -> TopLogprobs:
-    return likeliest({int(name.removeprefix(_ID)): float(value) for name, value in wire.items()}, count)
+    """vLLM says `token_id:` before ids that stand for token texts."""
+    return likeliest(
+        {int(name.removeprefix("token_id:")): float(value) for name, value in wire.items()}, count
+    )

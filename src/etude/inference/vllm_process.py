@@ -26,7 +26,6 @@ _CONTROL = RetryPolicy(retries=2, deadline=60.0)
 
 State: TypeAlias = Literal["stopped", "starting", "running", "restarting", "failed"]
 
-
 _UNLOADED = re.compile(r"\b(?!RotaryEmbedding:)(\w+): Failed to load weights|(weights) were not loaded from")
 """How vLLM's log tells of what it did not load; the call succeeds all the same. Rotary ones have none."""
 
@@ -112,12 +111,12 @@ class VllmProcess:
         before = await child.printed()
         try:
             # vLLM reads the files into the memory of the old weights, which takes no longer than that.
-            path = {"weights_path": source}
-            rpc = {"method": "reload_weights", "kwargs": path}
+            rpc = {"method": "reload_weights", "kwargs": {"weights_path": source}}
             await self._post("/collective_rpc", rpc, seconds=self.options.start_seconds)
             await self._post("/reset_prefix_cache", {})
-            if left := _not_loaded((await child.printed()).removeprefix(before)):
-                raise EngineError(f"vLLM did not load {left} of {source}")
+            printed = (await child.printed()).removeprefix(before)
+            if left := sorted({kind or rest for kind, rest in _UNLOADED.findall(printed)}):
+                raise EngineError(f"vLLM did not load {', '.join(left)} of {source}")
         except EngineError as error:
             _LOG.warning("%s; it is started again with the new weights", error)
             await self.stop()
@@ -274,8 +273,3 @@ class VllmProcess:
 def _again(error: Exception) -> Again | None:
     """Only what vLLM turned away is asked for again: of the rest, the process's own watch knows more."""
     return Again(error.cause, error.retry_after) if isinstance(error, Disturbed) else None
-
-
-def _not_loaded(printed: str) -> str:
-    """The kinds of layers that vLLM says it has not loaded."""
-    return ", ".join(sorted({kind or rest for kind, rest in _UNLOADED.findall(printed)}))

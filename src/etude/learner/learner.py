@@ -19,24 +19,22 @@ import torch
 
 from etude.core.errors import RequestError, StoreError, TrainingError
 from etude.core.sample import Sample
-from etude.learner.checkpointing import checkpointed, layers_of
 from etude.learner.head import has_plain_head
-from etude.learner.lean import is_lean
+from etude.learner.lean import checkpointed, is_lean, layers_of
 from etude.learner.memory import default_token_budget
 from etude.learner.objective import (
-    JobStart,
     Objective,
     Pass,
     Unit,
     Witness,
+    from_start,
     has_gradient,
     is_trained,
     trained_tokens,
 )
-from etude.learner.optimiser import Optimiser
+from etude.learner.optimiser import Optimiser, Schedule
 from etude.learner.packed import PackedStep, why_not_trees
 from etude.learner.padding import Shares, numbered, padded_passes, padded_row
-from etude.learner.plan import Schedule
 from etude.learner.team import Team, idle
 from etude.models.architecture import without_lora
 from etude.models.policy import Policy
@@ -101,7 +99,9 @@ class Learner:
         self.allowed_tokens = 0
         """Tokens of the largest pass that memory was known to be enough for."""
         self._spares_memory = False
-        self._start: JobStart | None = None
+        self._start: dict[int, tuple[Sample, list[float]]] | None = None
+        """The logprobs that the clipped ratios of a job of several steps are to, of each sample's trained
+        tokens in their order; by `id` of the sample, which holds while that is alive."""
         if options.gradient_checkpointing:
             layers_of(policy.model)
         self._run = self.team.hold(policy)
@@ -236,7 +236,8 @@ class Learner:
             computed = filter(has_gradient, units) if objective.skips_idle else units
             samples = [*chain.from_iterable(computed)]
             with self.policy.lock:
-                self._start = JobStart(samples, self._logprobs(samples))
+                logprobs = self._logprobs(samples)
+                self._start = {id(each): (each, own) for each, own in zip(samples, logprobs, strict=True)}
 
     def _logprobs(self, samples: Sequence[Sample]) -> list[list[float]]:
         """The logprobs of each sample's trained tokens, in their order, under the weights in memory."""
@@ -318,8 +319,8 @@ class Learner:
         shares = share, 1.0 / max(trained_tokens(units), 1)
         passes = self._cut(units, factors, shares)
         if (start := self._start) is not None and torch.is_grad_enabled():
-            samples = [sample for unit in units for sample in unit]
-            passes = (chunk and start.put_into(chunk, samples) for chunk in passes)
+            own = [start[id(sample)][1] for unit in units for sample in unit]
+            passes = (chunk and from_start(chunk, [own[row] for row in chunk.rows]) for chunk in passes)
         if "reference" not in objective.needs():
             return passes
         passes = list(passes)

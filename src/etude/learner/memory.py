@@ -23,7 +23,6 @@ _OVERHEAD = 60_000_000
 _CERTAIN = 0.8
 """The share of an estimate that is taken in any case: none of 54 was a fifth above the peak."""
 
-
 _KEPT = 1_200_000_000
 """Bytes that a pass on a CPU keeps for the gradient where the config says nothing: more saved no time."""
 _LEAST_TOKENS, _MOST_TOKENS = 1024, 16384

@@ -31,9 +31,6 @@ from etude.models.architecture import (
 from etude.models.policy import Policy
 from etude.models.speech import Speech
 
-_PAYS = 0.8
-"""Share of the tokens that a tree must be left with to be faster than padding, on a CPU."""
-
 
 class _Trained:
     """A sample, as far as it is trained on."""
@@ -67,8 +64,8 @@ class PackedStep:
         self.size = len(self._tree)
         """Tokens that go through the model."""
         tokens = sum(len(sample.ids) for unit in units for sample in unit)
-        self.pays = 0 < self.size <= _PAYS * tokens
-        """Whether samples have so much in common that a tree is faster than padding."""
+        self.pays = 0 < self.size <= 0.8 * tokens
+        """Whether samples have so much in common that a tree is faster than padding, on a CPU."""
 
     def passes(
         self,

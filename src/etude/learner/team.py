@@ -14,15 +14,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from etude.core.errors import EtudeError
+from etude.core.errors import EtudeError, first_line
 from etude.models.architecture import logits_after, without_lora
 from etude.models.policy import Policy
 from etude.models.weights import whole
 
 T = TypeVar("T")
-
-_BUCKET = 1 << 24
-"""Numbers that are summed at a time."""
 
 
 class PeerLost(EtudeError):
@@ -212,8 +209,9 @@ def _together(work: Callable[[], T], *, may_fail: bool = False) -> T:
     except RuntimeError as error:
         if may_fail and not (isinstance(error, torch.distributed.DistError) or "gloo" in str(error)):
             raise
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise PeerLost(f"another process of this training ended, or does not answer: {reason}") from error
+        raise PeerLost(
+            f"another process of this training ended, or does not answer: {first_line(error)}"
+        ) from error
 
 
 def _buckets(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
@@ -221,7 +219,7 @@ def _buckets(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn
     bucket: list[torch.nn.Parameter] = []
     size = 0
     for weight in parameters:
-        if bucket and (weight.dtype != bucket[0].dtype or size + weight.numel() > _BUCKET):
+        if bucket and (weight.dtype != bucket[0].dtype or size + weight.numel() > 1 << 24):
             yield bucket
             bucket, size = [], 0
         bucket.append(weight)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from etude.learner.flex import block_mask, filled
+from etude.learner.kernels import block_mask, filled
 
 Places: TypeAlias = npt.NDArray[np.int64]
 """Indices of a tree's tokens."""

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from etude.learner import flex
+from etude.learner import kernels
 from etude.learner.tree import Block, Queries, TreeLayout
 from etude.models.architecture import text_config
 
@@ -102,8 +102,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Te
     """
     tree = spec.tree
     if tree.kernel != "blocks":
-        scores, mask = flex.Scores(spec.scale, spec.softcap, spec.window), tree.block_mask(spec.window)
-        out = flex.attend(query[None], key[None], value[None], mask, scores, tree.kernel == "flex")
+        scores, mask = kernels.Scores(spec.scale, spec.softcap, spec.window), tree.block_mask(spec.window)
+        out = kernels.attend(query[None], key[None], value[None], mask, scores, tree.kernel == "flex")
         return out[0].transpose(0, 1)
     query_GRQD = query.view(len(key), -1, *query.shape[1:])
     out_GRQD = _BlockAttention.apply(query_GRQD, key, value, spec)  # type: ignore[no-untyped-call]

@@ -17,7 +17,7 @@ from etude.core.message import Message, Tool
 from etude.core.sample import Sample
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.objective import Likelihood
-from etude.learner.plan import plan_steps
+from etude.learner.optimiser import plan_steps
 from etude.models.policy import Policy
 from etude.models.template import ChatTemplate
 

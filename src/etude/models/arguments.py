@@ -31,11 +31,8 @@ TAGGED = {
 """Arguments in tags, by the syntax: each ends where another follows, or nothing."""
 _THINK = {"open": "<think>", "close": "</think>"}
 _NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
-_JSON_CALLS = {
-    "repeats": True,
-    "content": "json",
-    "transform": {"type": "function", "function": "{content}"},
-}
+_NAMED_JSON = {"repeats": True, "content": "json", "transform": _NAMED}
+_JSON_CALLS = _NAMED_JSON | {"transform": {"type": "function", "function": "{content}"}}
 _PYTHON_CALLS = {"repeats": True, "open": "<|tool_call_start|>", "close": "<|tool_call_end|>"}
 RAW_STRINGS = frozenset({"lfm-2.5"})
 """The syntaxes of Python calls in whose strings nothing is escaped."""
@@ -96,40 +93,34 @@ SYNTAXES: Mapping[str, Mapping[str, Any]] = {
             "repeats": True,
             "join": "\n",
         },
-        tool_calls={
+        tool_calls=_NAMED_JSON
+        | {
             # The template writes the recipient before the channel, the models mostly after it.
             "open_pattern": r"(?:<\|start\|>assistant)?"
             r"(?: to=functions\.(?P<name>[\w.-]+)<\|channel\|>commentary"
             r"|<\|channel\|>(?:commentary|analysis) to=functions\.(?P<name>[\w.-]+))"
             r"[^<]*(?:<\|constrain\|>\w+)?<\|message\|>",
             "close_pattern": r"<\|call\|>|\Z",
-            "repeats": True,
-            "content": "json",
-            "transform": _NAMED,
         },
     ),
     "deepseek-v3": _syntax(
         content=r"<｜tool▁calls▁(?:begin|end)｜>",
         # Its prompts open a thought. A call ends it.
         reasoning_content={"open": "<think>", "close_pattern": r"</think>|(?=<｜tool▁calls▁begin｜>)"},
-        tool_calls={
+        tool_calls=_NAMED_JSON
+        | {
             "open_pattern": r"\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>(?P<name>[^\n<]+)\n```json\n"
             r"|(?P<name>[^\n<]+)<｜tool▁sep｜>)",
             "close_pattern": r"(?:\n```)?<｜tool▁call▁end｜>\s*",
-            "repeats": True,
-            "content": "json",
-            "transform": _NAMED,
         },
     ),
     # Mistral's tokenizers from version 11 on: [TOOL_CALLS]name[ARGS]{…}.
     "mistral": _syntax(
         reasoning_content={"open": "[THINK]", "close": "[/THINK]"},
-        tool_calls={
+        tool_calls=_NAMED_JSON
+        | {
             "open_pattern": r"\[TOOL_CALLS\](?P<name>[\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\]",
             "close_pattern": r"(?=\[TOOL_CALLS\])|\Z",
-            "repeats": True,
-            "content": "json",
-            "transform": _NAMED,
         },
     ),
     # Those before: [TOOL_CALLS] and a list of all calls.
@@ -172,7 +163,6 @@ SYNTAXES: Mapping[str, Mapping[str, Any]] = {
         ),
     ),
 }
-
 
 _PATTERNS = {name: re.compile(pattern, re.DOTALL) for name, pattern in TAGGED.items()}
 _BEGINNINGS = {

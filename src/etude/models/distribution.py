@@ -79,7 +79,8 @@ class Shaper:
         self._seen = set(prompt) if repeats else None
         self._counts: Counter[int] | None = Counter() if counts else None
         self._bias = _entries(sampling.logit_bias) if sampling.logit_bias else _NOTHING
-        self._allowed = allowed
+        self.allowed = allowed
+        """The bits of what the grammar allows now."""
         self._is_mask = matcher is not None and sampling.changed().keys() <= _NO_SHAPE
         self._constant = not (repeats or counts or sampling.min_tokens or matcher)
         self._last: Shape | None = None
@@ -90,16 +91,12 @@ class Shaper:
         return sampling.shape() not in (_PLAIN, _GREEDY)
 
     def take(self, token: int) -> None:
-        """Go on by a sampled token; what the grammar allows then is said by `allow`."""
+        """Go on by a sampled token; what the grammar allows then is put into `allowed`."""
         self._length += 1
         if self._seen is not None:
             self._seen.add(token)
         if self._counts is not None:
             self._counts[token] += 1
-
-    def allow(self, allowed: Bits) -> None:
-        """The bits of what the grammar allows now."""
-        self._allowed = allowed
 
     def shape(self) -> Shape:
         """Of the next token."""
@@ -134,7 +131,7 @@ class Shaper:
         if self.matcher.is_error():
             self.fault = f"the answer cannot be held to its form any longer: {self.matcher.get_error()[:300]}"
             return None
-        return self._allowed
+        return self.allowed
 
 
 def masked(logits_BV: Tensor, shapers: Sequence[Shaper | None]) -> Tensor | None:

@@ -87,7 +87,8 @@ def find_family(rendering: Rendering, options: Options, names: Sequence[str] = (
     text_reader = max(_text_readers(rendering), key=lambda each: _score(each, written))
     reader: Reader = text_reader
     extender, roles = None, frozenset[str]()
-    if _score(reader, written) < len(written) or _has_marks(rendering, written):
+    added = set(rendering.tokenizer.get_added_vocab().values())
+    if _score(reader, written) < len(written) or any(added.intersection(each.ids) for each in written):
         # Where all of the syntax is plain characters, no family of `renderers` would find its tokens.
         tried = list(_renderers(rendering, options, names, written))
         best = max(tried, key=lambda each: (each.score, each.alike, len(each.extends_after)), default=None)
@@ -199,12 +200,6 @@ def written_turn(
 def _score(reader: Reader, written: Sequence[WrittenAnswer]) -> int:
     """How many of the answers the reader understands."""
     return sum(answer.is_read_by(reader) for answer in written)
-
-
-def _has_marks(rendering: Rendering, written: Sequence[WrittenAnswer]) -> bool:
-    """Whether special tokens stand in the answers."""
-    added = set(rendering.tokenizer.get_added_vocab().values())
-    return any(added.intersection(answer.ids) for answer in written)
 
 
 def _call_ids(rendering: Rendering, written: Sequence[WrittenAnswer]) -> frozenset[int]:

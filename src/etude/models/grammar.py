@@ -16,13 +16,10 @@ from etude.core.errors import ImpossibleCall
 from etude.core.json_text import read_json
 from etude.models.distribution import Bits, Shape, Shaper, words_of
 
-_KEPT_GRAMMARS = 256
-"""Compiled grammars that are remembered: the calls of an agent have the same few."""
 _WHITESPACE = r"[ ]?|\n[ \t]{0,16}"
 """Between the parts of JSON: a model that is not sure of itself could go on with blanks forever."""
 _THINK = ("<think>", "</think>")
 """The tags that models write their thoughts between, before the answer that has a form."""
-_LONGEST_ERROR = 500
 _ONE_BY_ONE = 1 << 14
 """Tokens of a vocabulary up to which the masks of a step are made one after the other: to share them out
 among threads, or to make them in one while the model reads, takes more CPU time than it saves (two thirds
@@ -98,7 +95,7 @@ class Grammars:
             if shaper.matcher is not None:
                 if not shaper.matcher.consume_token(token):
                     return None
-                shaper.allow(_bits(shaper.matcher, self.vocabulary))
+                shaper.allowed = _bits(shaper.matcher, self.vocabulary)
         return shapes
 
     @cached_property
@@ -127,7 +124,8 @@ class Grammars:
 
     @cached_property
     def _compiled(self) -> Any:
-        return lru_cache(maxsize=_KEPT_GRAMMARS)(self._compile)
+        # The calls of an agent have the same few.
+        return lru_cache(maxsize=256)(self._compile)
 
     def _compile(self, text: str, kind: str) -> tuple[Any, Bits]:
         """A matcher at the start of an answer, and the bits of the tokens that it can begin with."""
@@ -141,9 +139,7 @@ class Grammars:
         if matcher.is_error():
             error = matcher.get_error().strip()
             of_schema = _SCHEMA_ERROR.search(error)
-            raise ImpossibleCall(
-                f"{refused}: {(of_schema[1] if of_schema else error)[:_LONGEST_ERROR]}", param=FORM
-            )
+            raise ImpossibleCall(f"{refused}: {(of_schema[1] if of_schema else error)[:500]}", param=FORM)
         if not allowed.any():
             raise ImpossibleCall(f"{refused}: there is no answer of that form", param=FORM)
         return matcher, allowed
@@ -181,7 +177,7 @@ def advance(shapers: Sequence[tuple[Shaper, int]], vocabulary: int) -> None:
             shaper.matcher.consume_token(token)
             shaper.matcher.unsafe_compute_mask_ptr(address + row * size, size)
     for (shaper, _), own in zip(bound, bits, strict=True):
-        shaper.allow(own)
+        shaper.allowed = own
 
 
 def _bits(matcher: Any, vocabulary: int) -> Bits:

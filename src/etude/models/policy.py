@@ -17,17 +17,32 @@ from safetensors import SafetensorError
 from etude.core.errors import EngineError, RequestError, StoreError
 from etude.core.job import ModelVersion
 from etude.models.architecture import (
+    choose_device,
+    choose_dtype,
+    dequantised,
+    four_bits,
     language_parts,
+    limit_threads,
+    merged,
     parameters_of,
+    prepared,
+    require_four_bits,
     why_unusable,
+    with_lora,
     without_lora,
 )
-from etude.models.checkpoint import LOADING_ERRORS, load_model, silence_transformers
-from etude.models.device import choose_device, choose_dtype, limit_threads
-from etude.models.lora import dequantised, four_bits, merged, prepared, require_four_bits, with_lora
 from etude.models.source import not_loaded, pretrained
 from etude.models.speech import Speech, load_tokenizer
-from etude.models.weights import digest, load_tensors, load_with_digest, part_like, save_tensors
+from etude.models.weights import (
+    LOADING_ERRORS,
+    digest,
+    load_model,
+    load_tensors,
+    load_with_digest,
+    part_like,
+    save_tensors,
+    silence_transformers,
+)
 from etude.store.files import WEIGHTS_FILE
 
 

@@ -18,15 +18,10 @@ from etude.models.reply import decoded
 
 _KEPT_TEXTS = 1024
 """Renderings that are remembered: the generations of one example begin with the same prompt."""
-_KEPT_DECODED = 4
-"""Answers whose text is remembered: it is searched for stop texts, held to what was sampled, and read."""
-_KEPT_TOKENS = 2**16
-"""Tokens whose bytes are remembered."""
 _OWN_VARIABLES = frozenset(
     {"messages", "tools", "add_generation_prompt", "documents", "raise_exception", "strftime_now"}
 )
 """Of a template, which a request's own fields fill."""
-_SHOWN_CHARACTERS = 60
 _MARK = 73_019_000_000
 """A content that a template writes as it is, whatever it makes of words."""
 _THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")
@@ -59,8 +54,9 @@ class Rendering:
         """Matches the tokens that were added to the vocabulary, like `<|im_end|>`."""
         self._rendered = lru_cache(maxsize=_KEPT_TEXTS)(self._render)
         self.ids = lru_cache(maxsize=_KEPT_TEXTS)(lambda text: self.ids_of([text])[0])
-        self._decoded = lru_cache(maxsize=_KEPT_DECODED)(lambda ids: decoded(tokenizer, ids))
-        self.token_bytes = lru_cache(maxsize=_KEPT_TOKENS)(partial(token_bytes, tokenizer))
+        # An answer's text is searched for stop texts, held to what was sampled, and read.
+        self._decoded = lru_cache(maxsize=4)(lambda ids: decoded(tokenizer, ids))
+        self.token_bytes = lru_cache(maxsize=2**16)(partial(token_bytes, tokenizer))
         """The bytes of a single token. Logprobs name one token after the other, and each took 8 µs."""
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, ask: bool) -> str:
@@ -153,7 +149,7 @@ class Rendering:
             role, content = messages[lost].get("role"), str(messages[lost]["content"])
             raise ImpossibleCall(
                 f"the model's chat template leaves out the message of the role {role!r} that begins with "
-                f"{content[:_SHOWN_CHARACTERS]!r}; say it in a message of the user, or choose a model whose "
+                f"{content[:60]!r}; say it in a message of the user, or choose a model whose "
                 "template writes it",
                 param="messages",
             )
@@ -301,16 +297,14 @@ def _plain(message: Message) -> Message:
 
 
 def _with_objects(message: Message) -> Message:
-    return {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}
-
-
-def _with_object(call: dict[str, Any]) -> dict[str, Any]:
     """Templates expect tool arguments as an object where OpenAI's format has JSON text."""
-    function = call["function"]
-    arguments = function.get("arguments")
-    with contextlib.suppress(ValueError):
-        arguments = read_json(arguments, unique_keys=False) if isinstance(arguments, str) else arguments
-    return {**call, "function": {**function, "arguments": arguments}}
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = call["function"].get("arguments")
+        with contextlib.suppress(ValueError):
+            arguments = read_json(arguments, unique_keys=False) if isinstance(arguments, str) else arguments
+        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
+    return {**message, "tool_calls": calls}
 
 
 _REPLACEMENT = "\ufffd"

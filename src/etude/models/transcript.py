@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,29 +35,28 @@ class _Piece:
 def transcripts(
     rendering: Rendering, conversations: Sequence[Sequence[Message]], tools: Sequence[Tool]
 ) -> list[Transcript]:
-    """Tokens of finished conversations. Raises as `require_written`.
+    """Tokens of finished conversations. Raises as `talks`.
 
     A message with the `weight` 0 counts as not sampled, as in OpenAI's training files.
     """
-    talks = _talks(rendering, conversations, tools)
-    texts = list(dict.fromkeys(piece.before + piece.text for talk in talks for piece in talk))
+    cut = talks(rendering, conversations, tools)
+    texts = list(dict.fromkeys(piece.before + piece.text for talk in cut for piece in talk))
     ids_of = dict(zip(texts, rendering.ids_of(texts), strict=True))
-    return [_joined(rendering, talk, ids_of) for talk in talks]
+    found: list[Transcript] = []
+    for talk in cut:
+        ids, sampled = list[int](), list[bool]()
+        for piece in talk:
+            new = rendering.after(piece.before, piece.text, ids_of[piece.before + piece.text])
+            ids += new
+            sampled += [piece.is_sampled] * len(new)
+        found.append((tuple(ids), tuple(sampled)))
+    return found
 
 
-def require_written(rendering: Rendering, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
-    """Raises RequestError where a conversation cannot be learned from as it stands.
-
-    The template renders it differently once it has gone on, or does not write an answer as the model would
-    say it. Raises ImpossibleCall where it refuses the messages.
-    """
-    _talks(rendering, [messages], tools)
-
-
-def _talks(
+def talks(
     rendering: Rendering, conversations: Sequence[Sequence[Message]], tools: Sequence[Tool]
 ) -> list[list[_Piece]]:
-    """The pieces of each conversation."""
+    """The pieces of each conversation. Raises as `ChatTemplate.require_written`."""
     turns = [
         (number, index)
         for number, messages in enumerate(conversations)
@@ -73,12 +72,12 @@ def _talks(
     closed = rendering.texts(
         [conversations[number][: index + 1] for number, index in turns], tools, {}, ask=False
     )
-    talks: list[list[_Piece]] = [[] for _ in conversations]
+    found: list[list[_Piece]] = [[] for _ in conversations]
     for (number, index), before, after in zip(turns, asked, closed, strict=True):
-        talk = talks[number]
+        talk = found[number]
         require_calls(conversations[number][:index], before)
         talk += _turn(rendering, talk, conversations[number], index, tools, before, after)
-    return talks
+    return found
 
 
 def _turn(
@@ -204,15 +203,3 @@ def _unescaped(text: str) -> str:
 
     plain = _ESCAPE.sub(character, text)
     return plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _joined(
-    rendering: Rendering, talk: Iterable[_Piece], ids_of: Mapping[str, tuple[int, ...]]
-) -> Transcript:
-    ids: list[int] = []
-    sampled: list[bool] = []
-    for piece in talk:
-        new = rendering.after(piece.before, piece.text, ids_of[piece.before + piece.text])
-        ids += new
-        sampled += [piece.is_sampled] * len(new)
-    return tuple(ids), tuple(sampled)

@@ -1,19 +1,195 @@
-"""Weights on disk and in the hand: digest, save, load. Always safetensors, never pickle."""
+"""Weights on disk and in the hand: digest, save, load. Always safetensors, never pickle.
+
+A model's files hold what its config says: no weight is made up, and none is left unused.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import logging
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from etude.core.errors import StoreError
+from etude.models.architecture import model_class
+from etude.models.source import cached_folder, local_path
 from etude.store.files import note_sum, require_as_written
+
+LOADING_ERRORS = (
+    OSError,
+    ValueError,
+    ImportError,
+    RuntimeError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    EOFError,
+    struct.error,
+    SafetensorError,
+    StrictDataclassError,
+)
+"""The errors of `transformers` about models that it cannot load: nearly any, for an odd config or file."""
+
+_NoNumbersError: type[Exception] = vars(torch.serialization)["pickle"].UnpicklingError
+"""The error of `torch.load` about a file with more than numbers, which it says how to trust."""
+
+_SHOWN = 5
+_REPORTS = logging.getLogger("transformers.modeling_utils")
+
+
+def load_model(config: Any, location: str, **options: Any) -> Any:
+    """The model of a config with the weights of a folder, or of a name on the hub; `options` are those of
+    `from_pretrained`.
+
+    Raises ValueError that names the weights which are missing, of another shape or without a use, and
+    LOADING_ERRORS as `transformers` does.
+    """
+    silence_transformers()
+    with _without_reports():
+        try:
+            model, found = model_class(config).from_pretrained(
+                location, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **options
+            )
+        except _NoNumbersError as error:
+            raise ValueError(
+                "a file of its weights is damaged, or holds more than numbers; get the files again, as "
+                "safetensors where there are any"
+            ) from error
+    shapes = [
+        f"{name} ({[*there]}, and {[*wanted]} by the config)"
+        for name, there, wanted in found["mismatched_keys"]
+    ]
+    faults = [
+        *_fault("have no", found["missing_keys"]),
+        *_fault("have another shape of", shapes),
+        *_fault("have weights that the model has no use for:", found["unexpected_keys"]),
+        *_fault(
+            "have two weights that the config says are one (tie_word_embeddings):", _apart(model, location)
+        ),
+    ]
+    if faults:
+        raise ValueError(
+            f"its files {'; they '.join(faults)}. Get the files again, or correct config.json, so that both "
+            "say the same"
+        )
+    _require_finite(model.named_parameters())
+    return model
+
+
+def load_outline(config: Any, location: str, gguf_file: str | None = None) -> Any:
+    """The model without its numbers, on the device `meta`; its files are held to it, as far as they are here.
+    A GGUF file is held to it when it is loaded.
+
+    Raises as `load_model` does.
+    """
+    if gguf_file is None and getattr(config, "quantization_config", None) is None:
+        try:
+            model = load_model(config, location, device_map="meta", local_files_only=True)
+            model.tie_weights()
+            _require_finite(_stored(location))
+            return model
+        except OSError:
+            if local_path(location) is not None:
+                raise
+    with torch.device("meta"):
+        return model_class(config).from_config(config)
+
+
+def _require_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Raise ValueError that names the weights in which there is NaN or infinity. On `meta` there is none."""
+    names = [
+        name
+        for name, value in weights
+        if value.is_floating_point() and not value.is_meta and not value.float().sum().isfinite()
+    ]
+    if fault := _fault("have NaN or infinity in", names):
+        raise ValueError(
+            f"its files {fault[0]}. They are damaged, or a training that diverged wrote them: take others"
+        )
+
+
+def _stored(location: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights in the files of a model, where to read them takes a second or two."""
+    files = _weight_files(location)
+    if sum(path.stat().st_size for path in files) > 4_000_000_000:
+        return  # The run will read them again.
+    for path in files:
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                yield name, file.get_tensor(name)
+
+
+def _weight_files(location: str) -> list[Path]:
+    folder = local_path(location) or cached_folder(location) or Path(location)
+    return sorted(folder.glob("*.safetensors"))
+
+
+def _fault(what: str, names: Iterable[str]) -> list[str]:
+    """A clause, where there is something to say."""
+    listed = sorted(names)
+    more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
+    return [f"{what} {', '.join(listed[:_SHOWN])}{more}"] if listed else []
+
+
+def _apart(model: Any, location: str) -> list[str]:
+    """Pairs of weights that the config ties, and the files have as two that differ."""
+    weight = model.get_parameter_or_buffer
+    pairs = model.get_expanded_tied_weights_keys(all_submodels=True).items()
+    apart = [pair for pair in pairs if weight(pair[0]) is not weight(pair[1])]
+    return [
+        f"{one} and {other}"
+        for one, other in apart
+        # Without numbers in memory, transformers has left the comparison out.
+        if not weight(one).is_meta or _differ(location, one, other)
+    ]
+
+
+def _differ(location: str, *names: str) -> bool:
+    """Whether two weights are in the files of a model, and differ."""
+    found = []
+    for path in _weight_files(location):
+        with safe_open(path, "pt") as file:
+            found += [file.get_tensor(name) for name in names if name in file.keys()]  # noqa: SIM118
+    return len(found) == len(names) and not torch.equal(*found)
+
+
+@contextmanager
+def _without_reports() -> Iterator[None]:
+    """Leave out the table of what did not fit, and words about it, which become an error's sentence here."""
+
+    def is_news(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        # An error in a conversion is told nowhere else.
+        return "CONVERSION" in text or not any(
+            words in text for words in ("LOAD REPORT", "tied weights mapping")
+        )
+
+    _REPORTS.addFilter(is_news)
+    try:
+        yield
+    finally:
+        _REPORTS.removeFilter(is_news)
+
+
+def silence_transformers() -> None:
+    """Progress is shown by whoever asked for the model, and log lines go where all others go."""
+    from transformers.utils import logging as own
+
+    own.disable_progress_bar()
+    # Not over a live panel.
+    own.disable_default_handler()
+    own.enable_propagation()
+
 
 _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 """The names that safetensors has for the types that are trained."""

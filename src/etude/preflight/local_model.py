@@ -16,14 +16,13 @@ from etude.core.episode import Example
 from etude.core.errors import EtudeError, RequestError
 from etude.inference.local import LocalLlmConfig
 from etude.learner.memory import ModelNumbers, fits
-from etude.models.checkpoint import LOADING_ERRORS, load_outline
-from etude.models.device import choose_device, choose_dtype
-from etude.models.lora import require_four_bits
+from etude.models.architecture import choose_device, choose_dtype, require_four_bits
 from etude.models.memory import available_memory, shown_bytes
 from etude.models.policy import LoraOptions, Policy
 from etude.models.probe import TOOL
 from etude.models.source import is_gguf, not_loaded, pretrained
 from etude.models.speech import load_tokenizer
+from etude.models.weights import LOADING_ERRORS, load_outline
 from etude.preflight.call_values import unread_values
 from etude.preflight.finding import Findings
 

@@ -20,13 +20,11 @@ from etude.inference.vllm_child import VllmOptions
 from etude.inference.vllm_engine import VllmEngine
 from etude.inference.vllm_process import VllmProcess
 from etude.inference.vllm_processes import VllmProcesses
-from etude.models.architecture import text_config
-from etude.models.checkpoint import LOADING_ERRORS, load_outline
-from etude.models.device import choose_device, dtype_name
+from etude.models.architecture import choose_device, dtype_name, text_config
 from etude.models.policy import Policy, dtype_of
 from etude.models.source import not_loaded, pretrained
 from etude.models.speech import Speech
-from etude.models.weights import load_tensors, write_lora_folder
+from etude.models.weights import LOADING_ERRORS, load_outline, load_tensors, write_lora_folder
 from etude.server.models import ServedModel, load_policy
 from etude.server.settings import ServerSettings
 from etude.store.files import WEIGHTS_FILE, damage_in, draft_of, note_sums

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.backends.lm_client import FREE_ENGINE
-from etude.inference.child_process import last_lines
-from etude.learner.launch import Launcher, LocalLauncher, exit_words
+from etude.inference.child_process import Launcher, LocalLauncher, exit_words, last_lines
 from etude.models.source import local_path
 from etude.server.database import Row
 from etude.server.engines import JOBS, EnginePool

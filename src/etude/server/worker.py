@@ -42,7 +42,7 @@ from etude.jobs.training import (
 )
 from etude.jobs.training import Row as UnitRow
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
-from etude.learner.plan import Schedule, Step
+from etude.learner.optimiser import Schedule, Step
 from etude.learner.team import PeerLost, Team, joined
 from etude.models.policy import LoraOptions, Policy
 from etude.report.logs import LogLevel, show_logs

@@ -1,20 +1,78 @@
-"""Attention over token trees by PyTorch's FlexAttention, whose kernels skip blocks without any score.
+"""What torch compiles on CUDA: chains of operations on elements and rows, and attention over token trees.
 
-It is called here and not by `transformers`, which repeats keys for some numbers of heads, and falls silently
-back to all scores at once when it has been compiled eight times.
+One by one, the operations of a chain would each go through all of the memory. FlexAttention's kernels skip
+blocks without any score; it is called here and not by `transformers`, which repeats keys for some numbers of
+heads, and falls silently back to all scores at once when it has been compiled eight times.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from subprocess import SubprocessError
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from etude.core.errors import first_line
+
+_LOG = logging.getLogger("etude.learner")
+
+_FAULTS = RuntimeError, AssertionError, OSError, ImportError, SubprocessError
+"""Of compilers that do not work here."""
+_LEAST = 1 << 22
+"""Numbers that a function is given at least where it is compiled: fewer take less time than to compile."""
+_COMPILATIONS = 64
+"""Of a function at most, over all models of a process: for one size and then for any, for each kind of model
+and of mask, with and without a gradient and what may be left out."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def fused(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, on CUDA compiled for any number of rows, which are the first dimension of its tensors."""
+    compiled = cache(lambda: torch.compile(function, fullgraph=True))
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        tensors = [each for each in args if isinstance(each, torch.Tensor)]
+        first = tensors[0]
+        if not is_kernel(first) or first.numel() < _LEAST or not _compiles(first.device):
+            return function(*args, **kwargs)
+        for tensor in tensors:
+            if tensor.dim() and len(tensor) == len(first):
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        with torch._dynamo.config.patch(recompile_limit=_COMPILATIONS):
+            found: T = compiled()(*args, **kwargs)
+        return found
+
+    return run
+
+
+def is_kernel(x: torch.Tensor) -> bool:
+    """Whether operations on `x` become a kernel: sums are a part of it, products and scatters are not."""
+    return x.is_cuda
+
+
+@cache
+def _compiles(device: torch.device) -> bool:
+    """Whether torch can compile for the device. It is tried."""
+    try:
+        _tried()(torch.ones(2, device=device))
+    except _FAULTS as error:
+        _LOG.warning("training takes longer, as torch compiles nothing here: %s", first_line(error))
+        return False
+    return True
+
+
+def _tried() -> Callable[[torch.Tensor], Any]:
+    return torch.compile(lambda x: (x.exp() + 1).sum(), fullgraph=True)
+
 
 BLOCK = 128
 """Tokens of a block."""
@@ -24,9 +82,6 @@ _NARROWEST = 16
 """Numbers of a head that the kernels can multiply at a time."""
 _PAIRS = 1 << 24
 """Pairs of tokens that are compared at a time when a mask is made."""
-_COMPILATIONS = 64
-"""At most, over all models of a process: for one size and then for any, for each kind of model, of mask, and
-with and without a gradient."""
 
 Attends = Callable[[Any, Any, Tensor, Tensor], Tensor]
 """Whether queries at some indices attend to keys at others, for a sequence and a head that play no part."""
@@ -125,25 +180,13 @@ def _why_not(
                 torch.autograd.grad(out.sum(), (query, key, value))
     except torch.OutOfMemoryError:
         raise
-    except (
-        RuntimeError,
-        ValueError,
-        TypeError,
-        AssertionError,
-        OSError,
-        ImportError,
-        SubprocessError,
-    ) as error:
-        first = _first(error)
+    except (*_FAULTS, ValueError, TypeError) as error:
+        first: BaseException = error
+        while (before := first.__cause__ or first.__context__) is not None:
+            first = before  # Compilers wrap the error that theirs came from.
         lines = str(first).strip().splitlines() or [""]
         return f"FlexAttention does not run here: {type(first).__name__}: {lines[0]}"
     return None
-
-
-def _first(error: BaseException) -> BaseException:
-    """The error that this one came from: compilers wrap theirs."""
-    before = error.__cause__ or error.__context__
-    return error if before is None else _first(before)
 
 
 def _attends(ends_N: Tensor, depths_N: Tensor, window: int | None) -> Attends:
