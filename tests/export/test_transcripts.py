@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from etude.core.call import Call, ChatRequest, Completion
-from etude.core.episode import EpisodeRecord
-from etude.core.example import Example
+from etude.core.episode import EpisodeRecord, Example
 from etude.export.episodes import episode_transcript
 from etude.store.encode import encode_episode
 from etude.store.journal import Journal
