@@ -12,7 +12,7 @@ import etude.alarms
 import etude.algorithms
 import etude.backends.lm_server
 import etude.backends.local
-import etude.backends.openai_jobs
+import etude.backends.openai
 import etude.cluster.component
 import etude.groups.opponents
 import etude.inference.local

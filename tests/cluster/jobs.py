@@ -34,7 +34,7 @@ def jobs(names: str, **options: Any) -> list[TrajectoryCollection]:
 def learners(address: str, folder: Path, count: int, **block: Any) -> Learners:
     """Those of a `cluster` block."""
     config = RayConfig(address=address, runners=0, learners=count, **block)
-    desk = "etude.backends.learning:JobDesk"
+    desk = "etude.backends.local_job:JobDesk"
     (folder / "learners").mkdir(parents=True, exist_ok=True)
     launcher = TeamLauncher(config, desk, on_gpus=False)
     return Learners(launcher, count, folder / "learners", "cpu", asyncio.Lock())

@@ -32,7 +32,7 @@ from etude.groups import (
 )
 from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
-from etude.jobs.content import JobNameTakenError
+from etude.jobs.folders import JobNameTakenError
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.protocols import adp
 from etude.store.journal import Journal

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from etude.cluster.runners import RayProcess, RunnerLauncher
+from etude.cluster.component import RayProcess, RunnerLauncher
 from etude.config.load import load_config
 from etude.core.call import ChatRequest, Completion
 from etude.core.errors import EtudeError, RequestError

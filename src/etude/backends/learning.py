@@ -14,16 +14,12 @@ import signal
 import threading
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
-
-from pydantic import BaseModel, ConfigDict
 
 from etude.algorithms.algorithm import Algorithm
-from etude.backends.local import LocalAdapterConfig, LoraConfig
-from etude.backends.local_job import FinishedJob, Job, Work, failure, learner_options
+from etude.backends.local import LoraConfig
+from etude.backends.local_job import FinishedJob, Job, JobNews, LearningOrder, Work, failure, learner_options
 from etude.cluster.launch import HeadLost, Seat
 from etude.config.finetuning import FinetuneConfig
 from etude.config.import_path import import_object, make_importable
@@ -34,8 +30,7 @@ from etude.core.keys import content_hash, fold
 from etude.core.process import set_up_process
 from etude.core.trajectory import TrajectoryCollection
 from etude.inference.child_process import MaskedLog, last_lines, start_guarded
-from etude.jobs.content import JobContent, data_hash
-from etude.jobs.folders import StateFolders
+from etude.jobs.folders import JobContent, StateFolders, data_hash
 from etude.jobs.training import (
     PEER_SECONDS,
     Interrupted,
@@ -46,13 +41,13 @@ from etude.jobs.training import (
     units_of_collection,
 )
 from etude.learner.launch import Launcher, exit_words
-from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
+from etude.learner.learner import Learner, TrainingCanceled
 from etude.learner.plan import Step
 from etude.learner.team import PeerLost, Team, joined
 from etude.models.device import dtype_name
 from etude.models.policy import LoraOptions, Policy
 from etude.models.source import local_path
-from etude.store.files import private_folder, write_atomically
+from etude.store.files import private_folder
 
 _LOG = logging.getLogger("etude.learners")
 _MODULE = "etude.backends.learning"
@@ -342,97 +337,3 @@ def main(seat: Seat, folder: str) -> int:
         # The job goes on from its last checkpoint, with new processes.
         _LOG.error("job in %s: %s", folder, error)
         return 1
-
-
-_ORDER, _DATA, _NEWS = "order.json", "collection.json", "news.json"
-
-
-class LearningOrder(BaseModel):
-    """All that a job is made of but its data, which lies beside it. It has no secrets."""
-
-    model_config = ConfigDict(frozen=True)
-
-    job: str
-    number: int
-    """Of the version that it makes."""
-    versions: Path
-    """The folder of all versions."""
-    model: str
-    device: str
-    dtype: str
-    """Of the weights that the agents sample from."""
-    lora: LoraConfig | None
-    seed: int
-    start: ModelVersion
-    begins_from: ModelVersion | None
-    """The version that a warm-up made, which training begins with in place of the base model."""
-    config: LocalAdapterConfig
-    options: LearnerOptions
-    algorithm: str
-    """The import path of its class."""
-    gradient: dict[str, Any]
-    """The options of its gradient."""
-    content: JobContent
-
-    def write(self, folder: Path, data: TrajectoryCollection) -> None:
-        """Write order and data. Raises StoreError."""
-        write_atomically(folder / _DATA, data.model_dump_json(), exact=True)
-        write_atomically(folder / _ORDER, self.model_dump_json(), exact=True)
-
-    @classmethod
-    def read(cls, folder: Path) -> tuple[LearningOrder, TrajectoryCollection]:
-        """The order and the data in a job's folder."""
-        order = cls.model_validate_json((folder / _ORDER).read_text(encoding="utf-8"))
-        data = TrajectoryCollection.model_validate_json((folder / _DATA).read_text(encoding="utf-8"))
-        return order, data
-
-
-class JobNews(BaseModel):
-    """All that the processes of a job have said of it: a file in its folder."""
-
-    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
-
-    step: int = 0
-    """The last step that was taken."""
-    of: int = 0
-    metrics: dict[str, float] = {}
-    note: str | None = None
-    """Something that a person should know once the job is done."""
-    failure: str | None = None
-    """Why the job has failed, if it has."""
-
-    @classmethod
-    def read(cls, folder: Path) -> JobNews:
-        """The news of the job in a folder."""
-        with suppress(FileNotFoundError):
-            return cls.model_validate_json((folder / _NEWS).read_text(encoding="utf-8"))
-        return cls()
-
-    def write(self, folder: Path) -> None:
-        """Put them in the place of what was said before. Raises StoreError."""
-        write_atomically(folder / _NEWS, self.model_dump_json())
-
-
-class JobDesk:
-    """The head's end of the line on which processes say how their job goes."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
-        self._turn = threading.Lock()
-
-    def stepped(self, step: int, of: int, metrics: Mapping[str, float]) -> None:
-        self._tell(step=step, of=of, metrics=dict(metrics))
-
-    def noted(self, note: str) -> None:
-        """Something that a person should know once the job is done."""
-        self._tell(note=note)
-
-    def failed(self, reason: str) -> None:
-        """It would fail again; the reason that comes first counts."""
-        self._tell(failure=reason)
-
-    def _tell(self, **news: Any) -> None:
-        with self._turn:
-            known = JobNews.read(self._folder)
-            first = {} if known.failure is None else {"failure": known.failure}
-            known.model_copy(update=news | first).write(self._folder)

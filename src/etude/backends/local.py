@@ -107,7 +107,7 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
         return self.model_copy(update=changes)
 
 
-_DESK = "etude.backends.learning:JobDesk"
+_DESK = "etude.backends.local_job:JobDesk"
 
 
 def check_learners(config: LocalAdapterConfig, llm: LocalLlmConfig, cluster: ClusterConfig | None) -> None:

@@ -142,18 +142,6 @@ class TeamOrder(BaseModel):
     code: Path | None
     """The current folder of the processes, with modules of the user's."""
 
-    @classmethod
-    def taken(cls, path: Path) -> TeamOrder:
-        """The order in a file, which is deleted."""
-        order = cls.model_validate_json(path.read_text(encoding="utf-8"))
-        path.unlink()
-        return order
-
-    @property
-    def without_environment(self) -> TeamOrder:
-        config = self.config.model_copy(update={"runtime_env": {}})
-        return self.model_copy(update={"config": config})
-
 
 class TeamLauncher:
     """Starts the processes of a team as actors of Ray's.

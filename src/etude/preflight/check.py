@@ -21,8 +21,8 @@ from etude.backends.capabilities import (
     check_tokens,
 )
 from etude.backends.local import LOCAL_CAPABILITIES, LocalAdapterConfig, check_learners
+from etude.backends.openai import OpenAiAdapterConfig
 from etude.backends.openai_api import JobsConfig
-from etude.backends.openai_jobs import OpenAiAdapterConfig
 from etude.backup.address import probe
 from etude.cluster.component import require_used
 from etude.config.builder import Builder, TargetBuilder

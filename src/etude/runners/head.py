@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from etude.budget.ledger import Ledger
@@ -25,7 +25,6 @@ from etude.runners.link import (
     Stream,
     decode_request,
     encode_answer,
-    encode_delta,
 )
 from etude.runners.process import ProcessEnd, RunnerProcess, killed_after
 from etude.runners.shipping import shipped_example
@@ -184,33 +183,25 @@ class RemoteRunner:
         return death
 
     async def _answer(self, method: str, parameters: dict[str, Any], note: Note) -> Any:
-        if method == "sample":
-            return await self._sample(parameters, note)
-        if method == "hold":
-            return await self._hold(parameters)
-        if method == "settle":
-            return await self._settle(parameters)
-        if method == "put":
-            return await self._put(parameters["key"], parameters["value"])
-        raise RequestError(f"the head does not know the method {method!r}")
-
-    async def _hold(self, parameters: dict[str, Any]) -> int:
-        number = await self._head.ledger.hold(parameters["model"], Usage(*parameters["most"]))
-        self._held.add(number)
-        return number
-
-    async def _settle(self, parameters: dict[str, Any]) -> None:
-        self._held.discard(parameters["number"])
-        purpose, usage = Purpose(*parameters["purpose"]), Usage(*parameters["usage"])
-        await self._head.ledger.settle(
-            parameters["number"], parameters["model"], purpose, usage, parameters["version"]
-        )
-
-    async def _put(self, key: str, value: Any) -> None:
-        if not _is_step_of(key, self.playing):
-            raise RequestError(f"a runner may only write steps of its own episodes, not {key!r}")
-        await self._head.journal.put(key, value)
-        await self._tell_versions()
+        match method, parameters:
+            case "sample", _:
+                return await self._sample(parameters, note)
+            case "hold", {"model": model, "most": most}:
+                number = await self._head.ledger.hold(model, Usage(*most))
+                self._held.add(number)
+                return number
+            case "settle", {"number": number, "model": model, "version": version}:
+                self._held.discard(number)
+                purpose, usage = Purpose(*parameters["purpose"]), Usage(*parameters["usage"])
+                await self._head.ledger.settle(number, model, purpose, usage, version)
+            case "put", {"key": key, "value": value}:
+                if not _is_step_of(key, self.playing):
+                    raise RequestError(f"a runner may only write steps of its own episodes, not {key!r}")
+                await self._head.journal.put(key, value)
+                await self._tell_versions()
+            case _:
+                raise RequestError(f"the head does not know the method {method!r}")
+        return None
 
     async def _sample(self, parameters: dict[str, Any], note: Note) -> Any:
         conversation = parameters["conversation"]
@@ -218,7 +209,7 @@ class RemoteRunner:
         asked = decode_request(parameters, known)
         request = asked.request
         if parameters["streams"]:
-            request = replace(request, on_delta=lambda delta: note(["delta", encode_delta(delta)]))
+            request = replace(request, on_delta=lambda delta: note(["delta", asdict(delta)]))
         with counting_retries() as count, restored(Purpose(*parameters["purpose"])):
             try:
                 call = await self._head.answer(replace(asked, request=request), count)

@@ -16,7 +16,7 @@ import json
 import secrets
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from etude.core.call import Call, ChatRequest, Completion, Delta
@@ -296,13 +296,8 @@ def decode_answer(asked: Mapping[str, Any], completion: Any, known: Known) -> Co
     return call.completion
 
 
-def encode_delta(delta: Delta) -> Any:
-    """JSON of a piece of an answer."""
-    return asdict(delta)
-
-
 def decode_delta(data: Mapping[str, Any]) -> Delta:
-    """The piece that `encode_delta` made `data` of."""
+    """The piece of an answer whose fields are `data`."""
     prompt = data["prompt_ids"]
     return Delta(
         content=data["content"],

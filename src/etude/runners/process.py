@@ -12,7 +12,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -147,7 +147,7 @@ async def start_runner(
         raise EtudeError(f"a runner cannot be started: {error}") from error
     assert process.stdin is not None
     with contextlib.suppress(OSError):
-        process.stdin.write(f"{invitation.as_json()}\n".encode())
+        process.stdin.write(f"{json.dumps(astuple(invitation))}\n".encode())
         await process.stdin.drain()
     return LocalProcess(process, lifeline, path, log)
 

@@ -25,7 +25,7 @@ from etude.core.trajectory import Method
 from etude.jobs.rows import require_written
 from etude.models.speech import Speech
 from etude.server.database import FILES, Order, Page, Row, list_object, new_id, page_of, row_of
-from etude.server.errors import not_found
+from etude.server.guard import not_found
 from etude.store.files import draft_of, open_private
 from etude.wire.http_server import ApiError
 from etude.wire.sampling import problems_of

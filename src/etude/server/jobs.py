@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from etude.jobs.folders import StateFolders
-from etude.server.database import EVENTS, JOBS, MODELS, Page, Row, new_id, page_of, row_of
-from etude.server.errors import not_found
+from etude.server.database import EVENTS, JOBS, MODELS, Page, Row, new_id, open_database, page_of, row_of
+from etude.server.extensions import load_extensions
+from etude.server.files import FileStore
+from etude.server.guard import not_found
+from etude.server.models import ModelStore
+from etude.server.settings import ServerSettings, WorkerOrder
+from etude.store.files import SERVER_DATABASE
 from etude.store.run_folder import locked_by
 from etude.wire.http_server import ApiError
+
+if TYPE_CHECKING:
+    from etude.cluster.launch import Seat
+
 
 LIVE = ("queued", "running", "paused")
 FINAL = ("succeeded", "failed", "cancelled")
@@ -132,10 +144,7 @@ class JobStore:
 
     def cancel(self, job: str) -> Row:
         """End a job that has not ended. Raises ApiError: 404, and 400 when it has."""
-        event = "Fine-tuning job cancelled"
-        if not self._move(job, LIVE, "cancelled", finished=time.time(), event=event):
-            raise _ended(self.get(job))
-        return self.get(job)
+        return self._set_going(job, LIVE, "cancelled", "Fine-tuning job cancelled", finished=time.time())
 
     def pause(self, job: str) -> Row:
         """Have a job wait until `resume`; one that waits already does. Raises ApiError as `cancel`."""
@@ -146,9 +155,11 @@ class JobStore:
         return self._set_going(job, LIVE[2:], "queued", "Fine-tuning job resumed", attempts=0)
 
     def _set_going(self, job: str, before: Sequence[str], after: str, event: str, **facts: Any) -> Row:
-        if not self._move(job, before, after, event=event, **facts) and self.get(job)["status"] in FINAL:
-            raise _ended(self.get(job))
-        return self.get(job)
+        is_moved, row = self._move(job, before, after, event=event, **facts), self.get(job)
+        if not is_moved and row["status"] in FINAL:
+            message = f"job {job} has ended: it is {row['status']}"
+            raise ApiError(400, message, param="id", code="job_already_completed")
+        return row
 
     def fail(self, job: str, message: str, code: str, param: str | None = None) -> None:
         facts = {"error": {"code": code, "message": message, "param": param}, "finished": time.time()}
@@ -219,11 +230,6 @@ def model_name(base: str, suffix: str | None, job: str, step: int | None = None)
     return name if step is None else f"{name}:ckpt-step-{step}"
 
 
-def _ended(row: Row) -> ApiError:
-    message = f"job {row['id']} has ended: it is {row['status']}"
-    return ApiError(400, message, param="id", code="job_already_completed")
-
-
 def require_same(known: Row, differences: Sequence[str]) -> None:
     """Raise ApiError 409 where a request has the idempotency key of another job."""
     if differences:
@@ -254,4 +260,55 @@ def _add_event(
             data=None if data is None else dict(data),
             once=once,
         )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """The stores that a worker needs."""
+
+    jobs: JobStore
+    files: FileStore
+    models: ModelStore
+
+
+@contextmanager
+def stores_here(settings: ServerSettings) -> Iterator[Stores]:
+    """The stores of a database on this machine. Raises StoreError when it cannot be opened."""
+    database = open_database(settings.data_dir / SERVER_DATABASE)
+    try:
+        names = [extension.names for extension in load_extensions()]
+        models = ModelStore(database, settings.data_dir, settings.name, names)
+        yield Stores(JobStore(database), FileStore(database, settings.data_dir), models)
+    finally:
+        database.dispose()
+
+
+class StoresDesk:
+    """The stores on the head, for processes on other machines, which cannot open the database."""
+
+    def __init__(self, order: str) -> None:
+        """`order` is a worker's. They are open for as long as the process lives."""
+        self._context = stores_here(WorkerOrder.model_validate_json(order).settings)
+        self._stores = self._context.__enter__()
+
+    def ask(self, store: str, method: str, *args: Any, **options: Any) -> Any:
+        """Call a method of a store. Raises its errors."""
+        return getattr(getattr(self._stores, store), method)(*args, **options)
+
+
+def stores_at(seat: Seat) -> Stores:
+    """The same for a process of a cluster: every call goes to the head. Raises HeadLost when used."""
+
+    class Remote:
+        def __init__(self, store: str) -> None:
+            self._store = store
+
+        def __getattr__(self, method: str) -> Callable[..., Any]:
+            return partial(seat.call, "ask", self._store, method)
+
+    return Stores(
+        cast("JobStore", Remote("jobs")),
+        cast("FileStore", Remote("files")),
+        cast("ModelStore", Remote("models")),
     )

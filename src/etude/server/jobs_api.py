@@ -24,8 +24,8 @@ from etude.core.keys import content_hash
 from etude.core.training_rows import ROW_OF
 from etude.core.trajectory import Method
 from etude.server.database import Row, list_object
-from etude.server.errors import JsonRoute
 from etude.server.files import FileStore
+from etude.server.guard import JsonRoute
 from etude.server.hyperparameters import (
     Hyperparameters,
     method_model,

@@ -21,7 +21,7 @@ from etude.config.document import dump
 from etude.core.errors import EtudeError
 from etude.core.job import ModelVersion
 from etude.server.database import MODELS, Row, row_of
-from etude.server.errors import not_found
+from etude.server.guard import not_found
 from etude.server.settings import ServerSettings
 from etude.wire.http_server import ApiError
 
