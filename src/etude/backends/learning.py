@@ -19,7 +19,17 @@ from pathlib import Path
 
 from etude.algorithms.algorithm import Algorithm
 from etude.backends.local import LoraConfig
-from etude.backends.local_job import FinishedJob, Job, JobNews, LearningOrder, Work, failure, learner_options
+from etude.backends.local_job import (
+    DATA,
+    ORDER,
+    FinishedJob,
+    Job,
+    JobNews,
+    LearningOrder,
+    Work,
+    failure,
+    learner_options,
+)
 from etude.cluster.launch import HeadLost, Seat
 from etude.config.finetuning import FinetuneConfig
 from etude.config.import_path import import_object, make_importable
@@ -47,7 +57,7 @@ from etude.learner.team import PeerLost, Team, joined
 from etude.models.device import dtype_name
 from etude.models.policy import LoraOptions, Policy
 from etude.models.source import local_path
-from etude.store.files import private_folder
+from etude.store.files import private_folder, write_atomically
 
 _LOG = logging.getLogger("etude.learners")
 _MODULE = "etude.backends.learning"
@@ -190,7 +200,8 @@ class ClusterLearners:
             gradient=job.algorithm.gradient(),
             content=content,
         )
-        order.write(folder, job.collection)
+        write_atomically(folder / DATA, job.collection.model_dump_json(), exact=True)
+        write_atomically(folder / ORDER, order.model_dump_json(), exact=True)
 
     def _made(self, job: str, number: int) -> FinishedJob | None:
         """The job by its version, once that is there."""
@@ -252,7 +263,9 @@ def learn(folder: Path, seat: Seat) -> bool:
     """
     try:
         seat.require_shared()
-        order, collection = LearningOrder.read(folder)
+        order = LearningOrder.model_validate_json((folder / ORDER).read_text(encoding="utf-8"))
+        text = (folder / DATA).read_text(encoding="utf-8")
+        collection = TrajectoryCollection.model_validate_json(text)
         if data_hash(collection) != order.content.data:
             raise StoreError(f"{folder} has other data than the run has written there")
         with joined(order.device, PEER_SECONDS, shards=order.config.shard_training) as team:
@@ -281,7 +294,11 @@ def _train(
     order: LearningOrder, collection: TrajectoryCollection, folder: Path, team: Team, seat: Seat
 ) -> None:
     """Train from the newest checkpoint on, and write the version."""
-    algorithm, versions = _algorithm(order), StateFolders(order.versions, "v", "version")
+    # The algorithm's module may be one of the user's in the current folder.
+    load_entry_points()
+    make_importable(Path.cwd())
+    algorithm: Algorithm = import_object(order.algorithm).model_validate(order.gradient)
+    versions = StateFolders(order.versions, "v", "version")
     policy = _policy(order, team)
     groups = units_of_collection(collection, algorithm, policy.template)
     work = Work(order.job, order.number, algorithm, order.config, groups, order.content, order.seed)
@@ -300,15 +317,6 @@ def _train(
         work.write(learner, versions, metrics)
     if team.leads and learner.note is not None:
         seat.call("noted", learner.note)
-
-
-def _algorithm(order: LearningOrder) -> Algorithm:
-    """The algorithm, whose module may be one of the user's in the current folder. Raises RequestError."""
-    load_entry_points()
-    make_importable(Path.cwd())
-    kind = import_object(order.algorithm)
-    algorithm: Algorithm = kind.model_validate(order.gradient)
-    return algorithm
 
 
 def _policy(order: LearningOrder, team: Team) -> Policy:

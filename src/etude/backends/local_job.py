@@ -137,18 +137,15 @@ class Work:
         if not learner.team.leads:
             return None
         # First the record: a version that is there is not made again, and its record would be missing.
-        self._record(versions)
-        written: dict[str, Any] = {"job": self.name, "metrics": metrics, "content": asdict(self.content)}
-        version = versions.write(self.number, written, learner, state)
-        return FinishedJob(version, metrics, self.content)
-
-    def _record(self, versions: StateFolders) -> None:
         seen = {} if self.witness is None else self.witness.seen
         try:
             lines = learned_lines(Source(self.name, version=self.number), self.learned, seen)
             write_learned(versions.root, self.number, lines)
         except StoreError as error:  # It is for people to look at: training goes on without.
             _LOG.warning("what version %d was made of is not recorded: %s", self.number, error)
+        written: dict[str, Any] = {"job": self.name, "metrics": metrics, "content": asdict(self.content)}
+        version = versions.write(self.number, written, learner, state)
+        return FinishedJob(version, metrics, self.content)
 
 
 def failure(error: RuntimeError) -> TrainingError:
@@ -234,7 +231,7 @@ class LocalLearner:
         self._optimiser_of = number
 
 
-_ORDER, _DATA, _NEWS = "order.json", "collection.json", "news.json"
+ORDER, DATA, _NEWS = "order.json", "collection.json", "news.json"
 
 
 class LearningOrder(BaseModel):
@@ -263,18 +260,6 @@ class LearningOrder(BaseModel):
     gradient: dict[str, Any]
     """The options of its gradient."""
     content: JobContent
-
-    def write(self, folder: Path, data: TrajectoryCollection) -> None:
-        """Write order and data. Raises StoreError."""
-        write_atomically(folder / _DATA, data.model_dump_json(), exact=True)
-        write_atomically(folder / _ORDER, self.model_dump_json(), exact=True)
-
-    @classmethod
-    def read(cls, folder: Path) -> tuple[LearningOrder, TrajectoryCollection]:
-        """The order and the data in a job's folder."""
-        order = cls.model_validate_json((folder / _ORDER).read_text(encoding="utf-8"))
-        data = TrajectoryCollection.model_validate_json((folder / _DATA).read_text(encoding="utf-8"))
-        return order, data
 
 
 class JobNews(BaseModel):

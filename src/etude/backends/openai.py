@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from etude.backends.capabilities import Capabilities
-from etude.backends.openai_api import (
-    JobsConfig,
-    connect,
-    run_key,
-    trained_model,
-)
+from etude.backends.openai_api import JobsConfig, connect, run_key, trained_model
 from etude.backends.openai_jobs import OpenAiJobs
 from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trainer_adapter
@@ -22,13 +17,7 @@ from etude.core.edge import message_of
 from etude.core.errors import CapabilityError
 from etude.core.example import Example
 from etude.core.job import Skipped, TrainingJobRef
-from etude.core.trajectory import (
-    EpisodeItem,
-    EpisodeItemRole,
-    Method,
-    Trajectory,
-    TrajectoryCollection,
-)
+from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Method, Trajectory, TrajectoryCollection
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

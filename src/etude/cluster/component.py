@@ -18,7 +18,7 @@ from etude.config.load import secrets_of
 from etude.config.registry import register_cluster
 from etude.config.schema import Config
 from etude.core.errors import EtudeError, RequestError, first_line
-from etude.inference.child_process import MaskedLines
+from etude.inference.child_process import MaskedLines, last_lines
 from etude.runners.pool import LOGS
 from etude.runners.process import Cluster, ProcessEnd, start_runner
 from etude.runners.program import Invitation
@@ -130,9 +130,7 @@ class RayProcess:
             self._killed.set()
 
     def last_words(self) -> str:
-        with contextlib.suppress(OSError):
-            return "\n".join(self._path.read_text(encoding="utf-8", errors="replace").splitlines()[-12:])
-        return ""
+        return last_lines(self._path)
 
 
 class RunnerLauncher:

@@ -35,7 +35,10 @@ class JobNameTakenError(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class JobContent:
-    """The parts that a job is made of; one is None where nobody knows it any more."""
+    """The parts that a job is made of; one is None where nobody knows it any more.
+
+    A name stands for one job only while both are the same.
+    """
 
     data: str | None
     """Hash of what it trains on."""

@@ -19,6 +19,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from pydantic import TypeAdapter
+
 from etude.core.call import Call, ChatRequest, Completion, Delta
 from etude.core.errors import EtudeError
 from etude.store.encode import decode_call, encode_call, parent_name
@@ -296,17 +298,8 @@ def decode_answer(asked: Mapping[str, Any], completion: Any, known: Known) -> Co
     return call.completion
 
 
-def decode_delta(data: Mapping[str, Any]) -> Delta:
-    """The piece of an answer whose fields are `data`."""
-    prompt = data["prompt_ids"]
-    return Delta(
-        content=data["content"],
-        reasoning=data["reasoning"],
-        ids=tuple(data["ids"]),
-        logprobs=tuple(data["logprobs"]),
-        top=tuple(tuple((token, logprob) for token, logprob in each) for each in data["top"]),
-        prompt_ids=None if prompt is None else tuple(prompt),
-    )
+decode_delta = TypeAdapter(Delta).validate_python
+"""The piece of an answer whose fields are given."""
 
 
 def _last(earlier: list[int], known: Known) -> tuple[str, Call] | None:

@@ -26,9 +26,8 @@ from etude.core.interfaces import Engine, Portable, bare
 from etude.rewards.evaluation import item_of
 from etude.rewards.scorer import Scorer
 from etude.rollout.collector import EpisodeJob
-from etude.runners.head import Head, RemoteRunner, RunnerDied
+from etude.runners.head import Head, Place, Places, RemoteRunner, RunnerDied
 from etude.runners.link import Disconnected, Stream, accept
-from etude.runners.places import Place, Places
 from etude.runners.process import Cluster, Launcher, LocalLauncher, RunnerProcess, allow_open_files
 from etude.runners.program import Invitation
 from etude.runners.shipping import build_scorer, shipped

@@ -21,14 +21,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from etude.core.errors import (
-    EngineAway,
-    EngineError,
-    EtudeError,
-    ImpossibleCall,
-    RequestError,
-    StoreError,
-)
+from etude.core.errors import EngineAway, EngineError, EtudeError, ImpossibleCall, RequestError, StoreError
 from etude.core.json_text import read_json
 from etude.core.threads import beside_loop
 from etude.server.extensions import ServerExtension

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
+from etude.core.errors import StoreError
 from etude.jobs.folders import StateFolders
 from etude.server.database import EVENTS, JOBS, MODELS, Page, Row, new_id, open_database, page_of, row_of
 from etude.server.extensions import load_extensions
@@ -22,11 +23,12 @@ from etude.server.guard import not_found
 from etude.server.models import ModelStore
 from etude.server.settings import ServerSettings, WorkerOrder
 from etude.store.files import SERVER_DATABASE
-from etude.store.run_folder import locked_by
+from etude.store.run_folder import RunLock, locked_by
 from etude.wire.http_server import ApiError
 
 if TYPE_CHECKING:
     from etude.cluster.launch import Seat
+    from etude.learner.team import Team
 
 
 LIVE = ("queued", "running", "paused")
@@ -44,9 +46,20 @@ class JobFolder:
         """The worker's standard output and error."""
         self.checkpoints = StateFolders(self.path, "step-", "checkpoint")
 
-    def lock_of(self, rank: int) -> Path:
-        """Held by a process that trains the job for as long as it lives; rank 0 is the one that writes."""
-        return self.path / (f"lock-{rank}" if rank else "lock")
+    def locked(self, team: Team) -> RunLock | None:
+        """The lock of a process that trains the job, for as long as it lives; None in all processes of the
+        team when another worker has the job."""
+        lock: RunLock | None = None
+        # First the leader: of two workers that are started at once, one must get all locks.
+        for leads in (True, False):
+            if team.leads is leads:
+                with suppress(StoreError):
+                    lock = RunLock(self.path / (f"lock-{team.rank}" if team.rank else "lock"))
+            if team.any(team.leads is leads and lock is None):
+                if lock is not None:
+                    lock.release()
+                return None
+        return lock
 
     def holders(self) -> list[int]:
         """The processes that train the job."""
@@ -177,18 +190,10 @@ class JobStore:
             _add_event(connection, job, f"New fine-tuned model created: {model['id']}")
             _add_event(connection, job, "The job has successfully completed")
 
-    def add_event(
-        self,
-        job: str,
-        message: str,
-        *,
-        level: str = "info",
-        once: str | None = None,
-        data: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Note an event, in the place of an earlier one under the same name `once`."""
+    def add_event(self, job: str, message: str, **facts: Any) -> None:
+        """Note an event with its `level` and `data`, in the place of an earlier one under the same `once`."""
         with self._engine.begin() as connection:
-            _add_event(connection, job, message, level=level, once=once, data=data)
+            _add_event(connection, job, message, **facts)
 
     def set(self, job: str, **facts: Any) -> None:
         """Change facts of a job, but never its status."""

@@ -76,7 +76,7 @@ class MethodBody(BaseModel):
         if wrong := sorted(given.keys() - {self.type}):
             raise ValueError(f"the method is {self.type}, and there are options of {', '.join(wrong)}")
         if self.type in given:
-            body = _method_model(self.type).model_validate({self.type: given[self.type] or {}})
+            body = method_model(algorithm_type(self.type)).model_validate({self.type: given[self.type] or {}})
             self._asked = getattr(body, self.type).hyperparameters
         return self
 
@@ -90,19 +90,11 @@ class MethodBody(BaseModel):
         shown["properties"]["type"]["enum"] = known
         shown["additionalProperties"] = False
         for method in known:
-            options = handler(_method_model(method).__pydantic_core_schema__)
+            options = handler(method_model(algorithm_type(method)).__pydantic_core_schema__)
             shown["properties"] |= handler.resolve_ref_schema(options)["properties"]
         return shown
 
-    @property
-    def hyperparameters(self) -> Hyperparameters:
-        return self._asked
-
     _asked: Hyperparameters = PrivateAttr(default_factory=Hyperparameters)
-
-
-def _method_model(method: Method) -> type[BaseModel]:
-    return method_model(algorithm_type(method))
 
 
 class JobBody(BaseModel):
@@ -131,7 +123,7 @@ class JobBody(BaseModel):
     @property
     def asked(self) -> Hyperparameters:
         """The hyperparameters that the request gives."""
-        return self.hyperparameters or self.method.hyperparameters
+        return self.hyperparameters or self.method._asked
 
     @field_validator("suffix")
     @classmethod
