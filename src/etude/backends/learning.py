@@ -82,6 +82,7 @@ class Learners:
     """Held by the job that trains: one has room at a time."""
 
 
+@dataclass(slots=True)
 class ClusterLearners:
     """A workplace on other machines, which see the run folder at the same path.
 
@@ -89,40 +90,33 @@ class ClusterLearners:
     process was killed: a guard ends what belonged to it.
     """
 
-    def __init__(
-        self,
-        learners: Learners,
-        policy: Policy,
-        versions: StateFolders,
-        seed: int,
-        run: FinetuneConfig,
-        lora: LoraConfig | None,
-    ) -> None:
-        self._learners = learners
-        self._policy = policy
-        self._versions = versions
-        self._seed = seed
-        self._run = run
-        self._lora = lora
-        self._begins_from: ModelVersion | None = None
-        self.note: str | None = None
+    learners: Learners
+    policy: Policy
+    versions: StateFolders
+    seed: int
+    run: FinetuneConfig
+    lora: LoraConfig | None
+    begins_from: ModelVersion | None = None
+    """The version that a warm-up made, which training begins with."""
+    note: str | None = None
+    """What a person should know of the last job."""
 
     def go_to(self, number: int) -> None:
         """The processes take the optimiser's state from the folder of the version that they start from."""
 
     def begin_from(self, version: ModelVersion) -> None:
         """Jobs that start from that version get no optimiser's state."""
-        self._begins_from = version
+        self.begins_from = version
 
     async def train(self, job: Job, start: ModelVersion, number: int) -> FinishedJob:
         """Have teams at the job, one after another, until one has made its version."""
         content = replace(job.content, start=str(start.number))
         name = content_hash([job.name, asdict(content), start.digest])
-        folder = self._learners.folder / f"job-{name}"
-        async with self._learners.turn:
+        folder = self.learners.folder / f"job-{name}"
+        async with self.learners.turn:
             await asyncio.to_thread(self._prepare, folder, job, content, start, number)
             finished = await self._attempts(job, folder, number)
-        await asyncio.to_thread(self._policy.adopt, finished.version)
+        await asyncio.to_thread(self.policy.adopt, finished.version)
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         return finished
 
@@ -154,7 +148,7 @@ class ClusterLearners:
 
     async def _work(self, job: Job, folder: Path) -> str:
         """Start a team and wait for its end; why it ended, where it has not done its part."""
-        learners = self._learners
+        learners = self.learners
         command = learners.launcher.command(_MODULE, [str(folder)], learners.count, learners.folder)
         with MaskedLog(self._log) as log:
             team, lifeline = await start_guarded(
@@ -173,29 +167,29 @@ class ClusterLearners:
 
     @property
     def _log(self) -> Path:
-        return self._learners.folder / "learners.log"
+        return self.learners.folder / "learners.log"
 
     def _prepare(self, folder: Path, job: Job, content: JobContent, start: ModelVersion, number: int) -> None:
         """Write the order of a job, and delete what is left of others."""
-        for other in self._learners.folder.glob("job-*"):
+        for other in self.learners.folder.glob("job-*"):
             if other != folder:
                 shutil.rmtree(other, ignore_errors=True)
         private_folder(folder)
         JobNews().write(folder)  # Nothing of an earlier attempt.
-        source, algorithm = local_path(self._policy.source), type(job.algorithm)
+        source, algorithm = local_path(self.policy.source), type(job.algorithm)
         order = LearningOrder(
             job=job.name,
             number=number,
-            versions=self._versions.folder(0).parent.absolute(),
-            model=self._policy.source if source is None else str(source.absolute()),
-            device=self._learners.device,
-            dtype=dtype_name(next(self._policy.model.parameters()).dtype),
-            lora=self._lora,
-            seed=self._seed,
+            versions=self.versions.folder(0).parent.absolute(),
+            model=self.policy.source if source is None else str(source.absolute()),
+            device=self.learners.device,
+            dtype=dtype_name(next(self.policy.model.parameters()).dtype),
+            lora=self.lora,
+            seed=self.seed,
             start=_located(start),
-            begins_from=self._begins_from and _located(self._begins_from),
+            begins_from=self.begins_from and _located(self.begins_from),
             config=job.config,
-            options=learner_options(job.config, self._run),
+            options=learner_options(job.config, self.run),
             algorithm=f"{algorithm.__module__}:{algorithm.__qualname__}",
             gradient=job.algorithm.gradient(),
             content=content,
@@ -205,9 +199,9 @@ class ClusterLearners:
 
     def _made(self, job: str, number: int) -> FinishedJob | None:
         """The job by its version, once that is there."""
-        if number not in self._versions.numbers():
+        if number not in self.versions.numbers():
             return None
-        facts = self._versions.facts(number)
+        facts = self.versions.facts(number)
         if facts["job"] != job:
             return None
         version = ModelVersion.model_validate(facts["version"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -256,31 +255,23 @@ def metrics_of(events: Sequence[FineTuningJobEvent]) -> dict[str, float]:
     return {}
 
 
-def jsonl(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """The content of a training file."""
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-
-
 def rows_of(collection: TrajectoryCollection) -> Iterator[dict[str, Any]]:
     """One row for each trajectory to imitate, for each preference, or for each group of GRPO.
+
+    A group's has the token ids and logprobs of what was sampled: `{"trajectories": […]}`.
 
     Raises CapabilityError for data that there are no rows for, TrainingError for malformed data.
     """
     kind = kind_of(collection.method)
     for group in collection.trajectories:
         if kind == "samples" and group:
-            yield grpo_row(group)
+            row = GrpoRow.of_group([sample_of(trajectory) for trajectory in group])
+            yield row.model_dump(mode="json", exclude_none=True)
         for trajectory in group if kind != "samples" else ():
             if kind == "imitation":
                 yield supervised_row(trajectory)
             else:
                 yield from (dpo_row(item, trajectory.tools) for item in trajectory.episode)
-
-
-def grpo_row(group: Sequence[Trajectory]) -> dict[str, Any]:
-    """`{"trajectories": […]}`: a group with the token ids and logprobs of what was sampled."""
-    row = GrpoRow.of_group([sample_of(trajectory) for trajectory in group])
-    return row.model_dump(mode="json", exclude_none=True)
 
 
 def supervised_row(trajectory: Trajectory) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,7 +21,6 @@ from etude.backends.openai_api import (
     api_errors,
     error_of,
     hosted_version,
-    jsonl,
     metrics_of,
     rows_of,
 )
@@ -121,7 +121,7 @@ class OpenAiJobs(TrainerAdapter):
         check_method(f"'{self.backend}'", self.capabilities(), trajectories.method)
         trajectories = self.prepared(trajectories)
         name, rows = trajectories.run_id, self.rows(trajectories)
-        content = jsonl(rows)
+        content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
         request = self._request(name, content, trajectories.method, trajectories.options)
         known = await self.find(name)
         if known is not None:

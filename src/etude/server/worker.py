@@ -53,7 +53,6 @@ from etude.server.jobs import FINAL, JobFolder, Stores, model_name, stores_at, s
 from etude.server.models import load_policy_of_job
 from etude.server.settings import LIFELINE, ServerSettings, WorkerOrder
 from etude.store.files import draft_of, open_private
-from etude.store.run_folder import RunLock
 from etude.wire.http_server import ApiError
 
 _LOG = logging.getLogger("etude.server.worker")
@@ -90,7 +89,12 @@ def run_order(order: WorkerOrder, team: Team, stores: Stores, seat: Seat | None 
     """
     jobs, lock = stores.jobs, None
     try:
-        lock = _locked(JobFolder(order.settings.data_dir, order.job), team, seat)
+        if seat is None:
+            lock = JobFolder(order.settings.data_dir, order.job).locked(team)
+        else:
+            # The lock of a job on a cluster is its launcher's, and the processes have others.
+            seat.require_shared()
+            lock = locked_seat(seat, team)
         if lock is not None and team.any(team.leads and jobs.get(order.job)["status"] == "running"):
             _train(order, team, stores, seat)
         return True
@@ -129,18 +133,6 @@ def _train(order: WorkerOrder, team: Team, stores: Stores, seat: Seat | None) ->
 
     with asked_to_end(look) as (canceled, stopping):
         train_job(settings, stores.jobs.get(order.job), stores, team, canceled, stopping)
-
-
-def _locked(folder: JobFolder, team: Team, seat: Seat | None) -> RunLock | None:
-    """This process's lock; None in all processes when another worker has the job.
-
-    The lock of a job on a cluster is its launcher's, and the processes have others. Raises StoreError where
-    they do not share the folder, PeerLost where an earlier team does not end.
-    """
-    if seat is not None:
-        seat.require_shared()
-        return locked_seat(seat, team)
-    return folder.locked(team)
 
 
 def _nursery() -> WorkerOrder | None:
