@@ -10,8 +10,7 @@ from typing import Any
 from etude.backends.learning import Learners
 from etude.backends.local import LocalAdapterConfig
 from etude.backends.local_adapter import LocalAdapter
-from etude.cluster.config import RayConfig
-from etude.cluster.launch import TeamLauncher
+from etude.cluster.launch import RayConfig, TeamLauncher
 from etude.config.finetuning import FinetuneConfig
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingStatusEnum
 from etude.core.trajectory import TrajectoryCollection

@@ -2,7 +2,7 @@
 
 import pytest
 
-from etude.backends.openai import OpenAiAdapter, OpenAiAdapterConfig
+from etude.backends.openai_adapters import OpenAiAdapter, OpenAiAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import RequestError
 from etude.jobs.folders import JobContent, JobNameTakenError, data_hash

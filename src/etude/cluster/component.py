@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from etude.cluster.config import RayConfig, connected, require_ray
-from etude.cluster.launch import TeamLauncher
+from etude.cluster.launch import RayConfig, TeamLauncher, connected, require_ray
 from etude.config.document import dotted
 from etude.config.load import secrets_of
 from etude.config.registry import register_cluster
@@ -20,8 +19,7 @@ from etude.config.schema import Config
 from etude.core.errors import EtudeError, RequestError, first_line
 from etude.inference.child_process import MaskedLines, last_lines
 from etude.runners.pool import LOGS
-from etude.runners.process import Cluster, ProcessEnd, start_runner
-from etude.runners.program import Invitation
+from etude.runners.process import Cluster, Invitation, ProcessEnd, start_runner
 from etude.store.files import open_private, private_folder
 
 if TYPE_CHECKING:

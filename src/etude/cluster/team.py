@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from etude.cluster.config import connect, no_cluster
-from etude.cluster.launch import CAUSE, MARK, Desk, Part, PartFailed, TeamOrder
+from etude.cluster.launch import CAUSE, MARK, Desk, Part, PartFailed, TeamOrder, connect, no_cluster
 from etude.core.errors import EtudeError, RequestError, StoreError, first_line
 from etude.core.process import set_up_process
 from etude.store.files import write_atomically

@@ -28,8 +28,14 @@ from etude.rewards.scorer import Scorer
 from etude.rollout.collector import EpisodeJob
 from etude.runners.head import Head, Place, Places, RemoteRunner, RunnerDied
 from etude.runners.link import Disconnected, Stream, accept
-from etude.runners.process import Cluster, Launcher, LocalLauncher, RunnerProcess, allow_open_files
-from etude.runners.program import Invitation
+from etude.runners.process import (
+    Cluster,
+    Invitation,
+    Launcher,
+    LocalLauncher,
+    RunnerProcess,
+    allow_open_files,
+)
 from etude.runners.shipping import build_scorer, shipped
 from etude.store.encode import encode_episode
 from etude.store.episodes import CallReader, call_key, read_episode

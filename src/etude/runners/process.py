@@ -19,12 +19,22 @@ from typing import IO, Protocol
 from etude.core.errors import EtudeError
 from etude.inference.child_process import MaskedLog, last_exception, last_lines, start_guarded
 from etude.learner.launch import Launcher as TeamLauncher
-from etude.runners.program import Invitation
 from etude.store.files import private_folder
 
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from etude.runners.program import main; main()"
 )
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """How a runner finds its head, and is known by it."""
+
+    address: str
+    """The path of a Unix socket, or `host:port`."""
+    number: int
+    key: str = field(repr=False)
+    """In hexadecimal digits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,20 +44,10 @@ from etude.runners.link import (
     encode_request,
     introduce,
 )
+from etude.runners.process import Invitation
 from etude.runners.shipping import build_collector, build_scorer, received
 from etude.store.journal import Json
 from etude.wire.retries import note_model_out, note_retries
-
-
-@dataclass(frozen=True)
-class Invitation:
-    """How a runner finds its head, and is known by it."""
-
-    address: str
-    """The path of a Unix socket, or `host:port`."""
-    number: int
-    key: str = field(repr=False)
-    """In hexadecimal digits."""
 
 
 @dataclass
