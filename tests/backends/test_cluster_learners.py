@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from etude.backends.capabilities import LocalAdapterConfig
 from etude.backends.learning import Learners
-from etude.backends.local import LocalAdapterConfig
 from etude.backends.local_adapter import LocalAdapter
 from etude.cluster.launch import MARK
 from etude.config.finetuning import FinetuneConfig

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from etude.backends.capabilities import LocalAdapterConfig
 from etude.backends.learning import Learners
-from etude.backends.local import LocalAdapterConfig
 from etude.backends.local_adapter import LocalAdapter
 from etude.cluster.launch import RayConfig, TeamLauncher
 from etude.config.finetuning import FinetuneConfig

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from etude.algorithms.algorithm import Algorithm
-from etude.backends.local import LoraConfig
+from etude.backends.capabilities import LoraConfig
 from etude.backends.local_job import (
     DATA,
     ORDER,

@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from etude.algorithms.algorithm import Algorithm, algorithm_of
-from etude.backends.capabilities import Capabilities, JobHyperparameters
+from etude.backends.capabilities import (
+    LOCAL_CAPABILITIES,
+    Capabilities,
+    JobHyperparameters,
+    LocalAdapterConfig,
+    LoraConfig,
+)
 from etude.backends.learning import ClusterLearners, Learners
-from etude.backends.local import LOCAL_CAPABILITIES, LocalAdapterConfig, LoraConfig
 from etude.backends.local_job import FinishedJob, Job, LocalLearner, learner_options
 from etude.backends.trainer_adapter import TrainerAdapter, job_status
 from etude.config.finetuning import FinetuneConfig

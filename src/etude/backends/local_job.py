@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from etude.algorithms.algorithm import Algorithm
-from etude.backends.local import LocalAdapterConfig, LoraConfig
+from etude.backends.capabilities import LocalAdapterConfig, LoraConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import StoreError, TrainingError
 from etude.core.job import ModelVersion
