@@ -99,7 +99,7 @@ class ClusterLearners:
     begins_from: ModelVersion | None = None
     """The version that a warm-up made, which training begins with."""
     note: str | None = None
-    """What a person should know of the last job."""
+    """Something that a person should know of the last job."""
 
     def go_to(self, number: int) -> None:
         """The processes take the optimiser's state from the folder of the version that they start from."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -24,7 +24,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from etude.core.errors import EngineAway, EngineError, EtudeError, ImpossibleCall, RequestError, StoreError
 from etude.core.json_text import read_json
 from etude.core.threads import beside_loop
-from etude.server.extensions import ServerExtension
 from etude.server.settings import ServerSettings
 from etude.wire.gateway import code_of
 from etude.wire.http_server import ApiError, RequestChecks, in_one_line, require_key, require_own_name
@@ -124,11 +123,12 @@ class Guard:
     """Checks key, name and size of each request, and counts it."""
 
     def __init__(
-        self, app: ASGIApp, settings: ServerSettings, metrics: Metrics, extensions: Sequence[ServerExtension]
+        self, app: ASGIApp, settings: ServerSettings, metrics: Metrics, large_paths: Iterable[str]
     ) -> None:
+        """`large_paths` are more of those whose bodies are training data."""
         self._settings = settings
         self._metrics = metrics
-        self._large = _LARGE.union(*(extension.large_paths for extension in extensions))
+        self._large = _LARGE.union(large_paths)
         self._checked = RequestChecks(app, self._check, max_body=self._max_body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

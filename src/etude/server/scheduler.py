@@ -334,5 +334,5 @@ def launcher_for(settings: ServerSettings) -> Launcher:
 
     # Algorithms of a user's are imported from the server's current folder.
     code = Path.cwd() if settings.algorithms else None
-    desk, on_gpus = "etude.server.jobs:StoresDesk", settings.device != "cpu"
+    desk, on_gpus = "etude.server.stores:StoresDesk", settings.device != "cpu"
     return TeamLauncher(settings.cluster, desk, on_gpus=on_gpus, code=code)

@@ -197,7 +197,8 @@ def create_app(settings: ServerSettings, backend: Backend) -> Guard:
         *(router for extension in extensions for router in extension.routes(parts)),
     ):
         app.include_router(router)
-    return Guard(app, settings, metrics, extensions)
+    large_paths = [path for extension in extensions for path in extension.large_paths]
+    return Guard(app, settings, metrics, large_paths)
 
 
 def _model_routes(models: ModelStore, jobs: JobStore, pool: EnginePool) -> APIRouter:

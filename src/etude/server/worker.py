@@ -49,9 +49,10 @@ from etude.server.database import Row
 from etude.server.extensions import load_extensions
 from etude.server.files import read_rows
 from etude.server.hyperparameters import job_algorithm
-from etude.server.jobs import FINAL, JobFolder, Stores, model_name, stores_at, stores_here
+from etude.server.jobs import FINAL, JobFolder, model_name
 from etude.server.models import load_policy_of_job
 from etude.server.settings import LIFELINE, ServerSettings, WorkerOrder
+from etude.server.stores import Stores, stores_at, stores_here
 from etude.store.files import draft_of, open_private
 from etude.wire.http_server import ApiError
 
