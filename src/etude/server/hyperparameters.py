@@ -95,7 +95,7 @@ def hyperparameters_model(algorithm: type[Algorithm]) -> type[Hyperparameters]:
         meaning = "The model that the job starts from, or the one that the server does."
         reference = Literal["auto", "start", "base"] | None
         fields["reference"] = (reference, Field(default=None, description=meaning))
-    meanings, options = descriptions(algorithm), gradient_fields(algorithm, at_server=True)
+    meanings, options = descriptions(algorithm), [*gradient_fields(algorithm, at_server=True)]
     for name in options:
         option = algorithm.model_fields[name]
         bounds = [mark for mark in option.metadata if not isinstance(mark, Gradient)]
