@@ -37,8 +37,7 @@ from etude.rollout.workflow import Workflow
 from etude.runners.head import Head
 from etude.runners.link import Disconnected, Link, Note, Stream, introduce
 from etude.runners.pool import RunnerPool
-from etude.runners.process import Launcher, ProcessEnd
-from etude.runners.program import Invitation
+from etude.runners.process import Invitation, Launcher, ProcessEnd
 from etude.store.database import Operation, Put, Waiter, Writer, _Item, _settle
 from etude.store.encode import encode_call, encode_episode
 from etude.store.episodes import call_key

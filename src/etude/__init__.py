@@ -91,7 +91,7 @@ if TYPE_CHECKING:
     from etude.groups.shared import SharedModelGroup as SharedModelGroup
     from etude.integrations.art.adapter import ARTTrainerAdapter as ARTTrainerAdapter
     from etude.integrations.art.config import ARTTrainerAdapterConfig as ARTTrainerAdapterConfig
-    from etude.jobs.content import JobNameTakenError as JobNameTakenError
+    from etude.jobs.folders import JobNameTakenError as JobNameTakenError
     from etude.loop.evaluation import EvaluationRun as EvaluationRun
     from etude.loop.evaluation import EvaluationRunConfig as EvaluationRunConfig
     from etude.loop.interface import Trainer as Trainer

@@ -10,9 +10,8 @@ import pkgutil
 
 import etude.alarms
 import etude.algorithms
-import etude.backends.lm_server
 import etude.backends.local
-import etude.backends.openai_jobs
+import etude.backends.openai_adapters
 import etude.cluster.component
 import etude.groups.opponents
 import etude.inference.local

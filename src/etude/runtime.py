@@ -21,9 +21,9 @@ from etude.models.source import keep_base
 from etude.rewards.evaluation import Evaluation
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.rollout.collector import Collector
-from etude.runners.assembly import build_collector, build_evaluators, target_model
 from etude.runners.pool import open_runner
 from etude.runners.process import Cluster
+from etude.runners.shipping import build_collector, build_evaluators, target_model
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import keep_config
 from etude.telemetry.status import Parts, RunCounts, published

@@ -10,7 +10,7 @@ from etude.algorithms.algorithm import algorithm_of, groups_of
 from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.episodes import Tally, choices_of
 from etude.algorithms.samples import CUT_OFF_PAIR, CUT_OFF_SAMPLE
-from etude.backends.openai_rows import supervised_row
+from etude.backends.openai_api import supervised_row
 from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig
 from etude.core.episode import Event
 from tests.algorithms.scripted_episodes import call, conversation, episode

@@ -17,7 +17,7 @@ from etude.inference.openai_config import OpenAiLlmConfig
 from etude.integrations.art.adapter import ARTTrainerAdapter
 from etude.integrations.art.client import ArtError, ArtInference
 from etude.integrations.art.config import ARTTrainerAdapterConfig
-from etude.jobs.content import JobNameTakenError
+from etude.jobs.folders import JobNameTakenError
 from tests.backends.art_stand_in import KEY, StandIn, running
 from tests.backends.test_art_wire import collection, ordered, said
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from etude.backends.capabilities import LocalAdapterConfig
 from etude.backends.learning import Learners
-from etude.backends.local import LocalAdapterConfig
 from etude.backends.local_adapter import LocalAdapter
 from etude.cluster.launch import MARK
 from etude.config.finetuning import FinetuneConfig
@@ -26,7 +26,7 @@ import sys
 from pathlib import Path
 from etude.backends import learning
 from etude.cluster.launch import Seat
-from etude.backends.learning import JobDesk
+from etude.backends.local_job import JobDesk
 
 desk = JobDesk(sys.argv[1])
 

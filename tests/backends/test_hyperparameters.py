@@ -8,8 +8,13 @@ from pydantic import ValidationError
 from etude.algorithms.algorithm import changed_options
 from etude.algorithms.dpo import Dpo
 from etude.algorithms.grpo import Grpo
-from etude.backends.capabilities import Capabilities, JobHyperparameters, check_method
-from etude.backends.local import LocalAdapterConfig, LoraConfig
+from etude.backends.capabilities import (
+    Capabilities,
+    JobHyperparameters,
+    LocalAdapterConfig,
+    LoraConfig,
+    check_method,
+)
 from etude.backends.local_adapter import LocalAdapter, learner_options
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig, TrainerAdapterConfig

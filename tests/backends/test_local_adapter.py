@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from etude.backends.local import LocalAdapterConfig, LoraConfig
+from etude.backends.capabilities import LocalAdapterConfig, LoraConfig
 from etude.backends.local_adapter import LocalAdapter
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import EngineError, RequestError, StoreError, TrainingError

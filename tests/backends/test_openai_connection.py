@@ -7,8 +7,8 @@ import asyncio
 import httpx
 import pytest
 
+from etude.backends.openai_adapters import OpenAiAdapter, OpenAiAdapterConfig
 from etude.backends.openai_api import api_errors, connect
-from etude.backends.openai_jobs import OpenAiAdapter, OpenAiAdapterConfig
 from etude.core.errors import BackendError, RequestError
 from etude.inference.openai_config import OpenAiLlmConfig
 from tests.backends.openai_stand_in import BASE, KEY, StandIn

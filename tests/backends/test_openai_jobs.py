@@ -10,9 +10,8 @@ from openai import AsyncOpenAI
 
 from etude.algorithms.samples import branches_of, sample_of
 from etude.backends import openai_jobs
-from etude.backends.openai_api import TrainingJobNotFoundClientError
-from etude.backends.openai_jobs import OpenAiAdapter, OpenAiAdapterConfig
-from etude.backends.openai_rows import dpo_row, supervised_row
+from etude.backends.openai_adapters import OpenAiAdapter, OpenAiAdapterConfig
+from etude.backends.openai_api import TrainingJobNotFoundClientError, dpo_row, supervised_row
 from etude.backends.trainer_adapter import pauses
 from etude.config.finetuning import FinetuneConfig
 from etude.core.edge import trajectory_of

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from etude.backends.lm_client import LanguageModelClient
-from etude.backends.lm_server import LmServerAdapter, LmServerAdapterConfig
+from etude.backends.openai_adapters import LmServerAdapter, LmServerAdapterConfig
 from etude.backends.openai_api import connect
 from etude.config.finetuning import FinetuneConfig
 from etude.core.job import TrainingJobRef, TrainingStatusEnum

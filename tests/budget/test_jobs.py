@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from etude.backends.openai_jobs import OpenAiAdapter, OpenAiAdapterConfig
+from etude.backends.openai_adapters import OpenAiAdapter, OpenAiAdapterConfig
 from etude.budget.ledger import Ledger
 from etude.config.finetuning import FinetuneConfig
 from etude.config.load import parse_config

@@ -7,11 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from etude.backends.capabilities import LocalAdapterConfig
 from etude.backends.learning import Learners
-from etude.backends.local import LocalAdapterConfig
 from etude.backends.local_adapter import LocalAdapter
-from etude.cluster.config import RayConfig
-from etude.cluster.launch import TeamLauncher
+from etude.cluster.launch import RayConfig, TeamLauncher
 from etude.config.finetuning import FinetuneConfig
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingStatusEnum
 from etude.core.trajectory import TrajectoryCollection
@@ -34,7 +33,7 @@ def jobs(names: str, **options: Any) -> list[TrajectoryCollection]:
 def learners(address: str, folder: Path, count: int, **block: Any) -> Learners:
     """Those of a `cluster` block."""
     config = RayConfig(address=address, runners=0, learners=count, **block)
-    desk = "etude.backends.learning:JobDesk"
+    desk = "etude.backends.local_job:JobDesk"
     (folder / "learners").mkdir(parents=True, exist_ok=True)
     launcher = TeamLauncher(config, desk, on_gpus=False)
     return Learners(launcher, count, folder / "learners", "cpu", asyncio.Lock())

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 import torch
 
-from etude.cluster.config import connected
+from etude.cluster.launch import connected
 from etude.cluster.samplers import RayVllm, SamplerLauncher, SamplerRoom
 from etude.core.errors import EngineError
 from etude.inference.answer import TokenRequest

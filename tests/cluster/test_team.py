@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from etude.cluster.config import RayConfig, placed
-from etude.cluster.launch import MARK, Seat, TeamLauncher
+from etude.cluster.launch import MARK, RayConfig, Seat, TeamLauncher, placed
 from etude.core.errors import RequestError, StoreError
 from etude.models.weights import load_tensors
 from etude.store.run_folder import RunLock

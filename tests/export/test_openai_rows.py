@@ -3,7 +3,7 @@
 import pytest
 
 from etude.algorithms.samples import branches_of, pair_of, sample_of
-from etude.backends.openai_rows import supervised_row
+from etude.backends.openai_api import supervised_row
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.edge import trajectory_of
 from etude.core.episode import EpisodeRecord, Example

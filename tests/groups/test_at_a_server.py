@@ -18,7 +18,7 @@ from openai import BadRequestError
 from openai.types.fine_tuning import FineTuningJob
 
 from etude.backends.lm_client import LanguageModelClient
-from etude.backends.lm_server import LmServerAdapter, LmServerAdapterConfig
+from etude.backends.openai_adapters import LmServerAdapter, LmServerAdapterConfig
 from etude.backends.openai_api import connect
 from etude.core.errors import BackendError, RequestError
 from etude.groups import (
@@ -32,7 +32,7 @@ from etude.groups import (
 )
 from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
-from etude.jobs.content import JobNameTakenError
+from etude.jobs.folders import JobNameTakenError
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.protocols import adp
 from etude.store.journal import Journal

@@ -7,8 +7,8 @@ import pytest
 
 from etude.backends.capabilities import Capabilities
 from etude.backends.lm_client import ServerVersionError
+from etude.backends.openai_adapters import OpenAiAdapter, OpenAiAdapterConfig
 from etude.backends.openai_api import TrainingJobNotFoundClientError
-from etude.backends.openai_jobs import OpenAiAdapter, OpenAiAdapterConfig
 from etude.core.errors import CapabilityError, EngineError, RequestError, TrainingError
 from etude.core.job import TrainingStatusEnum
 from etude.groups import (

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from etude.backends.local import LocalAdapterConfig
+from etude.backends.capabilities import LocalAdapterConfig
 from etude.backends.local_adapter import LocalAdapter
 from etude.config.finetuning import FinetuneConfig
 from etude.core.call import ChatRequest, Sampling

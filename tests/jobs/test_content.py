@@ -2,10 +2,10 @@
 
 import pytest
 
-from etude.backends.openai_jobs import OpenAiAdapter, OpenAiAdapterConfig
+from etude.backends.openai_adapters import OpenAiAdapter, OpenAiAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import RequestError
-from etude.jobs.content import JobContent, JobNameTakenError, data_hash
+from etude.jobs.folders import JobContent, JobNameTakenError, data_hash
 from tests.backends.openai_stand_in import BASE, StandIn
 from tests.backends.test_local_adapter import adapter_on, collection, done
 from tests.backends.test_openai_jobs import backend, dpo, supervised

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from etude.algorithms.grpo import Grpo
-from etude.backends.local import LocalAdapterConfig
+from etude.backends.capabilities import LocalAdapterConfig
 from etude.backends.local_adapter import LocalAdapter
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError, RequestError

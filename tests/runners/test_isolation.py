@@ -18,8 +18,7 @@ from etude.core.call import ChatRequest, Completion, Delta
 from etude.core.episode import Example
 from etude.core.errors import EngineError, EtudeError, PromptTooLong
 from etude.runners import pool
-from etude.runners.process import LocalLauncher, LocalProcess, ProcessEnd
-from etude.runners.program import Invitation
+from etude.runners.process import Invitation, LocalLauncher, LocalProcess, ProcessEnd
 from etude.wire.retries import note_retry
 from tests.runners.playing import config_with, evaluate, examples, opened, stored
 from tests.support import EchoEngine, ScriptedEngine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from etude.runners.places import Places
+from etude.runners.head import Places
 
 
 class Guests:

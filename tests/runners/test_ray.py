@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from etude.cluster.runners import RayProcess, RunnerLauncher
+from etude.cluster.component import RayProcess, RunnerLauncher
 from etude.config.load import load_config
 from etude.core.call import ChatRequest, Completion
 from etude.core.errors import EtudeError, RequestError
 from etude.preflight.check import check_config
 from etude.runners.head import RemoteRunner
-from etude.runners.program import Invitation
+from etude.runners.process import Invitation
 from tests.chaos.nodes import cluster_of
 from tests.runners.playing import evaluate, examples, stored
 from tests.support import EchoEngine

@@ -14,16 +14,22 @@ import signal
 import threading
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
-
-from pydantic import BaseModel
 
 from etude.algorithms.algorithm import Algorithm
-from etude.backends.local import LocalAdapterConfig, LoraConfig
-from etude.backends.local_job import FinishedJob, Job, Work, failure, learner_options
+from etude.backends.capabilities import LoraConfig
+from etude.backends.local_job import (
+    DATA,
+    ORDER,
+    FinishedJob,
+    Job,
+    JobNews,
+    LearningOrder,
+    Work,
+    failure,
+    learner_options,
+)
 from etude.cluster.launch import HeadLost, Seat
 from etude.config.finetuning import FinetuneConfig
 from etude.config.import_path import import_object, make_importable
@@ -33,9 +39,8 @@ from etude.core.job import ModelVersion
 from etude.core.keys import content_hash, fold
 from etude.core.process import set_up_process
 from etude.core.trajectory import TrajectoryCollection
-from etude.inference.child_process import Launcher, MaskedLog, exit_words, last_lines, start_guarded
-from etude.jobs.content import JobContent, data_hash
-from etude.jobs.folders import StateFolders
+from etude.inference.child_process import MaskedLog, last_lines, start_guarded
+from etude.jobs.folders import JobContent, StateFolders, data_hash
 from etude.jobs.training import (
     PEER_SECONDS,
     Interrupted,
@@ -45,8 +50,9 @@ from etude.jobs.training import (
     locked_seat,
     units_of_collection,
 )
-from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
-from etude.learner.optimiser import Step
+from etude.learner.launch import Launcher, exit_words
+from etude.learner.learner import Learner, TrainingCanceled
+from etude.learner.plan import Step
 from etude.learner.team import PeerLost, Team, joined
 from etude.models.architecture import dtype_name
 from etude.models.policy import LoraOptions, Policy
@@ -76,6 +82,7 @@ class Learners:
     """Held by the job that trains: one has room at a time."""
 
 
+@dataclass(slots=True)
 class ClusterLearners:
     """A workplace on other machines, which see the run folder at the same path.
 
@@ -83,40 +90,33 @@ class ClusterLearners:
     process was killed: a guard ends what belonged to it.
     """
 
-    def __init__(
-        self,
-        learners: Learners,
-        policy: Policy,
-        versions: StateFolders,
-        seed: int,
-        run: FinetuneConfig,
-        lora: LoraConfig | None,
-    ) -> None:
-        self._learners = learners
-        self._policy = policy
-        self._versions = versions
-        self._seed = seed
-        self._run = run
-        self._lora = lora
-        self._begins_from: ModelVersion | None = None
-        self.note: str | None = None
+    learners: Learners
+    policy: Policy
+    versions: StateFolders
+    seed: int
+    run: FinetuneConfig
+    lora: LoraConfig | None
+    begins_from: ModelVersion | None = None
+    """The version that a warm-up made, which training begins with."""
+    note: str | None = None
+    """Something that a person should know of the last job."""
 
     def go_to(self, number: int) -> None:
         """The processes take the optimiser's state from the folder of the version that they start from."""
 
     def begin_from(self, version: ModelVersion) -> None:
         """Jobs that start from that version get no optimiser's state."""
-        self._begins_from = version
+        self.begins_from = version
 
     async def train(self, job: Job, start: ModelVersion, number: int) -> FinishedJob:
         """Have teams at the job, one after another, until one has made its version."""
         content = replace(job.content, start=str(start.number))
         name = content_hash([job.name, asdict(content), start.digest])
-        folder = self._learners.folder / f"job-{name}"
-        async with self._learners.turn:
+        folder = self.learners.folder / f"job-{name}"
+        async with self.learners.turn:
             await asyncio.to_thread(self._prepare, folder, job, content, start, number)
             finished = await self._attempts(job, folder, number)
-        await asyncio.to_thread(self._policy.adopt, finished.version)
+        await asyncio.to_thread(self.policy.adopt, finished.version)
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         return finished
 
@@ -148,7 +148,7 @@ class ClusterLearners:
 
     async def _work(self, job: Job, folder: Path) -> str:
         """Start a team and wait for its end; why it ended, where it has not done its part."""
-        learners = self._learners
+        learners = self.learners
         command = learners.launcher.command(_MODULE, [str(folder)], learners.count, learners.folder)
         with MaskedLog(self._log) as log:
             team, lifeline = await start_guarded(
@@ -167,40 +167,41 @@ class ClusterLearners:
 
     @property
     def _log(self) -> Path:
-        return self._learners.folder / "learners.log"
+        return self.learners.folder / "learners.log"
 
     def _prepare(self, folder: Path, job: Job, content: JobContent, start: ModelVersion, number: int) -> None:
         """Write the order of a job, and delete what is left of others."""
-        for other in self._learners.folder.glob("job-*"):
+        for other in self.learners.folder.glob("job-*"):
             if other != folder:
                 shutil.rmtree(other, ignore_errors=True)
         private_folder(folder)
         JobNews().write(folder)  # Nothing of an earlier attempt.
-        source, algorithm = local_path(self._policy.source), type(job.algorithm)
+        source, algorithm = local_path(self.policy.source), type(job.algorithm)
         order = LearningOrder(
             job=job.name,
             number=number,
-            versions=self._versions.folder(0).parent.absolute(),
-            model=self._policy.source if source is None else str(source.absolute()),
-            device=self._learners.device,
-            dtype=dtype_name(next(self._policy.model.parameters()).dtype),
-            lora=self._lora,
-            seed=self._seed,
+            versions=self.versions.folder(0).parent.absolute(),
+            model=self.policy.source if source is None else str(source.absolute()),
+            device=self.learners.device,
+            dtype=dtype_name(next(self.policy.model.parameters()).dtype),
+            lora=self.lora,
+            seed=self.seed,
             start=_located(start),
-            begins_from=self._begins_from and _located(self._begins_from),
+            begins_from=self.begins_from and _located(self.begins_from),
             config=job.config,
-            options=learner_options(job.config, self._run),
+            options=learner_options(job.config, self.run),
             algorithm=f"{algorithm.__module__}:{algorithm.__qualname__}",
             gradient=job.algorithm.gradient(),
             content=content,
         )
-        order.write(folder, job.collection)
+        write_atomically(folder / DATA, job.collection.model_dump_json(), exact=True)
+        write_atomically(folder / ORDER, order.model_dump_json(), exact=True)
 
     def _made(self, job: str, number: int) -> FinishedJob | None:
         """The job by its version, once that is there."""
-        if number not in self._versions.numbers():
+        if number not in self.versions.numbers():
             return None
-        facts = self._versions.facts(number)
+        facts = self.versions.facts(number)
         if facts["job"] != job:
             return None
         version = ModelVersion.model_validate(facts["version"])
@@ -256,7 +257,9 @@ def learn(folder: Path, seat: Seat) -> bool:
     """
     try:
         seat.require_shared()
-        order, collection = LearningOrder.read(folder)
+        order = LearningOrder.model_validate_json((folder / ORDER).read_text(encoding="utf-8"))
+        text = (folder / DATA).read_text(encoding="utf-8")
+        collection = TrajectoryCollection.model_validate_json(text)
         if data_hash(collection) != order.content.data:
             raise StoreError(f"{folder} has other data than the run has written there")
         with joined(order.device, PEER_SECONDS, shards=order.config.shard_training) as team:
@@ -285,7 +288,11 @@ def _train(
     order: LearningOrder, collection: TrajectoryCollection, folder: Path, team: Team, seat: Seat
 ) -> None:
     """Train from the newest checkpoint on, and write the version."""
-    algorithm, versions = _algorithm(order), StateFolders(order.versions, "v", "version")
+    # The algorithm's module may be one of the user's in the current folder.
+    load_entry_points()
+    make_importable(Path.cwd())
+    algorithm: Algorithm = import_object(order.algorithm).model_validate(order.gradient)
+    versions = StateFolders(order.versions, "v", "version")
     policy = _policy(order, team)
     groups = units_of_collection(collection, algorithm, policy.template)
     work = Work(order.job, order.number, algorithm, order.config, groups, order.content, order.seed)
@@ -304,15 +311,6 @@ def _train(
         work.write(learner, versions, metrics)
     if team.leads and learner.note is not None:
         seat.call("noted", learner.note)
-
-
-def _algorithm(order: LearningOrder) -> Algorithm:
-    """The algorithm, whose module may be one of the user's in the current folder. Raises RequestError."""
-    load_entry_points()
-    make_importable(Path.cwd())
-    kind = import_object(order.algorithm)
-    algorithm: Algorithm = kind.model_validate(order.gradient)
-    return algorithm
 
 
 def _policy(order: LearningOrder, team: Team) -> Policy:
@@ -341,93 +339,3 @@ def main(seat: Seat, folder: str) -> int:
         # The job goes on from its last checkpoint, with new processes.
         _LOG.error("job in %s: %s", folder, error)
         return 1
-
-
-_ORDER, _DATA, _NEWS = "order.json", "collection.json", "news.json"
-
-
-class LearningOrder(BaseModel, frozen=True):
-    """All that a job is made of but its data, which lies beside it. It has no secrets."""
-
-    job: str
-    number: int
-    """Of the version that it makes."""
-    versions: Path
-    """The folder of all versions."""
-    model: str
-    device: str
-    dtype: str
-    """Of the weights that the agents sample from."""
-    lora: LoraConfig | None
-    seed: int
-    start: ModelVersion
-    begins_from: ModelVersion | None
-    """The version that a warm-up made, which training begins with in place of the base model."""
-    config: LocalAdapterConfig
-    options: LearnerOptions
-    algorithm: str
-    """The import path of its class."""
-    gradient: dict[str, Any]
-    """The options of its gradient."""
-    content: JobContent
-
-    def write(self, folder: Path, data: TrajectoryCollection) -> None:
-        """Write order and data. Raises StoreError."""
-        write_atomically(folder / _DATA, data.model_dump_json(), exact=True)
-        write_atomically(folder / _ORDER, self.model_dump_json(), exact=True)
-
-    @classmethod
-    def read(cls, folder: Path) -> tuple[LearningOrder, TrajectoryCollection]:
-        """The order and the data in a job's folder."""
-        order = cls.model_validate_json((folder / _ORDER).read_text(encoding="utf-8"))
-        data = TrajectoryCollection.model_validate_json((folder / _DATA).read_text(encoding="utf-8"))
-        return order, data
-
-
-class JobNews(BaseModel, frozen=True, ser_json_inf_nan="constants"):
-    """All that the processes of a job have said of it: a file in its folder."""
-
-    step: int = 0
-    """The last step that was taken."""
-    of: int = 0
-    metrics: dict[str, float] = {}
-    note: str | None = None
-    """Something that a person should know once the job is done."""
-    failure: str | None = None
-    """Why the job has failed, if it has."""
-
-    @classmethod
-    def read(cls, folder: Path) -> JobNews:
-        """The news of the job in a folder."""
-        with suppress(FileNotFoundError):
-            return cls.model_validate_json((folder / _NEWS).read_text(encoding="utf-8"))
-        return cls()
-
-    def write(self, folder: Path) -> None:
-        """Put them in the place of what was said before. Raises StoreError."""
-        write_atomically(folder / _NEWS, self.model_dump_json())
-
-
-class JobDesk:
-    """The head's end of the line on which processes say how their job goes."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
-        self._turn = threading.Lock()
-
-    def stepped(self, step: int, of: int, metrics: Mapping[str, float]) -> None:
-        self._tell(step=step, of=of, metrics=dict(metrics))
-
-    def noted(self, note: str) -> None:
-        """Something that a person should know once the job is done."""
-        self._tell(note=note)
-
-    def failed(self, reason: str) -> None:
-        """It would fail again; the reason that comes first counts."""
-        self._tell(failure=reason)
-
-    def _tell(self, **news: Any) -> None:
-        with self._turn:
-            known = JobNews.read(self._folder)
-            first = {} if known.failure is None else {"failure": known.failure}
-            known.model_copy(update=news | first).write(self._folder)

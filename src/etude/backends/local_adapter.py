@@ -10,18 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from etude.algorithms.algorithm import Algorithm, algorithm_of
-from etude.backends.capabilities import Capabilities, JobHyperparameters
+from etude.backends.capabilities import (
+    LOCAL_CAPABILITIES,
+    Capabilities,
+    JobHyperparameters,
+    LocalAdapterConfig,
+    LoraConfig,
+)
 from etude.backends.learning import ClusterLearners, Learners
-from etude.backends.local import LOCAL_CAPABILITIES, LocalAdapterConfig, LoraConfig
-from etude.backends.local_job import FinishedJob, Job, LocalLearner, Workplace, learner_options
+from etude.backends.local_job import FinishedJob, Job, LocalLearner, learner_options
 from etude.backends.trainer_adapter import TrainerAdapter, job_status
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import fold
 from etude.core.trajectory import TrajectoryCollection
-from etude.jobs.content import JobContent, data_hash
-from etude.jobs.folders import StateFolders
+from etude.jobs.folders import JobContent, StateFolders, data_hash
 from etude.jobs.training import units_of_collection
 from etude.learner.learner import TrainingCanceled
 from etude.learner.optimiser import Schedule
@@ -75,7 +79,7 @@ class LocalAdapter(TrainerAdapter):
         self._jobs: dict[str, Job] = {}
         self._turn = asyncio.Lock()
         """Held by the job that trains."""
-        self._workplace: Workplace | None = None
+        self._workplace: LocalLearner | ClusterLearners | None = None
         self._hyperparameters = JobHyperparameters()
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
@@ -283,7 +287,7 @@ class LocalAdapter(TrainerAdapter):
             return version
         return version.model_copy(update={"location": str(self._versions.folder(version.number))})
 
-    def _require_workplace(self) -> Workplace:
+    def _require_workplace(self) -> LocalLearner | ClusterLearners:
         if self._workplace is None:
             raise TrainingError(f"the local adapter {_NOT_INITIALIZED}")
         return self._workplace

@@ -6,25 +6,29 @@ import asyncio
 import logging
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
 
 from etude.algorithms.algorithm import Algorithm
-from etude.backends.local import LocalAdapterConfig
+from etude.backends.capabilities import LocalAdapterConfig, LoraConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import StoreError, TrainingError
 from etude.core.job import ModelVersion
 from etude.core.sample import Sample, SampleOrPair
 from etude.core.trajectory import TrajectoryCollection
-from etude.jobs.content import JobContent
-from etude.jobs.folders import StateFolders
+from etude.jobs.folders import JobContent, StateFolders
 from etude.jobs.training import JobData, JobListener, JobTraining
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.objective import Witness, is_trained
 from etude.learner.optimiser import Schedule, Step
 from etude.models.memory import give_back_freed
 from etude.models.policy import Policy
+from etude.store.files import write_atomically
 from etude.store.learned import Source, learned_lines, write_learned
 
 _LOG = logging.getLogger("etude.versions")
@@ -60,26 +64,6 @@ class Job(JobListener):
 
     def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
         self.metrics, self.progress = dict(metrics), 100.0 * step.number / step.of
-
-
-class Workplace(Protocol):
-    """Where the jobs of a run are trained."""
-
-    @property
-    def note(self) -> str | None:
-        """Why the last job computed more than it need have, if it did."""
-
-    async def train(self, job: Job, start: ModelVersion, number: int) -> FinishedJob:
-        """Train the job from the weights `start`, which are the policy's, and make its version `number`.
-
-        The policy then has that version. After an error everything is as it was. Raises EtudeError.
-        """
-
-    def go_to(self, number: int) -> None:
-        """The policy has that version: the next job starts there."""
-
-    def begin_from(self, version: ModelVersion) -> None:
-        """Start the optimiser and the schedule anew at `version`, which is the reference model too."""
 
 
 def learner_options(config: LocalAdapterConfig, run: FinetuneConfig) -> LearnerOptions:
@@ -153,18 +137,15 @@ class Work:
         if not learner.team.leads:
             return None
         # First the record: a version that is there is not made again, and its record would be missing.
-        self._record(versions)
-        written: dict[str, Any] = {"job": self.name, "metrics": metrics, "content": asdict(self.content)}
-        version = versions.write(self.number, written, learner, state)
-        return FinishedJob(version, metrics, self.content)
-
-    def _record(self, versions: StateFolders) -> None:
         seen = {} if self.witness is None else self.witness.seen
         try:
             lines = learned_lines(Source(self.name, version=self.number), self.learned, seen)
             write_learned(versions.root, self.number, lines)
         except StoreError as error:  # It is for people to look at: training goes on without.
             _LOG.warning("what version %d was made of is not recorded: %s", self.number, error)
+        written: dict[str, Any] = {"job": self.name, "metrics": metrics, "content": asdict(self.content)}
+        version = versions.write(self.number, written, learner, state)
+        return FinishedJob(version, metrics, self.content)
 
 
 def failure(error: RuntimeError) -> TrainingError:
@@ -198,7 +179,11 @@ class LocalLearner:
         return self.learner.note
 
     async def train(self, job: Job, start: ModelVersion, number: int) -> FinishedJob:
-        """Train in a thread, with the policy's lock held."""
+        """Train the job, in a thread with the policy's lock held, from the weights `start`, which are the
+        policy's, and make its version `number`.
+
+        The policy then has that version. After an error everything is as it was. Raises EtudeError.
+        """
         return await asyncio.to_thread(self._train, job, start, number)
 
     def go_to(self, number: int) -> None:
@@ -244,3 +229,85 @@ class LocalLearner:
         else:
             self.learner.reset()
         self._optimiser_of = number
+
+
+ORDER, DATA, _NEWS = "order.json", "collection.json", "news.json"
+
+
+class LearningOrder(BaseModel):
+    """All that a job is made of but its data, which lies beside it. It has no secrets."""
+
+    model_config = ConfigDict(frozen=True)
+
+    job: str
+    number: int
+    """Of the version that it makes."""
+    versions: Path
+    """The folder of all versions."""
+    model: str
+    device: str
+    dtype: str
+    """Of the weights that the agents sample from."""
+    lora: LoraConfig | None
+    seed: int
+    start: ModelVersion
+    begins_from: ModelVersion | None
+    """The version that a warm-up made, which training begins with in place of the base model."""
+    config: LocalAdapterConfig
+    options: LearnerOptions
+    algorithm: str
+    """The import path of its class."""
+    gradient: dict[str, Any]
+    """The options of its gradient."""
+    content: JobContent
+
+
+class JobNews(BaseModel):
+    """All that the processes of a job have said of it: a file in its folder."""
+
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
+
+    step: int = 0
+    """The last step that was taken."""
+    of: int = 0
+    metrics: dict[str, float] = {}
+    note: str | None = None
+    """Something that a person should know once the job is done."""
+    failure: str | None = None
+    """Why the job has failed, if it has."""
+
+    @classmethod
+    def read(cls, folder: Path) -> JobNews:
+        """The news of the job in a folder."""
+        with suppress(FileNotFoundError):
+            return cls.model_validate_json((folder / _NEWS).read_text(encoding="utf-8"))
+        return cls()
+
+    def write(self, folder: Path) -> None:
+        """Put them in the place of what was said before. Raises StoreError."""
+        write_atomically(folder / _NEWS, self.model_dump_json())
+
+
+class JobDesk:
+    """The head's end of the line on which processes say how their job goes."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+        self._turn = threading.Lock()
+
+    def stepped(self, step: int, of: int, metrics: Mapping[str, float]) -> None:
+        self._tell(step=step, of=of, metrics=dict(metrics))
+
+    def noted(self, note: str) -> None:
+        """Something that a person should know once the job is done."""
+        self._tell(note=note)
+
+    def failed(self, reason: str) -> None:
+        """It would fail again; the reason that comes first counts."""
+        self._tell(failure=reason)
+
+    def _tell(self, **news: Any) -> None:
+        with self._turn:
+            known = JobNews.read(self._folder)
+            first = {} if known.failure is None else {"failure": known.failure}
+            known.model_copy(update=news | first).write(self._folder)

@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, SecretStr
 
+from etude.algorithms.algorithm import kind_of
 from etude.config.component import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
+from etude.core.edge import message_of, sample_of
 from etude.core.errors import BackendError, CapabilityError, RequestError, TrainingError
 from etude.core.job import ModelVersion, TrainingStatusEnum
 from etude.core.json_text import JsonError, read_json
 from etude.core.keys import content_hash
+from etude.core.message import Message, OpenAIMessage, Tool
 from etude.core.secrets import keep_secret
-from etude.inference.openai_config import OpenAiLlmConfig, PlainAddress
+from etude.core.training_rows import GrpoRow
+from etude.core.trajectory import DPOItem, EpisodeItem, Trajectory, TrajectoryCollection
+from etude.inference.openai_config import OpenAiLlmConfig, plain_address
 from etude.wire.retries import (
     USUAL,
     USUAL_MEGABYTES,
@@ -243,3 +248,57 @@ def metrics_of(events: Sequence[FineTuningJobEvent]) -> dict[str, float]:
             numbers = {str(key): value for key, value in event.data.items()}
             return {key: value for key, value in numbers.items() if type(value) in (int, float)}
     return {}
+
+
+def rows_of(collection: TrajectoryCollection) -> Iterator[dict[str, Any]]:
+    """One row for each trajectory to imitate, for each preference, or for each group of GRPO.
+
+    A group's has the token ids and logprobs of what was sampled: `{"trajectories": […]}`.
+
+    Raises CapabilityError for data that there are no rows for, TrainingError for malformed data.
+    """
+    kind = kind_of(collection.method)
+    for group in collection.trajectories:
+        if kind == "samples" and group:
+            row = GrpoRow.of_group([sample_of(trajectory) for trajectory in group])
+            yield row.model_dump(mode="json", exclude_none=True)
+        for trajectory in group if kind != "samples" else ():
+            if kind == "imitation":
+                yield supervised_row(trajectory)
+            else:
+                yield from (dpo_row(item, trajectory.tools) for item in trajectory.episode)
+
+
+def supervised_row(trajectory: Trajectory) -> dict[str, Any]:
+    """`{"messages": […]}`; what the agent wrote for the assistant itself has the weight 0."""
+    items = [item for item in trajectory.episode if isinstance(item, EpisodeItem)]
+    row: dict[str, Any] = {"messages": [message_of(item) for item in items]}
+    return row | {"tools": trajectory.tools} if trajectory.tools else row
+
+
+def dpo_row(item: Any, tools: Sequence[Tool] | None = None) -> dict[str, Any]:
+    """`{"input": …, "preferred_output": […], "non_preferred_output": […]}`. Raises as `rows_of`."""
+    if not isinstance(item, DPOItem):
+        raise TrainingError("DPO trains on preferences (DPOItem), and found an episode; use builder dpo")
+    chosen, rejected = item.chosen_message, item.rejected_message
+    if item.turns > 1 and (chosen is None or rejected is None):
+        raise CapabilityError(
+            "DPO over the fine-tuning API compares two answers to one prompt, and a pair has several turns; "
+            "set 'compare: turns' in the builder 'dpo', or use 'malt'"
+        )
+    prompt = item.prompt
+    messages = (
+        [{"role": "user", "content": prompt}]
+        if isinstance(prompt, str)
+        else [message.to_wire() for message in prompt]
+    )
+    return {
+        "input": {"messages": messages}
+        | ({"tools": list(tools), "parallel_tool_calls": True} if tools else {}),
+        "preferred_output": [_reply(chosen, item.chosen_response)],
+        "non_preferred_output": [_reply(rejected, item.rejected_response)],
+    }
+
+
+def _reply(message: OpenAIMessage | None, text: str) -> Message:
+    return {"role": "assistant", "content": text} if message is None else message.to_wire()

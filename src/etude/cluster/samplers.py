@@ -55,17 +55,6 @@ def sampler_room(cpus: float, gpus: float | None, *, on_gpus: bool) -> SamplerRo
     return SamplerRoom(cpus, there if gpus is None else gpus)
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """Where a vLLM is."""
-
-    address: str
-    """The node's."""
-    node_id: str
-    base_url: str
-    pid: int
-
-
 class Sampler:
     """An actor: runs a vLLM on its node, in a folder of its own."""
 
@@ -73,8 +62,8 @@ class Sampler:
         self._folder = Path(tempfile.mkdtemp(prefix="etude-vllm-"))
         self._child: LocalVllm | None = None
 
-    async def start(self, options: VllmOptions, source: str, key: str) -> Started:
-        """Start it at the node's address.
+    async def start(self, options: VllmOptions, source: str, key: str) -> tuple[str, str, str, int]:
+        """Start it at the node's address. Gives that, the node's id, the base URL and the process's number.
 
         Raises EngineError.
         """
@@ -88,7 +77,7 @@ class Sampler:
             )
         here = replace(options, folder=self._folder, host=node)
         self._child = await LocalLauncher().launch(here, source, SecretStr(key))
-        return Started(node, ray.get_runtime_context().get_node_id(), self._child.base_url, self._child.pid)
+        return node, ray.get_runtime_context().get_node_id(), self._child.base_url, self._child.pid
 
     async def ended(self) -> str:
         """Wait for its end, and say how it ended."""
@@ -125,11 +114,8 @@ class Sampler:
 class RayVllm:
     """A vLLM on some node."""
 
-    def __init__(self, actor: Any, options: VllmOptions, started: Started) -> None:
-        self.base_url = started.base_url
-        self.where = started.address
-        self.node_id = started.node_id
-        self.pid = started.pid
+    def __init__(self, actor: Any, options: VllmOptions, started: tuple[str, str, str, int]) -> None:
+        self.where, self.node_id, self.base_url, self.pid = started
         self._actor = actor
         self._options = options
         self._is_lost = False

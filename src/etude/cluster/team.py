@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from etude.cluster.config import connect, no_cluster
-from etude.cluster.launch import CAUSE, MARK, Desk, Part, PartFailed, TeamOrder
+from etude.cluster.launch import CAUSE, MARK, Desk, Part, PartFailed, TeamOrder, connect, no_cluster
 from etude.core.errors import EtudeError, RequestError, StoreError, first_line
 from etude.core.process import set_up_process
 from etude.store.files import write_atomically
@@ -35,7 +34,9 @@ class TeamLost(EtudeError):
 def main() -> int:
     """Start the team of the order in a file; 0 once all have done their part, or others do it."""
     set_up_process()
-    order = TeamOrder.taken(Path(sys.argv[1]))
+    path = Path(sys.argv[1])
+    order = TeamOrder.model_validate_json(path.read_text(encoding="utf-8"))
+    path.unlink()
     try:
         lock = RunLock(order.folder / "lock")
     except StoreError:
@@ -99,7 +100,9 @@ def _run(order: TeamOrder, stopping: threading.Event) -> None:
     except (RayActorError, GetTimeoutError) as error:
         raise TeamLost(f"a process ended before it began: {first_line(error)}") from error
     tell_team(order.folder, order.processes, tuple(node for node, _ in places))
-    text, size = order.without_environment.model_dump_json(), len(parts)
+    # The runtime environment is for Ray alone.
+    config = order.config.model_copy(update={"runtime_env": {}})
+    text, size = order.model_copy(update={"config": config}).model_dump_json(), len(parts)
     runs = {part.run.remote(text, desk, mark, rank, size, places[0]): rank for rank, part in enumerate(parts)}
     _watch(runs, desk, stopping)
 
@@ -147,7 +150,8 @@ def _watch(runs: dict[Any, int], desk: Any, stopping: threading.Event) -> None:
         if stopping.is_set() and not asked:
             asked = True
             desk.stop.remote()
-        if any(not _is_loss_of_peers(error) for error in failures.values()):
+        # Who has not done its part has, as a rule, lost one of the others.
+        if any(not isinstance(error, PartFailed) for error in failures.values()):
             break
     if failures:
         raise TeamLost(_cause(failures))
@@ -162,14 +166,9 @@ def _nodes() -> str:
     return f"{len(alive)} nodes ({rooms})"
 
 
-def _is_loss_of_peers(error: Exception) -> bool:
-    """Whether a process ended by itself: as a rule because another one did not answer."""
-    return isinstance(error, PartFailed)
-
-
 def _cause(failures: dict[int, Exception]) -> str:
     """Which process ended first and how: one that was killed before those that lost it."""
-    rank, error = min(failures.items(), key=lambda failure: (_is_loss_of_peers(failure[1]), failure[0]))
+    rank, error = min(failures.items(), key=lambda failure: (isinstance(failure[1], PartFailed), failure[0]))
     from ray.exceptions import RayActorError
 
     if not isinstance(error, RayActorError):

@@ -16,7 +16,7 @@ from typing import Any
 
 from etude.algorithms.episodes import is_play
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
-from etude.backends.openai_rows import dpo_row, supervised_row
+from etude.backends.openai_api import dpo_row, supervised_row
 from etude.config.builder import Builder
 from etude.config.finetuning import RewardFunctionConfig
 from etude.config.load import parse_config

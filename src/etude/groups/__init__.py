@@ -9,7 +9,7 @@ from etude.groups.line import ModelLine
 from etude.groups.openai_group import OpenAiSharedModelGroup, OpenAiSharedModelGroupState
 from etude.groups.shared import SharedModelGroup
 from etude.groups.state import SharedModelGroupState
-from etude.jobs.content import JobNameTakenError
+from etude.jobs.folders import JobNameTakenError
 
 __all__ = [
     "DryRun",

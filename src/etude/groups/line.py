@@ -25,7 +25,7 @@ from etude.core.job import (
 )
 from etude.core.trajectory import TrajectoryCollection
 from etude.groups.lineage import JobData, LineageEntry, LineageLog, check_changed
-from etude.jobs.content import JobNameTakenError
+from etude.jobs.folders import JobNameTakenError
 from etude.store.journal import Journal
 from etude.telemetry.watchdog import Watchdog
 

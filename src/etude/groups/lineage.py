@@ -11,7 +11,7 @@ from etude.backends.capabilities import JobHyperparameters
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef
 from etude.core.trajectory import Method, TrajectoryCollection
-from etude.jobs.content import data_hash
+from etude.jobs.folders import data_hash
 from etude.store.journal import Journal
 
 ModelT = TypeVar("ModelT", bound=BaseModel)

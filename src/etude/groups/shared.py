@@ -28,7 +28,7 @@ from etude.groups.agents import (
 from etude.groups.line import LineRules, ModelLine, require_completed, version_of
 from etude.groups.lineage import LineageEntry
 from etude.groups.state import HostedState, SharedModelGroupState, by_own_names, read_state
-from etude.jobs.content import data_hash
+from etude.jobs.folders import data_hash
 from etude.protocols.protocol import Protocol
 
 JobStatus: TypeAlias = Literal["pending", "running", "succeeded", "failed", "cancelled", "not_found"]

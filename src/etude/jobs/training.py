@@ -150,9 +150,6 @@ class JobData:
         """The units of the step with the most tokens."""
         return max(map(self.units, steps), key=_tokens, default=[])
 
-    def known(self) -> Sequence[Unit]:
-        return [*flat(self.rows)]
-
     def measure(self, step: Step, learner: Learner) -> dict[str, float]:
         """Further metrics, once the step is taken: at the end of an epoch `valid_loss`."""
         if not (self.validation and step.ends_epoch):
@@ -196,7 +193,7 @@ class JobTraining:
         self.steps = data.plan()
         self.history: list[dict[str, float]] = []
         """The metrics of the steps that were taken."""
-        learner.begin_training(data.known() if len(self.steps) > 1 else (), data.objective)
+        learner.begin_training([*flat(data.rows)] if len(self.steps) > 1 else (), data.objective)
         if checkpoints is not None:
             self._go_on_from(checkpoints)
 

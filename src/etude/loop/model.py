@@ -6,7 +6,7 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
-from etude.backends.local import LocalAdapterConfig
+from etude.backends.capabilities import LocalAdapterConfig
 from etude.config.schema import Config
 from etude.core.errors import RequestError
 from etude.inference.local import LocalLlmConfig, base_folder, require_local_extra

@@ -12,7 +12,9 @@ from typing import Any
 
 from etude.algorithms.algorithm import kind_of
 from etude.backends.capabilities import (
+    LOCAL_CAPABILITIES,
     Capabilities,
+    LocalAdapterConfig,
     check_block,
     check_from_base,
     check_method,
@@ -20,9 +22,9 @@ from etude.backends.capabilities import (
     check_options,
     check_tokens,
 )
-from etude.backends.local import LOCAL_CAPABILITIES, LocalAdapterConfig, check_learners
+from etude.backends.local import check_learners
+from etude.backends.openai_adapters import OpenAiAdapterConfig
 from etude.backends.openai_api import JobsConfig
-from etude.backends.openai_jobs import OpenAiAdapterConfig
 from etude.backup.address import probe
 from etude.cluster.component import require_used
 from etude.config.builder import Builder, TargetBuilder

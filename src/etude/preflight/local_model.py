@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from etude.backends.local import LocalAdapterConfig
+from etude.backends.capabilities import LocalAdapterConfig
 from etude.core.call import ChatRequest
 from etude.core.episode import Example
 from etude.core.errors import EtudeError, RequestError

@@ -7,7 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from etude.backends.local import LocalAdapterConfig
+from etude.backends.capabilities import LocalAdapterConfig
 from etude.backup.address import probe
 from etude.config.builder import Builder
 from etude.config.schema import Config

@@ -16,8 +16,10 @@ import json
 import secrets
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
+
+from pydantic import TypeAdapter
 
 from etude.core.call import Call, ChatRequest, Completion, Delta
 from etude.core.errors import EtudeError
@@ -296,22 +298,8 @@ def decode_answer(asked: Mapping[str, Any], completion: Any, known: Known) -> Co
     return call.completion
 
 
-def encode_delta(delta: Delta) -> Any:
-    """JSON of a piece of an answer."""
-    return asdict(delta)
-
-
-def decode_delta(data: Mapping[str, Any]) -> Delta:
-    """The piece that `encode_delta` made `data` of."""
-    prompt = data["prompt_ids"]
-    return Delta(
-        content=data["content"],
-        reasoning=data["reasoning"],
-        ids=tuple(data["ids"]),
-        logprobs=tuple(data["logprobs"]),
-        top=tuple(tuple((token, logprob) for token, logprob in each) for each in data["top"]),
-        prompt_ids=None if prompt is None else tuple(prompt),
-    )
+decode_delta = TypeAdapter(Delta).validate_python
+"""The piece of an answer whose fields are given."""
 
 
 def _last(earlier: list[int], known: Known) -> tuple[str, Call] | None:

@@ -26,13 +26,17 @@ from etude.core.interfaces import Engine, Portable, bare
 from etude.rewards.evaluation import item_of
 from etude.rewards.scorer import Scorer
 from etude.rollout.collector import EpisodeJob
-from etude.runners.assembly import build_evaluators
-from etude.runners.head import Head, RemoteRunner, RunnerDied
+from etude.runners.head import Head, Place, Places, RemoteRunner, RunnerDied
 from etude.runners.link import Disconnected, Stream, accept
-from etude.runners.places import Place, Places
-from etude.runners.process import Cluster, Launcher, LocalLauncher, RunnerProcess, allow_open_files
-from etude.runners.program import Invitation
-from etude.runners.shipping import shipped
+from etude.runners.process import (
+    Cluster,
+    Invitation,
+    Launcher,
+    LocalLauncher,
+    RunnerProcess,
+    allow_open_files,
+)
+from etude.runners.shipping import build_scorer, shipped
 from etude.store.encode import encode_episode
 from etude.store.episodes import CallReader, call_key, read_episode
 from etude.store.run_folder import RunFolder
@@ -132,7 +136,11 @@ class RunnerPool:
                     if runner is None:
                         continue  # Another place may have room before this one has a runner.
                     self.playing[job.id] = time.monotonic()
-                    await runner.play(job, self._steps_of(job))
+                    # Its calls and scores, and itself where it only lacks a score.
+                    stored = self._head.journal.get(job.id)
+                    own = {} if stored is None else {job.id: stored}
+                    steps = dict(self._head.journal.scan(f"{job.id}/"))
+                    await runner.play(job, own | steps)
                     is_played = True
                     continue
                 except RunnerDied as error:
@@ -146,12 +154,6 @@ class RunnerPool:
             deaths += was_alone
             if was_alone and (deaths == _DEATHS or death.is_late):
                 await self._give_up(job, death)
-
-    def _steps_of(self, job: EpisodeJob) -> dict[str, Any]:
-        """The stored steps of an episode: its calls and scores, and itself where it only lacks a score."""
-        stored = self._head.journal.get(job.id)
-        own = {} if stored is None else {job.id: stored}
-        return own | dict(self._head.journal.scan(f"{job.id}/"))
 
     async def _runner_at(self, place: Place, *, alone: bool, fresh: bool) -> RemoteRunner | None:
         """The runner of a place; with `fresh` one that has played nothing.
@@ -308,12 +310,7 @@ async def open_runner(
     at_head = [name for name in models if name in given or not isinstance(bare(models[name]), Portable)]
     patience = seconds + _GRACE_SECONDS
     head = Head(run.journal, models, frozenset(at_head), patience, ledger)
-    scorer = Scorer(
-        await build_evaluators(builder),
-        run.journal,
-        timeout=general.timeout,
-        max_concurrency=general.max_concurrency,
-    )
+    scorer = await build_scorer(builder, run.journal)
     runners = number_of_runners(config)
     each = -(-general.max_concurrency // runners)
     where: Launcher = launcher or LocalLauncher(run.path / LOGS)

@@ -12,19 +12,30 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
 from etude.core.errors import EtudeError
 from etude.inference.child_process import Launcher as TeamLauncher
 from etude.inference.child_process import MaskedLog, last_exception, last_lines, start_guarded
-from etude.runners.program import Invitation
+from etude.learner.launch import Launcher as TeamLauncher
 from etude.store.files import private_folder
 
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from etude.runners.program import main; main()"
 )
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """How a runner finds its head, and is known by it."""
+
+    address: str
+    """The path of a Unix socket, or `host:port`."""
+    number: int
+    key: str = field(repr=False)
+    """In hexadecimal digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +158,7 @@ async def start_runner(
         raise EtudeError(f"a runner cannot be started: {error}") from error
     assert process.stdin is not None
     with contextlib.suppress(OSError):
-        process.stdin.write(f"{invitation.as_json()}\n".encode())
+        process.stdin.write(f"{json.dumps(astuple(invitation))}\n".encode())
         await process.stdin.drain()
     return LocalProcess(process, lifeline, path, log)
 

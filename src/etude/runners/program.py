@@ -15,7 +15,7 @@ import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ from etude.core.process import set_up_process
 from etude.rewards.evaluation import item_of
 from etude.rewards.scorer import Scorer
 from etude.rollout.collector import Collector, EpisodeJob
-from etude.runners.assembly import build_collector, build_evaluators
 from etude.runners.link import (
     Disconnected,
     Known,
@@ -45,23 +44,10 @@ from etude.runners.link import (
     encode_request,
     introduce,
 )
-from etude.runners.shipping import received
+from etude.runners.process import Invitation
+from etude.runners.shipping import build_collector, build_scorer, received
 from etude.store.journal import Json
 from etude.wire.retries import note_model_out, note_retries
-
-
-@dataclass(frozen=True)
-class Invitation:
-    """How a runner finds its head, and is known by it."""
-
-    address: str
-    """The path of a Unix socket, or `host:port`."""
-    number: int
-    key: str = field(repr=False)
-    """In hexadecimal digits."""
-
-    def as_json(self) -> str:
-        return json.dumps([self.address, self.number, self.key])
 
 
 @dataclass
@@ -78,26 +64,27 @@ class Agent:
 class RunnerProgram:
     """Answers the head."""
 
-    def __init__(self) -> None:
-        self.link: Link
+    def __init__(self, stream: Stream) -> None:
+        self.link = Link(stream, self.answer)
         self._agent: Agent | None = None
         self._is_over = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
 
     async def answer(self, method: str, parameters: dict[str, Any], note: Note) -> Any:
         """Build the agent, play an episode, adopt versions, or say which calls wait."""
-        if method == "build":
-            return await self._build(parameters)
-        if method == "play":
-            return await self._play(parameters)
-        if method == "adopt":
-            for name, version in parameters.items():
-                await self._built.engines[name].adopt(ModelVersion.model_validate(version))
-            return None
-        if method == "ping":
-            agent = self._agent
-            return {"calls": {} if agent is None else agent.collector.calls_under_way()}
-        raise EtudeError(f"a runner does not know the method {method!r}")
+        match method:
+            case "build":
+                await self._build(parameters)
+            case "play":
+                await self._play(parameters)
+            case "adopt":
+                for name, version in parameters.items():
+                    await self._built.engines[name].adopt(ModelVersion.model_validate(version))
+            case "ping":
+                return {"calls": {} if self._agent is None else self._agent.collector.calls_under_way()}
+            case _:
+                raise EtudeError(f"a runner does not know the method {method!r}")
+        return None
 
     async def close(self) -> None:
         self._is_over.set()
@@ -179,13 +166,7 @@ async def _open_agent(parameters: Mapping[str, Any], link: Link) -> AsyncIterato
         for name, engine in built.items():
             assert isinstance(bare(engine), Portable), f"llms.{name} is not built in runners"
         collector = await build_collector(builder, engines, journal)
-        general = config.eval.general
-        scorer = Scorer(
-            await build_evaluators(builder),
-            journal,
-            timeout=general.timeout,
-            max_concurrency=general.max_concurrency,
-        )
+        scorer = await build_scorer(builder, journal)
         try:
             yield Agent(collector, scorer, journal, engines, builder)
         finally:
@@ -199,8 +180,7 @@ async def play(invitation: Invitation) -> None:
         await introduce(stream, invitation.number, bytes.fromhex(invitation.key))
     except (OSError, Disconnected, TimeoutError) as error:
         raise EtudeError(f"no head at {invitation.address}: {error or type(error).__name__}") from error
-    program = RunnerProgram()
-    program.link = Link(stream, program.answer)
+    program = RunnerProgram(stream)
     try:
         await program.link.serve()
     finally:

@@ -151,7 +151,7 @@ class VllmBackend(Backend):
     def _connect(self) -> None:
         """Connect with the cluster, and have the processes placed there. Not in the main thread: there Ray
         would take SIGTERM for itself."""
-        from etude.cluster.config import connected
+        from etude.cluster.launch import connected
         from etude.cluster.samplers import SamplerLauncher, sampler_room
 
         settings = self._settings

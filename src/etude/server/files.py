@@ -25,7 +25,7 @@ from etude.core.trajectory import Method
 from etude.jobs.rows import require_written
 from etude.models.speech import Speech
 from etude.server.database import FILES, Order, Page, Row, list_object, new_id, page_of, row_of
-from etude.server.errors import not_found
+from etude.server.guard import not_found
 from etude.store.files import draft_of, open_private
 from etude.wire.http_server import ApiError
 from etude.wire.sampling import problems_of
@@ -73,25 +73,21 @@ def check_training_file(filename: str, file: BinaryIO, speech: Speech | None = N
 
 def _require_learnable(row: TrainingRow, speech: Speech, where: str) -> None:
     """Raises ApiError for a row that the model cannot learn from as it stands."""
-    if isinstance(row, GrpoRow) and row.largest_id() >= speech.vocabulary:
-        raise _refused(f"{where}: {_unknown_id(row, speech.vocabulary)}")
+    vocabulary = speech.vocabulary
+    if isinstance(row, GrpoRow) and row.largest_id() >= vocabulary:
+        first = next(
+            f"trajectories[{at}].turns[{number}].{name}[{index}]: {token}"
+            for at, trajectory in enumerate(row.trajectories)
+            for number, turn in enumerate(trajectory.turns)
+            for name, ids in (("context_ids", turn.context_ids), ("token_ids", turn.token_ids))
+            for index, token in enumerate(ids)
+            if token >= vocabulary
+        )
+        raise _refused(f"{where}: {first} is no token of the model, which has {vocabulary}")
     try:
         require_written(row, speech.template)
     except (RequestError, ImpossibleCall) as error:
         raise _refused(f"{where}: {error}") from error
-
-
-def _unknown_id(row: GrpoRow, vocabulary: int) -> str:
-    """The first of a row's token ids that the model does not have, and where it is."""
-    return next(
-        f"trajectories[{at}].turns[{number}].{name}[{index}]: {token} is no token of the model, which has "
-        f"{vocabulary}"
-        for at, trajectory in enumerate(row.trajectories)
-        for number, turn in enumerate(trajectory.turns)
-        for name, ids in (("context_ids", turn.context_ids), ("token_ids", turn.token_ids))
-        for index, token in enumerate(ids)
-        if token >= vocabulary
-    )
 
 
 def read_rows(path: Path, method: Method) -> Iterator[TrainingRow]:

@@ -1,22 +1,115 @@
-"""The guard in front of all routes: who may come in, and with how much; it counts what is asked."""
+"""In front of all routes: who may come in, with how much; what is asked is counted, and errors told."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from importlib import metadata
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import Any, TypeVar
 
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
+from sqlalchemy.exc import DBAPIError
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from etude.server.extensions import ServerExtension
+from etude.core.errors import EngineAway, EngineError, EtudeError, ImpossibleCall, RequestError, StoreError
+from etude.core.json_text import read_json
+from etude.core.threads import beside_loop
 from etude.server.settings import ServerSettings
-from etude.wire.http_server import ApiError, RequestChecks, is_key, require_own_name, shown_key
+from etude.wire.gateway import code_of
+from etude.wire.http_server import ApiError, RequestChecks, in_one_line, require_key, require_own_name
+from etude.wire.sampling import problems_of
+
+_LOG = logging.getLogger("etude.server")
+
+_RETRY_SECONDS = 5
+
+EXPECTED = (HTTPException, RequestValidationError, EtudeError, DBAPIError)
+"""Errors that are no failure of the server's: nothing but their answer is made of them."""
+
+
+def not_found(kind: str, name: str, *, param: str, code: str) -> ApiError:
+    """The answer about something that is not there."""
+    return ApiError(404, f"there is no {kind} {name!r}", param=param, code=code)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Answer every error with an error object."""
+
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        return api_error(request, error).response(request.url.path)
+
+    for kind in (*EXPECTED, Exception):
+        app.add_exception_handler(kind, answer)
+
+
+def api_error(request: Request, error: Exception) -> ApiError:
+    """The answer to an error; what is behind one of the server's own is in its log."""
+    where = f"{request.method} {request.url.path}"
+    match error:
+        case ApiError():
+            return error
+        case HTTPException():
+            code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
+            message = f"there is no {where} here; see /docs" if code else error.detail
+            answer = ApiError(error.status_code, message, code=code)
+            answer.headers = error.headers
+            return answer
+        case RequestValidationError():
+            message, param = problems_of(error.errors())
+            return ApiError(400, message, param=param, code="invalid_value")
+        case RequestError():
+            return ApiError(400, str(error), param=error.param, code="invalid_value")
+        case ImpossibleCall():
+            return ApiError(400, str(error), param=error.param, code=code_of(error))
+        case DBAPIError():
+            _LOG.error("%s: the database: %s", where, in_one_line(error))
+            message = "the server's database does not answer; its log has the reason"
+            return ApiError(503, message, code="storage")
+        case EtudeError():
+            _LOG.warning("%s: %s", where, " ".join(str(error).split()))
+            if isinstance(error, StoreError):
+                return ApiError(507, "the server's disk does not take or give the data; see its log")
+            if isinstance(error, EngineAway):
+                message, code = str(error), "engine_unavailable"
+                return ApiError(503, message, code=code, retry_after=_RETRY_SECONDS)
+            return ApiError(500 if isinstance(error, EngineError) else 503, str(error))
+    # It is raised on, and logged by `RequestChecks`.
+    return ApiError(500, "the server failed at this request; its log has the reason")
+
+
+class JsonRequest(Request):
+    """A request whose JSON is read within limits, and beside the event loop where there is much of it."""
+
+    async def json(self) -> Any:
+        """The body's value. Raises ApiError."""
+        body = await self.body()
+        try:
+            return await beside_loop(len(body), read_json, body)
+        except ValueError as error:
+            raise ApiError(400, f"the request is not JSON: {error}", code="invalid_value") from error
+
+
+class JsonRoute(APIRoute):
+    """A route that takes such requests, to be named as the `route_class` of a router."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_json(request: Request) -> Response:
+            return await handle(JsonRequest(request.scope, request.receive))
+
+        return handle_json
+
 
 _OPEN = frozenset({"/health", "/version", "/docs", "/openapi.json"})
 """Paths that need no key, because they give nothing away."""
@@ -26,21 +119,16 @@ _MULTIPART_BYTES = 64 * 1024
 """Bytes that an upload's form may take beside the file."""
 
 
-@cache
-def server_version() -> str:
-    """The version of etude that this server is."""
-    return metadata.version("etude")
-
-
 class Guard:
     """Checks key, name and size of each request, and counts it."""
 
     def __init__(
-        self, app: ASGIApp, settings: ServerSettings, metrics: Metrics, extensions: Sequence[ServerExtension]
+        self, app: ASGIApp, settings: ServerSettings, metrics: Metrics, large_paths: Iterable[str]
     ) -> None:
+        """`large_paths` are more of those whose bodies are training data."""
         self._settings = settings
         self._metrics = metrics
-        self._large = _LARGE.union(*(extension.large_paths for extension in extensions))
+        self._large = _LARGE.union(large_paths)
         self._checked = RequestChecks(app, self._check, max_body=self._max_body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,3 +211,49 @@ class Metrics:
     def text(self) -> bytes:
         """In Prometheus's text format."""
         return generate_latest(self.registry)
+
+
+_AT_ONCE_SECONDS = 0.02
+
+T = TypeVar("T")
+
+
+async def unless_gone(request: Request, work: Callable[[], Awaitable[T]]) -> T:
+    """The result of `work`, which is cancelled when the client hangs up.
+
+    Raises ApiError then, for the log: there is nobody to answer.
+    """
+    loop, this = asyncio.get_running_loop(), asyncio.current_task()
+    assert this is not None
+    leaving: asyncio.Task[None] | None = None
+    is_gone = is_over = False
+
+    def leave(done: asyncio.Task[None]) -> None:
+        nonlocal is_gone
+        if not (done.cancelled() or is_over):
+            is_gone = True
+            this.cancel()
+
+    def listen() -> None:
+        nonlocal leaving
+        leaving = loop.create_task(_gone(request))
+        leaving.add_done_callback(leave)
+
+    # Whoever is answered at once is not listened to meanwhile: that costs as much as reading the request.
+    waiting = loop.call_later(_AT_ONCE_SECONDS, listen)
+    try:
+        return await work()
+    except asyncio.CancelledError:
+        if is_gone and this.uncancel() == 0:
+            raise ApiError(499, "the client hung up") from None
+        raise
+    finally:
+        is_over = True
+        waiting.cancel()
+        if leaving is not None:
+            leaving.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -74,22 +74,12 @@ class Hyperparameters(BaseModel, extra="forbid"):
         return {key: value for key, value in self.model_dump().items() if value not in (None, "auto")}
 
 
-_REFERENCE = Field(
-    default=None, description="The model that the job starts from, or the one that the server does."
-)
-
-
 def server_algorithms() -> dict[Method, type[Algorithm]]:
     """The algorithms that a job can name: shipped ones, and those of `--algorithms`."""
     names = registry.names("trajectory_builders")
     types = (registry.lookup("trajectory_builders", name).config_type for name in names)
     known = (kind for kind in types if issubclass(kind, Algorithm))
     return {kind.type_name: kind for kind in known if kind().method_at(0)[0] == kind.type_name}
-
-
-def _options(algorithm: type[Algorithm]) -> set[str]:
-    """The algorithm's options that a job has."""
-    return {*gradient_fields(algorithm, at_server=True)}
 
 
 @lru_cache(maxsize=64)
@@ -100,9 +90,11 @@ def hyperparameters_model(algorithm: type[Algorithm]) -> type[Hyperparameters]:
     """
     fields: dict[str, Any] = {}
     if algorithm.kind == "samples":
-        fields["reference"] = (Literal["auto", "start", "base"] | None, _REFERENCE)
-    meanings = descriptions(algorithm)
-    for name in gradient_fields(algorithm, at_server=True):
+        meaning = "The model that the job starts from, or the one that the server does."
+        reference = Literal["auto", "start", "base"] | None
+        fields["reference"] = (reference, Field(default=None, description=meaning))
+    meanings, options = descriptions(algorithm), [*gradient_fields(algorithm, at_server=True)]
+    for name in options:
         option = algorithm.model_fields[name]
         bounds = [mark for mark in option.metadata if not isinstance(mark, Gradient)]
         kind = Annotated[option.annotation, *bounds] if bounds else option.annotation
@@ -110,7 +102,7 @@ def hyperparameters_model(algorithm: type[Algorithm]) -> type[Hyperparameters]:
 
     def fits(asked: Hyperparameters) -> Hyperparameters:
         given = asked.given()
-        algorithm.model_validate({name: given[name] for name in given.keys() & _options(algorithm)})
+        algorithm.model_validate({name: given[name] for name in given.keys() & {*options}})
         return asked
 
     checks: dict[str, Any] = {"_fits": model_validator(mode="after")(fits)}
@@ -145,7 +137,7 @@ def job_algorithm(method: Method, values: Mapping[str, Any]) -> Algorithm:
     """The algorithm of a job with resolved hyperparameters. DPO's reference is the model it starts from."""
     kind = algorithm_type(method)
     kept = {"reference": "base"} if kind.kind == "pairs" else {}
-    return algorithm_of(method, {name: values[name] for name in _options(kind)} | kept)
+    return algorithm_of(method, {name: values[name] for name in gradient_fields(kind, at_server=True)} | kept)
 
 
 def resolved(
@@ -157,7 +149,7 @@ def resolved(
     ValueError when LoRA weights of another shape are asked for.
     """
     given, algorithm = asked.given(), algorithm_type(method)
-    kind, options = algorithm.kind, _options(algorithm)
+    kind, options = algorithm.kind, {*gradient_fields(algorithm, at_server=True)}
     chosen = algorithm_of(method, {name: given[name] for name in options & given.keys()})
     rank, alpha = _lora_of(given, lora, fine_tuned=fine_tuned)
     for_lora, for_all = _LEARNING_RATES[kind]

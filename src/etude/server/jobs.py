@@ -5,17 +5,23 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
+from etude.core.errors import StoreError
 from etude.jobs.folders import StateFolders
 from etude.server.database import EVENTS, JOBS, MODELS, Page, Row, new_id, page_of, row_of
-from etude.server.errors import not_found
-from etude.store.run_folder import locked_by
+from etude.server.guard import not_found
+from etude.store.run_folder import RunLock, locked_by
 from etude.wire.http_server import ApiError
+
+if TYPE_CHECKING:
+    from etude.learner.team import Team
+
 
 LIVE = ("queued", "running", "paused")
 FINAL = ("succeeded", "failed", "cancelled")
@@ -32,9 +38,20 @@ class JobFolder:
         """The worker's standard output and error."""
         self.checkpoints = StateFolders(self.path, "step-", "checkpoint")
 
-    def lock_of(self, rank: int) -> Path:
-        """Held by a process that trains the job for as long as it lives; rank 0 is the one that writes."""
-        return self.path / (f"lock-{rank}" if rank else "lock")
+    def locked(self, team: Team) -> RunLock | None:
+        """The lock of a process that trains the job, for as long as it lives; None in all processes of the
+        team when another worker has the job."""
+        lock: RunLock | None = None
+        # First the leader: of two workers that are started at once, one must get all locks.
+        for leads in (True, False):
+            if team.leads is leads:
+                with suppress(StoreError):
+                    lock = RunLock(self.path / (f"lock-{team.rank}" if team.rank else "lock"))
+            if team.any(team.leads is leads and lock is None):
+                if lock is not None:
+                    lock.release()
+                return None
+        return lock
 
     def holders(self) -> list[int]:
         """The processes that train the job."""
@@ -132,10 +149,7 @@ class JobStore:
 
     def cancel(self, job: str) -> Row:
         """End a job that has not ended. Raises ApiError: 404, and 400 when it has."""
-        event = "Fine-tuning job cancelled"
-        if not self._move(job, LIVE, "cancelled", finished=time.time(), event=event):
-            raise _ended(self.get(job))
-        return self.get(job)
+        return self._set_going(job, LIVE, "cancelled", "Fine-tuning job cancelled", finished=time.time())
 
     def pause(self, job: str) -> Row:
         """Have a job wait until `resume`; one that waits already does. Raises ApiError as `cancel`."""
@@ -146,9 +160,11 @@ class JobStore:
         return self._set_going(job, LIVE[2:], "queued", "Fine-tuning job resumed", attempts=0)
 
     def _set_going(self, job: str, before: Sequence[str], after: str, event: str, **facts: Any) -> Row:
-        if not self._move(job, before, after, event=event, **facts) and self.get(job)["status"] in FINAL:
-            raise _ended(self.get(job))
-        return self.get(job)
+        is_moved, row = self._move(job, before, after, event=event, **facts), self.get(job)
+        if not is_moved and row["status"] in FINAL:
+            message = f"job {job} has ended: it is {row['status']}"
+            raise ApiError(400, message, param="id", code="job_already_completed")
+        return row
 
     def fail(self, job: str, message: str, code: str, param: str | None = None) -> None:
         facts = {"error": {"code": code, "message": message, "param": param}, "finished": time.time()}
@@ -166,18 +182,10 @@ class JobStore:
             _add_event(connection, job, f"New fine-tuned model created: {model['id']}")
             _add_event(connection, job, "The job has successfully completed")
 
-    def add_event(
-        self,
-        job: str,
-        message: str,
-        *,
-        level: str = "info",
-        once: str | None = None,
-        data: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Note an event, in the place of an earlier one under the same name `once`."""
+    def add_event(self, job: str, message: str, **facts: Any) -> None:
+        """Note an event with its `level` and `data`, in the place of an earlier one under the same `once`."""
         with self._engine.begin() as connection:
-            _add_event(connection, job, message, level=level, once=once, data=data)
+            _add_event(connection, job, message, **facts)
 
     def set(self, job: str, **facts: Any) -> None:
         """Change facts of a job, but never its status."""
@@ -217,11 +225,6 @@ def model_name(base: str, suffix: str | None, job: str, step: int | None = None)
     root = base.split(":")[1] if base.startswith("ft:") else base
     name = f"ft:{root}:{suffix or ''}:{job.removeprefix('ftjob-')[:12]}"
     return name if step is None else f"{name}:ckpt-step-{step}"
-
-
-def _ended(row: Row) -> ApiError:
-    message = f"job {row['id']} has ended: it is {row['status']}"
-    return ApiError(400, message, param="id", code="job_already_completed")
 
 
 def require_same(known: Row, differences: Sequence[str]) -> None:

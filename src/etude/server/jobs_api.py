@@ -23,8 +23,8 @@ from etude.core.keys import content_hash
 from etude.core.training_rows import ROW_OF
 from etude.core.trajectory import Method
 from etude.server.database import Row, list_object
-from etude.server.errors import JsonRoute
 from etude.server.files import FileStore
+from etude.server.guard import JsonRoute
 from etude.server.hyperparameters import (
     Hyperparameters,
     method_model,
@@ -73,7 +73,7 @@ class MethodBody(BaseModel, extra="allow"):
         if wrong := sorted(given.keys() - {self.type}):
             raise ValueError(f"the method is {self.type}, and there are options of {', '.join(wrong)}")
         if self.type in given:
-            body = _method_model(self.type).model_validate({self.type: given[self.type] or {}})
+            body = method_model(algorithm_type(self.type)).model_validate({self.type: given[self.type] or {}})
             self._asked = getattr(body, self.type).hyperparameters
         return self
 
@@ -87,22 +87,14 @@ class MethodBody(BaseModel, extra="allow"):
         shown["properties"]["type"]["enum"] = known
         shown["additionalProperties"] = False
         for method in known:
-            options = handler(_method_model(method).__pydantic_core_schema__)
+            options = handler(method_model(algorithm_type(method)).__pydantic_core_schema__)
             shown["properties"] |= handler.resolve_ref_schema(options)["properties"]
         return shown
-
-    @property
-    def hyperparameters(self) -> Hyperparameters:
-        return self._asked
 
     _asked: Hyperparameters = PrivateAttr(default_factory=Hyperparameters)
 
 
-def _method_model(method: Method) -> type[BaseModel]:
-    return method_model(algorithm_type(method))
-
-
-class JobBody(BaseModel, extra="forbid"):
+class JobBody(BaseModel):
     """The model to train, the data and the method."""
 
     model: str = Field(min_length=1)
@@ -126,7 +118,7 @@ class JobBody(BaseModel, extra="forbid"):
     @property
     def asked(self) -> Hyperparameters:
         """The hyperparameters that the request gives."""
-        return self.hyperparameters or self.method.hyperparameters
+        return self.hyperparameters or self.method._asked
 
     @field_validator("suffix")
     @classmethod

@@ -20,8 +20,9 @@ from starlette.responses import StreamingResponse
 from etude.config.document import dump
 from etude.core.errors import EtudeError
 from etude.core.job import ModelVersion
+from etude.core.keys import fold
 from etude.server.database import MODELS, Row, row_of
-from etude.server.errors import not_found
+from etude.server.guard import not_found
 from etude.server.settings import ServerSettings
 from etude.wire.http_server import ApiError
 
@@ -165,6 +166,26 @@ def load_policy(
         policy.adopt(ModelVersion(number=1, location=str(model.folder), digest=model.digest))
     if lora is not None:
         policy.use_lora(lora, seed)
+    return policy
+
+
+def load_policy_of_job(
+    settings: ServerSettings, job: Row, model: ServedModel, keeps_reference: bool
+) -> Policy:
+    """The policy that a job trains, from the model that it starts from; raises as `load_policy`.
+
+    With `keeps_reference` the weights of the reference model are kept beside those that are trained.
+    """
+    from etude.models.policy import LoraOptions
+
+    values = job["hyperparameters"]
+    fresh = values["lora_rank"] > 0 and model.lora is None
+    lora = LoraOptions(values["lora_rank"], values["lora_alpha"]) if fresh else None
+    from_base = keeps_reference and values.get("reference") == "base"
+    policy = load_policy(settings, model, lora=lora, seed=fold(job["seed"], "lora"), keep_base=from_base)
+    if keeps_reference:
+        # Where the server's own model is not the reference: the one that the job starts from.
+        policy.keep_base()
     return policy
 
 

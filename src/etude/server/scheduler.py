@@ -155,7 +155,9 @@ class Scheduler:
         self._jobs = jobs
         self._pool = pool
         self._launcher = launcher_for(settings)
-        self._workers = Workers(_without_keys(settings), self._launcher)
+        key = None if settings.api_key is None else settings.api_key.get_secret_value()
+        without_key = {name: value for name, value in os.environ.items() if value != key}
+        self._workers = Workers(without_key, self._launcher)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._workers_of: dict[str, Worker] = {}
         """Those that this server has started, by their jobs."""
@@ -268,7 +270,8 @@ class Scheduler:
             code = await self._wait(job, worker.code)
         finally:
             self._workers_of.pop(job, None)
-        await self._settle(job, self._launcher.first_failure(_text_of(log, begin)) or exit_words(code))
+        text = log.read_bytes()[begin:].decode(errors="replace") if log.is_file() else ""
+        await self._settle(job, self._launcher.first_failure(text) or exit_words(code))
 
     async def _wait_for_orphan(self, job: str) -> None:
         """A job that an earlier server started: its worker may still be at it."""
@@ -332,17 +335,3 @@ def launcher_for(settings: ServerSettings) -> Launcher:
     code = Path.cwd() if settings.algorithms else None
     desk, on_gpus = "etude.server.stores:StoresDesk", settings.device != "cpu"
     return TeamLauncher(settings.cluster, desk, on_gpus=on_gpus, code=code)
-
-
-def _text_of(log: Path, begin: int) -> str:
-    """A log from the byte `begin` on."""
-    try:
-        return log.read_bytes()[begin:].decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _without_keys(settings: ServerSettings) -> dict[str, str]:
-    """The environment without variables that hold the server's key."""
-    key = None if settings.api_key is None else settings.api_key.get_secret_value()
-    return {name: value for name, value in os.environ.items() if value != key}

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from importlib import metadata
 from types import FrameType
 from typing import Any
 
@@ -22,12 +23,10 @@ from etude.core.secrets import keep_secret
 from etude.report.logs import show_logs
 from etude.server.backend import Backend, EmbeddedBackend, VllmBackend
 from etude.server.database import open_database
-from etude.server.engines import EnginePool
-from etude.server.errors import add_error_handlers
+from etude.server.engines import EnginePool, Inference, inference_routes
 from etude.server.extensions import ServerParts, load_extensions
 from etude.server.files import FileStore, file_routes
-from etude.server.guard import Guard, Metrics, server_version
-from etude.server.inference import Inference, inference_routes
+from etude.server.guard import Guard, Metrics, add_error_handlers
 from etude.server.jobs import JobStore
 from etude.server.jobs_api import job_routes
 from etude.server.models import ModelStore, weights_routes
@@ -181,7 +180,7 @@ def create_app(settings: ServerSettings, backend: Backend) -> Guard:
 
     app = FastAPI(
         title="etude",
-        version=server_version(),
+        version=metadata.version("etude"),
         description=_ABOUT,
         lifespan=lifespan,
         redoc_url=None,
@@ -194,11 +193,12 @@ def create_app(settings: ServerSettings, backend: Backend) -> Guard:
         job_routes(settings, jobs, files, models, scheduler.wake),
         weights_routes(settings, models),
         _engine_routes(pool),
-        _status_routes(metrics),
+        _status_routes(metrics, app.version),
         *(router for extension in extensions for router in extension.routes(parts)),
     ):
         app.include_router(router)
-    return Guard(app, settings, metrics, extensions)
+    large_paths = [path for extension in extensions for path in extension.large_paths]
+    return Guard(app, settings, metrics, large_paths)
 
 
 def _model_routes(models: ModelStore, jobs: JobStore, pool: EnginePool) -> APIRouter:
@@ -251,7 +251,7 @@ def _engine_routes(pool: EnginePool) -> APIRouter:
     return router
 
 
-def _status_routes(metrics: Metrics) -> APIRouter:
+def _status_routes(metrics: Metrics, etude: str) -> APIRouter:
     router = APIRouter(tags=["status"])
 
     @router.get("/health", summary="Is the server up")
@@ -262,7 +262,7 @@ def _status_routes(metrics: Metrics) -> APIRouter:
     @router.get("/version", summary="Which etude this is")
     async def version() -> dict[str, str]:
         """The server's version."""
-        return {"version": server_version()}
+        return {"version": etude}
 
     @router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
     def prometheus() -> Response:

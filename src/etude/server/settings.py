@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, SecretStr, ValidationError
 
-from etude.cluster.config import RayConfig
+from etude.cluster.launch import RayConfig
 from etude.core.errors import RequestError
 from etude.report.logs import LogLevel
 from etude.wire.http_server import is_loopback

@@ -23,9 +23,8 @@ from torch import Tensor
 
 from etude.algorithms.algorithm import Algorithm, load_algorithms
 from etude.cluster.launch import HeadLost, Seat
-from etude.core.errors import EtudeError, StoreError, TrainingError
+from etude.core.errors import EtudeError, TrainingError
 from etude.core.job import ModelVersion
-from etude.core.keys import fold
 from etude.core.process import set_up_process
 from etude.core.training_rows import ROW_OF
 from etude.jobs.training import (
@@ -44,18 +43,17 @@ from etude.jobs.training import Row as UnitRow
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.optimiser import Schedule, Step
 from etude.learner.team import PeerLost, Team, joined
-from etude.models.policy import LoraOptions, Policy
+from etude.models.policy import Policy
 from etude.report.logs import LogLevel, show_logs
 from etude.server.database import Row
 from etude.server.extensions import load_extensions
 from etude.server.files import read_rows
 from etude.server.hyperparameters import job_algorithm
 from etude.server.jobs import FINAL, JobFolder, model_name
-from etude.server.models import ModelStore, load_policy
+from etude.server.models import load_policy_of_job
 from etude.server.settings import LIFELINE, ServerSettings, WorkerOrder
 from etude.server.stores import Stores, stores_at, stores_here
 from etude.store.files import draft_of, open_private
-from etude.store.run_folder import RunLock
 from etude.wire.http_server import ApiError
 
 _LOG = logging.getLogger("etude.server.worker")
@@ -72,8 +70,12 @@ def work(order: WorkerOrder, seat: Seat | None = None) -> bool:
     """
     load_algorithms(order.settings.algorithms)
     opened = stores_here(order.settings) if seat is None else nullcontext(stores_at(seat))
+    settings = order.settings
+    together: AbstractContextManager[Team] = nullcontext(Team())
+    if settings.training_processes != 1 or seat is not None:
+        together = joined(settings.device, PEER_SECONDS, shards=settings.shard_training)
     try:
-        with _team(order.settings, seat) as team, opened as stores:
+        with together as team, opened as stores:
             return run_order(order, team, stores, seat)
     except (PeerLost, HeadLost) as error:
         # The job goes on from its last checkpoint, with new processes.
@@ -88,7 +90,12 @@ def run_order(order: WorkerOrder, team: Team, stores: Stores, seat: Seat | None 
     """
     jobs, lock = stores.jobs, None
     try:
-        lock = _locked(JobFolder(order.settings.data_dir, order.job), team, seat)
+        if seat is None:
+            lock = JobFolder(order.settings.data_dir, order.job).locked(team)
+        else:
+            # The lock of a job on a cluster is its launcher's, and the processes have others.
+            seat.require_shared()
+            lock = locked_seat(seat, team)
         if lock is not None and team.any(team.leads and jobs.get(order.job)["status"] == "running"):
             _train(order, team, stores, seat)
         return True
@@ -127,35 +134,6 @@ def _train(order: WorkerOrder, team: Team, stores: Stores, seat: Seat | None) ->
 
     with asked_to_end(look) as (canceled, stopping):
         train_job(settings, stores.jobs.get(order.job), stores, team, canceled, stopping)
-
-
-def _team(settings: ServerSettings, seat: Seat | None) -> AbstractContextManager[Team]:
-    """The processes that train the job together. Entering it raises PeerLost."""
-    if settings.training_processes == 1 and seat is None:
-        return nullcontext(Team())
-    return joined(settings.device, PEER_SECONDS, shards=settings.shard_training)
-
-
-def _locked(folder: JobFolder, team: Team, seat: Seat | None) -> RunLock | None:
-    """This process's lock; None in all processes when another worker has the job.
-
-    The lock of a job on a cluster is its launcher's, and the processes have others. Raises StoreError where
-    they do not share the folder, PeerLost where an earlier team does not end.
-    """
-    if seat is not None:
-        seat.require_shared()
-        return locked_seat(seat, team)
-    lock: RunLock | None = None
-    # First the leader: of two workers that are started at once, one must get all locks.
-    for leads in (True, False):
-        if team.leads is leads:
-            with suppress(StoreError):
-                lock = RunLock(folder.lock_of(team.rank))
-        if team.any(team.leads is leads and lock is None):
-            if lock is not None:
-                lock.release()
-            return None
-    return lock
 
 
 def _nursery() -> WorkerOrder | None:
@@ -278,7 +256,8 @@ def train_job(
     """
     values: Mapping[str, Any] = job["hyperparameters"]
     algorithm = job_algorithm(job["method"], values)
-    policy = _load_policy(settings, job, stores.models, keep_base="reference" in algorithm.needs())
+    keeps_reference = "reference" in algorithm.needs()
+    policy = load_policy_of_job(settings, job, stores.models.get(job["model"]), keeps_reference)
     before = policy.digest()
     options = LearnerOptions(
         learning_rate=values["learning_rate"] * values["learning_rate_multiplier"],
@@ -312,18 +291,6 @@ def _data_of_rows(job: Row, stores: Stores, algorithm: Algorithm, policy: Policy
         seed=job["seed"],
         key=("epoch",),
     )
-
-
-def _load_policy(settings: ServerSettings, job: Row, models: ModelStore, *, keep_base: bool) -> Policy:
-    model, values = models.get(job["model"]), job["hyperparameters"]
-    fresh = values["lora_rank"] > 0 and model.lora is None
-    lora = LoraOptions(values["lora_rank"], values["lora_alpha"]) if fresh else None
-    from_base = keep_base and values.get("reference") == "base"
-    policy = load_policy(settings, model, lora=lora, seed=fold(job["seed"], "lora"), keep_base=from_base)
-    if keep_base:
-        # Where the server's own model is not the reference: the one that the job starts from.
-        policy.keep_base()
-    return policy
 
 
 class _Reporter(JobListener):

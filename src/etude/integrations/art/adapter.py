@@ -18,7 +18,7 @@ from etude.integrations.art.client import ArtClient, ArtError, ArtInference
 from etude.integrations.art.config import ARTTrainerAdapterConfig
 from etude.integrations.art.jobs import ArtJob, ArtJobs, ArtProgress
 from etude.integrations.art.wire import ArtModel, ArtTrajectoryGroup, check_episode_order, group_of, groups_of
-from etude.jobs.content import JobContent, data_hash
+from etude.jobs.folders import JobContent, data_hash
 
 T = TypeVar("T")
 

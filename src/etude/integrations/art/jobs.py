@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, ValidationError
 from etude.core.errors import StoreError
 from etude.core.job import ModelVersion, TrainingStatusEnum
 from etude.integrations.art.wire import ArtGroups
-from etude.jobs.content import JobContent
+from etude.jobs.folders import JobContent
 from etude.store.files import write_atomically
 
 _TOTALS = ("num_gradient_steps", "data/step_num_gradient_steps")

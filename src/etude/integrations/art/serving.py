@@ -27,8 +27,8 @@ from etude.integrations.art.serving_models import ArtModels, ArtNames
 from etude.integrations.art.serving_trajectories import ArtGroup, rows_of
 from etude.models.speech import Speech
 from etude.server.database import Order, Row, list_object
-from etude.server.errors import JsonRoute
 from etude.server.extensions import ServerParts
+from etude.server.guard import JsonRoute
 from etude.server.hyperparameters import (
     Hyperparameters,
     Positive,
