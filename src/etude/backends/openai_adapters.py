@@ -16,8 +16,8 @@ from etude.backends.openai_jobs import OpenAiJobs
 from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trainer_adapter
 from etude.core.edge import message_of, trajectory_of
+from etude.core.episode import Example
 from etude.core.errors import CapabilityError
-from etude.core.example import Example
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Method, Trajectory, TrajectoryCollection
 

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from etude.config.component import ClusterConfig, Placement
 from etude.core.errors import EtudeError, MissingExtraError, RequestError, StoreError, first_line

@@ -18,8 +18,8 @@ from etude.config.registry import NOUNS, SINGLE, components_in
 from etude.config.schema import Config
 from etude.config.slots import Slot, walk
 from etude.core.call import Sampling
+from etude.core.episode import Example
 from etude.core.errors import RequestError
-from etude.core.example import Example
 from etude.core.interfaces import Engine, Evaluator
 from etude.inference.local import OpponentsConfig
 from etude.rewards.scorer import Scorer
