@@ -28,6 +28,7 @@ from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import TrajectoryCollection
 from etude.loop.bookkeeper import Bookkeeper
 from etude.loop.follower import Follower
+from etude.loop.lifecycle import recover
 from etude.loop.metrics import (
     apply_curriculum,
     initial_state,
@@ -36,7 +37,6 @@ from etude.loop.metrics import (
     validation_metrics,
     with_sets,
 )
-from etude.loop.recovery import recover
 from etude.loop.warm_up import warm_up
 from etude.rewards.collections import within
 from etude.runtime import Runtime

@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from etude.budget.bill import Purpose, restored
 from etude.budget.ledger import Ledger
-from etude.budget.meter import Purpose, restored
 from etude.core.call import Call, Usage
 from etude.core.errors import EtudeError, RequestError
 from etude.core.interfaces import Engine, KeepsConversations, Portable, bare

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from etude.core.data_model import finite
 from etude.core.errors import RequestError
-from etude.report.token_texts import TokenTexts
+from etude.inference.local import base_folder
 from etude.store.episodes import epoch_of
 from etude.store.learned import (
     LearnedSample,
@@ -192,3 +192,61 @@ def _whole(request: Request, name: str) -> int:
     if not text.isdecimal():
         raise RequestError(f"'{name}' is a number from 0, and not '{text}'")
     return int(text)
+
+
+_FILE = "tokenizer.json"
+
+
+class TokenTexts:
+    """Texts of tokens; those of a tokenizer that is not here are their ids."""
+
+    def __init__(self, run: Path, settings: Mapping[str, Any], model: str) -> None:
+        """`settings` is the run's config, and `model` an entry of its `llms`."""
+        entry = (settings.get("llms") or {}).get(model)
+        entry = entry if isinstance(entry, Mapping) else {}
+        source = str(entry.get("tokenizer") or entry.get("model") or entry.get("model_name") or "")
+        self._file = _tokenizer_file(run, model, source)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a tokenizer."""
+        return self._file is not None
+
+    def of(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token; of one that is a part of a character, the sign for that."""
+        if self._file is None:
+            return [f"⟨{id}⟩" for id in ids]
+        texts: list[str] = _tokenizer(self._file).decode_batch(
+            [[id] for id in ids], skip_special_tokens=False
+        )
+        return texts
+
+
+def _tokenizer_file(run: Path, model: str, source: str) -> Path | None:
+    """Where the tokenizer of a model is, without asking the network."""
+    # A tiny model is made in the run folder.
+    for folder in (base_folder(run, model), Path(source).expanduser() if source else run):
+        if (folder / _FILE).is_file() and _has_tokenizers():
+            return folder / _FILE
+    if not source or source.startswith(("/", ".", "~")) or not _has_tokenizers():
+        return None
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(source, _FILE)
+    except (ImportError, ValueError):  # The extra is not installed, or that is no name on the hub.
+        return None
+    return Path(cached) if isinstance(cached, str) else None
+
+
+def _has_tokenizers() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("tokenizers") is not None
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(file: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(file))

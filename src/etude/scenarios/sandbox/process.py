@@ -131,9 +131,7 @@ def _list(folder: Path) -> list[os.DirEntry[str]]:
         return []  # Gone already, or not to be looked into.
 
 
-_START = (
-    "import sys; sys.path[:0] = sys.argv[1:]; from etude.scenarios.sandbox.inside.main import main; main()"
-)
+_START = "import sys; sys.path[:0] = sys.argv[1:]; from etude.scenarios.sandbox.inside import main; main()"
 _OPTIONS = ("-s", "-P", "-S", "-B", "-X", "utf8", "-c", _START)
 """Isolated, but for one variable: `-I` would leave it out, and with it what makes a run repeat."""
 _ENVIRONMENT = {"PYTHONHASHSEED": "0"}
