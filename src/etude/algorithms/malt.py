@@ -34,34 +34,22 @@ _TOLERANCE = 1e-9
 class Malt(Preferences, name="malt"):
     """Pairs of answers to one prompt in a protocol, for DPO."""
 
-    num_generations: int = Field(
-        default=1,
-        ge=1,
-        validation_alias=AliasChoices("num_generations", "group"),
-        description="Plays for each example of an epoch.",
-    )
-    credit: Literal["episode", "agent"] = Field(
-        default="agent", description="Always `agent`: answers are worth what their agent earned."
-    )
-    num_responses: int | list[int] | Annotated[dict[str, int | list[int]], Refers("agents")] | None = Field(
-        default=2,
-        description="Answers for each turn: a number, a list by round, or these by agent. Left empty: as the "
-        "workflow has it.",
-    )
-    pairs: Literal["sign", "interval"] = Field(
-        default="sign",
-        description="`sign`: an answer at or above the mid-point of what the agent can earn against one "
-        "below it. `interval`: two answers whose values differ by more than a share of that range.",
-    )
-    interval: float = Field(
-        default=0.5, ge=0, lt=1, description="The share of the range, for `pairs: interval`."
-    )
-    initial_expert_iterations: int = Field(
-        default=0, ge=0, description="First epochs of expert iteration on plays that do not branch."
-    )
-    expert_iteration: SelectionConfig = Field(
-        default_factory=lambda: SelectionConfig(min_reward=0.9), description="What these epochs imitate."
-    )
+    num_generations: int = Field(default=1, ge=1, validation_alias=AliasChoices("num_generations", "group"))
+    """Plays for each example of an epoch."""
+    credit: Literal["episode", "agent"] = "agent"
+    """Always `agent`: answers are worth what their agent earned."""
+    num_responses: int | list[int] | Annotated[dict[str, int | list[int]], Refers("agents")] | None = 2
+    """Answers for each turn: a number, a list by round, or these by agent. Left empty: as the workflow has
+    it."""
+    pairs: Literal["sign", "interval"] = "sign"
+    """`sign`: an answer at or above the mid-point of what the agent can earn against one below it.
+    `interval`: two answers whose values differ by more than a share of that range."""
+    interval: float = Field(default=0.5, ge=0, lt=1)
+    """The share of the range, for `pairs: interval`."""
+    initial_expert_iterations: int = Field(default=0, ge=0)
+    """First epochs of expert iteration on plays that do not branch."""
+    expert_iteration: SelectionConfig = Field(default_factory=lambda: SelectionConfig(min_reward=0.9))
+    """What these epochs imitate."""
 
     def method_at(self, epoch: int) -> tuple[Method, dict[str, Any]]:
         """The loss of `supervised` in the first epochs, then that of `dpo`."""

@@ -1,4 +1,4 @@
-"""The bill of a run, as its journal has it, and `MeteredEngine`, which counts the calls for whom they are made.
+"""The bill of a run, as its journal has it, and `MeteredEngine`, which counts calls for whom they are made.
 
 The bill has one line for each model, role and part of the run.
 """

@@ -51,10 +51,6 @@ class Limit:
         """Whether what the model takes counts."""
         return self.model in (None, model)
 
-    def has_room(self, amount: float) -> bool:
-        """Whether so much more can be taken on."""
-        return self.used + self.held + amount <= self.most
-
     def hold(self, amount: float) -> None:
         """Keep so much for something that begins."""
         self.held += amount
@@ -284,7 +280,8 @@ class Ledger:
     async def _hold(self, model: str, amounts: Mapping[Unit, float], what: str) -> int:
         own = [limit for limit in self.limits if limit.unit in amounts and limit.covers(model)]
         while own:
-            full = next((each for each in own if not each.has_room(amounts[each.unit])), None)
+            over = (each for each in own if each.used + each.held + amounts[each.unit] > each.most)
+            full = next(over, None)
             if full is None and self.reached is None:
                 break
             if full is not None and not full.holders:

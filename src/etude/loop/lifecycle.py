@@ -185,11 +185,6 @@ async def retry_failed(run: RunFolder) -> Counter[str] | None:
     """
     if run.read_json(SUMMARY) is not None or run.read_json(RESULT) is not None:
         return None
-    return await forget_failures(run.journal, _is_open(run))
-
-
-def _is_open(run: RunFolder) -> Callable[[str], bool]:
-    """Whether the epoch or validation of an episode is not recorded yet, by the episode's id."""
     by_target = histories(run.journal, run.name)
     logs = [EpochLog(run.journal, target) for target in by_target]
     recorded = {
@@ -206,7 +201,7 @@ def _is_open(run: RunFolder) -> Callable[[str], bool]:
         submitted = phase == "train" and any(log.submission(epoch - 1) is not None for log in logs)
         return epoch not in recorded[phase] and not submitted
 
-    return is_open
+    return await forget_failures(run.journal, is_open)
 
 
 DamageOf: TypeAlias = Callable[[ModelVersion], Awaitable[list[str]]]
@@ -238,7 +233,7 @@ async def recover(books: Bookkeeper) -> None:
         run.journal, log, books.line.log, books.record.history, way, set_aside=adapter.go_back
     )
     (run.path / SUMMARY).unlink(missing_ok=True)
-    books.record.reload()
+    books.record.history = log.history(books.record.history.run_id)
     books.runtime.progress.message(str(recovery), warning=True)
 
 
@@ -327,7 +322,14 @@ def check_files(run: Path) -> list[str]:
         made = sorted(path for path in (run / "bases").glob("*") if path.is_dir())
         stored = sorted((run / "checkpoints").rglob("v*"))
         made += [path for path in stored if path.is_dir() and _VERSION.fullmatch(path.name)]
-        folders = dict.fromkeys([*made, *_needed(run)])
+        for target, history in histories_of(run).items():
+            # Versions of other adapters than `local` are not here.
+            if trained_parts(stored_data(run, required=False), target)["backend"] == "local":
+                for version in (history.start, last_version(history)):
+                    folder = stored_at(run, version) if version is not None and version.number else None
+                    if folder is not None:
+                        made.append(folder)
+        folders = dict.fromkeys(made)
         return [_located(run, folder, clause) for folder in folders for clause in damage_in(folder)]
 
 
@@ -339,16 +341,6 @@ def _locked(run: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def _needed(run: Path) -> Iterator[Path]:
-    for target, history in histories_of(run).items():
-        # Versions of other adapters than `local` are not here.
-        if trained_parts(stored_data(run, required=False), target)["backend"] == "local":
-            for version in (history.start, last_version(history)):
-                folder = stored_at(run, version) if version is not None and version.number else None
-                if folder is not None:
-                    yield folder
 
 
 def _located(run: Path, folder: Path, clause: str) -> str:

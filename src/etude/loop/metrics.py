@@ -13,11 +13,10 @@ from typing import Any, TypeVar
 
 from etude.algorithms.algorithm import kind_of
 from etude.algorithms.episodes import UnitGroup, reward_groups
-from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.config.finetuning import CurriculumLearningConfig
 from etude.core.distribution import Distribution
 from etude.core.episode import cut_off_share
-from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
+from etude.core.evaluation import EvaluationRunOutput
 from etude.core.history import History
 from etude.core.keys import generator
 from etude.core.stats import Bounds, estimate
@@ -114,13 +113,6 @@ def _by_evaluator(
     scores: Mapping[str, Sequence[float]], bounds: Mapping[str, Bounds | None]
 ) -> dict[str, dict[str, Any]]:
     return {name: measured_scores(values, bounds.get(name)) for name, values in scores.items()}
-
-
-async def shaped_rewards(
-    builder: TrajectoryBuilder, items: Sequence[EvalOutputItem], meta: dict[str, Any]
-) -> list[float]:
-    """The builder's rewards of the items that have a score."""
-    return [await builder.compute_reward(item, meta) for item in items if item.is_scored]
 
 
 def reason_for_skip(metrics: Mapping[str, Any]) -> str:

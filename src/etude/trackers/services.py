@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,6 +22,7 @@ from etude.trackers.record import (
     RunRecord,
     State,
     TrackedRun,
+    Tracker,
     require_package,
     require_server,
 )
@@ -102,13 +103,6 @@ class MlflowTracker:
             self._client = None
 
 
-@register_tracker(config_type=MlflowConfig)
-async def mlflow(config: MlflowConfig, builder: Builder) -> AsyncIterator[MlflowTracker]:
-    """Raises MissingExtraError."""
-    require_package("mlflow", "mlflow")
-    yield MlflowTracker(config)
-
-
 class TensorBoardConfig(TrackerConfig, name="tensorboard"):
     """Event files for TensorBoard; `tensorboard --logdir` shows those of all runs below a folder."""
 
@@ -127,8 +121,8 @@ class TensorBoardConfig(TrackerConfig, name="tensorboard"):
 class TensorBoardTracker:
     """Writes the records of a run as events."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
+    def __init__(self, config: TensorBoardConfig) -> None:
+        self._folder = config.folder
         self._writer: Any = None
 
     def open(self, run: TrackedRun) -> str:
@@ -173,13 +167,6 @@ def _markdown(rows: Mapping[str, str]) -> str:
         text = value.replace("|", "\\|").replace("\n", "<br>")
         lines.append(f"| {key} | {text} |")
     return "\n".join(lines)
-
-
-@register_tracker(config_type=TensorBoardConfig)
-async def tensorboard(config: TensorBoardConfig, builder: Builder) -> AsyncIterator[TensorBoardTracker]:
-    """Raises MissingExtraError."""
-    require_package("tensorboard", "tensorboard")
-    yield TensorBoardTracker(config.folder)
 
 
 _KEY = "record"
@@ -250,13 +237,6 @@ class TrackioTracker:
         return {str(log.get(_KEY)) for log in logs}
 
 
-@register_tracker(config_type=TrackioConfig)
-async def trackio(config: TrackioConfig, builder: Builder) -> AsyncIterator[TrackioTracker]:
-    """Raises MissingExtraError."""
-    require_package("trackio", "trackio")
-    yield TrackioTracker(config)
-
-
 class WandbConfig(TrackerConfig, name="wandb"):
     """A run of Weights & Biases. `wandb login` or WANDB_API_KEY says whose."""
 
@@ -323,8 +303,16 @@ class WandbTracker:
             run.finish(exit_code=int(state != "finished"))
 
 
-@register_tracker(config_type=WandbConfig)
-async def wandb(config: WandbConfig, builder: Builder) -> AsyncIterator[WandbTracker]:
-    """Raises MissingExtraError."""
-    require_package("wandb", "wandb")
-    yield WandbTracker(config)
+def _register(config_type: type[TrackerConfig], tracker: Callable[[Any], Tracker]) -> None:
+    async def made(config: TrackerConfig, builder: Builder) -> AsyncIterator[Tracker]:
+        """Raises MissingExtraError."""
+        require_package(config.type_name, config.type_name)
+        yield tracker(config)
+
+    register_tracker(config_type=config_type)(made)
+
+
+_register(MlflowConfig, MlflowTracker)
+_register(TensorBoardConfig, TensorBoardTracker)
+_register(TrackioConfig, TrackioTracker)
+_register(WandbConfig, WandbTracker)

@@ -31,14 +31,13 @@ from etude.store.status import status_of
 from etude.store.stored_config import CONFIG
 from etude.view.pages import Library, library_and_run, page
 
-_WORDS: dict[str, Any] = {"state": shown_state, "epochs": shown_epochs, "ends": shown_ends}
-
 
 def list_page(request: Request) -> Response:
     """All runs of the folder."""
     library: Library = request.app.state.library
     template = "runs_table.html" if request.query_params.get("part") == "table" else "runs.html"
-    return page(request, template, runs=library.listed(), root=library.root, **_WORDS)
+    words: dict[str, Any] = {"state": shown_state, "epochs": shown_epochs, "ends": shown_ends}
+    return page(request, template, runs=library.listed(), root=library.root, **words)
 
 
 def run_page(request: Request) -> Response:

@@ -16,7 +16,6 @@ from etude.inference.local import base_folder
 from etude.store.episodes import epoch_of
 from etude.store.learned import (
     LearnedSample,
-    Span,
     TokenSequence,
     chosen_sequence,
     records_state,
@@ -141,7 +140,17 @@ def chunk_of(
     columns: dict[str, Any] = {"from": start, "ids": list(ids), "texts": texts.of(ids)}
     spans = [span for span in sequence.spans if span.start < stop and span.stop > start]
     columns["spans"] = [[span.start, span.stop, span.call, span.function, span.version] for span in spans]
-    columns["logprobs"] = _logprobs(spans, start, stop)
+    logprobs: list[float | None] = [None] * (stop - start)
+    top: dict[int, list[list[Any]]] = {}  # By position: the likeliest tokens with their logprobs.
+    for span in spans:
+        first, last, known = max(start, span.start), min(stop, span.stop), span.logprobs or ()
+        for at in range(first, min(last, span.start + len(known))):
+            logprobs[at - start] = _short(known[at - span.start])
+        for at in range(first, min(last, span.start + len(span.top))):
+            tokens = span.top[at - span.start]
+            names = [texts.of([token])[0] if isinstance(token, int) else token for token, _ in tokens]
+            top[at] = [[name, _short(value)] for name, (_, value) in zip(names, tokens, strict=True)]
+    columns["logprobs"] = logprobs
     if learned is not None:
         own = slice(start, min(stop, learned.length))
         columns["weights"] = [_short(value) for value in learned.weights[own]]
@@ -151,28 +160,8 @@ def chunk_of(
             values: Mapping[int, float] = getattr(learned, name)
             if values:
                 columns[name] = [_short(values.get(at)) for at in range(start, stop)]
-    columns["top"] = _top(spans, texts, start, stop)
+    columns["top"] = top
     return {name: value for name, value in finite(columns).items() if value or name == "from"}
-
-
-def _logprobs(spans: Sequence[Span], start: int, stop: int) -> list[float | None]:
-    column: list[float | None] = [None] * (stop - start)
-    for span in spans:
-        if span.logprobs is not None:
-            for at in range(max(start, span.start), min(stop, span.stop, span.start + len(span.logprobs))):
-                column[at - start] = _short(span.logprobs[at - span.start])
-    return column
-
-
-def _top(spans: Sequence[Span], texts: TokenTexts, start: int, stop: int) -> dict[int, list[list[Any]]]:
-    """By position: the likeliest tokens with their logprobs."""
-    likeliest: dict[int, list[list[Any]]] = {}
-    for span in spans:
-        for at in range(max(start, span.start), min(stop, span.stop, span.start + len(span.top))):
-            tokens = span.top[at - span.start]
-            names = [texts.of([token])[0] if isinstance(token, int) else token for token, _ in tokens]
-            likeliest[at] = [[name, _short(value)] for name, (_, value) in zip(names, tokens, strict=True)]
-    return likeliest
 
 
 def _with_call(sequences: Sequence[TokenSequence], call: int) -> int:

@@ -99,23 +99,7 @@ def confine(limits: Mapping[str, int], libraries: Sequence[str]) -> None:
         _allow(files, path, _READ | _CHANGE)
     files.apply()
     os.close(files._fd)
-    _filter_calls()
-
-
-def _limit(what: int, soft: int, hard: int | None = None) -> None:
-    now = resource.getrlimit(what)[1]
-    most = sys.maxsize if now == resource.RLIM_INFINITY else now
-    resource.setrlimit(what, (min(soft, most), min(soft if hard is None else hard, most)))
-
-
-def _allow(files: Ruleset, path: str, access: FSAccess) -> None:
-    if os.path.exists(path):  # noqa: PTH110 - pathlib takes longer to import than all this
-        is_folder = os.path.isdir(path)  # noqa: PTH112
-        files.allow(path, rules=access if is_folder else access & FSAccess.all_file())
-
-
-def _filter_calls() -> None:
-    """No sockets, no other processes, no signals to others, and no changed metadata of files."""
+    # No sockets, no other processes, no signals to others, and no changed metadata of files.
     calls = pyseccomp.SyscallFilter(pyseccomp.ERRNO(errno.EPERM))
     for name in _ALLOWED.split():
         _permit(calls, name)
@@ -134,6 +118,18 @@ def _filter_calls() -> None:
     calls.load()
 
 
+def _limit(what: int, soft: int, hard: int | None = None) -> None:
+    now = resource.getrlimit(what)[1]
+    most = sys.maxsize if now == resource.RLIM_INFINITY else now
+    resource.setrlimit(what, (min(soft, most), min(soft if hard is None else hard, most)))
+
+
+def _allow(files: Ruleset, path: str, access: FSAccess) -> None:
+    if os.path.exists(path):  # noqa: PTH110 - pathlib takes longer to import than all this
+        is_folder = os.path.isdir(path)  # noqa: PTH112
+        files.allow(path, rules=access if is_folder else access & FSAccess.all_file())
+
+
 def _permit(calls: pyseccomp.SyscallFilter, name: str, *when: Arg, action: int = pyseccomp.ALLOW) -> None:
     number = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name)
     if number != _UNKNOWN:
@@ -149,7 +145,15 @@ _ENDED = 0
 def main() -> None:
     """Never returns."""
     job: dict[str, Any] = json.loads(_read_exactly(int(_read_exactly(_HEADER_BYTES))))
-    report = _report_to(os.dup(2))
+    descriptor = os.dup(2)
+    # Bound now, so that a program that changes these modules does not change the reports by mistake.
+    write, dumps = os.write, json.dumps
+
+    def report(message: Mapping[str, Any]) -> None:
+        line = dumps(message).encode() + b"\n"
+        while line:
+            line = line[write(descriptor, line) :]
+
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     os.close(nowhere)
@@ -159,7 +163,14 @@ def main() -> None:
         report({"unconfined": str(error)})
         os._exit(_ENDED)
     report({"unconfined": None})
-    failed = _failures_of_threads()
+    # What threads will have raised, in their order.
+    failed: list[BaseException] = []
+
+    def note(arguments: threading.ExceptHookArgs) -> None:
+        if arguments.exc_value is not None and not isinstance(arguments.exc_value, SystemExit):
+            failed.append(arguments.exc_value)
+
+    threading.excepthook = note
     end = _end_of(lambda: _run(job, report))
     report(_end_of(lambda: _finish(failed)) if end["end"] == "ok" else end)
     os._exit(_ENDED)
@@ -174,18 +185,6 @@ def _read_exactly(length: int) -> bytes:
             raise EOFError("the job was cut off")
         data += part
     return data
-
-
-def _report_to(descriptor: int) -> Callable[[Mapping[str, Any]], None]:
-    # Bound now, so that a program that changes these modules does not change the reports by mistake.
-    write, dumps = os.write, json.dumps
-
-    def report(message: Mapping[str, Any]) -> None:
-        line = dumps(message).encode() + b"\n"
-        while line:
-            line = line[write(descriptor, line) :]
-
-    return report
 
 
 def _run(job: Mapping[str, Any], report: Callable[[Mapping[str, Any]], None]) -> None:
@@ -229,18 +228,6 @@ def _call_all(
             raise
         except BaseException as error:  # noqa: BLE001 - it is untrusted code
             report({"call": index, "error": _describe(error)})
-
-
-def _failures_of_threads() -> list[BaseException]:
-    """The list of exceptions that threads will have raised, in their order."""
-    failed: list[BaseException] = []
-
-    def note(arguments: threading.ExceptHookArgs) -> None:
-        if arguments.exc_value is not None and not isinstance(arguments.exc_value, SystemExit):
-            failed.append(arguments.exc_value)
-
-    threading.excepthook = note
-    return failed
 
 
 def _finish(failed: list[BaseException]) -> None:
