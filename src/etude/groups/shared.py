@@ -318,19 +318,16 @@ class SharedModelGroup:
         await self.line.take_up(self._state.version or begin)
         self._state = self._state.model_copy(update={"version": self.line.version})
         if self._is_given:
-            await self._note_where_from()
+            version = self._state.version
+            if version is not None and version.number and self.line.log.entry(version.number) is None:
+                # It was made elsewhere, and its number is taken.
+                backend = self.line.adapter.adapter_config.type_name
+                made_by = TrainingJobRef(run_id=version.location, backend=backend)
+                await self.line.log.add(LineageEntry(version=version, job=made_by))
             # A job that was made elsewhere has no number, and gets one when it is done.
             await self.line.adapter.count_from(self.line.log.newest())
             await self._keep(self._state)
         self._is_given, self._is_taken_up = False, True
-
-    async def _note_where_from(self) -> None:
-        """Put a version that was made elsewhere into the lineage, so that its number is taken."""
-        version = self._state.version
-        if version is None or not version.number or self.line.log.entry(version.number) is not None:
-            return
-        made_by = TrainingJobRef(run_id=version.location, backend=self.line.adapter.adapter_config.type_name)
-        await self.line.log.add(LineageEntry(version=version, job=made_by))
 
     def _is_hosted_here(self, status: TrainingJobStatus) -> bool:
         """Whether the model that a job made is sampled from already: after a state that says so."""

@@ -6,13 +6,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from etude.config.component import CHANGEABLE
 from etude.config.finetuning import FinetuneConfig, TrainerConfig
-from etude.config.registry import register_trainer
+from etude.config.registry import made_by, register_trainer
 from etude.core.errors import EtudeError, JobStillRunning, TrainingError
 from etude.core.history import History
 from etude.core.implementations import WrongReturnError
@@ -24,9 +24,6 @@ from etude.loop.metrics import reason_for_skip, reason_to_stop, selection_metric
 from etude.loop.record import pause_for, require_trained
 from etude.loop.warm_up import warm_up
 from etude.store.figures import summary_of, versions_to_keep
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 
 async def run_loop(
@@ -346,7 +343,4 @@ class EpochTrainer(Trainer):
             self._curriculum_state = with_sets(kept, like=self._curriculum_state)
 
 
-@register_trainer(config_type=EpochTrainerConfig)
-async def epochs(config: EpochTrainerConfig, builder: Builder) -> AsyncIterator[EpochTrainer]:
-    """The registered component `epochs`."""
-    yield EpochTrainer(config)
+register_trainer(config_type=EpochTrainerConfig)(made_by(EpochTrainer))

@@ -22,7 +22,7 @@ from pydantic import Field
 from etude.budget.bill import Bill, Line, bill_of, total
 from etude.config.component import TrackerConfig
 from etude.config.import_path import import_object
-from etude.config.registry import register_tracker
+from etude.config.registry import made_by, register_tracker
 from etude.core.errors import EtudeError, MissingExtraError, RequestError, first_line
 from etude.core.history import Entry, EpochEntry, History, ValidationEntry, WarmUpEntry
 from etude.store.facts import SUMMARY
@@ -335,10 +335,9 @@ def live_tracker_config(value: Any) -> LiveTrackerConfig:
     return LiveTrackerConfig(name=getattr(value, "__name__", type(value).__name__), value=value)
 
 
-@register_tracker(config_type=FunctionTrackerConfig)
-async def function_tracker(config: FunctionTrackerConfig, builder: Builder) -> AsyncIterator[Tracker]:
-    """Raises RequestError where there is no such function."""
-    yield as_tracker(import_object(config.function))
+register_tracker(config_type=FunctionTrackerConfig)(
+    made_by(lambda config: as_tracker(import_object(config.function)))
+)
 
 
 @register_tracker(config_type=LiveTrackerConfig)
