@@ -93,9 +93,6 @@ def prices_of(config: Config) -> dict[str, ModelPrices]:
     return prices
 
 
-_OWN_MACHINE = ("localhost", "127.0.0.1", "::1")
-
-
 def unpriced(config: Config) -> list[str]:
     """The models that are not on this machine, as far as is known, and have no price."""
     priced = prices_of(config)
@@ -106,7 +103,8 @@ def _is_remote(llm: LlmConfig, config: Config) -> bool:
     if isinstance(llm, OpponentsConfig):
         return _is_remote(config.llms[llm.of], config)
     if isinstance(llm, OpenAiLlmConfig):
-        return any(urlsplit(address).hostname not in _OWN_MACHINE for address in llm.addresses)
+        own = ("localhost", "127.0.0.1", "::1")
+        return any(urlsplit(address).hostname not in own for address in llm.addresses)
     return not isinstance(llm, LocalLlmConfig)
 
 

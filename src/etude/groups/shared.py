@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.backends.openai_jobs import OpenAiJobs
 from etude.core.errors import RequestError
-from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.keys import content_hash
 from etude.core.trajectory import Method, Trajectory, TrajectoryCollection
 from etude.groups.agents import (
@@ -235,7 +235,9 @@ class SharedModelGroup:
             return now
         status = await self.line.status(ref)
         require_completed(ref, status)
-        if not self._is_hosted_here(status):
+        made, is_hosted = version_of(status), isinstance(self.line.adapter, OpenAiJobs)
+        # After a state that says so, the model that the job made is sampled from already.
+        if not is_hosted or made is None or now is None or made.location != now.location:
             await self.line.adopt(ref, status)
         await self._keep(self._state.model_copy(update={"version": self.line.version}))
         return self.line.version
@@ -328,13 +330,6 @@ class SharedModelGroup:
             await self.line.adapter.count_from(self.line.log.newest())
             await self._keep(self._state)
         self._is_given, self._is_taken_up = False, True
-
-    def _is_hosted_here(self, status: TrainingJobStatus) -> bool:
-        """Whether the model that a job made is sampled from already: after a state that says so."""
-        version, current = version_of(status), self.line.version
-        if version is None or current is None or not isinstance(self.line.adapter, OpenAiJobs):
-            return False
-        return version.location == current.location
 
     def _require_own(self, per_agent: Mapping[str, Any]) -> None:
         for name in per_agent:

@@ -45,8 +45,14 @@ def collection_metrics(collection: TrajectoryCollection, facts: dict[str, Any]) 
         "num_groups": len(collection.trajectories),
         **{key: value for key, value in facts.items() if key not in _RAW},
     }
-    if kind_of(collection.method) != "imitation":
-        metrics["reward_groups"] = _compared(collection, facts)
+    if kind_of(collection.method) != "imitation" and "reward_groups" not in facts:
+        # Step rewards can differ where rewards are equal.
+        shaped = [
+            [*rewards_of(group), *(reward for each in group for reward in each.shaped_rewards or ())]
+            for group in collection.trajectories
+        ]
+        groups = [UnitGroup([], own) for own in shaped]
+        metrics["reward_groups"] = reward_groups(groups, [len({*own}) > 1 for own in shaped])
     return metrics
 
 
@@ -159,18 +165,6 @@ def reason_to_stop(history: History, patience: int | None, target_reward: float 
     return f"the last {patience} {kind} rewards have not beaten {best:.3f}"
 
 
-def _compared(collection: TrajectoryCollection, facts: Mapping[str, Any]) -> dict[str, int]:
-    """Step rewards can differ where rewards are equal."""
-    if "reward_groups" in facts:
-        return dict(facts["reward_groups"])
-    shaped = [
-        [*rewards_of(group), *(reward for each in group for reward in each.shaped_rewards or ())]
-        for group in collection.trajectories
-    ]
-    groups = [UnitGroup([], rewards) for rewards in shaped]
-    return reward_groups(groups, [len({*rewards}) > 1 for rewards in shaped])
-
-
 def _rewards(collection: TrajectoryCollection) -> list[float]:
     """Rewards by episode: the group's own where the builder tells them, since one may give several
     trajectories, or a pair a difference."""
@@ -236,8 +230,10 @@ def apply_curriculum(
     positions = {id(group): str(index) for index, group in enumerate(present)}
     sign = 1 if config.sort_ascending else -1
     valid.sort(key=lambda group: sign * _average(group))
-    expanded = _expand(state, config, epoch)
-    share = expanded["current_percentile"]
+    expanded, share = dict(state), state["current_percentile"]
+    if share < 1 and state["epochs_at_percentile"] >= config.expansion_interval:
+        share = min(1.0, round(share + config.increment_percentile, 9))
+        expanded |= {"current_percentile": share, "epochs_at_percentile": 0, "last_expansion_epoch": epoch}
     selected = valid[: max(1, math.ceil(len(valid) * share - _ROUNDING))]
     selected = _subsample(selected, len(valid), config, seed, epoch)
     after = expanded | {
@@ -253,18 +249,6 @@ def apply_curriculum(
         "curriculum_hardest": averages[-1],
     }
     return selected, after, facts
-
-
-def _expand(state: State, config: CurriculumLearningConfig, epoch: int) -> State:
-    """The state with a larger percentile, once enough epochs have trained at the current one."""
-    share = state["current_percentile"]
-    if share >= 1 or state["epochs_at_percentile"] < config.expansion_interval:
-        return dict(state)
-    return state | {
-        "current_percentile": min(1.0, round(share + config.increment_percentile, 9)),
-        "epochs_at_percentile": 0,
-        "last_expansion_epoch": epoch,
-    }
 
 
 def rewards_of(group: Sequence[Trajectory]) -> list[float]:
