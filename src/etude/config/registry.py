@@ -261,7 +261,7 @@ def register_tracker(*, config_type: type[TrackerConfig]) -> Callable[[FactoryT]
 
 
 def made_by(make: Callable[[Any], object]) -> Factory:
-    """What a component is registered with that is made of its config alone, and has nothing to close."""
+    """The factory of a component that is made of its config alone, and has nothing to close."""
 
     async def made(config: Any, builder: object) -> AsyncIterator[Any]:
         yield make(config)

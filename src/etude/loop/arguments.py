@@ -201,7 +201,7 @@ class LiveRowsConfig(Live, RowsConfig, name="live"):
 
 
 def _given(argument: str, make: Callable[[Any], object]) -> Factory:
-    """What makes a component of the argument that a program gave."""
+    """The factory of a component that a program gave as this argument."""
 
     async def made(config: Any, builder: Builder) -> AsyncIterator[Any]:
         if config.value is None:
