@@ -25,13 +25,10 @@ import etude.rollout.agent
 import etude.rollout.datasets
 import etude.rollout.tools
 import etude.rollout.workflow
-import etude.traces.importing
-import etude.trackers.mlflow
+import etude.traces.dataset
 import etude.trackers.otel
 import etude.trackers.record
-import etude.trackers.tensorboard
-import etude.trackers.trackio
-import etude.trackers.wandb
+import etude.trackers.services
 
 for room in (etude.alarms, etude.algorithms):
     for module in pkgutil.iter_modules(room.__path__, f"{room.__name__}."):

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from etude.budget.bill import bill_of
+from etude.budget.bill import Purpose, bill_of
 from etude.budget.ledger import Ledger
-from etude.budget.meter import Purpose
 from etude.config.load import parse_config
 from etude.core.call import Usage
 from etude.store.journal import Journal

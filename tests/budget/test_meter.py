@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from etude.budget.meter import MeteredEngine, Purpose, asking_for, most_tokens
+from etude.budget.bill import MeteredEngine, Purpose, asking_for, most_tokens
 from etude.config.load import parse_config
 from etude.core.call import ChatRequest, Completion, Sampling, Usage
 from etude.core.errors import EngineError

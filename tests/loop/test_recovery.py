@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from etude.core.history import History
-from etude.loop.recovery import WayBack, way_back
+from etude.loop.lifecycle import WayBack, way_back
 from tests.report.histories import history, version
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from etude.core.errors import StoreError
-from etude.loop.recovery import check_journal
+from etude.loop.lifecycle import check_journal
 from etude.store.database import open_database
 from etude.store.journal import Journal
 

@@ -44,8 +44,8 @@ def test_mlflow_has_one_run_with_each_step_once(project, monkeypatch):
 
 def test_a_metric_that_is_sent_twice_is_there_once(project):
     pytest.importorskip("mlflow")
-    from etude.trackers.mlflow import MlflowConfig, MlflowTracker
     from etude.trackers.record import RunRecord, TrackedRun
+    from etude.trackers.services import MlflowConfig, MlflowTracker
 
     uri = f"sqlite:///{project}/mlflow.db"
     record = RunRecord("epoch/00000001", "epoch", 1, 1000.0, {"a": 1.0, "b": 2.0})

@@ -11,7 +11,7 @@ import pytest
 
 from etude.core.errors import EtudeError
 from etude.trackers.record import TrackedRun
-from etude.trackers.wandb import WandbConfig, WandbTracker
+from etude.trackers.services import WandbConfig, WandbTracker
 from tests.cli.projects import change, finished
 
 wandb = pytest.importorskip("wandb")

@@ -142,13 +142,16 @@ def _events(name: str, alarm: Alarm, entry: Entry, earlier: Sequence[Entry]) -> 
             continue
         first = row[-1] if row and alarm.epochs > 1 else entry
         since = first.epoch if known is None else known.since
+        begun = next((each for each in earlier if each.epoch == since), entry)
+        when = "" if begun is entry else f", since {name_of(begun)}"
+        remedy = alarm.remedy if sighting.remedy is None else sighting.remedy
         yield AlarmEvent(
             alarm=name,
             of=of,
             since=since,
             is_new=known is None,
             action=alarm.action,
-            text=_sentence(alarm, sighting, entry, [*earlier, entry], since),
+            text=f"{sighting.text}{when}{remedy and f'; {remedy}'}",
             episode=sighting.episode,
         )
 
@@ -172,10 +175,3 @@ def _row(alarm: Alarm, of: str, earlier: Sequence[Entry]) -> list[Entry]:
         if seen is not None:
             row.append(earlier[index])
     return row
-
-
-def _sentence(alarm: Alarm, sighting: Sighting, entry: Entry, entries: Sequence[Entry], since: int) -> str:
-    first = next((each for each in entries if each.epoch == since), entry)
-    when = "" if first is entry else f", since {name_of(first)}"
-    remedy = alarm.remedy if sighting.remedy is None else sighting.remedy
-    return f"{sighting.text}{when}{remedy and f'; {remedy}'}"

@@ -39,43 +39,37 @@ def masked(unit: SampleOrPair, kind: Kind) -> SampleOrPair | str:
     or has no token ids, such an answer becomes context. In a pair its tokens are masked.
     """
     if isinstance(unit, Pair):
-        return _masked_pair(unit)
+        chosen, rejected = (replace(side, mask=_complete(side)) for side in unit.samples)
+        if chosen.ids and rejected.ids:
+            is_empty = not (any(chosen.mask[unit.shared :]) and any(rejected.mask[unit.shared :]))
+        else:  # Texts are compared as wholes.
+            is_empty = any(map(_is_cut, (*chosen.turns, *rejected.turns)))
+        return CUT_OFF_PAIR if is_empty else replace(unit, chosen=chosen, rejected=rejected)
     if not any(map(_is_cut, unit.turns)):
         return unit
     if kind == "samples" and unit.ids:
         return unit.weighted(not _is_cut(turn) for turn in unit.turns)
     kept = [turn for turn in unit.turns if not _is_cut(turn)]
-    return _kept_turns(unit, kept) if kept else CUT_OFF_SAMPLE
+    if not kept:
+        return CUT_OFF_SAMPLE
+    # The others are context, and what follows the last is cut away.
+    end, last = kept[-1].stop, kept[-1].message
+    fields: dict[str, Any] = {"ids": unit.ids[:end], "mask": _complete(unit)[:end]}
+    for name in PER_TOKEN:
+        values = getattr(unit, name)
+        fields[name] = None if values is None else values[:end]
+    messages = unit.messages[: last + 1] if last >= 0 else unit.messages
+    return replace(unit, turns=tuple(kept), messages=messages, **fields)
 
 
 def _is_cut(turn: Turn) -> bool:
     return turn.finish_reason == "length"
 
 
-def _masked_pair(pair: Pair) -> Pair | str:
-    chosen, rejected = (replace(side, mask=_complete(side)) for side in pair.samples)
-    if chosen.ids and rejected.ids:
-        is_empty = not (any(chosen.mask[pair.shared :]) and any(rejected.mask[pair.shared :]))
-    else:  # Texts are compared as wholes.
-        is_empty = any(map(_is_cut, (*chosen.turns, *rejected.turns)))
-    return CUT_OFF_PAIR if is_empty else replace(pair, chosen=chosen, rejected=rejected)
-
-
 def _complete(sample: Sample) -> tuple[bool, ...]:
     """The mask [T] without what was cut off."""
     complete = sample.by_token(not _is_cut(turn) for turn in sample.turns)
     return tuple(own and bool(kept) for own, kept in zip(sample.mask, complete, strict=True))
-
-
-def _kept_turns(sample: Sample, kept: Sequence[Turn]) -> Sample:
-    """The sample of these of its turns; the others are context, and what follows the last is cut away."""
-    end, last = kept[-1].stop, kept[-1].message
-    fields: dict[str, Any] = {"ids": sample.ids[:end], "mask": _complete(sample)[:end]}
-    for name in PER_TOKEN:
-        values = getattr(sample, name)
-        fields[name] = None if values is None else values[:end]
-    messages = sample.messages[: last + 1] if last >= 0 else sample.messages
-    return replace(sample, turns=tuple(kept), messages=messages, **fields)
 
 
 EVERY_FUNCTION = "*"

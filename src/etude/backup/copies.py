@@ -114,7 +114,21 @@ class Copies:
         shutil.rmtree(stage, ignore_errors=True)
         stage.mkdir(FOLDER_MODE)
         try:
-            archive = _archive(self._run, stage, files)
+            # One file of the journal as it is at a commit, and of the files beside it.
+            database, facts, archive = stage / DATABASE, stage / FACTS, stage / ARCHIVE
+            sizes = {name: size for name, (_, size, _) in files.items()}
+            facts.write_text(json.dumps({"taken": time.time(), "files": sizes}), encoding="utf-8")
+            try:
+                with (
+                    closing(open_database(self._run / DATABASE, read_only=True)) as journal,
+                    closing(sqlite3.connect(database)) as target,
+                ):
+                    journal.backup(target)
+            except sqlite3.Error as error:
+                raise store_error(self._run / DATABASE, error) from error
+            with tarfile.open(archive, "w:gz", compresslevel=1) as packed:
+                for each in (database, facts, *(self._run / name for name in files if "/" not in name)):
+                    packed.add(each, each.name)
             if listing(self._run) != files:
                 return False
             self.address.upload(archive, ARCHIVE)
@@ -129,25 +143,6 @@ class Copies:
     def note(self, **facts: Any) -> None:
         """Write how the copies stand into the run folder. Raises StoreError."""
         write_status(self._run, {"address": self.address.text, "head": self._head, **facts})
-
-
-def _archive(run: Path, stage: Path, files: dict[str, Identity]) -> Path:
-    """One file of the journal as it is at a commit, and of the files beside it."""
-    database, facts, path = stage / DATABASE, stage / FACTS, stage / ARCHIVE
-    sizes = {name: size for name, (_, size, _) in files.items()}
-    facts.write_text(json.dumps({"taken": time.time(), "files": sizes}), encoding="utf-8")
-    try:
-        with (
-            closing(open_database(run / DATABASE, read_only=True)) as journal,
-            closing(sqlite3.connect(database)) as target,
-        ):
-            journal.backup(target)
-    except sqlite3.Error as error:
-        raise store_error(run / DATABASE, error) from error
-    with tarfile.open(path, "w:gz", compresslevel=1) as archive:
-        for each in (database, facts, *(run / name for name in files if "/" not in name)):
-            archive.add(each, each.name)
-    return path
 
 
 def listing(folder: Path) -> dict[str, Identity]:

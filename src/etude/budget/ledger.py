@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from etude.budget.bill import Bill, Line, bill_of, line_key
-from etude.budget.meter import Purpose
+from etude.budget.bill import Bill, Line, Purpose, bill_of, line_key
 from etude.config.component import LlmConfig, ModelPrices
 from etude.config.schema import Config
 from etude.core.call import NO_USAGE, Usage
@@ -51,10 +50,6 @@ class Limit:
     def covers(self, model: str) -> bool:
         """Whether what the model takes counts."""
         return self.model in (None, model)
-
-    def has_room(self, amount: float) -> bool:
-        """Whether so much more can be taken on."""
-        return self.used + self.held + amount <= self.most
 
     def hold(self, amount: float) -> None:
         """Keep so much for something that begins."""
@@ -98,9 +93,6 @@ def prices_of(config: Config) -> dict[str, ModelPrices]:
     return prices
 
 
-_OWN_MACHINE = ("localhost", "127.0.0.1", "::1")
-
-
 def unpriced(config: Config) -> list[str]:
     """The models that are not on this machine, as far as is known, and have no price."""
     priced = prices_of(config)
@@ -111,7 +103,8 @@ def _is_remote(llm: LlmConfig, config: Config) -> bool:
     if isinstance(llm, OpponentsConfig):
         return _is_remote(config.llms[llm.of], config)
     if isinstance(llm, OpenAiLlmConfig):
-        return any(urlsplit(address).hostname not in _OWN_MACHINE for address in llm.addresses)
+        own = ("localhost", "127.0.0.1", "::1")
+        return any(urlsplit(address).hostname not in own for address in llm.addresses)
     return not isinstance(llm, LocalLlmConfig)
 
 
@@ -285,7 +278,8 @@ class Ledger:
     async def _hold(self, model: str, amounts: Mapping[Unit, float], what: str) -> int:
         own = [limit for limit in self.limits if limit.unit in amounts and limit.covers(model)]
         while own:
-            full = next((each for each in own if not each.has_room(amounts[each.unit])), None)
+            over = (each for each in own if each.used + each.held + amounts[each.unit] > each.most)
+            full = next(over, None)
             if full is None and self.reached is None:
                 break
             if full is not None and not full.holders:

@@ -87,7 +87,7 @@ def check(
 ) -> None:
     """Verify what a run has stored; exits with 1 when it is damaged."""
     from etude.core.errors import StoreError
-    from etude.loop.recovery import check_files, check_journal
+    from etude.loop.lifecycle import check_files, check_journal
     from etude.store.database import DATABASE, how_to_mend
     from etude.store.facts import find_run
 

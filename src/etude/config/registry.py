@@ -260,6 +260,15 @@ def register_tracker(*, config_type: type[TrackerConfig]) -> Callable[[FactoryT]
     return _decorator("trackers", config_type)
 
 
+def made_by(make: Callable[[Any], object]) -> Factory:
+    """The factory of a component that is made of its config alone, and has nothing to close."""
+
+    async def made(config: Any, builder: object) -> AsyncIterator[Any]:
+        yield make(config)
+
+    return made
+
+
 def _decorator(kind: Kind, config_type: type[ComponentConfig]) -> Callable[[FactoryT], FactoryT]:
     """Registers a factory; raises RequestError when another class has the name.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from etude.algorithms.episodes import ScoredEpisode, by_agent, is_play, tree_of
@@ -257,7 +257,8 @@ def _parts(agent: str, episodes: Sequence[EpisodeRecord], model: str) -> Iterato
             groups = by_agent([ScoredEpisode(episode, 0.0, branches)])
             parts += [part for group in groups for part in group if part.agent == agent]
             continue
-        functions = _functions(agent, episode.calls)
+        # The function with the agent's name; where no call has it, all of them: it is the only agent.
+        functions = (agent,) if any(call.function == agent for call in episode.calls) else _EVERY
         answers += [call for call in episode.calls if is_targeted(call, functions, None)]
         parts.append(ScoredEpisode(episode, 0.0, tuple(branches_of(episode, functions, model)), None, agent))
     if answers:
@@ -274,11 +275,6 @@ def _require_model(agent: str, answers: Sequence[Call], model: str) -> None:
             f"{', '.join(repr(other) for other in models)} in these episodes: `ModelLine` takes the name "
             "that calls are recorded under, the entry of `llms`"
         )
-
-
-def _functions(agent: str, calls: Sequence[Call]) -> Collection[str]:
-    """The function with the agent's name; where no call has it, all of them: it is the only agent."""
-    return (agent,) if any(call.function == agent for call in calls) else _EVERY
 
 
 def _preference(agent: str, index: int, chosen: Step, rejected: Step) -> Trajectory | None:

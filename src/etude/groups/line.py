@@ -147,7 +147,11 @@ class ModelLine:
             return skipped
         start = (self.log.base() if self.rules.from_scratch else None) or self.version
         name, data = collection.run_id, JobData.of(collection, start, self._hyperparameters)
-        earlier = await self._known(name, data)
+        earlier = self.log.job(name)
+        if earlier is not None and earlier.differences(data):
+            known = TrainingJobRef(run_id=name, backend=self.adapter.adapter_config.type_name)
+            if await self.is_known(known):
+                raise JobNameTakenError(name, earlier.differences(data))
         number = self.log.newest() + 1 if earlier is None or earlier.number is None else earlier.number
         if start is not None and self.adapter.capabilities().versions:
             # The backend's next job starts there, whatever it has done meanwhile.
@@ -304,15 +308,6 @@ class ModelLine:
     @property
     def _backend(self) -> str:
         return f"'{self.adapter.adapter_config.type_name}'"
-
-    async def _known(self, name: str, wanted: JobData) -> JobData | None:
-        """The earlier job of that name, if any. Raises JobNameTakenError when it differs from the new one."""
-        earlier = self.log.job(name)
-        if earlier is not None and earlier.differences(wanted):
-            ref = TrainingJobRef(run_id=name, backend=self.adapter.adapter_config.type_name)
-            if await self.is_known(ref):
-                raise JobNameTakenError(name, earlier.differences(wanted))
-        return earlier
 
     async def noted(self, ref: TrainingJobRef, status: TrainingJobStatus) -> TrainingJobStatus:
         """The status; the version number of a job that ended without one is free again.

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.backends.openai_jobs import OpenAiJobs
 from etude.core.errors import RequestError
-from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.keys import content_hash
 from etude.core.trajectory import Method, Trajectory, TrajectoryCollection
 from etude.groups.agents import (
@@ -235,7 +235,9 @@ class SharedModelGroup:
             return now
         status = await self.line.status(ref)
         require_completed(ref, status)
-        if not self._is_hosted_here(status):
+        made, is_hosted = version_of(status), isinstance(self.line.adapter, OpenAiJobs)
+        # After a state that says so, the model that the job made is sampled from already.
+        if not is_hosted or made is None or now is None or made.location != now.location:
             await self.line.adopt(ref, status)
         await self._keep(self._state.model_copy(update={"version": self.line.version}))
         return self.line.version
@@ -318,26 +320,16 @@ class SharedModelGroup:
         await self.line.take_up(self._state.version or begin)
         self._state = self._state.model_copy(update={"version": self.line.version})
         if self._is_given:
-            await self._note_where_from()
+            version = self._state.version
+            if version is not None and version.number and self.line.log.entry(version.number) is None:
+                # It was made elsewhere, and its number is taken.
+                backend = self.line.adapter.adapter_config.type_name
+                made_by = TrainingJobRef(run_id=version.location, backend=backend)
+                await self.line.log.add(LineageEntry(version=version, job=made_by))
             # A job that was made elsewhere has no number, and gets one when it is done.
             await self.line.adapter.count_from(self.line.log.newest())
             await self._keep(self._state)
         self._is_given, self._is_taken_up = False, True
-
-    async def _note_where_from(self) -> None:
-        """Put a version that was made elsewhere into the lineage, so that its number is taken."""
-        version = self._state.version
-        if version is None or not version.number or self.line.log.entry(version.number) is not None:
-            return
-        made_by = TrainingJobRef(run_id=version.location, backend=self.line.adapter.adapter_config.type_name)
-        await self.line.log.add(LineageEntry(version=version, job=made_by))
-
-    def _is_hosted_here(self, status: TrainingJobStatus) -> bool:
-        """Whether the model that a job made is sampled from already: after a state that says so."""
-        version, current = version_of(status), self.line.version
-        if version is None or current is None or not isinstance(self.line.adapter, OpenAiJobs):
-            return False
-        return version.location == current.location
 
     def _require_own(self, per_agent: Mapping[str, Any]) -> None:
         for name in per_agent:

@@ -19,6 +19,7 @@ from etude.config.document import Override
 from etude.config.import_path import where_defined
 from etude.config.load import load_config, parse_config
 from etude.config.registry import (
+    Factory,
     register_dataset,
     register_evaluator,
     register_tools,
@@ -27,7 +28,7 @@ from etude.config.registry import (
 from etude.config.schema import Config
 from etude.core.episode import Example, ToolSource
 from etude.core.errors import ConfigError, RequestError
-from etude.core.interfaces import Evaluator
+from etude.core.example import Example
 from etude.loop.settings import as_overrides, by_path
 from etude.protocols.protocol import Protocol
 from etude.protocols.workflow import ProtocolWorkflow
@@ -198,39 +199,25 @@ class LiveRowsConfig(Live, RowsConfig, name="live"):
         return rows
 
 
-@register_workflow(config_type=LiveWorkflowConfig)
-async def live_workflow(config: LiveWorkflowConfig, builder: Builder) -> AsyncIterator[Workflow]:
-    """Raises RequestError where the program that has the function is not running."""
-    yield as_workflow(_given(config, "agent", builder))
+def _given(argument: str, make: Callable[[Any], object]) -> Factory:
+    """The factory of a component that a program gave as this argument."""
+
+    async def made(config: Any, builder: Builder) -> AsyncIterator[Any]:
+        if config.value is None:
+            run = "run" if builder.run is None else repr(str(builder.run.path))
+            raise RequestError(
+                f"the run was started by a program with its own {argument}, '{config.name}', which is not in "
+                f"the config; give it again, in Python: etude.resume({run}, {argument}=…)"
+            )
+        yield make(config)
+
+    return made
 
 
-@register_evaluator(config_type=LiveEvaluatorConfig)
-async def live_evaluator(config: LiveEvaluatorConfig, builder: Builder) -> AsyncIterator[Evaluator]:
-    """Raises RequestError where the program that has the function is not running."""
-    yield as_evaluator(_given(config, "reward", builder))
-
-
-@register_tools(config_type=LiveToolsConfig)
-async def live_tools(config: LiveToolsConfig, builder: Builder) -> AsyncIterator[ToolSource]:
-    """Raises RequestError where the program that has the functions is not running."""
-    yield FunctionTools(_given(config, "tools", builder))
-
-
-@register_dataset(config_type=LiveRowsConfig)
-async def live_rows(config: LiveRowsConfig, builder: Builder) -> AsyncIterator[LiveRowsConfig]:
-    """Raises RequestError where the program that has the rows is not running."""
-    _given(config, "examples", builder)
-    yield config
-
-
-def _given(config: Any, argument: str, builder: Builder) -> Any:
-    if config.value is None:
-        run = "run" if builder.run is None else repr(str(builder.run.path))
-        raise RequestError(
-            f"the run was started by a program with its own {argument}, '{config.name}', which is not in the "
-            f"config; give it again, in Python: etude.resume({run}, {argument}=…)"
-        )
-    return config.value
+register_workflow(config_type=LiveWorkflowConfig)(_given("agent", lambda live: as_workflow(live.value)))
+register_evaluator(config_type=LiveEvaluatorConfig)(_given("reward", lambda live: as_evaluator(live.value)))
+register_tools(config_type=LiveToolsConfig)(_given("tools", lambda live: FunctionTools(live.value)))
+register_dataset(config_type=LiveRowsConfig)(_given("examples", lambda live: live))
 
 
 def workflow_config(agent: Any) -> WorkflowConfig | dict[str, Any] | str:

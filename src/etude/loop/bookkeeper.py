@@ -21,8 +21,8 @@ from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobSta
 from etude.core.trajectory import TrajectoryCollection
 from etude.groups.line import LineRules, ModelLine
 from etude.groups.opponents import OpponentPool
-from etude.jobs.folders import JobNameTakenError
-from etude.loop.metrics import collection_metrics, selection_metrics, shaped_rewards
+from etude.jobs.content import JobNameTakenError
+from etude.loop.metrics import collection_metrics, selection_metrics
 from etude.loop.record import Record
 from etude.loop.training_data import JobRecord, Provenance, TargetWatch
 from etude.rewards.collections import Collections, within, worked_on
@@ -240,7 +240,9 @@ class Bookkeeper:
             "model_versions": {str(version): count for version, count in seen.model_versions.items()},
         }
         if items and "rewards" not in facts:
-            counted["rewards"] = await shaped_rewards(self.builder, items, {"epoch": epoch, "run_id": run_id})
+            meta = {"epoch": epoch, "run_id": run_id}
+            rewards = [await self.builder.compute_reward(item, meta) for item in items if item.is_scored]
+            counted["rewards"] = rewards
         given = {"scores": output.scores(), "bounds": output.bounds(), "reward": name}
         metrics = collection_metrics(collection, {**counted, **facts, **given})
         return self.record.with_name({**metrics, **self._facts()})

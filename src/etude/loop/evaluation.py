@@ -18,8 +18,8 @@ from typing import Any, cast
 
 from pydantic import Field
 
+from etude.budget.bill import MeteredEngine
 from etude.budget.ledger import open_ledger, within_budget
-from etude.budget.meter import MeteredEngine
 from etude.config.builder import Builder
 from etude.config.component import EvaluatorConfig
 from etude.config.import_path import import_object
@@ -185,7 +185,13 @@ async def evaluate(
             repeat=request.repeat,
             greedy=request.greedy,
         )
-        _write_result(evaluation, config, run)
+        result: Mapping[str, Any] = finite({"run_id": run.name, **evaluation.as_json()})
+        lines = [
+            json.dumps(finite(row), ensure_ascii=False, default=str) for row in item_rows(evaluation.output)
+        ]
+        for folder in dict.fromkeys((run.path, config.eval.general.output_dir or run.path)):
+            write_atomically(folder / "items.jsonl", "".join(f"{line}\n" for line in lines))
+            write_atomically(folder / RESULT, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     return evaluation
 
 
@@ -270,14 +276,6 @@ def _telling(progress: Progress, reward: str | None) -> OnScore:
 def _played(config: Config) -> str:
     llm: Any = config.llms.get(config.finetuning.target_model or "")
     return str(getattr(llm, "model", None) or getattr(llm, "model_name", None) or "the config's models")
-
-
-def _write_result(evaluation: Evaluation, config: Config, run: RunFolder) -> None:
-    result: Mapping[str, Any] = finite({"run_id": run.name, **evaluation.as_json()})
-    lines = [json.dumps(finite(row), ensure_ascii=False, default=str) for row in item_rows(evaluation.output)]
-    for folder in dict.fromkeys((run.path, config.eval.general.output_dir or run.path)):
-        write_atomically(folder / "items.jsonl", "".join(f"{line}\n" for line in lines))
-        write_atomically(folder / RESULT, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
 
 
 def _code_of(config: EvaluatorConfig) -> str | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -28,15 +28,14 @@ from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import TrajectoryCollection
 from etude.loop.bookkeeper import Bookkeeper
 from etude.loop.follower import Follower
+from etude.loop.lifecycle import recover
 from etude.loop.metrics import (
     apply_curriculum,
     initial_state,
     reward_metrics,
-    shaped_rewards,
     validation_metrics,
     with_sets,
 )
-from etude.loop.recovery import recover
 from etude.loop.warm_up import warm_up
 from etude.rewards.collections import within
 from etude.runtime import Runtime
@@ -108,9 +107,29 @@ class TrainerSeam(ABC):
         the backend is not healthy: nothing was sampled by then.
         """
         if self.__parts is not None:
-            _check_capabilities(run_config, *self.__parts, self._runtime)
-            if self._runtime is not None:
-                self.__open_books(self._runtime, run_config, *self.__parts)
+            (builder, adapter), runtime = self.__parts, self._runtime
+            backend, capabilities = _type_of(adapter, adapter.adapter_config), adapter.capabilities()
+            for method in builder.methods:
+                check_method(
+                    backend, capabilities, method, _type_of(builder, builder.trajectory_builder_config)
+                )
+            check_options(backend, capabilities, builder.trajectory_builder_config)
+            check_block(backend, capabilities, run_config)
+            needing = {*builder.methods, *map(kind_of, builder.methods)} & capabilities.token_ids_for
+            builder.token_ids_required = bool(needing)
+            if runtime is not None and runtime.target_model in runtime.config.llms:
+                target = runtime.target_model
+                check_tokens(backend, capabilities, builder.methods, runtime.config.llms[target], target)
+                check_opponents(backend, capabilities, runtime.config.llms, target)
+            if runtime is not None:
+                kind, facts = Bookkeeper if self.journals_epochs else Follower, lambda: self._curriculum_facts
+                self.__books = books = kind(
+                    runtime, run_config, builder, adapter, self.get_curriculum_state, facts
+                )
+                self._runtime = replace(runtime, evaluation=books.collections)
+                builder.bind_runtime(self._runtime)
+                builder.bind_built(books.built)
+                adapter.bind_jobs(books)
         if self.__books is not None:
             await recover(self.__books)
         await proceed(run_config)
@@ -123,20 +142,6 @@ class TrainerSeam(ABC):
             raise _not_ready(self, "bind_components(trajectory_builder, trainer_adapter)")
         if self.__books and self.__parts and self.run_config is self.__parts[0].run_config is None:
             raise _not_ready(self, "super().initialize(run_config) in `initialize`, and await it,")
-
-    def __open_books(
-        self,
-        runtime: Runtime,
-        run_config: FinetuneConfig,
-        builder: TrajectoryBuilder,
-        adapter: TrainerAdapter,
-    ) -> None:
-        kind, facts = Bookkeeper if self.journals_epochs else Follower, lambda: self._curriculum_facts
-        self.__books = books = kind(runtime, run_config, builder, adapter, self.get_curriculum_state, facts)
-        self._runtime = replace(runtime, evaluation=books.collections)
-        builder.bind_runtime(self._runtime)
-        builder.bind_built(books.built)
-        adapter.bind_jobs(books)
 
     async def around_run_epoch(
         self,
@@ -210,22 +215,6 @@ class TrainerSeam(ABC):
 
 def _not_ready(trainer: TrainerSeam, call: str) -> EtudeError:
     return EtudeError(f"{type(trainer).__name__} is not ready for this: call {call} first")
-
-
-def _check_capabilities(
-    run_config: FinetuneConfig, builder: TrajectoryBuilder, adapter: TrainerAdapter, runtime: Runtime | None
-) -> None:
-    backend, capabilities = _type_of(adapter, adapter.adapter_config), adapter.capabilities()
-    for method in builder.methods:
-        check_method(backend, capabilities, method, _type_of(builder, builder.trajectory_builder_config))
-    check_options(backend, capabilities, builder.trajectory_builder_config)
-    check_block(backend, capabilities, run_config)
-    needing = {*builder.methods, *map(kind_of, builder.methods)} & capabilities.token_ids_for
-    builder.token_ids_required = bool(needing)
-    if runtime is not None and runtime.target_model in runtime.config.llms:
-        target = runtime.target_model
-        check_tokens(backend, capabilities, builder.methods, runtime.config.llms[target], target)
-        check_opponents(backend, capabilities, runtime.config.llms, target)
 
 
 def _type_of(component: object, config: ComponentConfig) -> str:
@@ -322,17 +311,29 @@ class Trainer(TrainerSeam):
         RequestError when there are none, ErrorBudgetExceeded when too many episodes fail: a failed validation
         is no reward of zero.
         """
-        builder = self.trajectory_builder
+        builder, config = self.trajectory_builder, self._block
         if self._runtime is not None and not self._runtime.validation_examples:
             key = "finetuning.run_configuration.validation_dataset"
             raise RequestError(f"there are no examples to validate on; name a file as '{key}'")
-        with self._validating():
+        settings = config.run_configuration
+        held_out = settings.model_copy(update={"dataset": settings.validation_dataset})
+        # The builder sees the validation examples, in its runtime and in its config.
+        builder.run_config = config.model_copy(update={"run_configuration": held_out})
+        if self._runtime is not None:
+            examples = self._runtime.validation_examples
+            builder.bind_runtime(replace(self._runtime, examples=examples))
+        try:
             output = await builder.run_eval()
+        finally:
+            builder.run_config = config
+            if self._runtime is not None:
+                builder.bind_runtime(self._runtime)
         metrics = self._calculate_validation_metrics(output)
         if type(builder).compute_reward is not TrajectoryBuilder.compute_reward:
             # The same figure as in training: the reward as the builder shapes it.
             items = output.results_of(self._reward_name())
-            rewards = await shaped_rewards(builder, items, {"epoch": epoch, "run_id": run_id})
+            meta = {"epoch": epoch, "run_id": run_id}
+            rewards = [await builder.compute_reward(item, meta) for item in items if item.is_scored]
             if rewards != output.scores()[self._reward_name()]:
                 metrics |= reward_metrics(rewards)
         return metrics | {"epoch": epoch, "dataset_type": "validation"}
@@ -380,20 +381,3 @@ class Trainer(TrainerSeam):
         state: dict[str, Any] = finite(self._curriculum_state or {})
         config = self.curriculum_config
         return state | {"config": None if config is None else config.model_dump(mode="json")}
-
-    @contextmanager
-    def _validating(self) -> Iterator[None]:
-        """The builder sees the validation examples, in its runtime and in its config."""
-        builder, config = self.trajectory_builder, self._block
-        settings = config.run_configuration
-        held_out = settings.model_copy(update={"dataset": settings.validation_dataset})
-        builder.run_config = config.model_copy(update={"run_configuration": held_out})
-        if self._runtime is not None:
-            examples = self._runtime.validation_examples
-            builder.bind_runtime(replace(self._runtime, examples=examples))
-        try:
-            yield
-        finally:
-            builder.run_config = config
-            if self._runtime is not None:
-                builder.bind_runtime(self._runtime)

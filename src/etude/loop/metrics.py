@@ -13,10 +13,9 @@ from typing import Any, TypeVar
 
 from etude.algorithms.algorithm import kind_of
 from etude.algorithms.episodes import UnitGroup, reward_groups
-from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.config.finetuning import CurriculumLearningConfig
 from etude.core.episode import cut_off_share
-from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
+from etude.core.evaluation import EvaluationRunOutput
 from etude.core.history import History
 from etude.core.keys import generator
 from etude.core.stats import Bounds, Distribution, estimate
@@ -45,8 +44,14 @@ def collection_metrics(collection: TrajectoryCollection, facts: dict[str, Any]) 
         "num_groups": len(collection.trajectories),
         **{key: value for key, value in facts.items() if key not in _RAW},
     }
-    if kind_of(collection.method) != "imitation":
-        metrics["reward_groups"] = _compared(collection, facts)
+    if kind_of(collection.method) != "imitation" and "reward_groups" not in facts:
+        # Step rewards can differ where rewards are equal.
+        shaped = [
+            [*rewards_of(group), *(reward for each in group for reward in each.shaped_rewards or ())]
+            for group in collection.trajectories
+        ]
+        groups = [UnitGroup([], own) for own in shaped]
+        metrics["reward_groups"] = reward_groups(groups, [len({*own}) > 1 for own in shaped])
     return metrics
 
 
@@ -115,13 +120,6 @@ def _by_evaluator(
     return {name: measured_scores(values, bounds.get(name)) for name, values in scores.items()}
 
 
-async def shaped_rewards(
-    builder: TrajectoryBuilder, items: Sequence[EvalOutputItem], meta: dict[str, Any]
-) -> list[float]:
-    """The builder's rewards of the items that have a score."""
-    return [await builder.compute_reward(item, meta) for item in items if item.is_scored]
-
-
 def reason_for_skip(metrics: Mapping[str, Any]) -> str:
     """Why nothing of what was collected can be trained on, in one sentence."""
     reasons = [f"{count} × {reason}" for reason, count in sorted(metrics.get("left_out", {}).items())]
@@ -164,18 +162,6 @@ def reason_to_stop(history: History, patience: int | None, target_reward: float 
     if max(scores[-patience:]) > best:
         return None
     return f"the last {patience} {kind} rewards have not beaten {best:.3f}"
-
-
-def _compared(collection: TrajectoryCollection, facts: Mapping[str, Any]) -> dict[str, int]:
-    """Step rewards can differ where rewards are equal."""
-    if "reward_groups" in facts:
-        return dict(facts["reward_groups"])
-    shaped = [
-        [*rewards_of(group), *(reward for each in group for reward in each.shaped_rewards or ())]
-        for group in collection.trajectories
-    ]
-    groups = [UnitGroup([], rewards) for rewards in shaped]
-    return reward_groups(groups, [len({*rewards}) > 1 for rewards in shaped])
 
 
 def _rewards(collection: TrajectoryCollection) -> list[float]:
@@ -243,8 +229,10 @@ def apply_curriculum(
     positions = {id(group): str(index) for index, group in enumerate(present)}
     sign = 1 if config.sort_ascending else -1
     valid.sort(key=lambda group: sign * _average(group))
-    expanded = _expand(state, config, epoch)
-    share = expanded["current_percentile"]
+    expanded, share = dict(state), state["current_percentile"]
+    if share < 1 and state["epochs_at_percentile"] >= config.expansion_interval:
+        share = min(1.0, round(share + config.increment_percentile, 9))
+        expanded |= {"current_percentile": share, "epochs_at_percentile": 0, "last_expansion_epoch": epoch}
     selected = valid[: max(1, math.ceil(len(valid) * share - _ROUNDING))]
     selected = _subsample(selected, len(valid), config, seed, epoch)
     after = expanded | {
@@ -260,18 +248,6 @@ def apply_curriculum(
         "curriculum_hardest": averages[-1],
     }
     return selected, after, facts
-
-
-def _expand(state: State, config: CurriculumLearningConfig, epoch: int) -> State:
-    """The state with a larger percentile, once enough epochs have trained at the current one."""
-    share = state["current_percentile"]
-    if share >= 1 or state["epochs_at_percentile"] < config.expansion_interval:
-        return dict(state)
-    return state | {
-        "current_percentile": min(1.0, round(share + config.increment_percentile, 9)),
-        "epochs_at_percentile": 0,
-        "last_expansion_epoch": epoch,
-    }
 
 
 def rewards_of(group: Sequence[Trajectory]) -> list[float]:

@@ -32,7 +32,17 @@ def load_version(wanted: RunVersion, *, quantized: bool = True) -> Policy:
     when the weights are not those that the run recorded, RequestError when those of its base are not.
     """
     config = model_config(wanted.run, wanted.target)
-    llm = _local_model(config, wanted)
+    target = config.finetuning.target_model
+    llm = config.llms.get(target) if target is not None else None
+    if not isinstance(llm, LocalLlmConfig):
+        kind = "of no known type" if llm is None else f"`_type: {llm.type_name}`"
+        problem = f"the model of run {wanted.run.name} is {kind}; only the weights of `_type: local` are here"
+        if wanted.version is not None:
+            problem += (
+                f". {wanted} is the model '{wanted.version.location}' of its backend: ask for that name. "
+                "A language-model server's is exported with `etude export --server ADDRESS NAME`"
+            )
+        raise RequestError(problem)
     require_local_extra()
     from etude.models.policy import LoraOptions, Policy
 
@@ -59,22 +69,6 @@ def load_version(wanted: RunVersion, *, quantized: bool = True) -> Policy:
     if kept is not None and (damage := damage_in(kept)):
         _LOG.warning("the weights of %s are whole, and other files are not: %s", wanted, "; ".join(damage))
     return policy
-
-
-def _local_model(config: Config, wanted: RunVersion) -> LocalLlmConfig:
-    """The config of the trained model. Raises RequestError when it does not run in this process."""
-    name = config.finetuning.target_model
-    llm = config.llms.get(name) if name is not None else None
-    if not isinstance(llm, LocalLlmConfig):
-        kind = "of no known type" if llm is None else f"`_type: {llm.type_name}`"
-        problem = f"the model of run {wanted.run.name} is {kind}; only the weights of `_type: local` are here"
-        if wanted.version is not None:
-            problem += (
-                f". {wanted} is the model '{wanted.version.location}' of its backend: ask for that name. "
-                "A language-model server's is exported with `etude export --server ADDRESS NAME`"
-            )
-        raise RequestError(problem)
-    return llm
 
 
 def model_overrides(config: Config, text: str, wanted: RunVersion | None) -> list[tuple[str, str]]:

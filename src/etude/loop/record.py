@@ -80,10 +80,6 @@ class Record:
         self._ringing: list[tuple[Entry, AlarmEvent]] = []
         """Alarms that have been recorded, and nobody has been told of."""
 
-    def reload(self) -> None:
-        """Take the history anew from the journal."""
-        self.history = self.log.history(self.history.run_id)
-
     def is_done(self, epoch: int) -> bool:
         """Whether the epoch (from 0) is recorded."""
         return self.history.epoch(epoch + 1) is not None

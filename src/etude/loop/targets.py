@@ -107,7 +107,14 @@ class TargetsTrainer(Trainer):
         run, progress = self.runtime.run, self.runtime.progress
         members = list(self.members.values())
         facts = {name: member.bookkeeper.describe() for name, member in self.members.items()}
-        progress.run_started(run.name, num_epochs, _described(facts))
+        # What all targets share, and the rest joined under the name of each.
+        first, *others = facts.values()
+        shared = {key: value for key, value in first.items() if all(other[key] == value for other in others)}
+        own = {
+            f"target {name}": ", ".join(str(value) for key, value in each.items() if key not in shared)
+            for name, each in facts.items()
+        }
+        progress.run_started(run.name, num_epochs, shared | own)
         await run_loop(members, num_epochs, self.run_config, run.name, progress)
         summary = self._summary()
         run.write_json(SUMMARY, summary)
@@ -156,17 +163,6 @@ class TargetsTrainer(Trainer):
     def _summary(self) -> dict[str, Any]:
         histories = {name: member.history for name, member in self.members.items()}
         return summary_of_targets(self.runtime.run.name, histories)
-
-
-def _described(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The facts that all targets share, and the others joined under the name of each target."""
-    first, *others = facts.values()
-    shared = {key: value for key, value in first.items() if all(other[key] == value for other in others)}
-    own = {
-        f"target {name}": ", ".join(str(value) for key, value in each.items() if key not in shared)
-        for name, each in facts.items()
-    }
-    return shared | own
 
 
 class SharedProgress(Progress):

@@ -13,7 +13,7 @@ from pydantic import Field
 from etude.config.builder import Builder
 from etude.config.component import CHANGEABLE
 from etude.config.finetuning import FinetuneConfig, TrainerConfig
-from etude.config.registry import register_trainer
+from etude.config.registry import made_by, register_trainer
 from etude.core.errors import EtudeError, JobStillRunning, TrainingError
 from etude.core.history import History
 from etude.core.implementations import WrongReturnError
@@ -344,7 +344,4 @@ class EpochTrainer(Trainer):
             self._curriculum_state = with_sets(kept, like=self._curriculum_state)
 
 
-@register_trainer(config_type=EpochTrainerConfig)
-async def epochs(config: EpochTrainerConfig, builder: Builder) -> AsyncIterator[EpochTrainer]:
-    """The registered component `epochs`."""
-    yield EpochTrainer(config)
+register_trainer(config_type=EpochTrainerConfig)(made_by(EpochTrainer))

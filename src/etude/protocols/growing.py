@@ -242,8 +242,23 @@ class Play:
         protocol, last = self.protocol, number == len(self._schedule) - 1
         outcome = resolve(protocol, turns, path, self._truth, self._stance, last=last)
         try:
-            earned = protocol.payoff(outcome)
-            _check_earned(protocol, earned)
+            earned: object = protocol.payoff(outcome)
+            if not isinstance(earned, Mapping):
+                raise RequestError(
+                    f"the payoff must be a mapping from agents to numbers, found {earned!r:.60}"
+                )
+            for agent, value in earned.items():
+                if agent not in protocol.agents:
+                    raise RequestError(
+                        f"payoffs are for '{agent}', which is not there"
+                        + alternatives(str(agent), protocol.agents)
+                    )
+                try:
+                    is_finite = math.isfinite(value)
+                except (TypeError, OverflowError):
+                    is_finite = False
+                if not is_finite:
+                    raise RequestError(f"the payoff of '{agent}' is {value!r:.60}")
         except RequestError as error:
             raise EpisodeError(f"protocol '{protocol.name}': in round {number}, {error}") from error
         rewards = {agent: float(value) for agent, value in earned.items() if value}
@@ -265,20 +280,3 @@ class Play:
                     f"bounds {low:g} to {high:g}"
                 )
         return ()
-
-
-def _check_earned(protocol: Protocol, earned: object) -> None:
-    """Raise RequestError for what is no mapping from agents of the protocol to finite numbers."""
-    if not isinstance(earned, Mapping):
-        raise RequestError(f"the payoff must be a mapping from agents to numbers, found {earned!r:.60}")
-    for agent, value in earned.items():
-        if agent not in protocol.agents:
-            raise RequestError(
-                f"payoffs are for '{agent}', which is not there" + alternatives(str(agent), protocol.agents)
-            )
-        try:
-            is_finite = math.isfinite(value)
-        except (TypeError, OverflowError):
-            is_finite = False
-        if not is_finite:
-            raise RequestError(f"the payoff of '{agent}' is {value!r:.60}")

@@ -26,7 +26,6 @@ _LEAST_ROUNDS = 8
 """Rounds of a protocol that is not given a number, and one or two more to end with the verifier."""
 
 _OWN_CHANNELS = {"prover0": "prover0_channel", "prover1": "prover1_channel"}
-_ONE_CHANNEL = {"prover0": "main", "prover1": "main"}
 _OPPOSED: dict[str, Stance] = {"prover0": REJECT, "prover1": ACCEPT}
 _LABELS = {VERIFIER: "Verifier", "prover": "Expert", "prover0": "Expert_1", "prover1": "Expert_2"}
 
@@ -232,7 +231,7 @@ def merlin_arthur(**terms: Any) -> Protocol:
         "merlin_arthur",
         _terms_of(merlin_arthur, terms),
         _OPPOSED,
-        _ONE_CHANNEL,
+        dict.fromkeys(_OPPOSED, "main"),
         [((prover,), (VERIFIER,)) for prover in _OPPOSED],
         max_rounds=2,
         public=True,

@@ -198,7 +198,19 @@ def _faults(protocol: Protocol) -> Iterator[str]:
     for schedule in protocol.schedules:
         for number, turns in enumerate(schedule):
             yield from _faults_of_round(protocol, f"round {number}", turns)
-        yield from _faults_of_end(protocol, schedule)
+        # Nothing follows a round that must decide; where a verdict is needed, it is the last.
+        last = len(schedule) - 1
+        obliged = [
+            number for number, turns in enumerate(schedule) if any(turn.decide == "must" for turn in turns)
+        ]
+        if obliged and obliged[0] != last:
+            yield f"nothing can follow round {obliged[0]}, which must decide"
+        if protocol.needs_verdict and last not in obliged:
+            speakers = " and ".join(f"'{turn.agent}'" for turn in schedule[last])
+            yield (
+                f"the last round ({last}) is a turn of {speakers} that need not decide; end with a turn that "
+                "must decide, or say `needs_verdict=False`"
+            )
 
 
 def _faults_of_round(protocol: Protocol, where: str, turns: Round) -> Iterator[str]:
@@ -207,46 +219,26 @@ def _faults_of_round(protocol: Protocol, where: str, turns: Round) -> Iterator[s
     for agent in _repeated(turn.agent for turn in turns):
         yield f"'{agent}' has two turns in {where}"
     for turn in turns:
-        yield from _faults_of_turn(protocol, where, turn)
+        agent, writes = turn.agent, turn.writes
+        yield from _unknown([agent], protocol.agents, f"{where} is a turn of")
+        yield from _unknown(writes, protocol.channels, f"'{agent}' writes in {where} on")
+        for channel in writes:
+            if agent not in protocol.channels[channel]:
+                yield f"'{agent}' writes on channel '{channel}' in {where}, and cannot read it"
+        for channel in _repeated(writes):
+            yield f"'{agent}' writes twice on channel '{channel}' in {where}"
+        if turn.headers and len(turn.headers) != len(writes):
+            yield f"'{agent}' has {len(turn.headers)} headers in {where} for {len(writes)} channels"
+        if turn.decide != "no" and not protocol.agents[agent].may_decide:
+            yield f"'{agent}' {turn.decide} decide in {where}, and its role may not"
+        if turn.decide == "no" and not writes:
+            yield f"'{agent}' neither writes nor decides in {where}"
     for channel in _repeated(channel for turn in turns for channel in turn.writes):
         writers = " and ".join(f"'{turn.agent}'" for turn in turns if channel in turn.writes)
         yield f"{writers} both write on channel '{channel}' in {where}"
     deciders = [turn.agent for turn in turns if protocol.agents[turn.agent].may_decide]
     if len(deciders) > 1:
         yield f"{' and '.join(deciders)} may both decide in {where}, and the first decision ends a play"
-
-
-def _faults_of_turn(protocol: Protocol, where: str, turn: Turn) -> Iterator[str]:
-    agent, writes = turn.agent, turn.writes
-    yield from _unknown([agent], protocol.agents, f"{where} is a turn of")
-    yield from _unknown(writes, protocol.channels, f"'{agent}' writes in {where} on")
-    for channel in writes:
-        if agent not in protocol.channels[channel]:
-            yield f"'{agent}' writes on channel '{channel}' in {where}, and cannot read it"
-    for channel in _repeated(writes):
-        yield f"'{agent}' writes twice on channel '{channel}' in {where}"
-    if turn.headers and len(turn.headers) != len(writes):
-        yield f"'{agent}' has {len(turn.headers)} headers in {where} for {len(writes)} channels"
-    if turn.decide != "no" and not protocol.agents[agent].may_decide:
-        yield f"'{agent}' {turn.decide} decide in {where}, and its role may not"
-    if turn.decide == "no" and not writes:
-        yield f"'{agent}' neither writes nor decides in {where}"
-
-
-def _faults_of_end(protocol: Protocol, schedule: Schedule) -> Iterator[str]:
-    """Nothing follows a round that must decide; where a verdict is needed, it is the last."""
-    last = len(schedule) - 1
-    obliged = [
-        number for number, turns in enumerate(schedule) if any(turn.decide == "must" for turn in turns)
-    ]
-    if obliged and obliged[0] != last:
-        yield f"nothing can follow round {obliged[0]}, which must decide"
-    if protocol.needs_verdict and last not in obliged:
-        speakers = " and ".join(f"'{turn.agent}'" for turn in schedule[last])
-        yield (
-            f"the last round ({last}) is a turn of {speakers} that need not decide; end with a turn that "
-            "must decide, or say `needs_verdict=False`"
-        )
 
 
 def _unknown(names: Iterable[str], known: Collection[str], where: str) -> Iterator[str]:

@@ -159,26 +159,20 @@ def parse_answer(text: str, turn: Turn) -> Act | Malformed:
     answer = text.strip()
     decisions = [] if turn.decide == "no" else [match[1] or "" for match in _DECISION.finditer(answer)]
     if decisions:
-        return _decide(decisions, turn)
+        values = {text: turn.scale.read(text) for text in decisions}
+        unknown = next((text for text, value in values.items() if value is None), None)
+        if unknown is not None:
+            return Malformed(f"the decision {unknown[:_SHOWN]!r} is none of: {_texts(turn)}")
+        if len(set(values.values())) > 1:
+            return Malformed(f"several decisions: {', '.join(text[:_SHOWN] for text in values)}")
+        return Act(decision=values[decisions[0]])
     if turn.decide == "must":
         return Malformed(f"no decision in a turn that must decide; it is written 'Decision: {_texts(turn)}'")
     if not answer:
         return Malformed("an empty answer")
-    return Act({turn.writes[0]: answer}) if len(turn.writes) == 1 else _split(answer, turn)
-
-
-def _decide(decisions: list[str], turn: Turn) -> Act | Malformed:
-    values = {text: turn.scale.read(text) for text in decisions}
-    unknown = next((text for text, value in values.items() if value is None), None)
-    if unknown is not None:
-        return Malformed(f"the decision {unknown[:_SHOWN]!r} is none of: {_texts(turn)}")
-    if len(set(values.values())) > 1:
-        return Malformed(f"several decisions: {', '.join(text[:_SHOWN] for text in values)}")
-    return Act(decision=values[decisions[0]])
-
-
-def _split(answer: str, turn: Turn) -> Act | Malformed:
-    """The parts of an answer, each from its header to the next."""
+    if len(turn.writes) == 1:
+        return Act({turn.writes[0]: answer})
+    # The parts, each from its header to the next.
     headings: list[re.Match[str]] = []
     for _, header in turn.parts:
         match = re.search(rf"^[^\S\n]*[#*_]*{re.escape(header)}[*_]*", answer, re.IGNORECASE | re.MULTILINE)

@@ -19,7 +19,7 @@ from etude.config.component import CHANGEABLE, EvaluatorConfig, WorkflowConfig
 from etude.config.import_path import import_object, is_import_path, where_raised
 from etude.config.nearest import alternatives
 from etude.config.references import AgentRef, LlmRef, Refers
-from etude.config.registry import register_evaluator, register_workflow
+from etude.config.registry import made_by, register_evaluator, register_workflow
 from etude.core.call import Sampling
 from etude.core.episode import Example
 from etude.core.errors import EpisodeError, EtudeError, RequestError
@@ -344,10 +344,7 @@ class ProtocolRewardConfig(EvaluatorConfig, name="protocol_reward"):
     """The agent, such as `verifier`."""
 
 
-@register_evaluator(config_type=ProtocolRewardConfig)
-async def protocol_reward(config: ProtocolRewardConfig, builder: Builder) -> AsyncIterator[ProtocolReward]:
-    """The registered component `protocol_reward`."""
-    yield ProtocolReward(config.agent)
+register_evaluator(config_type=ProtocolRewardConfig)(made_by(lambda config: ProtocolReward(config.agent)))
 
 
 def accuracy(tree: EpisodeTree) -> float:
@@ -378,7 +375,4 @@ class VerdictAccuracyConfig(EvaluatorConfig, name="verdict_accuracy"):
     """1 when the verdict is right, otherwise 0; no decision is not right."""
 
 
-@register_evaluator(config_type=VerdictAccuracyConfig)
-async def verdict_accuracy(config: VerdictAccuracyConfig, builder: Builder) -> AsyncIterator[VerdictAccuracy]:
-    """The registered component `verdict_accuracy`."""
-    yield VerdictAccuracy()
+register_evaluator(config_type=VerdictAccuracyConfig)(made_by(lambda config: VerdictAccuracy()))

@@ -80,7 +80,9 @@ class MetricsFiles:
 
         Each is whole at any instant.
         """
-        lines = self._encoded("lines", history.epochs, lambda entry: _line(history, entry))
+        lines = self._encoded(
+            "lines", history.epochs, lambda entry: f"{_json(_epoch_line(history.run_id, entry))}\n"
+        )
         write_atomically(self._folder / "training_metrics.jsonl", "".join(lines), exact=True)
         trained_on = [entry for entry in history.epochs if entry.resting is None]
         self._write_list("reward_history", trained_on, "num_trajectories")
@@ -91,7 +93,9 @@ class MetricsFiles:
             write_atomically(self._folder / "curriculum_state.json", f"{state}\n")
 
     def _write_list(self, name: str, entries: Iterable[Entry], *more: str) -> None:
-        items = self._encoded(name, entries, lambda entry: _item(entry, more))
+        items = self._encoded(
+            name, entries, lambda entry: textwrap.indent(_json(_rewards(entry, more), indent=2), "  ")
+        )
         text = ",\n".join(items)
         write_atomically(self._folder / f"{name}.json", f"[\n{text}\n]\n" if text else "[]\n", exact=True)
 
@@ -103,14 +107,6 @@ class MetricsFiles:
             if known is None or known[0] is not entry:
                 known = self._texts[name, entry.epoch] = entry, masked(encode(entry))
             yield known[1]
-
-
-def _line(history: History, entry: EpochEntry) -> str:
-    return f"{_json(_epoch_line(history.run_id, entry))}\n"
-
-
-def _item(entry: Entry, more: Iterable[str]) -> str:
-    return textwrap.indent(_json(_rewards(entry, more), indent=2), "  ")
 
 
 def _epoch_line(run_id: str, entry: EpochEntry) -> dict[str, Any]:
@@ -159,7 +155,7 @@ def render_reward_plot(history: History) -> bytes:
 
     figure = Figure(figsize=(10, 5.6), dpi=150, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    axes: Any = figure.subplots()
     title = axes.set_title("", loc="left", color=_INK, fontsize=13, fontweight="bold", pad=14)
     title.set(text=_title(history), parse_math=False)  # A `$` in a name is no formula.
     axes.set_xlabel("epochs trained", color=_MUTED)
@@ -171,7 +167,14 @@ def render_reward_plot(history: History) -> bytes:
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(_GRID)
     axes.margins(x=0.02, y=0.12)
-    _draw_training(axes, history)
+    train = _points(history.epochs, "avg_reward")
+    if train:
+        style = {"linewidth": 1.6, "marker": "o", "markersize": 3.2, "label": "training"}
+        axes.plot(*zip(*train, strict=True), color=_TRAIN, **style)
+    filtered = _points(history.epochs, "filtered_avg_reward")
+    if filtered and any(share != 1.0 for _, share in _points(history.epochs, "curriculum_percentile")):
+        style = {"linewidth": 1.4, "linestyle": (0, (1, 1.6)), "label": "trained on"}
+        axes.plot(*zip(*filtered, strict=True), color=_FILTERED, **style)
     _draw_validation(axes, history)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="best", frameon=False, labelcolor=_INK, fontsize=9.5)
@@ -192,17 +195,6 @@ def _title(history: History) -> str:
     kind = "Validation reward" if history.validations else "Reward of the training episodes"
     first, last = (entry.metrics["avg_reward"] for entry in (known[0], known[-1]))
     return f"{kind} {first:.2f} → {last:.2f} · {name}"
-
-
-def _draw_training(axes: Any, history: History) -> None:
-    train = _points(history.epochs, "avg_reward")
-    if train:
-        style = {"linewidth": 1.6, "marker": "o", "markersize": 3.2, "label": "training"}
-        axes.plot(*zip(*train, strict=True), color=_TRAIN, **style)
-    filtered = _points(history.epochs, "filtered_avg_reward")
-    if filtered and any(share != 1.0 for _, share in _points(history.epochs, "curriculum_percentile")):
-        style = {"linewidth": 1.4, "linestyle": (0, (1, 1.6)), "label": "trained on"}
-        axes.plot(*zip(*filtered, strict=True), color=_FILTERED, **style)
 
 
 def _draw_validation(axes: Any, history: History) -> None:

@@ -38,7 +38,10 @@ class LogLines(logging.Handler):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is shown."""
-        least = self._least if _is_own(record) else max(self._least, logging.WARNING)
+        file = record.pathname
+        # Made by user code, or by Etude.
+        is_own = file.startswith(_PACKAGE) or not is_installed(file) or is_user_module(record.name)
+        least = self._least if is_own else max(self._least, logging.WARNING)
         return super().filter(record) is not False and (record.levelno >= least or _has_level(record.name))
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -63,12 +66,6 @@ def show_logs(level: LogLevel) -> None:
         root.removeHandler(handler)
     root.addHandler(LogLines(level))
     root.setLevel(level.name)
-
-
-def _is_own(record: logging.LogRecord) -> bool:
-    """Whether the record was made by user code, or by Etude."""
-    file = record.pathname
-    return file.startswith(_PACKAGE) or not is_installed(file) or is_user_module(record.name)
 
 
 def _has_level(name: str) -> bool:

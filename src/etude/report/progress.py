@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Self, TextIO
 
 from rich.console import Console, RenderableType
@@ -306,26 +306,6 @@ class LiveProgress(RunState):
     def render(self) -> RenderableType:
         """The panel as it is now."""
         rows = Table.grid(expand=True)
-        rows.add_row(self._headline())
-        if self.phase_total:
-            rows.add_row(ProgressBar(total=self.phase_total, completed=self.episodes))
-        rows.add_row(self._rewards())
-        if self.spending:
-            rows.add_row(Text.assemble("spent ", (self.spending, "bold")))
-        for target, validations in self.validations.items():
-            rows.add_row(self._validations(target, validations))
-        title = Text.assemble(("etude", "bold"), f" · {self.run_id}" if self.run_id else "")
-        return Panel(
-            rows,
-            title=title,
-            title_align="left",
-            border_style="blue",
-            # Room for what a terminal writes when keys are pressed: `^C` after a full line begins a new one,
-            # and the panel would then be taken away a line too low.
-            width=max(_LEAST, min(self._console.width - _KEYS, _MOST)),
-        )
-
-    def _headline(self) -> Table:
         row = Table.grid(expand=True)
         row.add_column()
         row.add_column(justify="right")
@@ -340,19 +320,32 @@ class LiveProgress(RunState):
         right.append(f"{self.tokens_per_second:,.0f} tokens/s · " if self.tokens else "", style="dim")
         right.append(shown_time(self.elapsed), style="dim")
         row.add_row(left, right)
-        return row
-
-    def _rewards(self) -> Text:
+        rows.add_row(row)
+        if self.phase_total:
+            rows.add_row(ProgressBar(total=self.phase_total, completed=self.episodes))
         reward = self.reward_so_far
         text = Text.assemble("reward ", ("–" if reward is None else f"{reward:.3f}", "bold green"))
         for target, rewards in self.rewards.items():
             text.append(f"  {target or 'last epoch'} {rewards[-1]:.3f}", style="green")
-        return text
-
-    def _validations(self, target: str, validations: Sequence[Mapping[str, Any]]) -> Text:
-        first, last = validations[0], validations[-1]
-        text = shown_reward(last) if first is last else f"{shown_reward(first)} → {shown_reward(last)}"
-        return Text.assemble("validation ", f"{target} " if target else "", (text, "bold magenta"))
+        rows.add_row(text)
+        if self.spending:
+            rows.add_row(Text.assemble("spent ", (self.spending, "bold")))
+        for target, validations in self.validations.items():
+            first, last = validations[0], validations[-1]
+            values = shown_reward(last) if first is last else f"{shown_reward(first)} → {shown_reward(last)}"
+            rows.add_row(
+                Text.assemble("validation ", f"{target} " if target else "", (values, "bold magenta"))
+            )
+        title = Text.assemble(("etude", "bold"), f" · {self.run_id}" if self.run_id else "")
+        return Panel(
+            rows,
+            title=title,
+            title_align="left",
+            border_style="blue",
+            # Room for what a terminal writes when keys are pressed: `^C` after a full line begins a new one,
+            # and the panel would then be taken away a line too low.
+            width=max(_LEAST, min(self._console.width - _KEYS, _MOST)),
+        )
 
 
 def progress_for(

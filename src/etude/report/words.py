@@ -111,7 +111,11 @@ def figure_lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Labels and texts of one model's summary (`etude.store.figures.summary_of`): its rewards, the other
     evaluators, and its best and last version."""
     if (warm_up := summary.get("warm_up")) is not None:
-        yield "warm-up", _warm_up(warm_up)
+        version = "" if warm_up["version"] is None else f": v{warm_up['version']}"
+        value = "" if warm_up["loss"] is None else f", loss {warm_up['loss']:.3f}"
+        if warm_up["avg_reward"] is not None:
+            value = f", reward {shown_reward(warm_up)} n={warm_up['n']} (training examples)"
+        yield "warm-up", f"{warm_up['steps']} steps of imitation{value}{version}"
     validated = summary["measured_on"] == "validation"
     keys = ("before", "warm", "after") if validated else ("first_epoch", "last_epoch")
     known = {key: summary[key] for key in keys if summary.get(key) is not None}
@@ -123,26 +127,6 @@ def figure_lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"distribution{when}", f"{found}: {found.shown_bars()}"
     for name in evaluators_in(figures):
         yield name, " → ".join(shown_score(figure["evaluators"].get(name)) for figure in figures)
-    yield from _versions(summary, validated)
-
-
-def evaluators_in(figures: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The evaluators of the figures; none where there is only the one that is the reward."""
-    names = list(dict.fromkeys(name for figure in figures for name in figure["evaluators"]))
-    rewards = [{"mean": figure["avg_reward"]} for figure in figures]
-    only = [{"mean": score["mean"]} for figure in figures for score in figure["evaluators"].values()]
-    return [] if len(names) == 1 and only == rewards else names
-
-
-def _warm_up(warm_up: Mapping[str, Any]) -> str:
-    version = "" if warm_up["version"] is None else f": v{warm_up['version']}"
-    value = "" if warm_up["loss"] is None else f", loss {warm_up['loss']:.3f}"
-    if warm_up["avg_reward"] is not None:
-        value = f", reward {shown_reward(warm_up)} n={warm_up['n']} (training examples)"
-    return f"{warm_up['steps']} steps of imitation{value}{version}"
-
-
-def _versions(summary: Mapping[str, Any], validated: bool) -> Iterator[tuple[str, str]]:
     best, last = summary["best_version"], summary["last_version"]
     if best is not None:
         untrained = "" if best["number"] else ", the base model: no trained version has done better"
@@ -154,6 +138,14 @@ def _versions(summary: Mapping[str, Any], validated: bool) -> Iterator[tuple[str
         of = "" if last is None else f" of v{last['number']}"
         how = "" if validated else f": no validation of held-out examples ({VALIDATION_KEY}) was run"
         yield "not measured", f"nothing was measured after the last update{of}{how}"
+
+
+def evaluators_in(figures: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The evaluators of the figures; none where there is only the one that is the reward."""
+    names = list(dict.fromkeys(name for figure in figures for name in figure["evaluators"]))
+    rewards = [{"mean": figure["avg_reward"]} for figure in figures]
+    only = [{"mean": score["mean"]} for figure in figures for score in figure["evaluators"].values()]
+    return [] if len(names) == 1 and only == rewards else names
 
 
 def _location(version: Mapping[str, Any]) -> str:

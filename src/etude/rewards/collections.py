@@ -111,19 +111,15 @@ def examples_for_epoch(
     passes = 0
     for _ in range(epoch + 1):
         if len(waiting) < count:
-            waiting += _next_pass(len(examples), waiting, count - len(waiting), seed, passes)
+            # All of them, and first those that are not left over from the pass before.
+            order = _shuffled(len(examples), seed, passes)
+            skipped = set(waiting)
+            head = [index for index in order if index not in skipped][: count - len(waiting)]
+            taken = set(head)
+            waiting += head + [index for index in order if index not in taken]
             passes += 1
         chosen, waiting = waiting[:count], waiting[count:]
     return [examples[index] for index in chosen]
-
-
-def _next_pass(size: int, left: Sequence[int], needed: int, seed: int, number: int) -> list[int]:
-    """A shuffle of all indices whose first `needed` are none of those left over from the pass before."""
-    order = _shuffled(size, seed, number)
-    skipped = set(left)
-    head = [index for index in order if index not in skipped][:needed]
-    taken = set(head)
-    return head + [index for index in order if index not in taken]
 
 
 @lru_cache(maxsize=4)

@@ -260,7 +260,21 @@ class Gathering:
             failure = failure.exceptions[0]
         if failure is not None:
             raise failure
-        return self._output()
+        # All that is known now counts: of the scores, those of episodes that have an output.
+        self._budget.check(self._budget.episodes - self._budget.failed_episodes)
+        done = [self._done[key] for key in self._order]
+        return EvaluationRunOutput(
+            eval_input=EvalInput(eval_input_items=[item for item, _ in done]),
+            evaluation_results=[
+                (name, summary_of([scores[name] for _, scores in done])) for name in self._scorer.names
+            ],
+            workflow_interrupted=self._budget.failed_episodes > 0,
+            failures=dict(self._budget.counts),
+            causes=merge_causes(self._budget.failures),
+            calls=dict(self._calls),
+            retried=dict(self._retried),
+            waited_seconds=self._waited,
+        )
 
     async def _take(self, record: EpisodeRecord) -> None:
         """Score an episode, and with it its example's others when it is the last of them."""
@@ -312,20 +326,3 @@ class Gathering:
         for name, output in scores.items():
             if output.error is not None:
                 self._budget.add(f"{_SCORE}{name}", record.id, output.error)
-
-    def _output(self) -> EvaluationRunOutput:
-        # All that is known now counts: of the scores, those of episodes that have an output.
-        self._budget.check(self._budget.episodes - self._budget.failed_episodes)
-        done = [self._done[key] for key in self._order]
-        return EvaluationRunOutput(
-            eval_input=EvalInput(eval_input_items=[item for item, _ in done]),
-            evaluation_results=[
-                (name, summary_of([scores[name] for _, scores in done])) for name in self._scorer.names
-            ],
-            workflow_interrupted=self._budget.failed_episodes > 0,
-            failures=dict(self._budget.counts),
-            causes=merge_causes(self._budget.failures),
-            calls=dict(self._calls),
-            retried=dict(self._retried),
-            waited_seconds=self._waited,
-        )

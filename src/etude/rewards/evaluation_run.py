@@ -81,19 +81,16 @@ class EvaluationRun(Evaluation):
             async with self._journal.beginning(f"{phase}/"):
                 return await gathering.output_of(self._collector.collect(jobs))
         except (ErrorBudgetExceeded, ModelOut):
-            await self._forget_failures(jobs)
+            # Also of episodes that were not yet counted when the run was stopped.
+            # What was being written when the run was stopped is read below only once it is committed.
+            await self._journal.flush()
+            for job in jobs:
+                record = read_episode(self._journal, job.id, job.example)
+                if record is not None and record.failure is not None:
+                    await self._journal.forget(job.id)
+                elif record is not None:
+                    await self._scorer.forget_failures(job.id, self._journal)
             raise
-
-    async def _forget_failures(self, jobs: Sequence[EpisodeJob]) -> None:
-        """Also of episodes that were not yet counted when the run was stopped."""
-        # What was being written when the run was stopped is read below only once it is committed.
-        await self._journal.flush()
-        for job in jobs:
-            record = read_episode(self._journal, job.id, job.example)
-            if record is not None and record.failure is not None:
-                await self._journal.forget(job.id)
-            elif record is not None:
-                await self._scorer.forget_failures(job.id, self._journal)
 
 
 async def rescore(

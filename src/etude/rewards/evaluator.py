@@ -18,7 +18,7 @@ from etude.config.builder import Builder
 from etude.config.component import CHANGEABLE, EvaluatorConfig
 from etude.config.import_path import import_object, where_defined
 from etude.config.references import AgentRef, Refers
-from etude.config.registry import register_evaluator
+from etude.config.registry import made_by, register_evaluator
 from etude.core.data_model import kind_of, number
 from etude.core.episode import Example, measured
 from etude.core.errors import RequestError
@@ -327,7 +327,6 @@ class MeasuredConfig(EvaluatorConfig, name="measured"):
     """The least and the most that it can be, such as `[-1, 1]`."""
 
 
-@register_evaluator(config_type=MeasuredConfig)
-async def measured_evaluator(config: MeasuredConfig, builder: Builder) -> AsyncIterator[Evaluator]:
-    """The registered component `measured`."""
-    yield MeasuredEvaluator(config.name, config.agent, config.bounds)
+register_evaluator(config_type=MeasuredConfig)(
+    made_by(lambda config: MeasuredEvaluator(config.name, config.agent, config.bounds))
+)

@@ -117,11 +117,12 @@ def shared_messages(before: Call, messages: Sequence[Any]) -> int:
 
 def _encode_completion(completion: Completion, parent: Call | None) -> Json:
     ids = completion.prompt_ids
-    shared = _shared_ids(_token_ids(parent), ids or ())
+    shared, usage = _shared_ids(_token_ids(parent), ids or ()), completion.usage
+    cached = [usage.cached_tokens] if usage.cached_tokens else []
     data = {
         "message": completion.message,
         "finish_reason": completion.finish_reason,
-        "usage": _encode_usage(completion.usage),
+        "usage": [usage.prompt_tokens, usage.completion_tokens, *cached],
         "model_version": completion.model_version,
         "prompt_ids": None if ids is None else [shared, _pack(_INT32, ids[shared:])],
         "completion_ids": _pack(_INT32, completion.completion_ids),
@@ -136,12 +137,6 @@ def _encode_completion(completion: Completion, parent: Call | None) -> Json:
         "address": completion.address or None,
     }
     return _without_none(data)
-
-
-def _encode_usage(usage: Usage) -> list[int]:
-    """The counts of tokens, that of cached ones where there are any."""
-    counts = [usage.prompt_tokens, usage.completion_tokens]
-    return [*counts, usage.cached_tokens] if usage.cached_tokens else counts
 
 
 def _decode_completion(data: Json, parent: Call | None) -> Completion:

@@ -248,7 +248,13 @@ def paired_difference(first: Path, second: Path, evaluator: str | None = None) -
     `evaluator`, by default the one that is the reward.
     """
     before, after = measured(first, evaluator), measured(second, evaluator)
-    pairs = _pairs(before, after)
+    # By content, and by id too where a run has several of one content.
+    own, others = _by_content(before), _by_content(after)
+    pairs = []
+    for each in before:
+        other = each if each in after else others.get(each.content)
+        if other is not None and (other == each or own[each.content] is not None):
+            pairs.append((each, other))
     if len(pairs) < 2:
         return None
     scores = [stored for run in (first, second) for _, stored in _stored_scores(run, evaluator)]
@@ -257,19 +263,6 @@ def paired_difference(first: Path, second: Path, evaluator: str | None = None) -
         [after[other] for _, other in pairs],
         shared_bounds(stored.get("bounds") for stored in scores),
     )
-
-
-def _pairs(
-    before: Mapping[MeasuredExample, float], after: Mapping[MeasuredExample, float]
-) -> list[tuple[MeasuredExample, MeasuredExample]]:
-    """The examples that are the same: by content, and by id too where a run has several of one content."""
-    own, others = _by_content(before), _by_content(after)
-    pairs = []
-    for each in before:
-        other = each if each in after else others.get(each.content)
-        if other is not None and (other == each or own[each.content] is not None):
-            pairs.append((each, other))
-    return pairs
 
 
 def _by_content(examples: Iterable[MeasuredExample]) -> dict[str, MeasuredExample | None]:

@@ -297,20 +297,18 @@ def warnings_of(history: History) -> list[str]:
 
     Failures are not among them: their causes are counted and shown by themselves.
     """
-    return [text for entries in (history.epochs, history.validations) for text in _warnings(entries)]
-
-
-def _warnings(entries: Sequence[Entry]) -> list[str]:
-    held: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    for entry in entries:
-        for event in entry.alarms:
-            if event.alarm != FAILURES:
-                held.setdefault(event.key, []).append((name_of(entry), event.text))
+    kinds: tuple[Sequence[Entry], ...] = (history.epochs, history.validations)
     texts = []
-    for sentences in held.values():
-        (name, text), more = sentences[-1], len(sentences) - 1
-        others = "" if not more else f" (and {more} other)" if more == 1 else f" (and {more} others)"
-        texts.append(f"{name}{others}: {text}")
+    for entries in kinds:
+        held: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        for entry in entries:
+            for event in entry.alarms:
+                if event.alarm != FAILURES:
+                    held.setdefault(event.key, []).append((name_of(entry), event.text))
+        for sentences in held.values():
+            (name, text), more = sentences[-1], len(sentences) - 1
+            others = "" if not more else f" (and {more} other)" if more == 1 else f" (and {more} others)"
+            texts.append(f"{name}{others}: {text}")
     return texts
 
 

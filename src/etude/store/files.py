@@ -153,9 +153,12 @@ def put_in_place(draft: Path, path: Path, *, sync: bool = True, private: bool = 
     """
     if private:
         make_private(draft)
-    if sync:
-        _sync_all(draft)
     is_folder = draft.is_dir()
+    if sync and not is_folder:
+        _sync(draft)
+    for root, _, names in os.walk(draft, topdown=False) if sync else ():
+        for name in (*names, ""):
+            _sync(Path(root, name))
     if is_folder:
         shutil.rmtree(path, ignore_errors=True)
     draft.replace(path)
@@ -182,7 +185,9 @@ def _is_left_over(path: Path) -> bool:
         return False
     host, process = match[1], int(match[2])
     if host != _HOST:
-        return _age(path) > _LONGEST_SECONDS
+        with contextlib.suppress(FileNotFoundError):
+            return time.time() - path.stat().st_mtime > _LONGEST_SECONDS
+        return False
     if process == os.getpid():
         # In a container each process may have the number of the one before it.
         return path.with_name(path.name.removesuffix(match[3] or "")) not in _being_written
@@ -195,28 +200,11 @@ def _is_left_over(path: Path) -> bool:
     return False
 
 
-def _age(path: Path) -> float:
-    try:
-        return time.time() - path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
-
-
 def _delete(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-
-
-def _sync_all(path: Path) -> None:
-    if not path.is_dir():
-        _sync(path)
-        return
-    for root, _, names in os.walk(path, topdown=False):
-        for name in names:
-            _sync(Path(root) / name)
-        _sync(Path(root))
 
 
 def _sync(path: Path) -> None:

@@ -181,16 +181,12 @@ class EpochLog:
                 await self._journal.forget(self._job_key(index, job))
         count = 0
         for kind in ("validation", "epoch"):
-            later = [key for number, key in self._numbered(kind) if number > epoch]
+            keys = (key for key, _ in self._journal.scan(f"{self._prefix}{kind}/"))
+            later = [key for key in keys if int(key.rpartition("/")[2]) > epoch]
             for key in reversed(later):
                 await self._journal.forget(key)
             count = len(later)
         return count
-
-    def _numbered(self, kind: str) -> list[tuple[int, str]]:
-        """The keys of a kind that end in an epoch's number, with that."""
-        keys = (key for key, _ in self._journal.scan(f"{self._prefix}{kind}/"))
-        return [(int(key.rpartition("/")[2]), key) for key in keys]
 
     async def _put(self, key: str, value: BaseModel) -> None:
         await self._journal.put(key, value.model_dump(mode="json"))

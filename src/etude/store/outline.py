@@ -90,7 +90,26 @@ def outlines(
         if stored["episode"] == key:
             if after and key <= after:
                 continue
-            opened.append(_begin(stored))
+            example = stored["example"]
+            outline = EpisodeOutline(
+                id=stored["episode"],
+                phase=phase_of(stored),
+                example=example["id"],
+                generation=stored["generation"],
+                inputs=example.get("inputs") or {},
+                expected=example.get("expected"),
+                output=stored["output"],
+                failure=None if stored["failure"] is None else Failure(*stored["failure"]),
+                seconds=stored["seconds"],
+                calls=len(stored["calls"]),
+            )
+            # Calls that failed for good are in the episode itself.
+            for call in stored["calls"]:
+                if isinstance(call, dict):
+                    _add_call(outline, _parts_of(call))
+                    if call.get("error"):
+                        outline.errors[f"call:{call['index']}"] = call["error"]
+            opened.append(outline)
         elif opened:
             _add(opened[-1], key.removeprefix(f"{opened[-1].id}/"), stored, reward)
         if opened and text:
@@ -125,29 +144,6 @@ def _parts_of(value: Json) -> dict[str, Json]:
             part = part.get(step) if isinstance(part, dict) else None
         parts[name] = part
     return parts
-
-
-def _begin(stored: Mapping[str, Json]) -> EpisodeOutline:
-    example = stored["example"]
-    outline = EpisodeOutline(
-        id=stored["episode"],
-        phase=phase_of(stored),
-        example=example["id"],
-        generation=stored["generation"],
-        inputs=example.get("inputs") or {},
-        expected=example.get("expected"),
-        output=stored["output"],
-        failure=None if stored["failure"] is None else Failure(*stored["failure"]),
-        seconds=stored["seconds"],
-        calls=len(stored["calls"]),
-    )
-    # Calls that failed for good are in the episode itself.
-    for call in stored["calls"]:
-        if isinstance(call, dict):
-            _add_call(outline, _parts_of(call))
-            if call.get("error"):
-                outline.errors[f"call:{call['index']}"] = call["error"]
-    return outline
 
 
 def _add(outline: EpisodeOutline, name: str, stored: Mapping[str, Json], reward: str | None) -> None:
@@ -288,19 +284,13 @@ def _test(word: str) -> Test | None:
         name, sign, shown = match.groups()
         if name == "version":
             return _version(_COMPARE[sign], shown)
-        limit = _number(word, shown)
-        return lambda episode: _compared(episode, name, _COMPARE[sign], limit)
+        measure = NUMBERS[name] if name in NUMBERS else (lambda episode: episode.scores.get(name))
+        compare, limit = _COMPARE[sign], _number(word, shown)
+        return lambda episode: (value := measure(episode)) is not None and compare(value, limit)
     if re.fullmatch(r"\S+(<|>|=)\S*", word):
         known = nearest(word, [*NUMBERS, *FLAGS]) or "reward"
         raise RequestError(f"the filter word '{word}' compares with no number; write it as in {known}<0.5")
     return None
-
-
-def _compared(
-    episode: EpisodeOutline, name: str, compare: Callable[[float, float], bool], limit: float
-) -> bool:
-    value = NUMBERS[name](episode) if name in NUMBERS else episode.scores.get(name)
-    return value is not None and compare(value, limit)
 
 
 def _version(compare: Callable[[float, float], bool], shown: str) -> Test:

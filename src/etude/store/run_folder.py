@@ -77,7 +77,10 @@ class RunFolder:
         or the name is no folder's name, StoreError when the folder cannot be written.
         """
         root = Path(root)
-        path = root / (new_run_name(root) if name is None else _run_name(name))
+        name = new_run_name(root) if name is None else name
+        if not name.strip() or not name.isprintable() or name.startswith(".") or set(name) & set("/\\:"):
+            raise RequestError(f"{name!r} cannot name a run: use letters, digits, '-', '_' and '.'")
+        path = root / name
         if (path / DATABASE).exists():
             raise RequestError(
                 f"run {path} exists already; go on with it: etude resume {shlex.quote(str(path))}, or choose "
@@ -197,13 +200,6 @@ def new_run_name(root: Path, prefix: str = "") -> str:
     name = f"{prefix}{day}-{secrets.choice(_MOODS.split())}-{secrets.choice(_FORMS.split())}"
     candidates = chain([name], (f"{name}-{number}" for number in count(2)))
     return next(candidate for candidate in candidates if not (root / candidate).exists())
-
-
-def _run_name(name: str) -> str:
-    """`name` itself. Raises RequestError when it would not make one folder."""
-    if not name.strip() or not name.isprintable() or name.startswith(".") or set(name) & set("/\\:"):
-        raise RequestError(f"{name!r} cannot name a run: use letters, digits, '-', '_' and '.'")
-    return name
 
 
 def describe_environment(*, seed: int | None = None) -> dict[str, Any]:

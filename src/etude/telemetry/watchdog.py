@@ -103,12 +103,26 @@ class Watchdog:
     def _is_to_end(self, file: TextIO) -> bool:
         """Say what is waited for, where nothing has moved for long; whether it is the last time."""
         status = snapshot(self._parts, self._since)
-        pulse = _pulse_of(status)
+        # Another one whenever the run has come on.
+        pulse = (
+            status.phase,
+            status.epoch,
+            status.totals,
+            status.journal.committed,
+            tuple(sorted(status.rewards.items())),
+            tuple(sorted(status.validation.items())),
+            tuple((runner.number, runner.node, runner.state) for runner in status.runners),
+            tuple((team.since, len(team.nodes)) for team in status.learners),
+            tuple((model.name, model.version) for model in status.models),
+        )
         if pulse != self._pulse or self._jobs:
             self._pulse = pulse
             self._progressed()
             return False
-        silent, ends = time.monotonic() - self._moved, self._ends_after()
+        silent, episode = time.monotonic() - self._moved, self._parts.collector.timeout
+        ends = self._config.end_after
+        if ends is not None:  # A run whose episodes may take for ever is never ended so.
+            ends = None if episode is None else max(ends, _LEAST_EPISODES * episode)
         is_over = ends is not None and silent >= ends
         if is_over or silent >= self._config.say_after * 2**self._said:
             self._said += 1
@@ -129,13 +143,6 @@ class Watchdog:
             silent = shown_seconds(time.monotonic() - self._moved)
             self._parts.counts.message(f"something moves again, after {silent}")
         self._moved, self._said = time.monotonic(), 0
-
-    def _ends_after(self) -> float | None:
-        """Seconds without progress that end the run; None for a run that is never ended so."""
-        episode = self._parts.collector.timeout
-        if self._config.end_after is None or episode is None:
-            return None
-        return max(self._config.end_after, _LEAST_EPISODES * episode)
 
     def _outlook(self, status: RunStatus, ends: float | None) -> str:
         """When the waiting ends, if nothing else ends it."""
@@ -162,18 +169,3 @@ def _stack(task: asyncio.Task[Any]) -> str:
             frames.append((awaited.cr_frame, awaited.cr_frame.f_lineno))
             awaited = awaited.cr_await
     return "".join(traceback.StackSummary.extract(iter(frames)).format())
-
-
-def _pulse_of(status: RunStatus) -> object:
-    """A value that is another one whenever the run has come on."""
-    return (
-        status.phase,
-        status.epoch,
-        status.totals,
-        status.journal.committed,
-        tuple(sorted(status.rewards.items())),
-        tuple(sorted(status.validation.items())),
-        tuple((runner.number, runner.node, runner.state) for runner in status.runners),
-        tuple((team.since, len(team.nodes)) for team in status.learners),
-        tuple((model.name, model.version) for model in status.models),
-    )

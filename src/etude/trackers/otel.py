@@ -129,31 +129,25 @@ class OtelTracker:
         }
         failure = episode.failure
         error: tuple[str, str] | None = None if failure is None else (failure.kind, failure.reason)
-        parent = self._span(
-            "invoke_agent", place, None, (began, ended), about, error, self._scores(journal, episode.id)
-        )
+        from opentelemetry.sdk.trace import Event
+
+        prefix, events = f"{episode.id}/score/", []
+        scored_at = journal.times(prefix)
+        for key, row in journal.scan(prefix):
+            facts = {"gen_ai.evaluation.name": key.removeprefix(prefix)}
+            if row.get("score") is not None:
+                facts["gen_ai.evaluation.score.value"] = row["score"]
+            if row.get("error") is not None:
+                facts["error.type"] = "evaluator_failed"
+            if self._config.content and row.get("reasoning"):
+                facts["gen_ai.evaluation.explanation"] = masked(str(row["reasoning"]))
+            events.append(Event("gen_ai.evaluation.result", facts, _nanoseconds(scored_at[key])))
+        parent = self._span("invoke_agent", place, None, (began, ended), about, error, events)
         yield parent
         for number, each in enumerate(timed):
             name, about, error = self._of_call(each) if isinstance(each, Call) else self._of_tool(each)
             times = (each.began, each.began + each.seconds)
             yield self._span(name, f"{place}/{number}", parent, times, about, error)
-
-    def _scores(self, journal: Journal, episode: str) -> list[Any]:
-        """The scores of an episode, as events of its span."""
-        from opentelemetry.sdk.trace import Event
-
-        prefix, events = f"{episode}/score/", []
-        times = journal.times(prefix)
-        for key, row in journal.scan(prefix):
-            about = {"gen_ai.evaluation.name": key.removeprefix(prefix)}
-            if row.get("score") is not None:
-                about["gen_ai.evaluation.score.value"] = row["score"]
-            if row.get("error") is not None:
-                about["error.type"] = "evaluator_failed"
-            if self._config.content and row.get("reasoning"):
-                about["gen_ai.evaluation.explanation"] = masked(str(row["reasoning"]))
-            events.append(Event("gen_ai.evaluation.result", about, _nanoseconds(times[key])))
-        return events
 
     def _of_call(self, call: Call) -> _Told:
         entry, completion = self._models.get(call.model) or {}, call.completion

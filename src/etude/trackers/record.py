@@ -23,7 +23,7 @@ from etude.budget.bill import Bill, Line, bill_of, total
 from etude.config.builder import Builder
 from etude.config.component import TrackerConfig
 from etude.config.import_path import import_object
-from etude.config.registry import register_tracker
+from etude.config.registry import made_by, register_tracker
 from etude.core.errors import EtudeError, MissingExtraError, RequestError, first_line
 from etude.core.history import Entry, EpochEntry, History, ValidationEntry, WarmUpEntry
 from etude.store.facts import SUMMARY
@@ -203,8 +203,15 @@ class _Reader:
     def record(self, key: str, target: str | None, entry: Entry | WarmUpEntry | None) -> RunRecord:
         """The record of a place."""
         prefix = "" if target is None else f"{target}/"
+        if entry is None and key == "evaluation":
+            metrics = figures(self._run.read_json(RESULT) or {}, "evaluation/")
+            ended = (self._run.path / RESULT).stat().st_mtime
+            return RunRecord(key, "evaluation", 0, ended, metrics)
         if entry is None:
-            return self._evaluation(key) if key == "evaluation" else self._finished(key)
+            metrics = {f"total/{name}": value for name, value in _spent(self._bill.total).items()}
+            metrics["total/hours"] = self._bill.seconds / 3600
+            ended = (self._run.path / SUMMARY).stat().st_mtime
+            return RunRecord(key, "finished", self._epochs, ended, metrics)
         at = datetime.fromisoformat(entry.timestamp).timestamp()
         if isinstance(entry, WarmUpEntry):
             about = {**entry.metrics, "steps": entry.steps, "seconds": entry.seconds}
@@ -221,17 +228,6 @@ class _Reader:
             target=target,
             alarms=tuple(event.text for event in entry.alarms if event.is_new),
         )
-
-    def _evaluation(self, key: str) -> RunRecord:
-        metrics = figures(self._run.read_json(RESULT) or {}, "evaluation/")
-        at = (self._run.path / RESULT).stat().st_mtime
-        return RunRecord(key, "evaluation", 0, at, metrics)
-
-    def _finished(self, key: str) -> RunRecord:
-        metrics = {f"total/{name}": value for name, value in _spent(self._bill.total).items()}
-        metrics["total/hours"] = self._bill.seconds / 3600
-        at = (self._run.path / SUMMARY).stat().st_mtime
-        return RunRecord(key, "finished", self._epochs, at, metrics)
 
     @cached_property
     def _bill(self) -> Bill:
@@ -337,10 +333,9 @@ def live_tracker_config(value: Any) -> LiveTrackerConfig:
     return LiveTrackerConfig(name=getattr(value, "__name__", type(value).__name__), value=value)
 
 
-@register_tracker(config_type=FunctionTrackerConfig)
-async def function_tracker(config: FunctionTrackerConfig, builder: Builder) -> AsyncIterator[Tracker]:
-    """Raises RequestError where there is no such function."""
-    yield as_tracker(import_object(config.function))
+register_tracker(config_type=FunctionTrackerConfig)(
+    made_by(lambda config: as_tracker(import_object(config.function)))
+)
 
 
 @register_tracker(config_type=LiveTrackerConfig)

@@ -123,8 +123,7 @@ def _filtered_page(
     left = phases[phases.index(start) :] if start in phases else phases
     selection = find_episodes(journal, left, reward, query, after=after, limit=EPISODES, seconds=_SECONDS)
     context: dict[str, Any] = {"run": run, "tab": "Episodes", "phase": phase, "selection": selection}
-    context |= {"words": WORDS}
-    context |= {"query": query.words, **_around(phases, phase)}
+    context |= {"words": WORDS, "query": query.words, **_around(phases, phase)}
     return page(request, "filtered_rows.html" if after else "filtered.html", **context)
 
 

@@ -173,18 +173,8 @@ _TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_TEMPLATES.filters |= {
-    "agent": agent,
-    "ago": ago,
-    "asked": asked,
-    "data": data,
-    "in_one_line": in_one_line,
-    "number": number,
-    "percent": percent,
-    "seconds": shown_seconds,
-    "shown": shown,
-    "stamp": stamp,
-}
+_FILTERS = (agent, ago, asked, data, in_one_line, number, percent, shown, stamp)
+_TEMPLATES.filters |= {each.__name__: each for each in _FILTERS} | {"seconds": shown_seconds}
 _TEMPLATES.globals |= {"level": level, "url": url}
 
 

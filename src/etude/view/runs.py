@@ -31,14 +31,13 @@ from etude.store.status import status_of
 from etude.store.stored_config import CONFIG
 from etude.view.pages import Library, library_and_run, page
 
-_WORDS: dict[str, Any] = {"state": shown_state, "epochs": shown_epochs, "ends": shown_ends}
-
 
 def list_page(request: Request) -> Response:
     """All runs of the folder."""
     library: Library = request.app.state.library
     template = "runs_table.html" if request.query_params.get("part") == "table" else "runs.html"
-    return page(request, template, runs=library.listed(), root=library.root, **_WORDS)
+    words: dict[str, Any] = {"state": shown_state, "epochs": shown_epochs, "ends": shown_ends}
+    return page(request, template, runs=library.listed(), root=library.root, **words)
 
 
 def run_page(request: Request) -> Response:
@@ -205,7 +204,7 @@ class Chart:
 def charts_of(history: History) -> dict[str, list[Chart]]:
     """The charts by their groups, but for those that have no number other than 0."""
     groups: dict[str, list[Chart | None]] = {
-        "Rewards": [_rewards(history), *(_evaluator(history, name) for name in _evaluators(history))],
+        "Rewards": [_measured(history, name) for name in (None, *_evaluators(history))],
         "Learning": [_metric(history, *each) for each in _LEARNING],
         "Sampling": [_metric(history, *each) for each in _SAMPLING],
         "Failures": _failures(history),
@@ -283,29 +282,25 @@ def _metric(history: History, title: str, value: Callable[[EpochEntry], Value], 
     return _chart(title, _epochs(history), [line], note)
 
 
-def _rewards(history: History) -> Chart | None:
+def _measured(history: History, evaluator: str | None) -> Chart | None:
+    """The scores of an evaluator; None: the rewards.
+
+    Training episodes stand over the epochs that the weights had trained for, beside the validations.
+    """
+
     def bounds(entry: Entry) -> Bounds:
-        metrics = entry.metrics
-        return metrics.get("avg_reward"), metrics.get("reward_low"), metrics.get("reward_high")
+        found: Mapping[str, Any] = entry.metrics
+        if evaluator is None:
+            return found.get("avg_reward"), found.get("reward_low"), found.get("reward_high")
+        found = (found.get("evaluators") or {}).get(evaluator) or {}
+        return found.get("mean"), found.get("low"), found.get("high")
 
-    return _measured(history, "reward", bounds)
-
-
-def _evaluator(history: History, name: str) -> Chart | None:
-    def bounds(entry: Entry) -> Bounds:
-        score: Mapping[str, Any] = (entry.metrics.get("evaluators") or {}).get(name) or {}
-        return score.get("mean"), score.get("low"), score.get("high")
-
-    return _measured(history, name, bounds)
-
-
-def _measured(history: History, title: str, bounds: Callable[[Entry], Bounds]) -> Chart | None:
-    """Training episodes stand over the epochs that the weights had trained for, beside the validations."""
     x = _epochs(history)
     of_epochs = {entry.epoch - 1: bounds(entry) for entry in history.epochs if not entry.resting}
     of_validations = {entry.epoch: bounds(entry) for entry in history.validations}
     lines = [_banded("training", x, of_epochs, is_dotted=bool(of_validations))]
-    return _chart(title, x, [*lines, _banded("validation", x, of_validations)], "with 95 % intervals")
+    lines.append(_banded("validation", x, of_validations))
+    return _chart(evaluator or "reward", x, lines, "with 95 % intervals")
 
 
 def _failures(history: History) -> list[Chart | None]:

@@ -12,11 +12,10 @@ from starlette.responses import JSONResponse, Response
 
 from etude.core.data_model import finite
 from etude.core.errors import RequestError
-from etude.report.token_texts import TokenTexts
+from etude.inference.local import base_folder
 from etude.store.episodes import epoch_of
 from etude.store.learned import (
     LearnedSample,
-    Span,
     TokenSequence,
     chosen_sequence,
     records_state,
@@ -141,7 +140,17 @@ def chunk_of(
     columns: dict[str, Any] = {"from": start, "ids": list(ids), "texts": texts.of(ids)}
     spans = [span for span in sequence.spans if span.start < stop and span.stop > start]
     columns["spans"] = [[span.start, span.stop, span.call, span.function, span.version] for span in spans]
-    columns["logprobs"] = _logprobs(spans, start, stop)
+    logprobs: list[float | None] = [None] * (stop - start)
+    top: dict[int, list[list[Any]]] = {}  # By position: the likeliest tokens with their logprobs.
+    for span in spans:
+        first, last, known = max(start, span.start), min(stop, span.stop), span.logprobs or ()
+        for at in range(first, min(last, span.start + len(known))):
+            logprobs[at - start] = _short(known[at - span.start])
+        for at in range(first, min(last, span.start + len(span.top))):
+            tokens = span.top[at - span.start]
+            names = [texts.of([token])[0] if isinstance(token, int) else token for token, _ in tokens]
+            top[at] = [[name, _short(value)] for name, (_, value) in zip(names, tokens, strict=True)]
+    columns["logprobs"] = logprobs
     if learned is not None:
         own = slice(start, min(stop, learned.length))
         columns["weights"] = [_short(value) for value in learned.weights[own]]
@@ -151,28 +160,8 @@ def chunk_of(
             values: Mapping[int, float] = getattr(learned, name)
             if values:
                 columns[name] = [_short(values.get(at)) for at in range(start, stop)]
-    columns["top"] = _top(spans, texts, start, stop)
+    columns["top"] = top
     return {name: value for name, value in finite(columns).items() if value or name == "from"}
-
-
-def _logprobs(spans: Sequence[Span], start: int, stop: int) -> list[float | None]:
-    column: list[float | None] = [None] * (stop - start)
-    for span in spans:
-        if span.logprobs is not None:
-            for at in range(max(start, span.start), min(stop, span.stop, span.start + len(span.logprobs))):
-                column[at - start] = _short(span.logprobs[at - span.start])
-    return column
-
-
-def _top(spans: Sequence[Span], texts: TokenTexts, start: int, stop: int) -> dict[int, list[list[Any]]]:
-    """By position: the likeliest tokens with their logprobs."""
-    likeliest: dict[int, list[list[Any]]] = {}
-    for span in spans:
-        for at in range(max(start, span.start), min(stop, span.stop, span.start + len(span.top))):
-            tokens = span.top[at - span.start]
-            names = [texts.of([token])[0] if isinstance(token, int) else token for token, _ in tokens]
-            likeliest[at] = [[name, _short(value)] for name, (_, value) in zip(names, tokens, strict=True)]
-    return likeliest
 
 
 def _with_call(sequences: Sequence[TokenSequence], call: int) -> int:
@@ -192,3 +181,61 @@ def _whole(request: Request, name: str) -> int:
     if not text.isdecimal():
         raise RequestError(f"'{name}' is a number from 0, and not '{text}'")
     return int(text)
+
+
+_FILE = "tokenizer.json"
+
+
+class TokenTexts:
+    """Texts of tokens; those of a tokenizer that is not here are their ids."""
+
+    def __init__(self, run: Path, settings: Mapping[str, Any], model: str) -> None:
+        """`settings` is the run's config, and `model` an entry of its `llms`."""
+        entry = (settings.get("llms") or {}).get(model)
+        entry = entry if isinstance(entry, Mapping) else {}
+        source = str(entry.get("tokenizer") or entry.get("model") or entry.get("model_name") or "")
+        self._file = _tokenizer_file(run, model, source)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a tokenizer."""
+        return self._file is not None
+
+    def of(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token; of one that is a part of a character, the sign for that."""
+        if self._file is None:
+            return [f"⟨{id}⟩" for id in ids]
+        texts: list[str] = _tokenizer(self._file).decode_batch(
+            [[id] for id in ids], skip_special_tokens=False
+        )
+        return texts
+
+
+def _tokenizer_file(run: Path, model: str, source: str) -> Path | None:
+    """Where the tokenizer of a model is, without asking the network."""
+    # A tiny model is made in the run folder.
+    for folder in (base_folder(run, model), Path(source).expanduser() if source else run):
+        if (folder / _FILE).is_file() and _has_tokenizers():
+            return folder / _FILE
+    if not source or source.startswith(("/", ".", "~")) or not _has_tokenizers():
+        return None
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(source, _FILE)
+    except (ImportError, ValueError):  # The extra is not installed, or that is no name on the hub.
+        return None
+    return Path(cached) if isinstance(cached, str) else None
+
+
+def _has_tokenizers() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("tokenizers") is not None
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(file: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(file))

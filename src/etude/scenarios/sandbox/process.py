@@ -106,7 +106,10 @@ def remove_tree(folder: Path) -> None:
         current = pending.pop()
         with contextlib.suppress(OSError):
             current.chmod(stat.S_IRWXU)
-        for entry in _list(current):
+        entries: list[os.DirEntry[str]] = []
+        with contextlib.suppress(OSError), os.scandir(current) as found:
+            entries = list(found)  # Unless it is gone already, or not to be looked into.
+        for entry in entries:
             try:
                 Path(entry.path).unlink()
             except OSError:
@@ -123,17 +126,7 @@ def remove_tree(folder: Path) -> None:
         folder.rmdir()
 
 
-def _list(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except OSError:
-        return []  # Gone already, or not to be looked into.
-
-
-_START = (
-    "import sys; sys.path[:0] = sys.argv[1:]; from etude.scenarios.sandbox.inside.main import main; main()"
-)
+_START = "import sys; sys.path[:0] = sys.argv[1:]; from etude.scenarios.sandbox.inside import main; main()"
 _OPTIONS = ("-s", "-P", "-S", "-B", "-X", "utf8", "-c", _START)
 """Isolated, but for one variable: `-I` would leave it out, and with it what makes a run repeat."""
 _ENVIRONMENT = {"PYTHONHASHSEED": "0"}

@@ -79,7 +79,12 @@ async def _run(
         "limits": {name: getattr(limits, name) for name in _SET_INSIDE},
     }
     ended = await run_process(json.dumps(job).encode(), stdin.encode("utf-8", "surrogateescape"), limits)
-    reports = _reports(ended.reports)
+    reports = []
+    for line in ended.reports.splitlines():
+        try:
+            reports.append(_Report.model_validate(json.loads(line)))
+        except (ValueError, RecursionError):
+            continue
     if not reports and ended.stopped is None:
         shown = ended.reports.decode(errors="replace").strip()[-500:]
         raise EtudeError(f"the sandbox did not start (exit status {ended.code}): {shown or 'no report'}")
@@ -102,17 +107,6 @@ class _Report(BaseModel, extra="ignore", strict=True):
     error: str | None = None
     end: Status | None = None
     reason: str = ""
-
-
-def _reports(lines: bytes) -> list[_Report]:
-    """All reports that can be read; the others were cut off, or written by the program."""
-    reports = []
-    for line in lines.splitlines():
-        try:
-            reports.append(_Report.model_validate(json.loads(line)))
-        except (ValueError, RecursionError):
-            continue
-    return reports
 
 
 def _status(ended: Exit, reports: Sequence[_Report], limits: Limits) -> tuple[Status, str]:

@@ -1,0 +1,264 @@
+"""The inside of the sandbox: confines this process, runs untrusted code in it, and reports how it ended.
+
+Nothing here imports from the rest of Etude: the process has the standard library only. The job comes first on
+standard input, and what follows it is the program's own. Reports go out on what was standard error, one JSON
+object to a line: first that this process is confined, then what calls gave, last how it ended. What the
+program does to the reports only makes its own result worse. What is not listed here is refused, system calls
+that the kernel has learnt since among it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import ctypes
+import errno
+import io
+import json
+import linecache
+import os
+import resource
+import signal
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyseccomp
+from landlock import Ruleset
+from landlock.plumbing import FSAccess, landlock_abi_version
+from pyseccomp import EQ, MASKED_EQ, Arg
+
+_SYSTEM = (
+    "/usr/lib",
+    "/usr/lib64",
+    "/lib",
+    "/lib64",
+    "/etc/ld.so.cache",
+    "/usr/share/zoneinfo",
+    "/dev/urandom",
+)
+"""Paths that the standard library may need to read later: shared libraries and time zones."""
+
+_READ = FSAccess.READ_FILE | FSAccess.READ_DIR
+_CHANGE = (
+    FSAccess.WRITE_FILE | FSAccess.TRUNCATE | FSAccess.MAKE_REG | FSAccess.MAKE_DIR | FSAccess.REMOVE_FILE
+    | FSAccess.REMOVE_DIR
+)  # fmt: skip
+_TRUNCATING = 3
+"""The first version of Landlock that can forbid to truncate files."""
+
+_ALLOWED = """
+brk mmap munmap mremap mprotect madvise mincore msync mlock munlock membarrier open openat openat2 creat
+close close_range read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek stat
+fstat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat getdents getdents64 statfs
+fstatfs getcwd chdir fchdir umask rename renameat renameat2 link linkat symlink symlinkat unlink unlinkat
+mkdir mkdirat rmdir truncate ftruncate fsync fdatasync sync_file_range flock fadvise64 sendfile
+copy_file_range dup dup2 dup3 pipe pipe2 ioctl poll ppoll select pselect6 epoll_create epoll_create1
+epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd eventfd2 futex futex_waitv set_robust_list
+get_robust_list set_tid_address rseq gettid arch_prctl sched_yield sched_getaffinity sched_getparam
+sched_getscheduler sched_get_priority_max sched_get_priority_min getcpu rt_sigaction rt_sigprocmask
+rt_sigreturn rt_sigpending rt_sigsuspend rt_sigtimedwait sigaltstack pause restart_syscall alarm getitimer
+setitimer nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times timer_create
+timer_settime timer_gettime timer_getoverrun timer_delete timerfd_create timerfd_settime timerfd_gettime
+getpid getppid getpgrp getpgid getsid getuid geteuid getgid getegid getgroups getresuid getresgid
+getpriority getrlimit getrusage uname sysinfo getrandom exit exit_group wait4 waitid
+"""
+
+_CLONE_THREAD = 0x00010000
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_FCNTL = (*range(8), 36, 37, 38, 1030, 1031, 1032)
+"""Copies of descriptors, their flags, locks and pipes' sizes; not who gets signals about them."""
+_INT = 0xFFFFFFFF
+"""The bits of an argument that is an `int`."""
+_UNKNOWN = -1
+"""The number of a call that only other machines, or later releases of libseccomp, have."""
+
+
+def confine(limits: Mapping[str, int], libraries: Sequence[str]) -> None:
+    """Give up everything that the job does not allow; the current folder is the one that may be written to.
+
+    Raises OSError where the kernel does not confine programs.
+    """
+    os.environ.clear()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The soft limit's signal says what happened; the hard one ends a program that ignores it.
+    _limit(resource.RLIMIT_CPU, limits["cpu_seconds"], limits["cpu_seconds"] + 1)
+    _limit(resource.RLIMIT_AS, limits["memory_bytes"])
+    _limit(resource.RLIMIT_FSIZE, limits["file_bytes"])
+    _limit(resource.RLIMIT_NOFILE, limits["open_files"])
+    _limit(resource.RLIMIT_CORE, 0)
+    if landlock_abi_version() < _TRUNCATING:
+        raise OSError(errno.ENOSYS, "its Landlock is too old")
+    files = Ruleset()
+    for path in (*libraries, *_SYSTEM):
+        _allow(files, path, _READ)
+    for path in (".", os.devnull):
+        _allow(files, path, _READ | _CHANGE)
+    files.apply()
+    os.close(files._fd)
+    # No sockets, no other processes, no signals to others, and no changed metadata of files.
+    calls = pyseccomp.SyscallFilter(pyseccomp.ERRNO(errno.EPERM))
+    for name in _ALLOWED.split():
+        _permit(calls, name)
+    _permit(calls, "clone", Arg(0, MASKED_EQ, _CLONE_THREAD, _CLONE_THREAD))
+    # The C library tries it first, and takes clone where there is none.
+    _permit(calls, "clone3", action=pyseccomp.ERRNO(errno.ENOSYS))
+    for name in ("kill", "tgkill"):
+        _permit(calls, name, Arg(0, MASKED_EQ, _INT, os.getpid()))
+    # Reading limits is fine, setting them is not: there must be no new ones.
+    _permit(calls, "prlimit64", Arg(2, EQ, 0))
+    # Only what shows in a file's size: the limits are about that.
+    _permit(calls, "fallocate", Arg(1, MASKED_EQ, _INT, 0))
+    _permit(calls, "prctl", Arg(0, MASKED_EQ, _INT, _PR_SET_NAME))
+    for command in _FCNTL:
+        _permit(calls, "fcntl", Arg(1, MASKED_EQ, _INT, command))
+    calls.load()
+
+
+def _limit(what: int, soft: int, hard: int | None = None) -> None:
+    now = resource.getrlimit(what)[1]
+    most = sys.maxsize if now == resource.RLIM_INFINITY else now
+    resource.setrlimit(what, (min(soft, most), min(soft if hard is None else hard, most)))
+
+
+def _allow(files: Ruleset, path: str, access: FSAccess) -> None:
+    if os.path.exists(path):  # noqa: PTH110 - pathlib takes longer to import than all this
+        is_folder = os.path.isdir(path)  # noqa: PTH112
+        files.allow(path, rules=access if is_folder else access & FSAccess.all_file())
+
+
+def _permit(calls: pyseccomp.SyscallFilter, name: str, *when: Arg, action: int = pyseccomp.ALLOW) -> None:
+    number = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name)
+    if number != _UNKNOWN:
+        calls.add_rule(action, number, *when)
+
+
+FILE = "program.py"
+
+_HEADER_BYTES = 12
+_ENDED = 0
+
+
+def main() -> None:
+    """Never returns."""
+    job: dict[str, Any] = json.loads(_read_exactly(int(_read_exactly(_HEADER_BYTES))))
+    descriptor = os.dup(2)
+    # Bound now, so that a program that changes these modules does not change the reports by mistake.
+    write, dumps = os.write, json.dumps
+
+    def report(message: Mapping[str, Any]) -> None:
+        line = dumps(message).encode() + b"\n"
+        while line:
+            line = line[write(descriptor, line) :]
+
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    try:
+        confine(job["limits"], job["libraries"])
+    except OSError as error:
+        report({"unconfined": str(error)})
+        os._exit(_ENDED)
+    report({"unconfined": None})
+    # What threads will have raised, in their order.
+    failed: list[BaseException] = []
+
+    def note(arguments: threading.ExceptHookArgs) -> None:
+        if arguments.exc_value is not None and not isinstance(arguments.exc_value, SystemExit):
+            failed.append(arguments.exc_value)
+
+    threading.excepthook = note
+    end = _end_of(lambda: _run(job, report))
+    report(_end_of(lambda: _finish(failed)) if end["end"] == "ok" else end)
+    os._exit(_ENDED)
+
+
+def _read_exactly(length: int) -> bytes:
+    """Not a byte more: the rest is for the program. Raises EOFError when there is less."""
+    data = b""
+    while len(data) < length:
+        part = os.read(0, length - len(data))
+        if not part:
+            raise EOFError("the job was cut off")
+        data += part
+    return data
+
+
+def _run(job: Mapping[str, Any], report: Callable[[Mapping[str, Any]], None]) -> None:
+    source = job["source"]
+    linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
+    module = types.ModuleType("__main__")
+    module.__dict__["__file__"] = FILE
+    sys.modules["__main__"] = module
+    sys.path[:] = [path for path in sys.path if path and path not in sys.argv]
+    sys.argv = [FILE]
+    # `site`, which brings these, is not loaded.
+    builtins.__dict__.update(exit=sys.exit, quit=sys.exit)
+    exec(compile(source, FILE, "exec"), module.__dict__)
+    if job["function"] is not None:
+        _call_all(_find(module, job["function"]), job["calls"], report)
+
+
+def _find(module: types.ModuleType, name: str) -> Callable[..., Any]:
+    """The function of that name, or the method of a class called Solution, as some puzzles want it."""
+    holder = module if hasattr(module, name) else getattr(module, "Solution", None)
+    if holder is None:
+        raise NameError(f"there is no function '{name}'")
+    attribute = getattr(holder() if isinstance(holder, type) else holder, name, None)
+    if not callable(attribute):
+        raise NameError(f"there is no function '{name}'")
+    function: Callable[..., Any] = attribute
+    return function
+
+
+def _call_all(
+    function: Callable[..., Any], calls: list[list[Any]], report: Callable[[Mapping[str, Any]], None]
+) -> None:
+    for index, arguments in enumerate(calls):
+        try:
+            value = function(*arguments)
+            try:
+                report({"call": index, "value": value})
+            except (TypeError, ValueError, RecursionError):
+                raise TypeError(f"the value is a {type(value).__name__} that JSON cannot keep") from None
+        except (MemoryError, PermissionError, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - it is untrusted code
+            report({"call": index, "error": _describe(error)})
+
+
+def _finish(failed: list[BaseException]) -> None:
+    """End as the interpreter ends a program: wait for threads, run hooks, flush."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    if isinstance(sys.stdout, io.TextIOBase):
+        sys.stdout.flush()
+    if failed:
+        raise failed[0]
+
+
+def _end_of(step: Callable[[], None]) -> dict[str, str]:
+    try:
+        step()
+    except MemoryError:
+        return {"end": "memory", "reason": "it asked for more memory than it may have"}
+    except PermissionError as error:
+        return {"end": "refused", "reason": _describe(error)}
+    except SystemExit as error:
+        if error.code in (None, 0):
+            return {"end": "ok", "reason": ""}
+        return {"end": "error", "reason": f"it exited with status {error.code!r}"}
+    except BaseException as error:  # noqa: BLE001 - it is untrusted code
+        return {"end": "error", "reason": _describe(error)}
+    return {"end": "ok", "reason": ""}
+
+
+def _describe(error: BaseException) -> str:
+    """`Type: message (line 3: the line)`, of the innermost line of the program."""
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == FILE]
+    text = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1:]
+    what = text[0] if text else type(error).__name__
+    return f"{what} (line {lines[-1].lineno}: {lines[-1].line})" if lines else what

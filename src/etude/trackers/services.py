@@ -1,0 +1,318 @@
+"""Where runs are shown: MLflow, TensorBoard, Trackio, and Weights & Biases."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import field_validator
+
+from etude.config.component import TrackerConfig
+from etude.config.registry import register_tracker
+from etude.core.errors import EtudeError
+from etude.store.files import private_folder
+from etude.trackers.record import (
+    SECONDS_TO_ANSWER,
+    RunRecord,
+    State,
+    TrackedRun,
+    Tracker,
+    require_package,
+    require_server,
+)
+
+if TYPE_CHECKING:
+    from etude.config.builder import Builder
+
+_STATUS: dict[State, str] = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+_UNNAMED = re.compile(r"[^\w\-. :/]")  # What the name of a metric cannot have.
+
+
+class MlflowConfig(TrackerConfig, name="mlflow"):
+    """A run of MLflow. Users, passwords and tokens are those of MLflow's own environment variables."""
+
+    tracking_uri: str | None = None
+    """The server, as `http://mlflow:5000`, or a folder or database; left out: as MLFLOW_TRACKING_URI says."""
+    experiment: str = "etude"
+    """Its experiment, which is made where there is none."""
+
+    @field_validator("tracking_uri")
+    @classmethod
+    def _wherever_it_is_resumed(cls, uri: str | None) -> str | None:
+        is_address = uri is None or "://" in uri or uri == "databricks"
+        return uri if is_address else str(Path(str(uri)).expanduser().absolute())
+
+    def destination(self) -> str:
+        return f"experiment {self.experiment}" + (f" at {self.tracking_uri}" if self.tracking_uri else "")
+
+
+class MlflowTracker:
+    """Logs the records of a run. A database of MLflow's keeps a metric once that is sent twice."""
+
+    def __init__(self, config: MlflowConfig) -> None:
+        self._config = config
+        self._client: Any = None
+        self._id = ""
+
+    def open(self, run: TrackedRun) -> str:
+        """Find the run by its tag, or create it. Raises EtudeError where there is no server."""
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        # It prints the address, also into the JSON of a command.
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+        client = MlflowClient(tracking_uri=self._config.tracking_uri)
+        if (uri := str(client.tracking_uri)).startswith("http"):
+            require_server(uri)
+        experiment = client.get_experiment_by_name(self._config.experiment)
+        number = experiment.experiment_id if experiment else client.create_experiment(self._config.experiment)
+        known = client.search_runs([number], f"tags.`etude.token` = '{run.token}'", max_results=1)
+        tags = {"etude.token": run.token, **{f"code.{k}": v for k, v in run.code.items()}}
+        shown = known[0] if known else client.create_run(number, tags=tags, run_name=run.name)
+        self._id = shown.info.run_id
+        client.update_run(self._id, status="RUNNING")
+        if not shown.data.params:
+            # All servers take values of 500 characters, and 100 parameters at a time.
+            rows = [Param(_UNNAMED.sub("_", name), text[:500]) for name, text in run.flat_config.items()]
+            for begin in range(0, len(rows), 100):
+                client.log_batch(self._id, params=rows[begin : begin + 100])
+        self._client = client
+        return f"{uri}/#/experiments/{number}/runs/{self._id}" if uri.startswith("http") else ""
+
+    def send(self, record: RunRecord) -> None:
+        """Log its metrics with its own time, and the alarms as a text."""
+        from mlflow.entities import Metric
+
+        at, step, client = int(record.at * 1000), record.step, self._client
+        metrics = [Metric(_UNNAMED.sub("_", name), value, at, step) for name, value in record.metrics.items()]
+        place = f"{record.kind}-{step:06d}" + ("" if record.target is None else f"-{record.target}")
+        if record.alarms:
+            client.log_text(self._id, "\n".join(record.alarms), f"alarms/{place}.txt")
+        client.log_batch(self._id, metrics=metrics)
+
+    def close(self, state: State) -> None:
+        """Say how this process's part of the run has ended."""
+        if self._client is not None:
+            self._client.set_terminated(self._id, _STATUS[state])
+            self._client = None
+
+
+class TensorBoardConfig(TrackerConfig, name="tensorboard"):
+    """Event files for TensorBoard; `tensorboard --logdir` shows those of all runs below a folder."""
+
+    folder: Path | None = None
+    """The folder of folders, one for each run; left out: `tensorboard/` in the run's own folder."""
+
+    @field_validator("folder")
+    @classmethod
+    def _wherever_it_is_resumed(cls, folder: Path | None) -> Path | None:
+        return None if folder is None else folder.expanduser().absolute()
+
+    def destination(self) -> str:
+        return "" if self.folder is None else str(self.folder)
+
+
+class TensorBoardTracker:
+    """Writes the records of a run as events."""
+
+    def __init__(self, config: TensorBoardConfig) -> None:
+        self._folder = config.folder
+        self._writer: Any = None
+
+    def open(self, run: TrackedRun) -> str:
+        """Begin a file, with the config."""
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self.close("stopped")
+        place = run.folder / "tensorboard" if self._folder is None else self._folder / run.unique_name
+        private_folder(place)
+        self._writer = EventFileWriter(str(place))
+        self._write(0, time.time(), [], {"config": _markdown(run.code | run.flat_config)})
+        return f"tensorboard --logdir {place}"
+
+    def send(self, record: RunRecord) -> None:
+        """Add its event, with the means and the alarms."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        numbers = sorted(record.metrics.items())
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers]
+        self._write(record.step, record.at, values, {"alarms": "\n\n".join(record.alarms)})
+
+    def close(self, state: State) -> None:
+        """Close the file."""
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            writer.close()
+
+    def _write(self, step: int, at: float, values: list[Any], texts: Mapping[str, str]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.text.summary_v2 import text_pb
+
+        shown = [value for name, text in texts.items() if text for value in text_pb(name, text).value]
+        self._writer.add_event(Event(wall_time=at, step=step, summary=Summary(value=[*values, *shown])))
+        self._writer.flush()
+
+
+def _markdown(rows: Mapping[str, str]) -> str:
+    """A table of two columns."""
+    lines = ["| key | value |", "| --- | --- |"]
+    for key, value in rows.items():
+        text = value.replace("|", "\\|").replace("\n", "<br>")
+        lines.append(f"| {key} | {text} |")
+    return "\n".join(lines)
+
+
+_KEY = "record"
+"""A value of each log, which names its record."""
+_SECONDS_TO_STORE = 60.0
+"""Trackio stores logs from a thread of its own, about half a second later."""
+
+
+class TrackioConfig(TrackerConfig, name="trackio"):
+    """A run of Trackio; `trackio show` opens its dashboard."""
+
+    project: str = "etude"
+    """Its project."""
+    space_id: str | None = None
+    """A Space of the hub, as `user/name`; left out: the local store, where TRACKIO_DIR says."""
+
+    def destination(self) -> str:
+        return f"project {self.project}" + ("" if self.space_id is None else f" in {self.space_id}")
+
+
+class TrackioTracker:
+    """Logs the records of a run."""
+
+    def __init__(self, config: TrackioConfig) -> None:
+        self._config = config
+        self._run: Any = None
+
+    def open(self, run: TrackedRun) -> str:
+        """Begin the run, or go on with it by its name."""
+        import trackio
+
+        self.close("stopped")
+        with redirect_stdout(sys.stderr):  # It prints where it keeps things, also into a command's JSON.
+            self._run = trackio.init(
+                project=self._config.project,
+                name=run.unique_name,
+                space_id=self._config.space_id,
+                config={**run.flat_config, **run.code},
+                resume="allow",
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
+        return f"trackio show --project {self._config.project}"
+
+    def send(self, record: RunRecord) -> None:
+        """Log it, and wait until it is in the local store."""
+        import trackio
+
+        self._run.log({**record.logged(trackio), _KEY: record.key}, step=record.step)
+        until = time.monotonic() + _SECONDS_TO_STORE
+        while self._config.space_id is None and record.key not in self._stored():
+            if time.monotonic() > until:
+                raise EtudeError(f"Trackio has not stored what it was given in {_SECONDS_TO_STORE:g} s")
+            time.sleep(0.05)
+
+    def close(self, state: State) -> None:
+        """Finish the run as far as this process goes."""
+        if self._run is not None:
+            run, self._run = self._run, None
+            with redirect_stdout(sys.stderr):
+                run.finish()
+
+    def _stored(self) -> set[str]:
+        from trackio.sqlite_storage import SQLiteStorage
+
+        logs = SQLiteStorage.get_logs(self._config.project, self._run.name)
+        return {str(log.get(_KEY)) for log in logs}
+
+
+class WandbConfig(TrackerConfig, name="wandb"):
+    """A run of Weights & Biases. `wandb login` or WANDB_API_KEY says whose."""
+
+    project: str = "etude"
+    """Its project, which is made where there is none; its owner is the account's, or WANDB_ENTITY."""
+    mode: Literal["online", "offline"] | None = None
+    """`offline` keeps it in the run folder, for `wandb sync`; left out: as WANDB_MODE says, or online."""
+
+    def destination(self) -> str:
+        return f"project {self.project}" + (", offline" if self.mode == "offline" else "")
+
+
+class WandbTracker:
+    """Logs the records of a run."""
+
+    def __init__(self, config: WandbConfig) -> None:
+        self._config = config
+        self._run: Any = None
+
+    def open(self, run: TrackedRun) -> str:
+        """Begin the run, or go on with it. Raises EtudeError where there is no server."""
+        import wandb
+
+        self.close("stopped")
+        config, settings = self._config, wandb.setup().settings
+        if (config.mode or settings.mode) == "online":
+            # It tries for a minute itself, and no program ends meanwhile.
+            require_server(settings.base_url)
+        self._run = wandb.init(
+            project=config.project,
+            id=run.token,
+            name=run.name,
+            resume="allow",
+            mode=config.mode,
+            dir=str(run.folder),
+            config={**run.config, "code": run.code},
+            allow_val_change=True,
+            # A run of the user's own, in the same process, is left as it is.
+            reinit="create_new",
+            settings=wandb.Settings(
+                console="off",
+                silent=True,
+                init_timeout=max(config.patience, SECONDS_TO_ANSWER),
+                finish_timeout=config.patience or 1.0,
+            ),
+        )
+        self._run.define_metric("epoch")
+        self._run.define_metric("*", step_metric="epoch")
+        if self._run.offline:
+            return f"wandb sync {run.folder / 'wandb' / f'offline-run-*-{run.token}'}"
+        return str(self._run.url or "")
+
+    def send(self, record: RunRecord) -> None:
+        """Log its metrics and alarms as one step."""
+        import wandb
+
+        data = {**record.logged(wandb), "epoch": record.step}
+        self._run.log(data, step=record.number, commit=True)
+
+    def close(self, state: State) -> None:
+        """Finish the run as far as this process goes, once all of it is uploaded or on the disk."""
+        if self._run is not None:
+            run, self._run = self._run, None
+            run.finish(exit_code=int(state != "finished"))
+
+
+def _register(config_type: type[TrackerConfig], tracker: Callable[[Any], Tracker]) -> None:
+    async def made(config: TrackerConfig, builder: Builder) -> AsyncIterator[Tracker]:
+        """Raises MissingExtraError."""
+        require_package(config.type_name, config.type_name)
+        yield tracker(config)
+
+    register_tracker(config_type=config_type)(made)
+
+
+_register(MlflowConfig, MlflowTracker)
+_register(TensorBoardConfig, TensorBoardTracker)
+_register(TrackioConfig, TrackioTracker)
+_register(WandbConfig, WandbTracker)
