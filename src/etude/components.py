@@ -25,7 +25,7 @@ import etude.rollout.agent
 import etude.rollout.datasets
 import etude.rollout.tools
 import etude.rollout.workflow
-import etude.traces.dataset
+import etude.traces.importing
 import etude.trackers.otel
 import etude.trackers.record
 import etude.trackers.services

@@ -26,9 +26,8 @@ from etude.config.registry import (
     register_workflow,
 )
 from etude.config.schema import Config
-from etude.core.episode import Example, ToolSource
+from etude.core.episode import Example
 from etude.core.errors import ConfigError, RequestError
-from etude.core.example import Example
 from etude.loop.settings import as_overrides, by_path
 from etude.protocols.protocol import Protocol
 from etude.protocols.workflow import ProtocolWorkflow
