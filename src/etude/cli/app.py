@@ -13,17 +13,10 @@ from etude.cli import (
     check,
     cluster,
     demo,
-    doctor,
-    episodes,
-    evaluate,
     export,
-    import_traces,
-    init,
-    report,
     runs,
     serve,
     train,
-    view,
 )
 from etude.cli.command import DEBUG, LOG_LEVEL, option, reported
 from etude.cli.console import remember_typing
@@ -109,20 +102,20 @@ def etude(
 
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
-    init.init,
+    demo.init,
     demo.demo,
     check.check,
-    doctor.doctor,
+    check.doctor,
     train.train,
     train.resume,
-    evaluate.evaluate,
-    episodes.episodes,
+    train.evaluate,
+    runs.episodes,
     runs.jobs,
-    report.report,
+    export.report,
     export.export,
-    import_traces.import_traces,
+    export.import_traces,
     serve.serve,
-    view.view,
+    serve.view,
 )
 for _command in _COMMANDS:
     app.command()(reported(_command))

@@ -12,10 +12,9 @@ from etude.config.component import ComponentConfig
 from etude.config.document import KeyPath, dotted
 from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig, TargetConfig
 from etude.config.nearest import alternatives
-from etude.config.problems import Problems
 from etude.config.registry import NAMED, NOUNS, Kind, section
 from etude.config.schema import Config
-from etude.config.slots import Slot, walk
+from etude.config.slots import Problems, Slot, walk
 from etude.core.errors import EtudeError
 
 SECTION_OF: dict[str, Kind] = {

@@ -38,10 +38,9 @@ from etude.core.tools import ToolSet
 from etude.core.trajectory import Method
 from etude.inference.local import LocalLlmConfig, make_base, require_local_extra
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
-from etude.preflight.algorithm_trial import is_own, try_algorithm
-from etude.preflight.columns import check_inputs
 from etude.preflight.estimate import Estimate, blocks_of, check_spending, estimate_run, play_some
 from etude.preflight.finding import Findings
+from etude.preflight.own_code import check_inputs, is_own, try_algorithm
 from etude.runners.pool import number_of_runners
 from etude.runners.shipping import received, shipped
 from etude.store.run_folder import RunFolder

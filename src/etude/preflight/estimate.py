@@ -26,8 +26,8 @@ from etude.core.evaluation import EvaluationRunOutput
 from etude.core.sample import SampleOrPair
 from etude.core.stats import t95
 from etude.loop.training_data import TargetWatch
-from etude.preflight.algorithm_trial import fault_of, is_own, try_loss
 from etude.preflight.finding import Findings
+from etude.preflight.own_code import fault_of, is_own, try_loss
 from etude.runtime import Runtime, open_runtime
 from etude.store.episodes import iter_episodes, read_episode, stored_episodes
 from etude.store.run_folder import RunFolder

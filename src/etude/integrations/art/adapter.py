@@ -16,9 +16,8 @@ from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash
 from etude.core.trajectory import Trajectory, TrajectoryCollection
-from etude.integrations.art.client import ArtClient, ArtError, ArtInference
+from etude.integrations.art.client import ArtClient, ArtError, ArtInference, ArtJob, ArtJobs, ArtProgress
 from etude.integrations.art.config import ARTTrainerAdapterConfig
-from etude.integrations.art.jobs import ArtJob, ArtJobs, ArtProgress
 from etude.integrations.art.wire import ArtModel, ArtTrajectoryGroup, check_episode_order, group_of, groups_of
 from etude.jobs.content import JobContent, data_hash
 
