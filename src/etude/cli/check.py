@@ -1,4 +1,4 @@
-"""`etude check CONFIG`: would it run, and what would it take. `etude doctor [CONFIG]`: does everything work here."""
+"""`etude check CONFIG`: would it run, and what would it take. `etude doctor [CONFIG]`: does all work here."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import typer
 from etude.cli import hints
 from etude.cli.command import RUNS, AsJson, OutputDir, argument, reported
 from etude.cli.console import emit, next_step, path_shown, say, say_wrapped, table, warn
+from etude.core.errors import RequestError
 from etude.core.stats import shown_seconds
 
 if TYPE_CHECKING:
@@ -64,7 +65,6 @@ def status(
 
 def _running(output_dir: Path) -> Path:
     """The run that goes on; of several the one that was written to last. Raises RequestError."""
-    from etude.core.errors import RequestError
     from etude.store.facts import list_runs
     from etude.store.run_folder import LOCK, locked_by
 

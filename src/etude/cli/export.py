@@ -26,6 +26,7 @@ from etude.cli.command import (
     then,
 )
 from etude.cli.console import emit, next_step, path_shown, say, say_wrapped, table
+from etude.core.errors import EtudeError, RequestError
 
 if TYPE_CHECKING:
     from etude.config.schema import Config
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from etude.export.model import Conversion
     from etude.export.rows import Written
     from etude.store.run_folder import RunFolder
-    from etude.traces.importing import Imported
 
 Format = Literal["safetensors", "gguf", "rows", "openai"]
 Method = Literal["grpo", "dpo", "supervised"]
@@ -96,7 +96,6 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Export the trained model with a model card, here or to the hub, or the trajectories of a run."""
-    from etude.core.errors import RequestError
     from etude.store.facts import find_run
 
     if format == "gguf":
@@ -125,7 +124,13 @@ def export(
         raise RequestError(f"--{'method' if method else 'format'} goes with --trajectories FILE")
     if push is None:
         refuse("a folder of this machine: add --push USER/NAME", public=public)
-    _export_model(path, version, wish, None if push is None else _repository(push, public), as_json)
+    repository = None
+    if push is not None:
+        from etude.export.hub import Repository
+
+        repository = Repository(push, public)
+        repository.require()  # Before the work begins.
+    _export_model(path, version, wish, repository, as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,15 +154,6 @@ class _Wish:
         from etude.export.model import Conversion, find_converter
 
         return Conversion(find_converter(self.llama_cpp), self.outtype) if self.gguf else None
-
-
-def _repository(name: str, public: bool) -> Repository:
-    """Where it is to go, looked at before the work begins."""
-    from etude.export.hub import Repository
-
-    repository = Repository(name, public)
-    repository.require()
-    return repository
 
 
 def _export_model(run: Path, version: str, wish: _Wish, repository: Repository | None, as_json: bool) -> None:
@@ -211,8 +207,6 @@ def _export_served(server: str, model: str, wish: _Wish, api_key_env: str | None
 
 
 def _export_trajectories(run: Path, file: Path, format: Format, method: Method | None, as_json: bool) -> None:
-    from etude.core.errors import RequestError
-
     if file.suffix.lower() != ".jsonl":
         raise RequestError(f"--trajectories {file}: write FILE.jsonl")
     written = run_async(_write(run, file, format, method))
@@ -265,6 +259,7 @@ def import_traces(
 
     Reads chats of OpenAI's API, OTLP spans of the GenAI conventions, and Langfuse's exports.
     """
+    from etude.report.words import imported_lines
     from etude.store.run_folder import RunFolder
     from etude.traces.importing import read_log, write_run
 
@@ -275,19 +270,13 @@ def import_traces(
     if as_json:
         emit({"run": str(run.path), **imported.as_json()})
         return
-    _show(imported)
-    say(f"run             {path_shown(run.path)}")
-    next_step(hints.command("episodes", run.path))
-
-
-def _show(imported: Imported) -> None:
-    from etude.report.words import imported_lines
-
     if imported.left_out:
         rows = [(reason, count, first) for reason, (count, first) in imported.left_out.items()]
         table(("left out", "count", "first at"), rows)
     for label, text in imported_lines(imported.as_json()):
         say(f"{label:<15} {text}")
+    say(f"run             {path_shown(run.path)}")
+    next_step(hints.command("episodes", run.path))
 
 
 def report(
@@ -301,7 +290,6 @@ def report(
 
     `-o report=wandb` sends a whole run to a tracker that it did not have.
     """
-    from etude.core.errors import EtudeError, RequestError
     from etude.report.progress import progress_for
     from etude.store.facts import find_run
     from etude.store.run_folder import RunFolder

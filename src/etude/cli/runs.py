@@ -27,6 +27,7 @@ from etude.cli.console import (
     show_troubles,
     table,
 )
+from etude.core.errors import RequestError, StoreError
 
 if TYPE_CHECKING:
     from etude.core.history import Entry, History
@@ -88,13 +89,8 @@ def show(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
 
 @app.command()
 @reported
-def check(
-    run: Run,
-    output_dir: OutputDir = RUNS,
-    as_json: AsJson = False,
-) -> None:
+def check(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     """Verify what a run has stored; exits with 1 when it is damaged."""
-    from etude.core.errors import StoreError
     from etude.loop.recovery import check_files, check_journal
     from etude.store.database import DATABASE, how_to_mend
     from etude.store.facts import find_run
@@ -124,7 +120,6 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Put runs side by side: settings that differ, rewards, and the difference with its interval."""
-    from etude.core.errors import RequestError
     from etude.report.words import shown_epochs, shown_state, side_by_side
     from etude.store.facts import (
         differing_settings,
@@ -259,11 +254,7 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
     ]
     if rows:
         counts = ("episodes", "failed", "cut off", "trained on")
-        table(
-            ("epoch", "reward", *counts, "version", "validation", "skipped"),
-            rows,
-            title=target,
-        )
+        table(("epoch", "reward", *counts, "version", "validation", "skipped"), rows, title=target)
     for recovery in history.recoveries:
         say_wrapped(f"recovered       {recovery.timestamp}: {recovery}")
     show_evaluators(history)
@@ -316,7 +307,6 @@ def episodes(
 def _list_episodes(
     name: str, words: str, phase: str | None, limit: int, output_dir: Path, as_json: bool
 ) -> None:
-    from etude.core.errors import RequestError
     from etude.store.episodes import phases_of
     from etude.store.facts import find_run
     from etude.store.outline import find_episodes, parse_query
@@ -333,7 +323,12 @@ def _list_episodes(
         reward = next(iter(reward_names(stored_data(path, required=False)).values()), None)
         selection = find_episodes(folder.journal, chosen, reward, query, limit=limit)
     if as_json:
-        emit([_as_json(episode) for episode in selection.episodes])
+        sets = ("agents", "versions")
+        rows = [
+            {**asdict(each), **{name: sorted(getattr(each, name)) for name in sets}}
+            for each in selection.episodes
+        ]
+        emit([{key: value for key, value in row.items() if key != "text"} for row in rows])
         return
     where = "all phases" if phase == "all" else chosen[0] if chosen else "no phase"
     if not selection.episodes:
@@ -371,14 +366,7 @@ def _in_short(value: Any) -> str:
     return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
 
 
-def _as_json(episode: EpisodeOutline) -> dict[str, Any]:
-    facts = asdict(episode)
-    del facts["text"]
-    return {**facts, "agents": sorted(episode.agents), "versions": sorted(episode.versions)}
-
-
 def _show_episode(ids: list[str], run: str | None, output_dir: Path) -> None:
-    from etude.core.errors import RequestError
     from etude.export.transcripts import episode_transcript
     from etude.store.facts import find_run, list_runs
     from etude.store.run_folder import RunFolder

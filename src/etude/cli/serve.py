@@ -17,8 +17,7 @@ Algorithms = Annotated[
 ]
 
 Devices = Annotated[
-    list[str] | None,
-    option("A vLLM of its own on this GPU (on a CPU: on these cores, as 0-7). Repeatable."),
+    list[str] | None, option("A vLLM of its own on this GPU (on a CPU: on these cores, as 0-7). Repeatable.")
 ]
 Processes = Annotated[
     int | None, option("Processes that train a job together; left out: one for each GPU.", min=1)
@@ -93,11 +92,12 @@ def serve(
     # Only now: it loads torch, and whoever typed something wrong need not wait for that.
     from etude.server.serve import serve as run
 
-    run(settings, lambda address: _say_ready(settings.name, address))
-
-
-def _say_ready(name: str, address: str) -> None:
-    say(f"serving {name} at {address}/v1; {address}/docs lists what it answers. Ctrl-C stops it.")
+    run(
+        settings,
+        lambda address: say(
+            f"serving {settings.name} at {address}/v1; {address}/docs lists what it answers. Ctrl-C stops it."
+        ),
+    )
 
 
 def _say_placements(settings: ServerSettings) -> None:
@@ -135,8 +135,7 @@ def view(
     ] = None,
     output_dir: OutputDir = RUNS,
     port: Annotated[
-        int | None,
-        option("The port; by default 7331, or a free one where that is taken.", min=0, max=65535),
+        int | None, option("The port; by default 7331, or a free one where that is taken.", min=0, max=65535)
     ] = None,
 ) -> None:
     """Show runs, episodes and tokens in a browser, also while they are made. Ctrl-C stops it.

@@ -34,6 +34,7 @@ from etude.cli.console import (
     typed_words,
     warn,
 )
+from etude.core.errors import RequestError
 
 if TYPE_CHECKING:
     from etude.config.schema import Config
@@ -69,16 +70,20 @@ def evaluate(
 ) -> None:
     """Run the agent on examples and score it, with the same code as in training."""
     from etude.config.load import load_config
-    from etude.core.errors import RequestError
     from etude.loop.lifecycle import new_run
     from etude.store.facts import find_run
+    from etude.store.stored_config import CONFIG
     from etude.verbs import request_of
 
     if rescore is not None:
         refuse("--rescore, which runs no agent", model=model, dataset=dataset, name=name, greedy=greedy)
         run = find_run(rescore, output_dir)
-        settings = load_config(config or _config_of(run), override or ())
-        _rescore(run, settings, phase, as_json=as_json)
+        if config is None and not (run / CONFIG).is_file():  # Such as of a log that was imported.
+            raise RequestError(
+                f"run {run.name} has no config of its own; name one whose evaluators are to score it: etude "
+                f"evaluate config.yml --rescore {run.name}"
+            )
+        _rescore(run, load_config(config or run / CONFIG, override or ()), phase, as_json=as_json)
         return
     if config is None:
         raise RequestError("name the config file: etude evaluate config.yml")
@@ -110,19 +115,6 @@ def evaluate_in(settings: Config, run: RunFolder, request: EvaluationRequest, *,
     if not as_json:
         say(f"run             {path_shown(run.path)}")
         next_step(hints.command("evaluate", "--rescore", run.path))
-
-
-def _config_of(run: Path) -> Path:
-    """The config of a run. Raises RequestError for one that has none, such as a log that was imported."""
-    from etude.core.errors import RequestError
-    from etude.store.stored_config import CONFIG
-
-    if not (run / CONFIG).is_file():
-        raise RequestError(
-            f"run {run.name} has no config of its own; name one whose evaluators are to score it: etude "
-            f"evaluate config.yml --rescore {run.name}"
-        )
-    return run / CONFIG
 
 
 def _rescore(run: Path, settings: Config, phase: str | None, *, as_json: bool) -> None:

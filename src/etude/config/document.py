@@ -207,7 +207,12 @@ def read_document(path: Path) -> Document:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise ConfigError(f"there is no config file {path}{_nearest_file(path)}") from None
+        if not path.parent.is_dir():
+            raise ConfigError(f"there is no config file {path}: there is no folder {path.parent}") from None
+        files = [file.name for file in path.parent.iterdir() if file.suffix in (".yml", ".yaml")]
+        close = nearest(path.name, files)
+        hint = f"; did you mean {path.parent / close}?" if close else ""
+        raise ConfigError(f"there is no config file {path}{hint}") from None
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"not a text file in UTF-8: {error.reason}", path=path, line=line) from None
@@ -305,14 +310,6 @@ def _not_yaml(error: yaml.MarkedYAMLError, path: Path | None) -> ConfigError:
     return ConfigError(
         f"not valid YAML: {problem.removeprefix('but ')}{hint}", path=path, line=line, column=column
     )
-
-
-def _nearest_file(path: Path) -> str:
-    if not path.parent.is_dir():
-        return f": there is no folder {path.parent}"
-    files = [file.name for file in path.parent.iterdir() if file.suffix in (".yml", ".yaml")]
-    close = nearest(path.name, files)
-    return f"; did you mean {path.parent / close}?" if close else ""
 
 
 def join_words(arguments: Sequence[str]) -> list[str]:

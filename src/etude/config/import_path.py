@@ -75,7 +75,15 @@ def import_object(path: str) -> Any:
     except EtudeError:
         raise
     except Exception as error:
-        raise RequestError(_why_not_imported(path, module_name, error)) from error
+        parents = {module_name.rsplit(".", depth)[0] for depth in range(module_name.count(".") + 1)}
+        reason = where_raised(error)
+        if isinstance(error, ModuleNotFoundError) and error.name in parents:
+            modules = (file.stem for folder in _folders for file in Path(folder).glob("*.py"))
+            close = nearest(error.name, modules)
+            hint = f"; did you mean '{close}'?" if close else ""
+            places = " or ".join((*_folders, "the installed packages"))
+            reason = f"there is no module '{error.name}' in {places}{hint}"
+        raise RequestError(f"cannot import '{path}': {reason}") from error
     try:
         return attrgetter(name)(module)
     except AttributeError:
@@ -121,16 +129,6 @@ def where_defined(function: Any) -> str:
         if code is not None:
             return f"{code.co_filename}:{code.co_firstlineno}"
     return repr(function)
-
-
-def _why_not_imported(path: str, module: str, error: Exception) -> str:
-    parents = {module.rsplit(".", depth)[0] for depth in range(module.count(".") + 1)}
-    if isinstance(error, ModuleNotFoundError) and error.name in parents:
-        close = nearest(error.name, (file.stem for folder in _folders for file in Path(folder).glob("*.py")))
-        hint = f"; did you mean '{close}'?" if close else ""
-        places = " or ".join((*_folders, "the installed packages"))
-        return f"cannot import '{path}': there is no module '{error.name}' in {places}{hint}"
-    return f"cannot import '{path}': {where_raised(error)}"
 
 
 def _forget_namesake(module: str) -> None:

@@ -19,7 +19,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import AliasChoices, BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 
 from etude.config.component import CHANGEABLE
 from etude.config.document import Document, KeyPath, dig, dotted, holds
@@ -273,9 +272,6 @@ def _docstrings(cls: type[BaseModel]) -> dict[str, str]:
     }
 
 
-_DEEPEST = 4
-
-
 class Problems:
     """One sentence per key, in the order of the file."""
 
@@ -317,7 +313,12 @@ class Problems:
         """Note what pydantic found in `data`, which stands at `prefix`; the paths within `data`."""
         paths = []
         for details in error.errors(include_url=False):
-            path, kind = _real_path(details, data), details["type"]
+            kind, path = details["type"], tuple[str | int, ...]()
+            # The error's location without what pydantic puts in for the members of unions.
+            for position, part in enumerate(details["loc"], start=1):
+                is_missing = kind == "missing" and position == len(details["loc"])
+                if is_missing or holds(dig(data, path), part):
+                    path = (*path, part)
             paths.append(path)
             full_path, slot = (*prefix, *path), slot_at(model, path)
             if kind == "extra_forbidden":
@@ -340,19 +341,18 @@ class Problems:
 
     def error(self) -> ConfigError | None:
         """The error with a line for each problem; None without any."""
-        errors = [self._located(path, message) for path, message in self._messages.items()]
+        errors = []
+        for path, message in self._messages.items():
+            source, line, column = self._document.place(path)
+            # One on an override begins with its key, and need not name it again.
+            if source == f"-o {dotted(path)}":
+                message = message.removeprefix(f"{dotted(path)}: ")
+            errors.append(ConfigError(message, path=source, line=line, column=column))
         errors.sort(key=lambda error: (error.line is None, error.line, error.column))
         if not errors:
             return None
         errors[0].args = ("\n".join(map(str, errors)),)
         return errors[0]
-
-    def _located(self, path: KeyPath, message: str) -> ConfigError:
-        """A message with its place. One on an override begins with its key, and need not name it again."""
-        source, line, column = self._document.place(path)
-        if source == f"-o {dotted(path)}":
-            message = message.removeprefix(f"{dotted(path)}: ")
-        return ConfigError(message, path=source, line=line, column=column)
 
     def _shown(self, path: KeyPath, value: Any, slot: Slot | None) -> str:
         if path in self.references:
@@ -361,16 +361,6 @@ class Problems:
         is_unquoted = slot is not None and describe(slot).startswith("text") and not isinstance(value, str)
         text = f"something of type {type(value).__name__}" if is_secret else shown(value)
         return f"{text}; put it in quotes" if is_unquoted and isinstance(value, int | float) else text
-
-
-def _real_path(details: ErrorDetails, data: Any) -> KeyPath:
-    """The error's location without what pydantic puts in for the members of unions."""
-    path: KeyPath = ()
-    for position, part in enumerate(details["loc"]):
-        is_missing = details["type"] == "missing" and position == len(details["loc"]) - 1
-        if is_missing or holds(dig(data, path), part):
-            path = (*path, part)
-    return path
 
 
 def _unknown_key(model: type[BaseModel], path: KeyPath, prefix: KeyPath) -> str:
@@ -387,5 +377,5 @@ def _keys_called(name: str, model: type[BaseModel], path: KeyPath = ()) -> Itera
     for key in keys_of(slot_at(model, path)):
         if key == name:
             yield (*path, key)
-        if len(path) < _DEEPEST:
+        if len(path) < 4:
             yield from _keys_called(name, model, (*path, key))

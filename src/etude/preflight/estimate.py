@@ -20,7 +20,6 @@ from etude.config.builder import Builder, TargetBuilder
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
 from etude.core.call import Usage
-from etude.core.episode import EpisodeRecord
 from etude.core.errors import EtudeError, RequestError
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.sample import SampleOrPair
@@ -121,9 +120,12 @@ def measured(run: RunFolder) -> PerEpisode | None:
     if not keys or not lines:
         return None
     chosen = sorted({keys[number * len(keys) // _LOOKED_AT] for number in range(_LOOKED_AT)})
-    records = (read_episode(run.journal, key) for key in chosen)
-    spread = _spread([_tokens(record) for record in records if record is not None])
-    return PerEpisode(len(keys), lines=tuple(lines), spread=spread)
+    tokens = []
+    for key in chosen:
+        if (record := read_episode(run.journal, key)) is not None:
+            used = [call.completion.usage for call in record.calls if call.completion is not None]
+            tokens.append(float(sum(each.prompt_tokens + each.completion_tokens for each in used)))
+    return PerEpisode(len(keys), lines=tuple(lines), spread=_spread(tokens))
 
 
 def check_spending(config: Config, findings: Findings) -> None:
@@ -147,11 +149,6 @@ def over_budget(config: Config, usd: Range | None, tokens: Range) -> list[str]:
         for unit, need in needed.items()
         if (most := getattr(config.budget, unit, None)) is not None and need is not None and need > most
     ]
-
-
-def _tokens(record: EpisodeRecord) -> float:
-    used = [call.completion.usage for call in record.calls if call.completion is not None]
-    return float(sum(usage.prompt_tokens + usage.completion_tokens for usage in used))
 
 
 def _spread(values: Sequence[float]) -> float:
@@ -184,11 +181,7 @@ class Estimate:
 
 
 def estimate_run(
-    config: Config,
-    examples: int,
-    held_out: int,
-    example_tokens: float,
-    played: PerEpisode | None = None,
+    config: Config, examples: int, held_out: int, example_tokens: float, played: PerEpisode | None = None
 ) -> Estimate:
     """Of the training that a config describes, on so many examples with a text of `example_tokens` each.
 

@@ -15,7 +15,7 @@ from etude.backends.local import LocalAdapterConfig
 from etude.core.call import ChatRequest
 from etude.core.errors import EngineError, EtudeError, RequestError
 from etude.core.example import Example
-from etude.core.message import Message, Tool
+from etude.core.message import Message
 from etude.inference.local import LocalLlmConfig
 from etude.learner.memory import ModelNumbers, fits
 from etude.models.checkpoint import LOADING_ERRORS, load_outline
@@ -31,7 +31,6 @@ from etude.models.template import ChatTemplate
 from etude.preflight.finding import Findings
 
 _SAMPLE = 64
-_LARGE_FOR_CPU = 1_000_000_000
 
 
 def check_local_model(
@@ -75,7 +74,7 @@ def check_local_model(
     _check_template(what, policy, llm.chat_template_kwargs, findings)
     _check_context(what, llm, policy, prompts, findings)
     _check_memory(what, llm, policy, parameters, device, dtype, max(prompts, default=0), adapter, findings)
-    if device.type == "cpu" and parameters > _LARGE_FOR_CPU:
+    if device.type == "cpu" and parameters > 1_000_000_000:
         findings.warn(what, "more than a billion parameters on a CPU: expect hours for each epoch")
     return statistics.median(prompts) if prompts else 0.0
 
@@ -230,7 +229,6 @@ VALUES: Mapping[str, tuple[tuple[Mapping[str, Any], Any], ...]] = {
     "no arguments": (),
 }
 """Values of arguments with their JSON schemas, by what they are called."""
-_PLACE = {"type": "object", "properties": {"city": _STRING, "is_far": {"type": "boolean"}}}
 
 
 def unread_values(template: ChatTemplate) -> list[str]:
@@ -259,7 +257,14 @@ def _comes_back(template: ChatTemplate, kinds: Iterable[str], thought: str, call
     """Whether calls with all values of some kinds are read from what the template writes of them."""
     values = [value for kind in kinds for value in VALUES[kind]]
     arguments = {f"value_{number}": value for number, (_, value) in enumerate(values)}
-    request = ChatRequest((QUESTION,), (_tool([schema for schema, _ in values]),))
+    # Some templates refuse tools and arguments without a description.
+    properties = {
+        f"value_{number}": {"description": "A value.", **schema} for number, (schema, _) in enumerate(values)
+    }
+    place = {"type": "object", "properties": {"city": _STRING, "is_far": {"type": "boolean"}}}
+    parameters = {"type": "object", "properties": properties, "required": [], "$defs": {"Place": place}}
+    tool = {"name": "probed_values", "description": "A probe.", "parameters": parameters}
+    request = ChatRequest((QUESTION,), ({"type": "function", "function": tool},))
     function = {"name": "probed_values", "arguments": json.dumps(arguments)}
     made = [{"id": f"probe{number:04d}", "type": "function", "function": function} for number in range(calls)]
     answer: Message = {"role": "assistant", "content": "", "tool_calls": made}
@@ -273,14 +278,3 @@ def _comes_back(template: ChatTemplate, kinds: Iterable[str], thought: str, call
     found = [json.loads(call["function"]["arguments"]) for call in read.get("tool_calls") or ()]
     is_same = json.dumps(found, sort_keys=True) == json.dumps([arguments] * calls, sort_keys=True)
     return is_same and read.get("reasoning_content", "") == thought
-
-
-def _tool(schemas: list[Mapping[str, Any]]) -> Tool:
-    """A tool whose arguments have these schemas."""
-    # Some templates refuse tools and arguments without a description.
-    properties = {
-        f"value_{number}": {"description": "A value.", **schema} for number, schema in enumerate(schemas)
-    }
-    parameters = {"type": "object", "properties": properties, "required": [], "$defs": {"Place": _PLACE}}
-    function = {"name": "probed_values", "description": "A probe.", "parameters": parameters}
-    return {"type": "function", "function": function}

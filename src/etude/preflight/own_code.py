@@ -145,7 +145,10 @@ class _Reader(ast.NodeVisitor):
     def visit(self, node: ast.AST) -> None:
         """Know what is not sure to happen."""
         outside = self._is_certain
-        self._is_certain = outside and not isinstance(node, _BRANCHES) and not _is_suppressing(node)
+        is_suppressing = isinstance(node, ast.With) and any(
+            "suppress" in ast.unparse(each.context_expr) for each in node.items
+        )
+        self._is_certain = outside and not isinstance(node, _BRANCHES) and not is_suppressing
         super().visit(node)
         # What may have returned leaves it open whether the rest happens.
         is_open = isinstance(node, ast.If) and any(isinstance(each, ast.Return) for each in ast.walk(node))
@@ -208,17 +211,7 @@ class _Reader(ast.NodeVisitor):
         return isinstance(node, ast.Name) and node.id in self._inputs
 
 
-def _is_suppressing(node: ast.AST) -> bool:
-    """Whether it is `with suppress(…)`."""
-    return isinstance(node, ast.With) and any(
-        "suppress" in ast.unparse(each.context_expr) for each in node.items
-    )
-
-
 T = TypeVar("T")
-
-_REWARDS = (0.0, 1.0, 0.5, 0.25)
-_EXAMPLES = (Example("made-up-1"), Example("made-up-2"))
 
 
 def is_own(algorithm: object) -> TypeGuard[Algorithm]:
@@ -231,7 +224,7 @@ def try_algorithm(algorithm: Algorithm, examples: Sequence[Example]) -> None:
 
     Raises RequestError that names what an own method raised or returned.
     """
-    episodes = [_group(example) for example in examples[:2] or _EXAMPLES]
+    episodes = [_group(example) for example in examples[:2] or (Example("made-up-1"), Example("made-up-2"))]
     try:
         made = _tried(algorithm, lambda: algorithm.groups(episodes, Collected(0, 0, Tally())))
     except RequestError as error:
@@ -313,7 +306,7 @@ def _group(example: Example) -> list[ScoredEpisode]:
     """Episodes of one answer each, with different rewards."""
     question: Message = {"role": "user", "content": "What is 1 + 1?"}
     group = []
-    for generation, reward in enumerate(_REWARDS):
+    for generation, reward in enumerate((0.0, 1.0, 0.5, 0.25)):
         ids = tuple(range(10 + generation, 13 + 2 * generation))
         reply: Message = {"role": "assistant", "content": f"It is {generation}."}
         logprobs = tuple(-0.1 * (place + 1) for place in range(len(ids)))

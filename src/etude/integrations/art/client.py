@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from etude.core.call import Completion
 from etude.core.errors import StoreError, TrainingError
@@ -40,12 +40,6 @@ from etude.wire.retries import (
     retried,
     retry_after,
 )
-
-_NOT_THERE = {404, 405}
-
-_NO_SECRET = "default"
-_PREPARE_SECONDS = 600.0
-"""In which the server loads the model and starts inference."""
 
 
 class ArtError(TrainingError):
@@ -74,7 +68,7 @@ class _Peer:
         self.url = url.rstrip("/")
         self._name = f"the {name} {self.url}"
         self._hint = hint
-        if api_key != _NO_SECRET:  # A word, which the reference sends by default.
+        if api_key != "default":  # A word, which the reference sends by default.
             keep_secret(api_key)
         self._http = httpx.AsyncClient(
             timeout=timeout,
@@ -88,20 +82,18 @@ class _Peer:
         await self._http.aclose()
 
     async def _ask(self, method: str, path: str, body: Any = None, seconds: float | None = None) -> bytes:
-        async def ask() -> bytes:
-            return await self._attempt(method, path, body, seconds)
+        timeout, request = self._http.timeout if seconds is None else seconds, f"{method} {path}"
 
-        return await retried(ask, _again, self._policy)
+        async def attempt() -> bytes:
+            try:
+                response = await self._http.request(method, f"{self.url}{path}", json=body, timeout=timeout)
+            except httpx.HTTPError as error:
+                raise self._unreachable(request, error) from error
+            if response.status_code != 200:
+                raise self._refused(request, response.status_code, response.content, response.headers)
+            return response.content
 
-    async def _attempt(self, method: str, path: str, body: Any, seconds: float | None) -> bytes:
-        timeout = self._http.timeout if seconds is None else seconds
-        try:
-            response = await self._http.request(method, f"{self.url}{path}", json=body, timeout=timeout)
-        except httpx.HTTPError as error:
-            raise self._unreachable(f"{method} {path}", error) from error
-        if response.status_code != 200:
-            raise self._refused(f"{method} {path}", response.status_code, response.content, response.headers)
-        return response.content
+        return await retried(attempt, lambda error: getattr(error, "again", None), self._policy)
 
     def _unreachable(self, request: str, error: httpx.HTTPError) -> ArtError:
         reason = reason_of(error) if isinstance(error, httpx.RequestError) else type(error).__name__
@@ -119,10 +111,6 @@ class _Peer:
         reason = f": {text}" if text else ""
         later = Again(f"http_{status}", retry_after(headers)) if is_worth_retrying(status) else None
         return ArtError(f"{self._name} answered {request} with HTTP {status}{reason}", status, later)
-
-
-def _again(error: Exception) -> Again | None:
-    return error.again if isinstance(error, ArtError) else None
 
 
 class ArtClient(_Peer):
@@ -153,8 +141,8 @@ class ArtClient(_Peer):
     async def prepare(self) -> str:
         """Have the server load the model and start inference; the address that it gives for that."""
         body = {"model": self._model, "config": self._config.backend.server_config}
-        seconds = _PREPARE_SECONDS
-        answer = await self._json("POST", "/_prepare_backend_for_training", body, seconds)
+        # It may take long: the server loads the model and starts inference.
+        answer = await self._json("POST", "/_prepare_backend_for_training", body, seconds=600.0)
         if not isinstance(answer, list) or len(answer) != 2 or not isinstance(answer[0], str):
             raise ArtError(f"{self._name} gave no address for inference: {answer!r:.200}")
         return answer[0]
@@ -172,7 +160,7 @@ class ArtClient(_Peer):
         try:
             await self._json("POST", "/_delete_checkpoint_files", body)
         except ArtError as error:
-            if error.status in _NOT_THERE:
+            if error.status in (404, 405):
                 return False
             raise
         return True
@@ -267,10 +255,8 @@ _TOTALS = ("num_gradient_steps", "data/step_num_gradient_steps")
 """The count of gradient steps that a job will make, in 0.4 and in 0.5; each line has it."""
 
 
-class ArtJob(BaseModel):
+class ArtJob(BaseModel, frozen=True):
     """A job, by what can be known of it from outside."""
-
-    model_config = ConfigDict(frozen=True)
 
     content: JobContent
     """Its data and options; every job starts from the model's last step."""
@@ -283,12 +269,11 @@ class ArtJob(BaseModel):
     """The version that it made, once it is completed."""
 
 
-class _Kept(BaseModel):
+class _Kept(BaseModel, frozen=True):
     """The content of the file."""
 
-    model_config = ConfigDict(frozen=True)
-
     base: ModelVersion | None = None
+    """The version that the run began with; None before it did."""
     jobs: dict[str, ArtJob] = Field(default_factory=dict)
 
 
@@ -299,44 +284,29 @@ class ArtJobs:
         """Read the file, where there is one; without a path nothing is on a disk. Raises StoreError when it
         is damaged."""
         self._path = path
-        self._kept = _Kept()
+        self.kept = _Kept()
         if path is not None and path.exists():
             try:
-                self._kept = _Kept.model_validate_json(path.read_bytes())
+                self.kept = _Kept.model_validate_json(path.read_bytes())
             except (OSError, ValidationError) as error:
                 raise StoreError(
                     f"{path} is damaged ({error}); delete it and resume (`etude resume`)"
                 ) from error
 
-    @property
-    def base(self) -> ModelVersion | None:
-        """The version that the run began with; None before it did."""
-        return self._kept.base
-
     def get(self, name: str) -> ArtJob | None:
         """A job; None when it was never submitted."""
-        return self._kept.jobs.get(name)
-
-    def unfinished(self) -> dict[str, ArtJob]:
-        """Jobs that were submitted and have no end."""
-        return {name: job for name, job in self._kept.jobs.items() if not job.status.is_final}
-
-    def steps(self) -> set[int]:
-        """Every step that the model may have reached by these jobs."""
-        return {job.before + more for job in self._kept.jobs.values() for more in (0, 1)}
-
-    def put_base(self, version: ModelVersion) -> None:
-        """Keep what the run begins with. Raises StoreError."""
-        self._keep(_Kept(base=version, jobs=self._kept.jobs))
+        return self.kept.jobs.get(name)
 
     def put(self, name: str, job: ArtJob) -> None:
         """Keep a job. Raises StoreError."""
-        self._keep(_Kept(base=self._kept.base, jobs={**self._kept.jobs, name: job}))
+        self.keep(jobs={**self.kept.jobs, name: job})
 
-    def _keep(self, kept: _Kept) -> None:
+    def keep(self, **changes: Any) -> None:
+        """Keep all jobs, or what the run begins with. Raises StoreError."""
+        kept = self.kept.model_copy(update=changes)
         if self._path is not None:
             write_atomically(self._path, kept.model_dump_json(indent=2))
-        self._kept = kept
+        self.kept = kept
 
 
 @dataclass(slots=True)

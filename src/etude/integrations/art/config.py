@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
 from etude.config.component import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
@@ -13,41 +13,32 @@ from etude.inference.openai_config import plain_address
 from etude.wire.retries import USUAL, RetryPolicy
 
 
-class ArtBackendConfig(BaseModel):
+class ArtBackendConfig(BaseModel, extra="forbid"):
     """Where the ART server is, and what it calls the model."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    base_url: str | None = Field(
-        default=None, description="Address of the training server, in place of `ip` and `port`."
-    )
-    ip: str | None = Field(default=None, min_length=1, description="Host of the training server.")
-    port: int = Field(default=7999, ge=1, le=65535, description="Port of the training server, with `ip`.")
-    name: str = Field(
-        default="trainer_run", min_length=1, description="The server's name for the trained model."
-    )
-    project: str = Field(default="trainer_project", min_length=1, description="The project it belongs to.")
-    base_model: str = Field(
-        default="Qwen/Qwen2.5-7B-Instruct", min_length=1, description="The model that training starts from."
-    )
-    api_key: SecretStr = Field(
-        default=SecretStr("default"),
-        description="Sent to the training server; also to the inference endpoint where the model's entry in "
-        "`llms` has no key.",
-    )
-    delete_old_checkpoints: bool = Field(
-        default=False,
-        description="Delete checkpoints on the server that the trainer does not keep (`keep_checkpoints`).",
-    )
-    init_args: dict[str, Any] | None = Field(
-        default=None, description="ART's `InitArgs`: how the server loads the model."
-    )
-    engine_args: dict[str, Any] | None = Field(
-        default=None, description="ART's `EngineArgs`: vLLM's arguments."
-    )
-    server_config: dict[str, Any] | None = Field(
-        default=None, description="ART's `OpenAIServerConfig`, for the inference endpoint."
-    )
+    base_url: str | None = None
+    """Address of the training server, in place of `ip` and `port`."""
+    ip: str | None = Field(default=None, min_length=1)
+    """Host of the training server."""
+    port: int = Field(default=7999, ge=1, le=65535)
+    """Port of the training server, with `ip`."""
+    name: str = Field(default="trainer_run", min_length=1)
+    """The server's name for the trained model."""
+    project: str = Field(default="trainer_project", min_length=1)
+    """The project it belongs to."""
+    base_model: str = Field(default="Qwen/Qwen2.5-7B-Instruct", min_length=1)
+    """The model that training starts from."""
+    api_key: SecretStr = SecretStr("default")
+    """Sent to the training server; also to the inference endpoint where the model's entry in `llms` has
+    no key."""
+    delete_old_checkpoints: bool = False
+    """Delete checkpoints on the server that the trainer does not keep (`keep_checkpoints`)."""
+    init_args: dict[str, Any] | None = None
+    """ART's `InitArgs`: how the server loads the model."""
+    engine_args: dict[str, Any] | None = None
+    """ART's `EngineArgs`: vLLM's arguments."""
+    server_config: dict[str, Any] | None = None
+    """ART's `OpenAIServerConfig`, for the inference endpoint."""
 
     @field_validator("base_url")
     @classmethod
@@ -66,21 +57,17 @@ class ArtBackendConfig(BaseModel):
         return self.base_url or f"http://{self.ip}:{self.port}"
 
 
-class ArtTrainingConfig(BaseModel):
+class ArtTrainingConfig(BaseModel, extra="forbid"):
     """Options of a job. What is left out is as the server has it."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    learning_rate: float = Field(default=5e-6, gt=0, description="Of the server's optimiser.")
-    beta: float = Field(default=0.0, ge=0, description="Weight of the KL to the base model in the loss.")
-    dev_config: dict[str, Any] = Field(
-        default_factory=dict,
-        description="ART's `dev.TrainConfig` as it stands, such as `{epsilon: 0.2, ppo: true}`.",
-    )
-    trainer_args: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Further `TrainerArgs` of ART, given to the server with the model.",
-    )
+    learning_rate: float = Field(default=5e-6, gt=0)
+    """Of the server's optimiser."""
+    beta: float = Field(default=0.0, ge=0)
+    """Weight of the KL to the base model in the loss."""
+    dev_config: dict[str, Any] = Field(default_factory=dict)
+    """ART's `dev.TrainConfig` as it stands, such as `{epsilon: 0.2, ppo: true}`."""
+    trainer_args: dict[str, Any] = Field(default_factory=dict)
+    """Further `TrainerArgs` of ART, given to the server with the model."""
 
     def config(self) -> dict[str, float]:
         """ART's `TrainConfig`: KL under the name of 0.4 and under that of 0.5, which drop each other's."""
@@ -98,34 +85,22 @@ class ArtTrainingConfig(BaseModel):
 class ARTTrainerAdapterConfig(TrainerAdapterConfig, name="openpipe_art"):
     """Train on an OpenPipe ART server (`art run`, releases 0.4.11 to 0.5.17), over HTTP."""
 
-    backend: ArtBackendConfig = Field(description="The server and the model.")
-    training: ArtTrainingConfig = Field(default_factory=ArtTrainingConfig, description="Options of the jobs.")
-    request_timeout: Annotated[float, CHANGEABLE] = Field(
-        default=60.0, gt=0, description="Seconds for a request but one that trains."
-    )
-    max_retries: Annotated[int, CHANGEABLE] = Field(
-        default=USUAL.retries,
-        ge=0,
-        description="More attempts of a request that failed; one that trains is never sent twice.",
-    )
-    retry_wait: Annotated[float, CHANGEABLE] = Field(
-        default=USUAL.first_wait,
-        ge=0,
-        description="Longest wait in seconds before the first of them; doubles with each.",
-    )
-    silence_timeout: Annotated[float, CHANGEABLE] = Field(
-        default=3600.0,
-        gt=0,
-        description="Seconds without a word after which a job has failed.",
-    )
-    job_timeout: Annotated[float, CHANGEABLE] = Field(
-        default=86400.0, gt=0, description="Seconds for a whole job; then it is cancelled."
-    )
-    recover_wait: Annotated[float, CHANGEABLE] = Field(
-        default=30.0,
-        ge=0,
-        description="Seconds in which a job whose connection was lost may still turn out to be done.",
-    )
+    backend: ArtBackendConfig
+    """The server and the model."""
+    training: ArtTrainingConfig = Field(default_factory=ArtTrainingConfig)
+    """Options of the jobs."""
+    request_timeout: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
+    """Seconds for a request but one that trains."""
+    max_retries: Annotated[int, CHANGEABLE] = Field(default=USUAL.retries, ge=0)
+    """More attempts of a request that failed; one that trains is never sent twice."""
+    retry_wait: Annotated[float, CHANGEABLE] = Field(default=USUAL.first_wait, ge=0)
+    """Longest wait in seconds before the first of them; doubles with each."""
+    silence_timeout: Annotated[float, CHANGEABLE] = Field(default=3600.0, gt=0)
+    """Seconds without a word after which a job has failed."""
+    job_timeout: Annotated[float, CHANGEABLE] = Field(default=86400.0, gt=0)
+    """Seconds for a whole job; then it is cancelled."""
+    recover_wait: Annotated[float, CHANGEABLE] = Field(default=30.0, ge=0)
+    """Seconds in which a job whose connection was lost may still turn out to be done."""
 
     @property
     def retry_policy(self) -> RetryPolicy:

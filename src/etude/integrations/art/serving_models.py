@@ -29,9 +29,7 @@ from etude.wire.http_server import ApiError
 from etude.wire.sampling import problems_of
 
 ART_MODELS = table(
-    "art_models",
-    sa.Column("project", sa.Text, nullable=False),
-    sa.Column("base", sa.Text, nullable=False),
+    "art_models", sa.Column("project", sa.Text, nullable=False), sa.Column("base", sa.Text, nullable=False)
 )
 """The models that ART's clients registered, by their names; `base` is the model that they began as."""
 

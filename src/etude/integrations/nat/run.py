@@ -97,10 +97,7 @@ def etude_config(toolkit_config: Any, run_config: Any) -> Config:
     trainer = toolkit_config.trainers[run_config.trainer]
     target = trained_model(toolkit_config.llms, run_config.target_model)
     workflow = NatWorkflowConfig.of(
-        toolkit_config,
-        model=target,
-        result_json_path=options.result_json_path,
-        digest=digest(toolkit_config),
+        toolkit_config, model=target, result_json_path=options.result_json_path, digest=digest(toolkit_config)
     )
     return parse_config(
         {
