@@ -79,7 +79,7 @@ def import_object(path: str) -> Any:
         reason = where_raised(error)
         if isinstance(error, ModuleNotFoundError) and error.name in parents:
             modules = (file.stem for folder in _folders for file in Path(folder).glob("*.py"))
-            close = nearest(error.name, modules)
+            close = nearest(str(error.name), modules)
             hint = f"; did you mean '{close}'?" if close else ""
             places = " or ".join((*_folders, "the installed packages"))
             reason = f"there is no module '{error.name}' in {places}{hint}"
