@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -89,7 +90,7 @@ def _show_estimate(estimate: Estimate) -> None:
 
 def _interval(estimate: Range | None, form: str) -> str:
     """The 95 % interval of an estimate, where there is one."""
-    if estimate is None or not estimate.is_known:
+    if estimate is None or not math.isfinite(estimate.high):
         return ""
     return f" [{form.format(estimate.low)}, {form.format(estimate.high)}]"
 

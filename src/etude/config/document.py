@@ -248,7 +248,12 @@ def _parsed(text: str, path: Path | None) -> tuple[Any, dict[KeyPath, tuple[int,
         marks = {(): (1, 1), **dict(_marks(node, loader, path))}
         return loader.construct_document(node), marks
     except yaml.MarkedYAMLError as error:
-        raise _not_yaml(error, path) from None
+        mark = error.problem_mark or error.context_mark
+        problem = error.problem or "it cannot be read"
+        hint = next((f"; {hint}" for text, hint in _HINTS.items() if text in (problem, error.context)), "")
+        line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
+        problem = f"not valid YAML: {problem.removeprefix('but ')}{hint}"
+        raise ConfigError(problem, path=path, line=line, column=column) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         problem = f"not valid YAML: it holds the sign {chr(error.character)!a}, which is not to be printed"
@@ -300,16 +305,6 @@ def _marks(
 
 def _position(node: yaml.Node) -> tuple[int, int]:
     return node.start_mark.line + 1, node.start_mark.column + 1
-
-
-def _not_yaml(error: yaml.MarkedYAMLError, path: Path | None) -> ConfigError:
-    mark = error.problem_mark or error.context_mark
-    problem = error.problem or "it cannot be read"
-    hint = next((f"; {hint}" for text, hint in _HINTS.items() if text in (problem, error.context)), "")
-    line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
-    return ConfigError(
-        f"not valid YAML: {problem.removeprefix('but ')}{hint}", path=path, line=line, column=column
-    )
 
 
 def join_words(arguments: Sequence[str]) -> list[str]:

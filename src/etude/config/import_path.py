@@ -96,7 +96,16 @@ def import_object(path: str) -> Any:
 def where_raised(error: BaseException) -> str:
     """`file:line: Type: message`, shortened to one line, secrets masked: the user's line that raised, or that
     called what raised."""
-    summary = f"{type(error).__name__}: {masked(_first_line(error))}"
+    from pydantic_core import ValidationError  # Only here: `etude --help` does without.
+
+    text = next(iter(text_of(error).splitlines()), "no message")
+    if isinstance(error, ValidationError):
+        problems = [
+            ": ".join(filter(None, [".".join(map(str, details["loc"])), details["msg"]]))
+            for details in error.errors()
+        ]
+        text = f"{error.title}: {'; '.join(problems)}"
+    summary = f"{type(error).__name__}: {masked(text)}"
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {summary}"
     frames = [
@@ -105,19 +114,6 @@ def where_raised(error: BaseException) -> str:
     own = [frame for frame in frames if not frame.filename.startswith(_ETUDE)]
     own = [frame for frame in own if not is_installed(frame.filename)] or frames
     return f"{own[-1].filename}:{own[-1].lineno}: {summary}" if own else summary
-
-
-def _first_line(error: BaseException) -> str:
-    from pydantic_core import ValidationError  # Only here: `etude --help` does without.
-
-    if isinstance(error, ValidationError):
-        problems = [
-            ": ".join(filter(None, [".".join(map(str, details["loc"])), details["msg"]]))
-            for details in error.errors()
-        ]
-        return f"{error.title}: {'; '.join(problems)}"
-    lines = text_of(error).splitlines()
-    return lines[0] if lines else "no message"
 
 
 def where_defined(function: Any) -> str:

@@ -38,16 +38,11 @@ _DEFAULT_PROMPT, _DEFAULT_COMPLETION = 200.0, 128.0
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A figure with its 95 % interval."""
+    """A figure with its 95 % interval, whose end is infinite where it is not known."""
 
     mean: float
     low: float
     high: float
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the interval tells anything."""
-        return math.isfinite(self.high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,28 +59,9 @@ class PerEpisode:
     """The standard deviation of the episodes' tokens by their mean; NaN where it is not known."""
     assumptions: tuple[str, ...] = field(default=())
 
-    def _of_one(self, name: str) -> float:
+    def of_one(self, name: str) -> float:
+        """The `calls`, `prompt_tokens` or `completion_tokens` of all models."""
         return float(sum(getattr(line, name) for line in self.lines)) / self.episodes
-
-    @property
-    def calls(self) -> float:
-        """Calls of all models."""
-        return self._of_one("calls")
-
-    @property
-    def prompt_tokens(self) -> float:
-        """Those of all calls."""
-        return self._of_one("prompt_tokens")
-
-    @property
-    def completion_tokens(self) -> float:
-        """Those of all calls."""
-        return self._of_one("completion_tokens")
-
-    @property
-    def tokens(self) -> float:
-        """Those of prompts and those that are sampled."""
-        return self.prompt_tokens + self.completion_tokens
 
     def tokens_of(self, model: str | None) -> float:
         """Those of one model."""
@@ -191,14 +167,15 @@ def estimate_run(
     episodes = training + validation
     each = played or _assumed(config, example_tokens)
     usd, priced = _training_cost(config, training, each)
-    tokens, costs = each.of(each.tokens, episodes), each.usd(config)
+    prompt_tokens, completion_tokens = each.of_one("prompt_tokens"), each.of_one("completion_tokens")
+    tokens, costs = each.of(prompt_tokens + completion_tokens, episodes), each.usd(config)
     money = each.of(math.fsum(costs.values()), episodes) if costs else None
     return Estimate(
         training_episodes=training,
         validation_episodes=validation,
-        calls=round(episodes * each.calls),
-        prompt_tokens=round(episodes * each.prompt_tokens),
-        completion_tokens=round(episodes * each.completion_tokens),
+        calls=round(episodes * each.of_one("calls")),
+        prompt_tokens=round(episodes * prompt_tokens),
+        completion_tokens=round(episodes * completion_tokens),
         assumptions=(*each.assumptions, *priced),
         warnings=tuple(over_budget(config, money, tokens)),
         training_usd=usd,

@@ -79,7 +79,18 @@ def groups_of(collection: TrajectoryCollection) -> ArtGroups:
     rejected: Counter[str] = Counter()
     groups: list[Json] = []
     for group in collection.trajectories:
-        kept = [wire for trajectory in group if (wire := _valid(trajectory, rejected)) is not None]
+        kept: list[Json] = []
+        for trajectory in group:
+            if trajectory.shaped_rewards is not None:
+                raise CapabilityError(
+                    "ART trains with one reward for a whole trajectory, and there are step rewards; leave "
+                    "them out, or choose the adapter 'local'"
+                )
+            try:
+                check_episode_order(trajectory)
+                kept.append(trajectory_of(trajectory))
+            except ValueError as error:
+                rejected[str(error)] += 1
         # The server skips them without a word, and counts the step all the same.
         if len({wire["reward"] for wire in kept}) > 1:
             groups.append({"trajectories": kept, "exceptions": [], "metadata": {}, "metrics": {}, "logs": []})
@@ -121,20 +132,6 @@ def check_episode_order(trajectory: Trajectory) -> None:
             raise ValueError(f"it has consecutive {after} messages")
         if after is EpisodeItemRole.TOOL and before not in answering:
             raise ValueError(f"a tool message follows a {before} message")
-
-
-def _valid(trajectory: Trajectory, rejected: Counter[str]) -> Json | None:
-    if trajectory.shaped_rewards is not None:
-        raise CapabilityError(
-            "ART trains with one reward for a whole trajectory, and there are step rewards; leave them out, "
-            "or choose the adapter 'local'"
-        )
-    try:
-        check_episode_order(trajectory)
-        return trajectory_of(trajectory)
-    except ValueError as error:
-        rejected[str(error)] += 1
-        return None
 
 
 def trajectory_of(trajectory: Trajectory, *, needs_tokens: bool = True) -> Json:

@@ -56,7 +56,12 @@ class Connection:
         try:
             async with asyncio.timeout(limit) as clock:
                 client = await asyncio.shield(self._ready)
-                self.tools = await self._list(client)
+                page = await client.list_tools()
+                tools = [*page.tools]
+                while page.next_cursor is not None:
+                    page = await client.list_tools(cursor=page.next_cursor)
+                    tools += page.tools
+                self.tools = tuple({tool.name: _described(tool) for tool in tools}.values())
         except Exception as error:  # whatever a server sends, or its program raises, is why there is none
             if isinstance(error, TimeoutError) and clock.expired():
                 self.task.cancel()
@@ -144,15 +149,6 @@ class Connection:
         async with stdio_client(parameters, errlog=self._log) as streams:
             yield streams
 
-    async def _list(self, client: Client) -> tuple[Tool, ...]:
-        """All tools."""
-        page = await client.list_tools()
-        tools = [*page.tools]
-        while page.next_cursor is not None:
-            page = await client.list_tools(cursor=page.next_cursor)
-            tools += page.tools
-        return tuple({tool.name: _described(tool) for tool in tools}.values())
-
     def _error(self, reason: str, raise_key: str = "") -> ToolError:
         """The error that a server made, with the last lines of its log."""
         remedy = f"; raise {self._path}.{raise_key} if it needs longer" if raise_key else ""
@@ -239,7 +235,13 @@ class McpTools:
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[McpSession]:
         """A session. Raises ToolError when the server cannot be started or does not list its tools."""
-        connection = await (self._connect() if self.forgets else self._share())
+        if self.forgets:
+            connection = await self._connect()
+        else:
+            async with self._starting:
+                if self._shared is None or not self._shared.is_usable:
+                    self._shared = await self._connect()
+                connection = self._shared
         try:
             yield McpSession(connection, connection.log_size if not self.forgets else 0)
         finally:
@@ -254,12 +256,6 @@ class McpTools:
         if connections:
             # The servers are killed before that.
             await asyncio.wait([connection.task for connection in connections], timeout=10.0)
-
-    async def _share(self) -> Connection:
-        async with self._starting:
-            if self._shared is None or not self._shared.is_usable:
-                self._shared = await self._connect()
-            return self._shared
 
     async def _connect(self) -> Connection:
         connection = Connection(self._config, self._path, self._folder)

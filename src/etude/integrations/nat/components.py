@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, PrivateAttr
+from pydantic import PrivateAttr
 
 from etude.config.component import DatasetConfig, EvaluatorConfig, WorkflowConfig
 from etude.config.registry import register_dataset, register_evaluator, register_workflow
@@ -28,18 +28,14 @@ if TYPE_CHECKING:
 class NatWorkflowConfig(WorkflowConfig, name="nat"):
     """The workflow of a config of the NeMo Agent Toolkit, with the model that is trained put into it."""
 
-    config_file: Path | None = Field(
-        default=None, description="The toolkit's config. Left out by `nat finetune`, which has read it."
-    )
-    model: str | None = Field(
-        default=None, description="The entry of its `llms` that is trained; left out: the one there is."
-    )
-    result_json_path: str = Field(
-        default="$", description="Where the answer is in the workflow's output, as in `nat eval`."
-    )
-    digest: str | None = Field(
-        default=None, description="Set by `nat finetune`: tells one config from another."
-    )
+    config_file: Path | None = None
+    """The toolkit's config. Left out by `nat finetune`, which has read it."""
+    model: str | None = None
+    """The entry of its `llms` that is trained; left out: the one there is."""
+    result_json_path: str = "$"
+    """Where the answer is in the workflow's output, as in `nat eval`."""
+    digest: str | None = None
+    """Set by `nat finetune`: tells one config from another."""
 
     _toolkit_config: Any = PrivateAttr(default=None)
 
@@ -124,9 +120,8 @@ def _read(path: Path) -> Any:
 class NatDatasetConfig(DatasetConfig, name="nat"):
     """`eval.general.dataset` in the toolkit config of the workflow."""
 
-    file_path: Path | None = Field(
-        default=None, description="Another file, with the same columns; its ending tells its format."
-    )
+    file_path: Path | None = None
+    """Another file, with the same columns; its ending tells its format."""
 
 
 @register_dataset(config_type=NatDatasetConfig)
@@ -141,7 +136,8 @@ async def nat_dataset(config: NatDatasetConfig, builder: Builder) -> AsyncIterat
 class NatEvaluatorConfig(EvaluatorConfig, name="nat"):
     """An entry of `eval.evaluators` in the toolkit config of the workflow."""
 
-    evaluator: str = Field(description="Its name there.")
+    evaluator: str
+    """Its name there."""
 
 
 @register_evaluator(config_type=NatEvaluatorConfig)

@@ -158,7 +158,7 @@ def _eval(toolkit_config: Any, trainer: Any) -> Json:
 
 
 def _finetuning(run_config: Any, target: str, trainer: Any) -> Json:
-    own = {key: getattr(trainer, key) for key in _OWN}
+    own, reward = {key: getattr(trainer, key) for key in _OWN}, run_config.reward_function
     return {
         "enabled": True,
         "trainer": run_config.trainer,
@@ -170,13 +170,9 @@ def _finetuning(run_config: Any, target: str, trainer: Any) -> Json:
         "num_epochs": run_config.num_epochs,
         "output_dir": str(Path(run_config.output_dir).absolute()),
         "run_configuration": _run_configuration(run_config.run_configuration, trainer),
-        **_reward(run_config.reward_function),
+        **({} if reward is None else {"reward_function": {"name": reward.name}}),
         **{key: value for key, value in own.items() if value is not None},
     }
-
-
-def _reward(reward: Any) -> Mapping[str, Any]:
-    return {} if reward is None else {"reward_function": {"name": reward.name}}
 
 
 def _run_configuration(options: Any, trainer: Any) -> Json:
