@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from etude.cli.demo import Project
+from etude.cli.start import Project
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.preflight.starter_files.larger.rows import HELD_OUT, TRAIN
 from tests.cli.projects import etude, events

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from etude.cli import check, cluster, demo, export, runs, serve, train
+from etude.cli import cluster, export, runs, serve, start, train
 from etude.cli.command import DEBUG, LOG_LEVEL, option, reported
 from etude.cli.console import remember_typing
 from etude.report.logs import LogLevel, show_logs
@@ -94,7 +94,7 @@ def etude(
 
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
-    *(demo.init, demo.demo, check.check, check.doctor, train.train, train.resume, train.evaluate),
+    *(start.init, start.demo, start.check, start.doctor, train.train, train.resume, train.evaluate),
     *(runs.episodes, runs.jobs, export.report, export.export, export.import_traces, serve.serve, serve.view),
 )
 for _command in _COMMANDS:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from etude.store.log import JobFacts
     from etude.store.status import RunStatus, SeenStatus
 
-
 app = typer.Typer(help="Look at a run on several machines.", no_args_is_help=True, rich_markup_mode=None)
 
 

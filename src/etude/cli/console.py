@@ -159,10 +159,6 @@ def show_findings(findings: Findings, facts: dict[str, Any], as_json: bool) -> N
         say_wrapped(f"{MARKS[finding.status]} {finding.what}: {finding.detail}")
 
 
-_CAUSES = 5
-"""Causes of failures that are shown."""
-
-
 def show_outcome(summary: Mapping[str, Any], epochs: str, run: Path) -> None:
     """The figures and versions of each model, how many epochs, the warnings, and where the plot is."""
     from etude.report.files import PLOT
@@ -218,7 +214,7 @@ def show_troubles(run: Path, calls: Mapping[str, int], causes: list[dict[str, An
     if calls.get("tool_failed"):
         text = f"{calls['tool_failed']} of {calls['tool_calls']} calls of tools had no answer"
         say_wrapped(f"tools           {text}")
-    for cause in causes[:_CAUSES]:
+    for cause in causes[:5]:
         say_wrapped(f"failed          {shown_cause(cause)}")
         say(f"                {show_command(path_shown(run), cause)}")
 

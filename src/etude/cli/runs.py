@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -207,7 +206,13 @@ def _show_facts(facts: RunFacts) -> None:
         if value is not None:
             say(f"{label:<15} {value}")
     if facts.storage is not None:
-        say_wrapped(f"storage         {_storage(facts.storage)}")
+        at, failures, fault = (facts.storage.get(key) for key in ("copied_at", "failures", "last_error"))
+        since = "never" if at is None else f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}"
+        text = f"{facts.storage['address']}, last backed up: {since}"
+        text += (f"; failures: {failures}" if failures else "") + (
+            f"; it fails now: {fault}" if fault else ""
+        )
+        say_wrapped(f"storage         {text}")
     if facts.state == "unreadable":
         return
     if facts.kind == "train":
@@ -222,15 +227,6 @@ def _show_facts(facts: RunFacts) -> None:
         examples = "" if scores["n"] == scores["scored"] else f" examples, {scores['scored']} scores"
         say(f"{name:<15} {shown_score(scores)}{examples}")
     show_troubles(facts.path, result.get("model_calls") or {}, result.get("causes") or [])
-
-
-def _storage(status: Mapping[str, Any]) -> str:
-    """How a run's copies stand."""
-    at = status.get("copied_at")
-    since = "never" if at is None else f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}"
-    failures = f"; failures: {status['failures']}" if status.get("failures") else ""
-    error = f"; it fails now: {status['last_error']}" if status.get("last_error") else ""
-    return f"{status['address']}, last backed up: {since}{failures}{error}"
 
 
 def _show_history(target: str | None, history: History, run: Path) -> None:

@@ -110,7 +110,6 @@ def strings(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
 
 _MERGE = "tag:yaml.org,2002:merge"
 
-
 _PLAIN = {
     "null": (r"~|null|Null|NULL|", "~nN"),
     "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),

@@ -42,9 +42,6 @@ EXTRAS = {
     "plots": "pictures of a run's rewards",
 }
 
-_LITTLE_DISK = 2e9
-_LITTLE_MEMORY = 1e9
-"""Loading torch and a tiny model takes some 0.5 GB."""
 _FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
 """With 1, torch computes on the CPU what Apple's GPUs cannot."""
 _KEYS = ("OPENAI_API_KEY", "HF_TOKEN")
@@ -189,7 +186,7 @@ def _torch(findings: Findings) -> None:
 
 def _memory_and_disk(folder: Path, findings: Findings) -> None:
     total, free = total_memory(), available_memory()
-    if free is not None and free < _LITTLE_MEMORY:
+    if free is not None and free < 1e9:  # Loading torch and a tiny model takes some 0.5 GB.
         findings.warn(
             "memory", f"only {shown_bytes(free)} free; end other programs, or take a larger machine"
         )
@@ -197,7 +194,7 @@ def _memory_and_disk(folder: Path, findings: Findings) -> None:
         findings.ok("memory", f"{shown_bytes(free)} free of {shown_bytes(total)}")
     existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
     room = shutil.disk_usage(existing).free
-    if room < _LITTLE_DISK:
+    if room < 2e9:
         advice = "free some, or name another folder with --output-dir"
         findings.warn("disk", f"only {shown_bytes(room)} free in {folder.absolute()}; {advice}")
     else:

@@ -116,17 +116,6 @@ def check_spending(config: Config, findings: Findings) -> None:
             findings.warn(f"price of {name}", f"not known, and tokens alone are counted; {remedy}")
 
 
-def over_budget(config: Config, usd: Range | None, tokens: Range) -> list[str]:
-    """Warnings of limits of the run's budget that it would reach before its end."""
-    needed = {"usd": usd and usd.mean, "tokens": tokens.mean}
-    return [
-        f"budget.{unit} is {most:,g}, and the whole run would take about {need:,.4g}: it would stop before "
-        "its end, and could go on with more"
-        for unit, need in needed.items()
-        if (most := getattr(config.budget, unit, None)) is not None and need is not None and need > most
-    ]
-
-
 def _spread(values: Sequence[float]) -> float:
     mean = math.fsum(values) / max(len(values), 1)
     if len(values) < 2 or not mean or min(values) == max(values):
@@ -170,6 +159,13 @@ def estimate_run(
     prompt_tokens, completion_tokens = each.of_one("prompt_tokens"), each.of_one("completion_tokens")
     tokens, costs = each.of(prompt_tokens + completion_tokens, episodes), each.usd(config)
     money = each.of(math.fsum(costs.values()), episodes) if costs else None
+    needed = {"usd": money and money.mean, "tokens": tokens.mean}
+    warnings = (
+        f"budget.{unit} is {most:,g}, and the whole run would take about {need:,.4g}: it would stop before "
+        "its end, and could go on with more"
+        for unit, need in needed.items()
+        if (most := getattr(config.budget, unit, None)) is not None and need is not None and need > most
+    )
     return Estimate(
         training_episodes=training,
         validation_episodes=validation,
@@ -177,7 +173,7 @@ def estimate_run(
         prompt_tokens=round(episodes * prompt_tokens),
         completion_tokens=round(episodes * completion_tokens),
         assumptions=(*each.assumptions, *priced),
-        warnings=tuple(over_budget(config, money, tokens)),
+        warnings=tuple(warnings),
         training_usd=usd,
         tokens=tokens,
         usd=money,

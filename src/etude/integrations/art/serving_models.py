@@ -319,7 +319,11 @@ def _branches(history: ArtHistory, speech: Speech, counts: Counter[str], inside:
                 where, problems_of(error.errors(include_url=False, include_input=False))[0]
             ) from error
         if choice.logprobs is not None and (tokens := choice.logprobs.content or choice.logprobs.refusal):
-            prompt = _prompt(messages, history, speech, where)
+            try:
+                check_conversation(messages, history.tools)
+                prompt = speech.template.prompt(ChatRequest(tuple(messages), tuple(history.tools or ()))).ids
+            except (RequestError, EngineError) as error:
+                raise _wrong(where, f"what stands before it is no prompt: {error}") from error
             branch = branches[-1] if branches else None
             if branch is None or prompt[: len(branch.ids)] != branch.ids:
                 counts["drifted_prompts"] += branch is not None
@@ -336,14 +340,6 @@ def _branches(history: ArtHistory, speech: Speech, counts: Counter[str], inside:
         kept = {key: value for key, value in choice.message.items() if value is not None}
         messages.append({"content": "", **kept, "role": "assistant"})
     return branches
-
-
-def _prompt(messages: list[Message], history: ArtHistory, speech: Speech, where: str) -> tuple[int, ...]:
-    try:
-        check_conversation(messages, history.tools)
-        return speech.template.prompt(ChatRequest(tuple(messages), tuple(history.tools or ()))).ids
-    except (RequestError, EngineError) as error:
-        raise _wrong(where, f"what stands before it is no prompt: {error}") from error
 
 
 def _id(token: ChoiceToken, speech: Speech, where: str) -> int:

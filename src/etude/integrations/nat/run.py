@@ -46,7 +46,6 @@ SAME = (
 
 _NIM = {"base_url": "https://integrate.api.nvidia.com/v1", "api_key": "${NVIDIA_API_KEY}"}
 
-
 _TRAINING_BLOCKS = {"trainers", "trainer_adapters", "trajectory_builders", "finetuning", "general"}
 """Blocks of the toolkit's config that say nothing of how an episode goes."""
 
