@@ -92,12 +92,11 @@ def serve(
     # Only now: it loads torch, and whoever typed something wrong need not wait for that.
     from etude.server.serve import serve as run
 
-    run(
-        settings,
-        lambda address: say(
-            f"serving {settings.name} at {address}/v1; {address}/docs lists what it answers. Ctrl-C stops it."
-        ),
-    )
+    run(settings, lambda address: _say_ready(settings.name, address))
+
+
+def _say_ready(name: str, address: str) -> None:
+    say(f"serving {name} at {address}/v1; {address}/docs lists what it answers. Ctrl-C stops it.")
 
 
 def _say_placements(settings: ServerSettings) -> None:
