@@ -91,21 +91,24 @@ SINGLE: dict[KeyPath, Kind] = {
 }
 """Keys that hold one component."""
 
+LISTED: dict[Kind, KeyPath] = {"trackers": ("report",)}
+"""Keys that hold a list of components."""
+
 LIVE = "live"
 """The type of each kind that stands for an object of the program, which no file can name."""
 
 
 def components_in(data: dict[str, Any]) -> Iterator[tuple[KeyPath, Kind]]:
-    """The path and kind of each component in a config: those of `SINGLE`, those of `NAMED`, then trackers."""
+    """The path and kind of each component in a config, in the order of `SINGLE`, `NAMED` and `LISTED`."""
     yield from ((path, kind) for path, kind in SINGLE.items() if dig(data, path) is not None)
     for kind, section in NAMED.items():
         entries = dig(data, section)
         yield from (((*section, name), kind) for name in (list(entries) if isinstance(entries, dict) else ()))
-    trackers = data.get("report")
-    yield from (
-        (("report", index), "trackers")
-        for index in range(len(trackers if isinstance(trackers, list) else ()))
-    )
+    for kind, section in LISTED.items():
+        entries = dig(data, section)
+        yield from (
+            ((*section, index), kind) for index in range(len(entries if isinstance(entries, list) else ()))
+        )
 
 
 def section(config: BaseModel, kind: Kind) -> Mapping[str, ComponentConfig]:
