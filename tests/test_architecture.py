@@ -230,7 +230,7 @@ def test_only_what_runs_or_trains_models_here_imports_torch_at_its_top():
     [
         ("import etude", set()),
         ("import etude; etude.workflow", {"pydantic", "yaml"}),
-        ("import etude.config.load, etude.config.builder, etude.config.reference", {"pydantic", "yaml"}),
+        ("import etude.config.load, etude.config.builder, etude.config.references", {"pydantic", "yaml"}),
     ],
 )
 def test_importing_etude_is_light(statement: str, needs: set[str]):

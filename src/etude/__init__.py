@@ -119,7 +119,6 @@ if TYPE_CHECKING:
 
     __version__: str
 
-
 _found_homes: dict[str, str] = {}
 
 

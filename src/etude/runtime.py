@@ -15,12 +15,12 @@ from etude.config.finetuning import TargetConfig
 from etude.config.schema import Config
 from etude.core.episode import Example
 from etude.core.history import History
-from etude.core.interfaces import Engine, Evaluator, Progress
+from etude.core.interfaces import Engine, Progress
 from etude.inference.local import LocalLlmConfig
 from etude.models.source import keep_base
 from etude.rewards.evaluation import Evaluation
 from etude.rewards.evaluation_run import EvaluationRun
-from etude.rollout.collector import Collector
+from etude.runners.assembly import build_collector, build_evaluators, target_model
 from etude.runners.pool import open_runner
 from etude.runners.process import Cluster
 from etude.runners.shipping import build_collector, build_evaluators, target_model
@@ -93,7 +93,14 @@ async def open_runtime(
         await exits.enter_async_context(published(parts, config.metrics))
         watchdog = Watchdog(parts, config.stall)
         await exits.enter_async_context(watchdog.watching())
-        evaluation = _evaluation(config, collector, await build_evaluators(builder), run)
+        evaluation = EvaluationRun(
+            collector,
+            await build_evaluators(builder),
+            run.journal,
+            error_budget=config.finetuning.error_budget,
+            timeout=config.eval.general.timeout,
+            max_concurrency=config.eval.general.max_concurrency,
+        )
         examples = (await builder.get_dataset(settings.dataset)).examples()
         held_out = settings.validation_dataset
         validation = (await builder.get_dataset(held_out)).examples() if held_out is not None else []
@@ -121,17 +128,3 @@ async def _keep_bases(run: RunFolder, config: Config, given: Mapping[str, Engine
     for name, llm in config.llms.items():
         if isinstance(llm, LocalLlmConfig) and llm.model is not None and name not in given:
             await keep_base(run.journal, name, str(llm.model))
-
-
-def _evaluation(
-    config: Config, collector: Collector, evaluators: Mapping[str, Evaluator], run: RunFolder
-) -> EvaluationRun:
-    general = config.eval.general
-    return EvaluationRun(
-        collector,
-        evaluators,
-        run.journal,
-        error_budget=config.finetuning.error_budget,
-        timeout=general.timeout,
-        max_concurrency=general.max_concurrency,
-    )

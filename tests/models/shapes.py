@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.message import Message, Tool
 from etude.models.template import ChatTemplate
-from etude.preflight.call_values import unread_values
+from etude.preflight.local_model import unread_values
 
 TOOL: Tool = {
     "type": "function",

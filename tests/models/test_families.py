@@ -11,7 +11,7 @@ import pytest
 from etude.core.call import ChatRequest, Completion
 from etude.core.errors import EngineError
 from etude.models.probe import MORE, NAME, PROBES, QUESTION, RESULT, THOUGHT, TOOL
-from etude.preflight.call_values import VALUES, unread_values
+from etude.preflight.local_model import VALUES, unread_values
 from tests.models import families
 from tests.models.families import FAMILIES, template
 from tests.models.tiny_models import answered

@@ -10,7 +10,8 @@ from etude.algorithms.grpo import ReinforcePP, Rloo
 from etude.algorithms.malt import Malt
 from etude.core.episode import Example
 from etude.core.errors import RequestError
-from etude.preflight.algorithm_trial import is_own, try_algorithm
+from etude.core.example import Example
+from etude.preflight.own_code import is_own, try_algorithm
 
 
 def own(base=etude.Grpo, **methods):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from etude.preflight.columns import inputs_read
+from etude.preflight.own_code import inputs_read
 from etude.protocols.workflow import ProtocolWorkflow
 
 

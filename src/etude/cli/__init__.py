@@ -1,4 +1,4 @@
-"""The command line: one file per command, parsing and printing only."""
+"""The command line: parsing and printing only."""
 
 from __future__ import annotations
 

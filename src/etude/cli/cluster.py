@@ -11,12 +11,12 @@ import typer
 from etude.cli import hints
 from etude.cli.command import RUNS, AsJson, OutputDir, argument, reported
 from etude.cli.console import emit, next_step, path_shown, say, say_wrapped, table, warn
+from etude.core.errors import RequestError
 from etude.core.stats import shown_seconds
 
 if TYPE_CHECKING:
     from etude.store.log import JobFacts
     from etude.store.status import RunStatus, SeenStatus
-
 
 app = typer.Typer(help="Look at a run on several machines.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -64,7 +64,6 @@ def status(
 
 def _running(output_dir: Path) -> Path:
     """The run that goes on; of several the one that was written to last. Raises RequestError."""
-    from etude.core.errors import RequestError
     from etude.store.facts import list_runs
     from etude.store.run_folder import LOCK, locked_by
 

@@ -72,7 +72,6 @@ FAILED, INTERRUPTED, TERMINATED = 1, 130, 143
 """Exit codes; a wrong request has 2, and a run that an alarm has paused, or that is at a limit of its budget,
 3. The last two are what a shell says of a process that a signal ended."""
 
-
 STOPPED = "stopped; everything up to here is kept"
 
 _ISOLATION = (

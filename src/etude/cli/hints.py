@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from etude.cli.console import path_shown, unused
+from etude.core.errors import EtudeError, MissingExtraError
 
 if TYPE_CHECKING:
     from etude.core.history import History
@@ -78,7 +79,6 @@ def after_run(run: Path, facts: RunFacts | None = None, histories: Histories | N
 
 def after_stop(run: Path) -> str:
     """The next command after a stop or a failure: go on, unless the run had come to its end by then."""
-    from etude.core.errors import EtudeError
     from etude.store.facts import SUMMARY
 
     try:
@@ -117,7 +117,6 @@ def after_training(run: Path, histories: Histories | None = None) -> str:
 def at_the_start() -> str:
     """The next command where there are no runs yet."""
     from etude.config.document import dig, read_document
-    from etude.core.errors import EtudeError, MissingExtraError
     from etude.inference.local import require_local_extra
 
     config = Path("config.yml")

@@ -27,7 +27,6 @@ from etude.config.component import (
 from etude.config.document import Document, KeyPath, dig, holds, replace_at, set_at
 from etude.config.import_path import import_object, is_import_path
 from etude.config.nearest import alternatives, nearest
-from etude.config.problems import Problems
 from etude.config.registry import (
     BASES,
     DATASET,
@@ -39,7 +38,7 @@ from etude.config.registry import (
     components_in,
 )
 from etude.config.schema import Config
-from etude.config.slots import Slot, shown, unknown_keys
+from etude.config.slots import Problems, Slot, shown, unknown_keys
 from etude.core.errors import EtudeError, RequestError
 from etude.core.history import Action
 
@@ -55,8 +54,6 @@ FUNCTION_TYPES: dict[Kind, str] = {
     "trackers": "function",
 }
 """The types that take a plain Python function, under the key `function`."""
-
-_COLUMN_KEYS = ("id_key", "ids", "inputs", "expected", "structure")
 
 
 def build_components(
@@ -167,7 +164,8 @@ def _with_columns(spelled: dict[str, Any], first: Spelled) -> dict[str, Any]:
     if "file_path" not in spelled or first is None:
         return spelled
     known = first.model_dump(exclude_unset=True) if isinstance(first, ComponentConfig) else first
-    return {key: known[key] for key in _COLUMN_KEYS if key in known} | spelled
+    columns = ("id_key", "ids", "inputs", "expected", "structure")
+    return {key: known[key] for key in columns if key in known} | spelled
 
 
 class _Assembly:
@@ -218,7 +216,12 @@ class _Assembly:
             hint = ". A Python function is written module:name" if kind in FUNCTION_TYPES else ""
             self._problems.add(path, f"{error}{hint}", at=type_path)
             return None
-        self._find_files(config_type, keys)
+        # Relative paths become absolute where the file exists; other text stays, as it may name a model.
+        for key, field in config_type.model_fields.items():
+            takes_path = any(arm.holds(Path) for arm in Slot(field.annotation).arms())
+            if takes_path and isinstance(keys.get(key), str | Path):
+                files = [folder / Path(keys[key]).expanduser() for folder in self._folders]
+                keys[key] = next((str(file.absolute()) for file in files if file.exists()), keys[key])
         self._problems.add_unknown(unknown_keys(Slot(config_type), keys), config_type, prefix=path)
         self._problems.add_truths(config_type, keys, prefix=path)
         try:
@@ -226,14 +229,6 @@ class _Assembly:
         except ValidationError as error:
             self._problems.add_validation(error, config_type, keys, prefix=path)
             return None
-
-    def _find_files(self, config_type: type[ComponentConfig], keys: dict[str, Any]) -> None:
-        """Make relative paths absolute where the file exists; other text stays, as it may name a model."""
-        for name, field in config_type.model_fields.items():
-            takes_path = any(arm.holds(Path) for arm in Slot(field.annotation).arms())
-            if takes_path and isinstance(keys.get(name), str | Path):
-                files = [folder / Path(keys[name]).expanduser() for folder in self._folders]
-                keys[name] = next((str(file.absolute()) for file in files if file.exists()), keys[name])
 
 
 def spell_out(kind: Kind, value: Any) -> dict[str, Any]:
@@ -251,23 +246,19 @@ def spell_out(kind: Kind, value: Any) -> dict[str, Any]:
     elif written is None and kind == "datasets" and isinstance(keys.get("file_path"), str):
         return keys | {"_type": _file_type(keys["file_path"])}
     if isinstance(written, str) and is_import_path(written):
-        return _imported(kind, written, keys)
+        registration = registry.of_object(kind, import_object(written))
+        if registration is not None:
+            return keys | {"_type": registration.name}
+        if kind in FUNCTION_TYPES:
+            return keys | {"_type": FUNCTION_TYPES[kind], "function": written}
+        raise RequestError(
+            f"'{written}' is not registered as {NOUNS[kind]}: it needs one of the decorators etude.register_…"
+        )
     if isinstance(written, str) and kind == "datasets" and ("." in written or "/" in written):
         return keys | {"_type": _file_type(written), "file_path": written}
     if isinstance(function := keys.get("function"), str) and written == FUNCTION_TYPES.get(kind):
         import_object(function)
     return keys
-
-
-def _imported(kind: Kind, path: str, keys: dict[str, Any]) -> dict[str, Any]:
-    registration = registry.of_object(kind, import_object(path))
-    if registration is not None:
-        return keys | {"_type": registration.name}
-    if kind in FUNCTION_TYPES:
-        return keys | {"_type": FUNCTION_TYPES[kind], "function": path}
-    raise RequestError(
-        f"'{path}' is not registered as {NOUNS[kind]}: it needs one of the decorators etude.register_…"
-    )
 
 
 def _file_type(file: str) -> str:

@@ -150,10 +150,19 @@ class Builder:
         return dataset
 
     async def _once(self, kind: Kind, name: str, config: ComponentConfig) -> Any:
-        """Build a component unless it is built already; whoever comes meanwhile waits for it."""
+        """Build a component unless it is built already; whoever comes meanwhile waits for it.
+
+        Raises RequestError where it needs the component that is being built, directly or not.
+        """
         key, user = f"{kind}.{name}", _in_the_making.get()
         if user is not None:
-            self._note_need(user, key)
+            self._needs[user].add(key)
+            try:
+                TopologicalSorter(self._needs).prepare()
+            except CycleError as error:
+                self._needs[user].discard(key)
+                circle = " -> ".join(reversed(error.args[1]))
+                raise RequestError(f"components need each other in a circle: {circle}") from None
         async with self._locks[key]:
             if key not in self._components:
                 before = _in_the_making.set(key)
@@ -178,25 +187,13 @@ class Builder:
                 f"cannot build {key} (_type: {registration.name}): {where_raised(error)}"
             ) from error
 
-    def _note_need(self, user: str, key: str) -> None:
-        """Raises RequestError where the component `key` needs its `user` too, directly or not."""
-        self._needs[user].add(key)
-        try:
-            TopologicalSorter(self._needs).prepare()
-        except CycleError as error:
-            self._needs[user].discard(key)
-            circle = " -> ".join(reversed(error.args[1]))
-            raise RequestError(f"components need each other in a circle: {circle}") from None
-
 
 _CONFIGS: dict[Kind, str] = {
     "trajectory_builders": "trajectory_builder_config",
     "trainer_adapters": "adapter_config",
     "trainers": "trainer_config",
 }
-"""For each kind of part the attribute that the constructor of its base class sets."""
-
-_OWN: frozenset[Kind] = frozenset({"trajectory_builders", "trainer_adapters", "trainers"})
+"""The parts that a target has of its own, and the attribute that the constructor of their base class sets."""
 
 
 class TargetBuilder(Builder):
@@ -223,7 +220,7 @@ class TargetBuilder(Builder):
         return folder
 
     async def _once(self, kind: Kind, name: str, config: ComponentConfig) -> Any:
-        if kind not in _OWN:
+        if kind not in _CONFIGS:
             return await self._shared._once(kind, name, config)
         # A copy: trainers write the target's reward function into the configs.
         return await super()._once(kind, name, config.model_copy(deep=True))

@@ -21,7 +21,6 @@ CHANGEABLE = "changeable"
 """Marks a key that `etude resume -o` may set: `timeout: Annotated[float, CHANGEABLE] = Field(...)`. Such are
 limits, patience, concurrency and memory; never what is trained."""
 
-
 Usd: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Amount: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count: TypeAlias = Annotated[int, Field(gt=0)]

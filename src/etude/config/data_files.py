@@ -18,8 +18,6 @@ from etude.core.json_text import JsonError, read_json, to_utf8
 MOST_VALUES = 100_000_000
 """Of one JSON text in a file, which may be a single list."""
 
-_LONGEST_FIELD = 2**31 - 1
-_WHOLE_LIST = "the file is one whole list; for one object on each line use the type jsonl"
 _WHOLE_LINES = "each line is one whole object, with no comma after it"
 
 Placed: TypeAlias = tuple[str, Any]
@@ -30,7 +28,8 @@ def read_json_file(path: Path) -> Any:
     """The value of a JSON file. Raises DatasetError."""
     with readable(path):
         text = path.read_bytes()
-    return json_value(text, path, hint=_WHOLE_LIST)
+    hint = "the file is one whole list; for one object on each line use the type jsonl"
+    return json_value(text, path, hint=hint)
 
 
 def read_jsonl(path: Path) -> Iterator[Placed]:
@@ -90,8 +89,12 @@ def _fields(path: Path, file: Iterable[str], *, skip_blanks: bool) -> Iterator[t
     reader = csv.reader(file, strict=True, skipinitialspace=skip_blanks)
     while True:
         try:
-            with _fields_of_any_length():
+            # The limit is the process's: others find it as they left it.
+            limit = csv.field_size_limit(2**31 - 1)
+            try:
                 fields = next(reader, None)
+            finally:
+                csv.field_size_limit(limit)
             if fields is None:
                 return
             to_utf8("".join(fields))
@@ -99,16 +102,6 @@ def _fields(path: Path, file: Iterable[str], *, skip_blanks: bool) -> Iterator[t
             raise DatasetError(f"{path}:{reader.line_num}: broken CSV: {error}") from error
         if fields:
             yield f"{path}:{reader.line_num}", fields
-
-
-@contextmanager
-def _fields_of_any_length() -> Iterator[None]:
-    """The limit is the process's: others find it as they left it."""
-    limit = csv.field_size_limit(_LONGEST_FIELD)
-    try:
-        yield
-    finally:
-        csv.field_size_limit(limit)
 
 
 def read_parquet(path: Path) -> Iterator[Placed]:

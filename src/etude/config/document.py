@@ -110,7 +110,6 @@ def strings(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
 
 _MERGE = "tag:yaml.org,2002:merge"
 
-
 _PLAIN = {
     "null": (r"~|null|Null|NULL|", "~nN"),
     "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
@@ -207,7 +206,12 @@ def read_document(path: Path) -> Document:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise ConfigError(f"there is no config file {path}{_nearest_file(path)}") from None
+        if not path.parent.is_dir():
+            raise ConfigError(f"there is no config file {path}: there is no folder {path.parent}") from None
+        files = [file.name for file in path.parent.iterdir() if file.suffix in (".yml", ".yaml")]
+        close = nearest(path.name, files)
+        hint = f"; did you mean {path.parent / close}?" if close else ""
+        raise ConfigError(f"there is no config file {path}{hint}") from None
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"not a text file in UTF-8: {error.reason}", path=path, line=line) from None
@@ -243,7 +247,12 @@ def _parsed(text: str, path: Path | None) -> tuple[Any, dict[KeyPath, tuple[int,
         marks = {(): (1, 1), **dict(_marks(node, loader, path))}
         return loader.construct_document(node), marks
     except yaml.MarkedYAMLError as error:
-        raise _not_yaml(error, path) from None
+        mark = error.problem_mark or error.context_mark
+        problem = error.problem or "it cannot be read"
+        hint = next((f"; {hint}" for text, hint in _HINTS.items() if text in (problem, error.context)), "")
+        line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
+        problem = f"not valid YAML: {problem.removeprefix('but ')}{hint}"
+        raise ConfigError(problem, path=path, line=line, column=column) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         problem = f"not valid YAML: it holds the sign {chr(error.character)!a}, which is not to be printed"
@@ -295,24 +304,6 @@ def _marks(
 
 def _position(node: yaml.Node) -> tuple[int, int]:
     return node.start_mark.line + 1, node.start_mark.column + 1
-
-
-def _not_yaml(error: yaml.MarkedYAMLError, path: Path | None) -> ConfigError:
-    mark = error.problem_mark or error.context_mark
-    problem = error.problem or "it cannot be read"
-    hint = next((f"; {hint}" for text, hint in _HINTS.items() if text in (problem, error.context)), "")
-    line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
-    return ConfigError(
-        f"not valid YAML: {problem.removeprefix('but ')}{hint}", path=path, line=line, column=column
-    )
-
-
-def _nearest_file(path: Path) -> str:
-    if not path.parent.is_dir():
-        return f": there is no folder {path.parent}"
-    files = [file.name for file in path.parent.iterdir() if file.suffix in (".yml", ".yaml")]
-    close = nearest(path.name, files)
-    return f"; did you mean {path.parent / close}?" if close else ""
 
 
 def join_words(arguments: Sequence[str]) -> list[str]:

@@ -75,7 +75,15 @@ def import_object(path: str) -> Any:
     except EtudeError:
         raise
     except Exception as error:
-        raise RequestError(_why_not_imported(path, module_name, error)) from error
+        parents = {module_name.rsplit(".", depth)[0] for depth in range(module_name.count(".") + 1)}
+        reason = where_raised(error)
+        if isinstance(error, ModuleNotFoundError) and error.name in parents:
+            modules = (file.stem for folder in _folders for file in Path(folder).glob("*.py"))
+            close = nearest(str(error.name), modules)
+            hint = f"; did you mean '{close}'?" if close else ""
+            places = " or ".join((*_folders, "the installed packages"))
+            reason = f"there is no module '{error.name}' in {places}{hint}"
+        raise RequestError(f"cannot import '{path}': {reason}") from error
     try:
         return attrgetter(name)(module)
     except AttributeError:
@@ -88,7 +96,16 @@ def import_object(path: str) -> Any:
 def where_raised(error: BaseException) -> str:
     """`file:line: Type: message`, shortened to one line, secrets masked: the user's line that raised, or that
     called what raised."""
-    summary = f"{type(error).__name__}: {masked(_first_line(error))}"
+    from pydantic_core import ValidationError  # Only here: `etude --help` does without.
+
+    text = next(iter(text_of(error).splitlines()), "no message")
+    if isinstance(error, ValidationError):
+        problems = [
+            ": ".join(filter(None, [".".join(map(str, details["loc"])), details["msg"]]))
+            for details in error.errors()
+        ]
+        text = f"{error.title}: {'; '.join(problems)}"
+    summary = f"{type(error).__name__}: {masked(text)}"
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {summary}"
     frames = [
@@ -97,19 +114,6 @@ def where_raised(error: BaseException) -> str:
     own = [frame for frame in frames if not frame.filename.startswith(_ETUDE)]
     own = [frame for frame in own if not is_installed(frame.filename)] or frames
     return f"{own[-1].filename}:{own[-1].lineno}: {summary}" if own else summary
-
-
-def _first_line(error: BaseException) -> str:
-    from pydantic_core import ValidationError  # Only here: `etude --help` does without.
-
-    if isinstance(error, ValidationError):
-        problems = [
-            ": ".join(filter(None, [".".join(map(str, details["loc"])), details["msg"]]))
-            for details in error.errors()
-        ]
-        return f"{error.title}: {'; '.join(problems)}"
-    lines = text_of(error).splitlines()
-    return lines[0] if lines else "no message"
 
 
 def where_defined(function: Any) -> str:
@@ -121,16 +125,6 @@ def where_defined(function: Any) -> str:
         if code is not None:
             return f"{code.co_filename}:{code.co_firstlineno}"
     return repr(function)
-
-
-def _why_not_imported(path: str, module: str, error: Exception) -> str:
-    parents = {module.rsplit(".", depth)[0] for depth in range(module.count(".") + 1)}
-    if isinstance(error, ModuleNotFoundError) and error.name in parents:
-        close = nearest(error.name, (file.stem for folder in _folders for file in Path(folder).glob("*.py")))
-        hint = f"; did you mean '{close}'?" if close else ""
-        places = " or ".join((*_folders, "the installed packages"))
-        return f"cannot import '{path}': there is no module '{error.name}' in {places}{hint}"
-    return f"cannot import '{path}': {where_raised(error)}"
 
 
 def _forget_namesake(module: str) -> None:

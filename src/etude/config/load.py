@@ -32,11 +32,10 @@ from etude.config.document import (
 from etude.config.finetuning import SHIPPED
 from etude.config.import_path import import_object, is_import_path, make_importable
 from etude.config.nearest import nearest
-from etude.config.problems import Problems
 from etude.config.references import SECTION_OF, complete_names
 from etude.config.registry import DATASET, OTHER_DATASETS, components_in
 from etude.config.schema import Config
-from etude.config.slots import Slot, walk
+from etude.config.slots import Problems, Slot, walk
 from etude.core.errors import ConfigError, RequestError
 from etude.core.secrets import MASK, holds_secret, keep_secret, masked, secrets_in_address
 
@@ -47,8 +46,6 @@ _REFERENCE = re.compile(
 
 _DEFAULTS = {SECTION_OF[key]: {name: {"_type": name}} for key, name in SHIPPED.items()}
 """The components that need not be written."""
-
-_CONFIG_FILE: KeyPath = ("finetuning", "run_configuration", "config_file")
 
 
 def interpolate(text: str, environ: Mapping[str, str]) -> str:
@@ -152,7 +149,8 @@ def _validated(document: Document, overrides: Iterable[Override]) -> Config:
         document.data["report"] = [document.data["report"]]
     data, problems, in_training = document.data, Problems(document), Problems(document)
     examples_come_first = _examples_come_first(document)
-    config_file = dig(data, _CONFIG_FILE) or (document.path and str(document.path.absolute()))
+    written = dig(data, ("finetuning", "run_configuration", "config_file"))
+    config_file = written or (document.path and str(document.path.absolute()))
     folders = (Path(config_file).parent if isinstance(config_file, str) else Path.cwd(), Path.cwd())
     make_importable(*folders)
     for _, secret in secrets_in(data):
@@ -250,19 +248,15 @@ def _validate_rest(data: dict[str, Any], problems: Problems) -> Config:
         try:
             return Config.model_validate(data)
         except ValidationError as error:
-            removed = [_remove(data, path) for path in problems.add_validation(error, Config, data)]
-            if not all(removed):
-                problems.raise_if_any()
-
-
-def _remove(data: dict[str, Any], path: KeyPath) -> bool:
-    """Delete the deepest key on the path; False when there is none of its keys."""
-    for depth in range(len(path) - 1, -1, -1):
-        parent = dig(data, path[:depth])
-        if isinstance(parent, dict) and path[depth] in parent:
-            del parent[path[depth]]
-            return True
-    return False
+            for path in problems.add_validation(error, Config, data):
+                # The deepest key on the path that there is.
+                for depth in range(len(path) - 1, -1, -1):
+                    parent = dig(data, path[:depth])
+                    if isinstance(parent, dict) and path[depth] in parent:
+                        del parent[path[depth]]
+                        break
+                else:
+                    problems.raise_if_any()
 
 
 Declared = SecretStr | SecretBytes
@@ -284,9 +278,9 @@ def secrets_of(config: Config, data: Any, *, sure: bool = False) -> dict[KeyPath
     """
     slots = {path: (slot, value) for path, slot, value in walk(config, Slot(Config))}
     declared = {
-        path: _plain(value)
+        path: plain.decode(errors="replace") if isinstance(plain, bytes) else plain
         for path, (slot, value) in slots.items()
-        if isinstance(value, Declared) and value != slot.default and value.get_secret_value()
+        if isinstance(value, Declared) and value != slot.default and (plain := value.get_secret_value())
     }
     looking = {
         path: text
@@ -299,8 +293,3 @@ def secrets_of(config: Config, data: Any, *, sure: bool = False) -> dict[KeyPath
 def _keep(text: str) -> None:
     """Have a secret masked from now on; of an address, what is secret in it."""
     keep_secret(*secrets_in_address(text) if "://" in text else (text,))
-
-
-def _plain(value: Any) -> str:
-    plain = value.get_secret_value()
-    return plain.decode(errors="replace") if isinstance(plain, bytes) else str(plain)

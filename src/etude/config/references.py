@@ -12,10 +12,9 @@ from etude.config.component import ComponentConfig
 from etude.config.document import KeyPath, dotted
 from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig, TargetConfig
 from etude.config.nearest import alternatives
-from etude.config.problems import Problems
 from etude.config.registry import NAMED, NOUNS, Kind, section
 from etude.config.schema import Config
-from etude.config.slots import Slot, walk
+from etude.config.slots import Problems, Slot, walk
 from etude.core.errors import EtudeError
 
 SECTION_OF: dict[str, Kind] = {
@@ -63,10 +62,7 @@ def _references(component: ComponentConfig, path: KeyPath) -> Iterator[tuple[Key
 
 
 def complete_names(
-    config: Config,
-    components: Mapping[KeyPath, ComponentConfig],
-    problems: Problems,
-    in_training: Problems,
+    config: Config, components: Mapping[KeyPath, ComponentConfig], problems: Problems, in_training: Problems
 ) -> None:
     """Check the names that the config and its components hold, and fill in those with only one candidate.
 
@@ -201,26 +197,20 @@ class _Names:
             path: KeyPath = ("finetuning", "targets", name)
             if not _TARGET_NAME.fullmatch(name):
                 add(path, "a target's name is made of letters, digits, '-', '_' and '.'")
-            model = self._complete_target(path, name, target)
+            if target.model is not None:
+                self.check((*path, "model"), "llms", target.model)
+            elif name not in self._config.llms:
+                self._problems.add_missing((*path, "model"), f": 'llms' has no model '{name}'")
+            model = target.model = target.model or name
+            self._complete(path, target)
+            target.target_functions = target.target_functions or list(block.target_functions)
+            target.curriculum_learning = target.curriculum_learning or block.curriculum_learning
             if (first := trained_by.setdefault(model, name)) != name:
                 text = f"the model '{model}' is trained by the target '{first}' already; "
                 remedy = "give the targets names that no entry of 'llms' has, and each has weights of its own"
                 add((*path, "model"), text + remedy)
         if all(target.frozen for target in block.targets.values()):
             add(("finetuning", "targets"), "all of them are frozen; train one")
-
-    def _complete_target(self, path: KeyPath, name: str, target: TargetConfig) -> str:
-        """Fill in what a target leaves out; its model."""
-        block = self._finetuning
-        if target.model is not None:
-            self.check((*path, "model"), "llms", target.model)
-        elif name not in self._config.llms:
-            self._problems.add_missing((*path, "model"), f": 'llms' has no model '{name}'")
-        target.model = target.model or name
-        self._complete(path, target)
-        target.target_functions = target.target_functions or list(block.target_functions)
-        target.curriculum_learning = target.curriculum_learning or block.curriculum_learning
-        return target.model
 
 
 def _check_agent(path: KeyPath, name: str, agents: Agents, problems: Problems) -> None:

@@ -41,8 +41,6 @@ _SECRET = re.compile(r"key|secret|token|passw|credential|sas|account_name|connec
 """Names of options whose values are not written into run folders."""
 _PASSWORD = re.compile(r"//[^/@]*:[^/@]*@")
 
-_Option = Annotated[Any, CHANGEABLE]
-
 
 class StorageConfig(BaseModel, extra="forbid", frozen=True):
     """Where the journal and the weights of a run are backed up, and when."""
@@ -50,7 +48,7 @@ class StorageConfig(BaseModel, extra="forbid", frozen=True):
     address: Annotated[str, CHANGEABLE]
     """The folder that holds runs, one folder each: `s3://bucket/etude`, `gs://…`, `file:///mnt/…`; whatever
     fsspec has a driver for."""
-    options: Annotated[dict[str, _Option], CHANGEABLE] = Field(default_factory=dict)
+    options: Annotated[dict[str, Annotated[Any, CHANGEABLE]], CHANGEABLE] = Field(default_factory=dict)
     """Arguments of fsspec's driver. Credentials come from the environment, as the driver reads it, or as
     `${NAME}`."""
     interval: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)

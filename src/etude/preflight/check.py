@@ -39,10 +39,9 @@ from etude.core.stats import estimate
 from etude.core.trajectory import Method
 from etude.inference.local import LocalLlmConfig, make_base, require_local_extra
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
-from etude.preflight.algorithm_trial import is_own, try_algorithm
-from etude.preflight.columns import check_inputs
 from etude.preflight.estimate import Estimate, blocks_of, check_spending, estimate_run, play_some
 from etude.preflight.finding import Findings
+from etude.preflight.own_code import check_inputs, is_own, try_algorithm
 from etude.runners.pool import number_of_runners
 from etude.runners.shipping import received, shipped
 from etude.store.run_folder import RunFolder
@@ -51,8 +50,6 @@ from etude.wire.sampling import SAMPLING_NAMES
 
 _SHAPING = {*FORM_FIELDS, *SAMPLING_NAMES, "tool_choice"} - {"max_tokens", "stop", "seed", "stop_token_ids"}
 """Fields of a request that change the distribution that its answer is sampled from."""
-_FEW = 50
-"""Fewer validation examples than this leave an interval wider than ±0.14."""
 
 
 @dataclass
@@ -223,7 +220,7 @@ async def _held_out(builder: Builder, examples: Sequence[Example], findings: Fin
     common = sum(_content(example) in seen for example in held_out)
     if common:
         findings.warn(what, f"{common} of {count} examples are also trained on: they are not held out")
-    if 0 < count < _FEW:
+    if 0 < count < 50:  # Fewer leave an interval wider than ±0.14.
         # Half of the 95 % interval where half of so many examples go well.
         even = estimate([float(index % 2) for index in range(count)])
         precision = (even.high - even.low) / 2

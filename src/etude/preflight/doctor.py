@@ -42,9 +42,6 @@ EXTRAS = {
     "plots": "pictures of a run's rewards",
 }
 
-_LITTLE_DISK = 2e9
-_LITTLE_MEMORY = 1e9
-"""Loading torch and a tiny model takes some 0.5 GB."""
 _FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
 """With 1, torch computes on the CPU what Apple's GPUs cannot."""
 _KEYS = ("OPENAI_API_KEY", "HF_TOKEN")
@@ -53,7 +50,7 @@ _KEYS = ("OPENAI_API_KEY", "HF_TOKEN")
 def examine(folder: Path) -> Findings:
     """Look at Python, packages, extras, device, threads, memory and the disk of `folder`."""
     findings = Findings()
-    findings.ok("etude", f"{importlib.metadata.version('etude')} in {Path(__file__).parents[1]}")
+    findings.ok("etude", f"{importlib.metadata.version('etude')} in {_PACKAGE}")
     findings.ok("python", f"{platform.python_version()} at {sys.executable}, {platform.platform()}")
     problems = list(conflicts("etude"))
     for problem in problems:
@@ -105,7 +102,13 @@ def conflicts(name: str) -> Iterator[str]:
 
 def _untested() -> str:
     """Which packages are not of the releases that the tests have passed with, after a semicolon."""
-    tested = dict(_tested_releases())
+    tested: dict[str, str] = {}
+    # constraints.txt is part of the package, or lies beside `src`.
+    for file in (folder / "constraints.txt" for folder in (_PACKAGE.parents[1], _PACKAGE)):
+        for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+            name, equals, release = line.partition("==")
+            if equals and not line.startswith("#"):
+                tested[name.strip().lower()] = release.strip()
     names = {requirement.name for extra in ("", *EXTRAS) for requirement in _requirements("etude", extra)}
     releases = {name: version for name in sorted(names) if (version := installed(name)) is not None}
     others = [
@@ -114,17 +117,6 @@ def _untested() -> str:
         if tested.get(name.lower(), version) not in (version, Version(version).public)
     ]
     return f"; not of the releases that were tested: {', '.join(others)}" if others else ""
-
-
-def _tested_releases() -> Iterator[tuple[str, str]]:
-    """Of constraints.txt, which is part of the package, or lies beside `src`."""
-    for folder in (_PACKAGE, _PACKAGE.parents[1]):
-        if (folder / "constraints.txt").is_file():
-            for line in (folder / "constraints.txt").read_text(encoding="utf-8").splitlines():
-                name, equals, version = line.partition("==")
-                if equals and not line.startswith("#"):
-                    yield name.strip().lower(), version.strip()
-            return
 
 
 def _extra(extra: str, use: str, findings: Findings) -> None:
@@ -194,7 +186,7 @@ def _torch(findings: Findings) -> None:
 
 def _memory_and_disk(folder: Path, findings: Findings) -> None:
     total, free = total_memory(), available_memory()
-    if free is not None and free < _LITTLE_MEMORY:
+    if free is not None and free < 1e9:  # Loading torch and a tiny model takes some 0.5 GB.
         findings.warn(
             "memory", f"only {shown_bytes(free)} free; end other programs, or take a larger machine"
         )
@@ -202,7 +194,7 @@ def _memory_and_disk(folder: Path, findings: Findings) -> None:
         findings.ok("memory", f"{shown_bytes(free)} free of {shown_bytes(total)}")
     existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
     room = shutil.disk_usage(existing).free
-    if room < _LITTLE_DISK:
+    if room < 2e9:
         advice = "free some, or name another folder with --output-dir"
         findings.warn("disk", f"only {shown_bytes(room)} free in {folder.absolute()}; {advice}")
     else:
@@ -213,8 +205,6 @@ _RUN = "trial"
 _EPOCHS, _EXAMPLES, _GENERATIONS = 3, 4, 4
 _SECONDS = 150.0
 """That one of the two processes may take; on two idle cores each takes about ten."""
-_LOOK_SECONDS = 0.05
-_LINES = 12
 
 _AGENT = '''
 import etude
@@ -231,10 +221,6 @@ def varied(example: etude.Example, output: str) -> float:
     """The share of different letters: even a model that has learnt nothing gets some."""
     return len(set(output)) / 8
 '''
-
-
-class TrialFailed(EtudeError):
-    """The loop does not work here; the message says which part, and with which words."""
 
 
 def try_loop(findings: Findings) -> None:
@@ -269,16 +255,19 @@ def _try(folder: Path, findings: Findings) -> None:
             code = process.wait(_SECONDS)
         except subprocess.TimeoutExpired:
             slow = f"the run was killed, and did not end within {_SECONDS:g} s when it went on"
-            raise TrialFailed(f"{slow}\n{_said(folder)}") from None
+            raise EtudeError(f"{slow}\n{_said(folder)}") from None
     if code != 0:
-        raise TrialFailed(f"the run was killed, and does not go on: exit code {code}\n{_said(folder)}")
+        raise EtudeError(f"the run was killed, and does not go on: exit code {code}\n{_said(folder)}")
     after = _steps(run)
     changed = [key for key, text in before.items() if after.get(key) != text]
     if changed:
-        raise TrialFailed(
-            f"{len(changed)} steps that the run had taken changed when it went on: {changed[0]}"
-        )
-    _require_trained(run)
+        raise EtudeError(f"{len(changed)} steps that the run had taken changed when it went on: {changed[0]}")
+    try:
+        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EtudeError(f"the run ended without a summary ({error})") from error
+    if summary.get("epochs_trained") != _EPOCHS:
+        raise EtudeError(f"{summary.get('epochs_trained')} of {_EPOCHS} epochs were trained")
     findings.ok(
         "loop: kill and resume", f"none of {len(before)} steps was taken twice; {_EPOCHS} epochs trained"
     )
@@ -289,14 +278,12 @@ def _wait_for_epoch(process: subprocess.Popen[bytes], folder: Path, run: Path) -
     begun, epochs = time.monotonic(), run / "training_metrics.jsonl"
     while not (epochs.is_file() and epochs.read_text(encoding="utf-8").endswith("\n")):
         if process.poll() is not None:
-            raise TrialFailed(
+            raise EtudeError(
                 f"a run on a tiny model ended with exit code {process.returncode}\n{_said(folder)}"
             )
         if time.monotonic() - begun > _SECONDS:
-            raise TrialFailed(
-                f"a run on a tiny model trained no epoch within {_SECONDS:g} s\n{_said(folder)}"
-            )
-        time.sleep(_LOOK_SECONDS)
+            raise EtudeError(f"a run on a tiny model trained no epoch within {_SECONDS:g} s\n{_said(folder)}")
+        time.sleep(0.05)
 
 
 @contextlib.contextmanager
@@ -320,23 +307,13 @@ def _started(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
 def _said(folder: Path) -> str:
     """The end of what the last command printed."""
     text = (folder / "output.txt").read_text(encoding="utf-8", errors="replace")
-    return masked("\n".join(text.splitlines()[-_LINES:]))
+    return masked("\n".join(text.splitlines()[-12:]))
 
 
 def _steps(run: Path) -> dict[str, str]:
     """The calls, episodes and scores of training, by their keys."""
     with Journal(run / DATABASE, read_only=True) as journal:
         return {key: json.dumps(value) for key, value in journal.scan() if key.startswith("train/")}
-
-
-def _require_trained(run: Path) -> None:
-    """Raise TrialFailed unless every epoch made weights that are not those before."""
-    try:
-        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise TrialFailed(f"the run ended without a summary ({error})") from error
-    if summary.get("epochs_trained") != _EPOCHS:
-        raise TrialFailed(f"{summary.get('epochs_trained')} of {_EPOCHS} epochs were trained")
 
 
 def _write_project(folder: Path) -> None:

@@ -20,14 +20,13 @@ from etude.config.builder import Builder, TargetBuilder
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
 from etude.core.call import Usage
-from etude.core.episode import EpisodeRecord
 from etude.core.errors import EtudeError, RequestError
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.sample import SampleOrPair
 from etude.core.stats import t95
 from etude.loop.training_data import TargetWatch
-from etude.preflight.algorithm_trial import fault_of, is_own, try_loss
 from etude.preflight.finding import Findings
+from etude.preflight.own_code import fault_of, is_own, try_loss
 from etude.runtime import Runtime, open_runtime
 from etude.store.episodes import iter_episodes, read_episode, stored_episodes
 from etude.store.run_folder import RunFolder
@@ -39,16 +38,11 @@ _DEFAULT_PROMPT, _DEFAULT_COMPLETION = 200.0, 128.0
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A figure with its 95 % interval."""
+    """A figure with its 95 % interval, whose end is infinite where it is not known."""
 
     mean: float
     low: float
     high: float
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the interval tells anything."""
-        return math.isfinite(self.high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,28 +59,9 @@ class PerEpisode:
     """The standard deviation of the episodes' tokens by their mean; NaN where it is not known."""
     assumptions: tuple[str, ...] = field(default=())
 
-    def _of_one(self, name: str) -> float:
+    def of_one(self, name: str) -> float:
+        """The `calls`, `prompt_tokens` or `completion_tokens` of all models."""
         return float(sum(getattr(line, name) for line in self.lines)) / self.episodes
-
-    @property
-    def calls(self) -> float:
-        """Calls of all models."""
-        return self._of_one("calls")
-
-    @property
-    def prompt_tokens(self) -> float:
-        """Those of all calls."""
-        return self._of_one("prompt_tokens")
-
-    @property
-    def completion_tokens(self) -> float:
-        """Those of all calls."""
-        return self._of_one("completion_tokens")
-
-    @property
-    def tokens(self) -> float:
-        """Those of prompts and those that are sampled."""
-        return self.prompt_tokens + self.completion_tokens
 
     def tokens_of(self, model: str | None) -> float:
         """Those of one model."""
@@ -121,9 +96,12 @@ def measured(run: RunFolder) -> PerEpisode | None:
     if not keys or not lines:
         return None
     chosen = sorted({keys[number * len(keys) // _LOOKED_AT] for number in range(_LOOKED_AT)})
-    records = (read_episode(run.journal, key) for key in chosen)
-    spread = _spread([_tokens(record) for record in records if record is not None])
-    return PerEpisode(len(keys), lines=tuple(lines), spread=spread)
+    tokens = []
+    for key in chosen:
+        if (record := read_episode(run.journal, key)) is not None:
+            used = [call.completion.usage for call in record.calls if call.completion is not None]
+            tokens.append(float(sum(each.prompt_tokens + each.completion_tokens for each in used)))
+    return PerEpisode(len(keys), lines=tuple(lines), spread=_spread(tokens))
 
 
 def check_spending(config: Config, findings: Findings) -> None:
@@ -136,22 +114,6 @@ def check_spending(config: Config, findings: Findings) -> None:
         for name in unpriced(config):
             remedy = f"to give its price: {how_to_price(name)}"
             findings.warn(f"price of {name}", f"not known, and tokens alone are counted; {remedy}")
-
-
-def over_budget(config: Config, usd: Range | None, tokens: Range) -> list[str]:
-    """Warnings of limits of the run's budget that it would reach before its end."""
-    needed = {"usd": usd and usd.mean, "tokens": tokens.mean}
-    return [
-        f"budget.{unit} is {most:,g}, and the whole run would take about {need:,.4g}: it would stop before "
-        "its end, and could go on with more"
-        for unit, need in needed.items()
-        if (most := getattr(config.budget, unit, None)) is not None and need is not None and need > most
-    ]
-
-
-def _tokens(record: EpisodeRecord) -> float:
-    used = [call.completion.usage for call in record.calls if call.completion is not None]
-    return float(sum(usage.prompt_tokens + usage.completion_tokens for usage in used))
 
 
 def _spread(values: Sequence[float]) -> float:
@@ -184,11 +146,7 @@ class Estimate:
 
 
 def estimate_run(
-    config: Config,
-    examples: int,
-    held_out: int,
-    example_tokens: float,
-    played: PerEpisode | None = None,
+    config: Config, examples: int, held_out: int, example_tokens: float, played: PerEpisode | None = None
 ) -> Estimate:
     """Of the training that a config describes, on so many examples with a text of `example_tokens` each.
 
@@ -198,16 +156,24 @@ def estimate_run(
     episodes = training + validation
     each = played or _assumed(config, example_tokens)
     usd, priced = _training_cost(config, training, each)
-    tokens, costs = each.of(each.tokens, episodes), each.usd(config)
+    prompt_tokens, completion_tokens = each.of_one("prompt_tokens"), each.of_one("completion_tokens")
+    tokens, costs = each.of(prompt_tokens + completion_tokens, episodes), each.usd(config)
     money = each.of(math.fsum(costs.values()), episodes) if costs else None
+    needed = {"usd": money and money.mean, "tokens": tokens.mean}
+    warnings = (
+        f"budget.{unit} is {most:,g}, and the whole run would take about {need:,.4g}: it would stop before "
+        "its end, and could go on with more"
+        for unit, need in needed.items()
+        if (most := getattr(config.budget, unit, None)) is not None and need is not None and need > most
+    )
     return Estimate(
         training_episodes=training,
         validation_episodes=validation,
-        calls=round(episodes * each.calls),
-        prompt_tokens=round(episodes * each.prompt_tokens),
-        completion_tokens=round(episodes * each.completion_tokens),
+        calls=round(episodes * each.of_one("calls")),
+        prompt_tokens=round(episodes * prompt_tokens),
+        completion_tokens=round(episodes * completion_tokens),
         assumptions=(*each.assumptions, *priced),
-        warnings=tuple(over_budget(config, money, tokens)),
+        warnings=tuple(warnings),
         training_usd=usd,
         tokens=tokens,
         usd=money,

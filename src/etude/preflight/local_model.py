@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,22 +13,24 @@ import torch
 
 from etude.backends.capabilities import LocalAdapterConfig
 from etude.core.call import ChatRequest
-from etude.core.episode import Example
-from etude.core.errors import EtudeError, RequestError
+from etude.core.errors import EngineError, EtudeError, RequestError
+from etude.core.example import Example
+from etude.core.message import Message
 from etude.inference.local import LocalLlmConfig
 from etude.learner.memory import ModelNumbers, fits
-from etude.models.architecture import choose_device, choose_dtype, require_four_bits
+from etude.models.checkpoint import LOADING_ERRORS, load_outline
+from etude.models.device import choose_device, choose_dtype
+from etude.models.family import probed_turn
+from etude.models.lora import require_four_bits
 from etude.models.memory import available_memory, shown_bytes
 from etude.models.policy import LoraOptions, Policy
-from etude.models.probe import TOOL
+from etude.models.probe import PROBES, QUESTION, TOOL
 from etude.models.source import is_gguf, not_loaded, pretrained
 from etude.models.speech import load_tokenizer
-from etude.models.weights import LOADING_ERRORS, load_outline
-from etude.preflight.call_values import unread_values
+from etude.models.template import ChatTemplate
 from etude.preflight.finding import Findings
 
 _SAMPLE = 64
-_LARGE_FOR_CPU = 1_000_000_000
 
 
 def check_local_model(
@@ -71,7 +74,7 @@ def check_local_model(
     _check_template(what, policy, llm.chat_template_kwargs, findings)
     _check_context(what, llm, policy, prompts, findings)
     _check_memory(what, llm, policy, parameters, device, dtype, max(prompts, default=0), adapter, findings)
-    if device.type == "cpu" and parameters > _LARGE_FOR_CPU:
+    if device.type == "cpu" and parameters > 1_000_000_000:
         findings.warn(what, "more than a billion parameters on a CPU: expect hours for each epoch")
     return statistics.median(prompts) if prompts else 0.0
 
@@ -195,3 +198,83 @@ def _check_memory(
             f"{use} about {shown_bytes(needed)} of memory, and {shown_bytes(free)} are free; train with "
             "`lora` or `gradient_checkpointing`, lower token_budget, or choose a smaller model",
         )
+
+
+_STRING = {"type": "string"}
+VALUES: Mapping[str, tuple[tuple[Mapping[str, Any], Any], ...]] = {
+    "booleans": (({"type": "boolean"}, True), ({"type": ["boolean", "null"]}, False)),
+    "null": (
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, None),
+        ({"anyOf": [_STRING, {"type": "null"}]}, None),
+    ),
+    "numbers": (
+        ({"type": "integer"}, -5),
+        ({"type": "number"}, 1e-7),
+        ({"anyOf": [{"type": "number"}, {"type": "null"}]}, 2.5),
+    ),
+    "texts that look like other values": tuple(
+        (_STRING, text) for text in ("True", "null", "123", "[1, 2]", '{"a": 1}', "")
+    ),
+    "choices": (({"enum": ["a", "b"]}, "a"), ({"enum": [1, 2, None]}, 2), ({"const": "1"}, "1")),
+    "several lines": ((_STRING, "  if a:\n\n    b\n"),),
+    "marks and other scripts": ((_STRING, 'It\'s "a" <b> & \\new\\ {c}, [d]'), (_STRING, "é 中文 😀")),
+    "lists": (
+        ({"type": "array", "items": {"type": "boolean"}}, [True, False]),
+        ({"type": "array"}, [None, 1.5, "True", []]),
+    ),
+    "objects": (
+        ({"$ref": "#/$defs/Place"}, {"city": "Rome", "at": {"x": None, "y": [1, "2"]}, "is_far": True}),
+        ({"type": "object"}, {}),
+    ),
+    "no arguments": (),
+}
+"""Values of arguments with their JSON schemas, by what they are called."""
+
+
+def unread_values(template: ChatTemplate) -> list[str]:
+    """The kinds of values that do not come back, in a call or in two at once, after a thought or without.
+
+    Only calls are looked at that the template writes at all, and thoughts that may follow its prompt.
+    """
+    written = template.family().written
+    if "a call" not in written:
+        return []
+    shapes = [("", 1), ("", 2)] if "two calls" in written else [("", 1)]
+    asked = template.rendering.text([QUESTION], [TOOL], {}, ask=True)
+    turn = probed_turn(template.rendering, PROBES["thinking and a call"], {})
+    if "thinking and a call" in written and turn is not None and turn[0] == asked:
+        shapes += [("A thought.", calls) for _, calls in shapes]
+
+    def comes_back(kinds: Iterable[str]) -> bool:
+        return all(_comes_back(template, kinds, thought, calls) for thought, calls in shapes)
+
+    if comes_back(VALUES) and comes_back(["no arguments"]):
+        return []
+    return [kind for kind in VALUES if not comes_back([kind])]
+
+
+def _comes_back(template: ChatTemplate, kinds: Iterable[str], thought: str, calls: int) -> bool:
+    """Whether calls with all values of some kinds are read from what the template writes of them."""
+    values = [value for kind in kinds for value in VALUES[kind]]
+    arguments = {f"value_{number}": value for number, (_, value) in enumerate(values)}
+    # Some templates refuse tools and arguments without a description.
+    properties = {
+        f"value_{number}": {"description": "A value.", **schema} for number, (schema, _) in enumerate(values)
+    }
+    place = {"type": "object", "properties": {"city": _STRING, "is_far": {"type": "boolean"}}}
+    parameters = {"type": "object", "properties": properties, "required": [], "$defs": {"Place": place}}
+    tool = {"name": "probed_values", "description": "A probe.", "parameters": parameters}
+    request = ChatRequest((QUESTION,), ({"type": "function", "function": tool},))
+    function = {"name": "probed_values", "arguments": json.dumps(arguments)}
+    made = [{"id": f"probe{number:04d}", "type": "function", "function": function} for number in range(calls)]
+    answer: Message = {"role": "assistant", "content": "", "tool_calls": made}
+    if thought:
+        answer["reasoning_content"] = thought
+    try:
+        prompt, ids = template.prompt(request).ids, template.written_ids(request, answer)
+    except EngineError:
+        return False
+    read = template.parse(template.decode(ids[:-1]), request.tools, ids=ids, prompt_ids=prompt)
+    found = [json.loads(call["function"]["arguments"]) for call in read.get("tool_calls") or ()]
+    is_same = json.dumps(found, sort_keys=True) == json.dumps([arguments] * calls, sort_keys=True)
+    return is_same and read.get("reasoning_content", "") == thought

@@ -18,10 +18,6 @@ from etude.inference.openai_config import OpenAiLlmConfig
 from etude.preflight.finding import Findings
 from etude.store.run_folder import RunFolder
 
-_TOKENS = 16
-"""Of the one answer; some endpoints refuse fewer."""
-_SECONDS = 30.0
-
 
 async def examine_services(config: Config, findings: Findings) -> None:
     """Have each model behind an address say something, and ask backends and the storage how they are."""
@@ -63,9 +59,10 @@ async def _ask_addresses(what: str, llm: OpenAiLlmConfig, findings: Findings) ->
 
 async def _try_model(what: str, llm: OpenAiLlmConfig, findings: Findings) -> None:
     """One short answer, without retries."""
-    seconds = min(_SECONDS, llm.request_timeout)
+    seconds = min(30.0, llm.request_timeout)
     engine = OpenAiEngine(llm.model_copy(update={"max_retries": 0, "request_timeout": seconds}))
-    request = ChatRequest(({"role": "user", "content": "Say yes."},), sampling=Sampling(max_tokens=_TOKENS))
+    # Some endpoints refuse fewer tokens.
+    request = ChatRequest(({"role": "user", "content": "Say yes."},), sampling=Sampling(max_tokens=16))
     begun = time.perf_counter()
     try:
         completion = await engine.complete(request)

@@ -15,8 +15,6 @@ from etude.store.files import write_new_files
 MODEL = PACKAGED
 """Small enough for a laptop, and trained to chat."""
 
-_FILES = Path(__file__).parent / "starter_files"
-
 
 def write_starter(folder: Path, task: str, model: str = MODEL) -> list[Path]:
     """Write a task's files, train.jsonl, validation.jsonl and config.yml into `folder`; what was written.
@@ -25,7 +23,8 @@ def write_starter(folder: Path, task: str, model: str = MODEL) -> list[Path]:
     """
     rows = import_module(f"etude.preflight.starter_files.{task}.rows").rows
     train, held_out = rows(generator(0, "starter"))
-    files = {file.stem: file.read_text(encoding="utf-8") for file in sorted((_FILES / task).glob("*.txt"))}
+    folder_of_task = Path(__file__).parent / "starter_files" / task
+    files = {file.stem: file.read_text(encoding="utf-8") for file in sorted(folder_of_task.glob("*.txt"))}
     config = files.pop("config.yml").replace("{model}", json.dumps(model))
     examples = {"train.jsonl": _lines(train), "validation.jsonl": _lines(held_out)}
     return write_new_files(folder, {**files, **examples, "config.yml": config})

@@ -14,16 +14,14 @@ from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash
 from etude.core.trajectory import Trajectory, TrajectoryCollection
-from etude.integrations.art.client import ArtClient, ArtError, ArtInference
+from etude.integrations.art.client import ArtClient, ArtError, ArtInference, ArtJob, ArtJobs, ArtProgress
 from etude.integrations.art.config import ARTTrainerAdapterConfig
-from etude.integrations.art.jobs import ArtJob, ArtJobs, ArtProgress
 from etude.integrations.art.wire import ArtModel, ArtTrajectoryGroup, check_episode_order, group_of, groups_of
 from etude.jobs.folders import JobContent, data_hash
 
 T = TypeVar("T")
 
 BACKEND = "openpipe_art"
-_SERVER_ERRORS = 500
 _POLL = 0.5
 """Seconds between two questions after something that is about to be there."""
 
@@ -95,16 +93,23 @@ class ARTTrainerAdapter(TrainerAdapter):
         await self.remote_backend.check_health()
         await self.remote_backend.register()
         address = await self.remote_backend.prepare()
-        await self._check_pruning(await self.remote_backend.step())
-        for name, job in jobs.unfinished().items():
-            await self._recover(name, job)
+        if self.adapter_config.backend.delete_old_checkpoints:
+            step = await self.remote_backend.step()
+            if not await self.remote_backend.keep_checkpoints(list(range(step + 1))):
+                raise CapabilityError(
+                    f"the ART server {self.remote_backend.url} cannot delete checkpoints by their step (0.4 "
+                    "cannot); set 'backend.delete_old_checkpoints: false'"
+                )
+        for name, job in list(jobs.kept.jobs.items()):
+            if not job.status.is_final:
+                await self._recover(name, job)
         try:
-            base = jobs.base or await self._served(await self.remote_backend.step(), "the beginning")
+            base = jobs.kept.base or await self._served(await self.remote_backend.step(), "the beginning")
             if self._inference is not None:
                 await self._inference.probe(await self._name_of(base.number))
         except ArtError as error:
             raise ArtError(f"{error}. The ART server says that it serves the model at {address}") from error
-        jobs.put_base(base)
+        jobs.keep(base=base)
         await self.restore(base)
         if self._engine is not None:
             await self._engine.adopt(base)
@@ -134,7 +139,8 @@ class ARTTrainerAdapter(TrainerAdapter):
         jobs, name = self._require_jobs(), trajectories.run_id
         ref = TrainingJobRef(run_id=name, backend=BACKEND)
         trains = name in self._training_jobs and not self._training_jobs[name].done()
-        known, content = jobs.get(name), self._content_of(trajectories)
+        known, how = jobs.get(name), self.adapter_config.training.model_dump(mode="json")
+        content = JobContent.of(data_hash(trajectories), trajectories.method, how)
         if not trains and known is not None and known.status is TrainingStatusEnum.RUNNING:
             await self._recover(name, known, wait=0)
             known = jobs.get(name)
@@ -142,7 +148,12 @@ class ARTTrainerAdapter(TrainerAdapter):
             known.content.require(name, content)
             return ref
         progress = ArtProgress(groups_of(trajectories))
-        job = self._next_job(await self.remote_backend.step(), content)
+        step, message = await self.remote_backend.step(), None
+        if self._version is not None and (sampled := self._version.number) != step:
+            message = (
+                f"sampled at step {sampled}, trained from step {step}: an earlier job was done after all"
+            )
+        job = ArtJob(content=content, before=step, message=message)
         jobs.put(name, job)
         self._progress[name] = progress
         self._training_jobs[name] = asyncio.create_task(
@@ -187,8 +198,9 @@ class ARTTrainerAdapter(TrainerAdapter):
 
         Raises TrainingError when it does not: ART has no way back.
         """
-        step = await self.remote_backend.step()
-        if step == version.number or (step > version.number and step in self._require_jobs().steps()):
+        step, jobs = await self.remote_backend.step(), self._require_jobs().kept.jobs.values()
+        may_be_reached = {job.before + more for job in jobs for more in (0, 1)}
+        if step == version.number or (step > version.number and step in may_be_reached):
             self._version = version
             return
         backend = self.adapter_config.backend
@@ -223,18 +235,6 @@ class ARTTrainerAdapter(TrainerAdapter):
         await self.remote_backend.close()
         if self._inference is not None:
             await self._inference.close()
-
-    def _content_of(self, trajectories: TrajectoryCollection) -> JobContent:
-        how = self.adapter_config.training.model_dump(mode="json")
-        return JobContent.of(data_hash(trajectories), trajectories.method, how)
-
-    def _next_job(self, step: int, content: JobContent) -> ArtJob:
-        """The job from `step` on, with a message where that is not the step that is sampled from."""
-        sampled = None if self._version is None else self._version.number
-        if sampled in (None, step):
-            return ArtJob(content=content, before=step)
-        message = f"sampled at step {sampled}, trained from step {step}: an earlier job was done after all"
-        return ArtJob(content=content, before=step, message=message)
 
     async def _follow(self, name: str, job: ArtJob, progress: ArtProgress) -> None:
         """Read the job's stream to its end, and write down what became of it."""
@@ -315,15 +315,6 @@ class ARTTrainerAdapter(TrainerAdapter):
             f"it serves: {', '.join(served[:8]) or 'nothing'}"
         )
 
-    async def _check_pruning(self, step: int) -> None:
-        if not self.adapter_config.backend.delete_old_checkpoints:
-            return
-        if not await self.remote_backend.keep_checkpoints(list(range(step + 1))):
-            raise CapabilityError(
-                f"the ART server {self.remote_backend.url} cannot delete checkpoints by their step (0.4 "
-                "cannot); set 'backend.delete_old_checkpoints: false'"
-            )
-
     def _require_jobs(self) -> ArtJobs:
         if self._jobs is None:
             raise EtudeError("the ART adapter was not initialized; call initialize(run_config) first")
@@ -345,7 +336,7 @@ async def _within(
             if is_there(answer) or loop.time() >= began + seconds:
                 return answer
         except ArtError as error:
-            refused = error.status is not None and error.status < _SERVER_ERRORS
+            refused = error.status is not None and error.status < 500
             if refused or loop.time() >= began + patience:
                 raise
         await asyncio.sleep(_POLL)

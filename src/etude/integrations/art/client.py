@@ -6,17 +6,25 @@ The client side is written anew here, because the releases after 0.4.11 no longe
 from __future__ import annotations
 
 import json
+import math
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
+from pydantic import BaseModel, Field, ValidationError
 
 from etude.core.call import Completion
-from etude.core.errors import TrainingError
+from etude.core.errors import StoreError, TrainingError
+from etude.core.job import ModelVersion, TrainingStatusEnum
 from etude.core.json_text import read_json
 from etude.core.secrets import keep_secret
 from etude.integrations.art.config import ARTTrainerAdapterConfig
-from etude.integrations.art.wire import ArtModel, Json
+from etude.integrations.art.wire import ArtGroups, ArtModel, Json
+from etude.jobs.content import JobContent
+from etude.store.files import write_atomically
 from etude.wire.client import parse_completion
 from etude.wire.http_answers import UNCOMPRESSED, limiting_answers
 from etude.wire.retries import (
@@ -74,20 +82,18 @@ class _Peer:
         await self._http.aclose()
 
     async def _ask(self, method: str, path: str, body: Any = None, seconds: float | None = None) -> bytes:
-        async def ask() -> bytes:
-            return await self._attempt(method, path, body, seconds)
+        timeout, request = self._http.timeout if seconds is None else seconds, f"{method} {path}"
 
-        return await retried(ask, _again, self._policy)
+        async def attempt() -> bytes:
+            try:
+                response = await self._http.request(method, f"{self.url}{path}", json=body, timeout=timeout)
+            except httpx.HTTPError as error:
+                raise self._unreachable(request, error) from error
+            if response.status_code != 200:
+                raise self._refused(request, response.status_code, response.content, response.headers)
+            return response.content
 
-    async def _attempt(self, method: str, path: str, body: Any, seconds: float | None) -> bytes:
-        timeout = self._http.timeout if seconds is None else seconds
-        try:
-            response = await self._http.request(method, f"{self.url}{path}", json=body, timeout=timeout)
-        except httpx.HTTPError as error:
-            raise self._unreachable(f"{method} {path}", error) from error
-        if response.status_code != 200:
-            raise self._refused(f"{method} {path}", response.status_code, response.content, response.headers)
-        return response.content
+        return await retried(attempt, lambda error: getattr(error, "again", None), self._policy)
 
     def _unreachable(self, request: str, error: httpx.HTTPError) -> ArtError:
         reason = reason_of(error) if isinstance(error, httpx.RequestError) else type(error).__name__
@@ -105,10 +111,6 @@ class _Peer:
         reason = f": {text}" if text else ""
         later = Again(f"http_{status}", retry_after(headers)) if is_worth_retrying(status) else None
         return ArtError(f"{self._name} answered {request} with HTTP {status}{reason}", status, later)
-
-
-def _again(error: Exception) -> Again | None:
-    return error.again if isinstance(error, ArtError) else None
 
 
 class ArtClient(_Peer):
@@ -139,8 +141,8 @@ class ArtClient(_Peer):
     async def prepare(self) -> str:
         """Have the server load the model and start inference; the address that it gives for that."""
         body = {"model": self._model, "config": self._config.backend.server_config}
-        # It loads the model first.
-        answer = await self._json("POST", "/_prepare_backend_for_training", body, 600.0)
+        # It may take long: the server loads the model and starts inference.
+        answer = await self._json("POST", "/_prepare_backend_for_training", body, seconds=600.0)
         if not isinstance(answer, list) or len(answer) != 2 or not isinstance(answer[0], str):
             raise ArtError(f"{self._name} gave no address for inference: {answer!r:.200}")
         return answer[0]
@@ -247,3 +249,98 @@ class ArtInference(_Peer):
                 "server sets it), or from release 0.10.2 on"
             )
         return completion
+
+
+_TOTALS = ("num_gradient_steps", "data/step_num_gradient_steps")
+"""The count of gradient steps that a job will make, in 0.4 and in 0.5; each line has it."""
+
+
+class ArtJob(BaseModel, frozen=True):
+    """A job, by what can be known of it from outside."""
+
+    content: JobContent
+    """Its data and options; every job starts from the model's last step."""
+    before: int
+    """The model's step when the job was submitted; it is done when the step is higher."""
+    status: TrainingStatusEnum = TrainingStatusEnum.RUNNING
+    message: str | None = None
+    metrics: dict[str, float] = Field(default_factory=dict)
+    version: ModelVersion | None = None
+    """The version that it made, once it is completed."""
+
+
+class _Kept(BaseModel, frozen=True):
+    """The content of the file."""
+
+    base: ModelVersion | None = None
+    """The version that the run began with; None before it did."""
+    jobs: dict[str, ArtJob] = Field(default_factory=dict)
+
+
+class ArtJobs:
+    """All jobs by name, and where the run began. Each change is on the disk before it is known here."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Read the file, where there is one; without a path nothing is on a disk. Raises StoreError when it
+        is damaged."""
+        self._path = path
+        self.kept = _Kept()
+        if path is not None and path.exists():
+            try:
+                self.kept = _Kept.model_validate_json(path.read_bytes())
+            except (OSError, ValidationError) as error:
+                raise StoreError(
+                    f"{path} is damaged ({error}); delete it and resume (`etude resume`)"
+                ) from error
+
+    def get(self, name: str) -> ArtJob | None:
+        """A job; None when it was never submitted."""
+        return self.kept.jobs.get(name)
+
+    def put(self, name: str, job: ArtJob) -> None:
+        """Keep a job. Raises StoreError."""
+        self.keep(jobs={**self.kept.jobs, name: job})
+
+    def keep(self, **changes: Any) -> None:
+        """Keep all jobs, or what the run begins with. Raises StoreError."""
+        kept = self.kept.model_copy(update=changes)
+        if self._path is not None:
+            write_atomically(self._path, kept.model_dump_json(indent=2))
+        self.kept = kept
+
+
+@dataclass(slots=True)
+class ArtProgress:
+    """How far a job is, and its metrics."""
+
+    given: ArtGroups
+    steps: int = 0
+    """Gradient steps that were made."""
+    total: int | None = None
+    """Gradient steps that the server means to make."""
+    _values: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def take(self, line: dict[str, float]) -> None:
+        """Take in the metrics of one line. A server that found nothing to train on says 0 steps."""
+        totals = [int(line[name]) for name in _TOTALS if name in line]
+        self.total = totals[0] if totals else self.total
+        self.steps += 0 if totals and totals[0] == 0 else 1
+        for name, value in line.items():
+            if name not in _TOTALS and math.isfinite(value):
+                self._values[name].append(value)
+
+    @property
+    def percent(self) -> float | None:
+        """Percent done, where the server says how much there is."""
+        return min(100.0, 100.0 * self.steps / self.total) if self.total else None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The averages over the gradient steps, and what the job was given."""
+        means = {name: math.fsum(values) / len(values) for name, values in self._values.items()}
+        return means | {
+            "gradient_steps": float(self.steps),
+            "submitted_groups": float(len(self.given.groups)),
+            "submitted_trajectories": float(self.given.trajectories),
+            "rejected_trajectories": float(sum(self.given.rejected.values())),
+        }

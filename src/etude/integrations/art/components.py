@@ -35,7 +35,12 @@ async def openpipe_art(config: ARTTrainerAdapterConfig, builder: Builder) -> Asy
     if target is None:
         raise RequestError("'finetuning.target_model' is missing: name the entry of `llms` to train")
     llm = _check_model(target, builder)
-    _check_builder(builder)
+    name = builder.config.finetuning.trajectory_builder
+    if getattr(builder.config.trajectory_builders.get(name or ""), "credit", None) == "turn":
+        raise CapabilityError(
+            f"trajectory_builders.{name} has 'credit: turn', which gives each answer a reward of its own, "
+            "and ART takes one for a whole trajectory; use 'credit: agent' or 'episode'"
+        )
     key = llm.api_key or config.backend.api_key
     inference = ArtInference(llm.address, key.get_secret_value(), config.request_timeout, config.retry_policy)
     log = None if builder.run is None else builder.run.path / "openpipe_art_jobs.jsonl"
@@ -67,13 +72,3 @@ def _check_model(target: str, builder: Builder) -> OpenAiLlmConfig:
             "'provider: vllm' there, which is what an ART server samples with"
         )
     return llm
-
-
-def _check_builder(builder: Builder) -> None:
-    name = builder.config.finetuning.trajectory_builder
-    config = builder.config.trajectory_builders.get(name or "")
-    if getattr(config, "credit", None) == "turn":
-        raise CapabilityError(
-            f"trajectory_builders.{name} has 'credit: turn', which gives each answer a reward of its own, "
-            "and ART takes one for a whole trajectory; use 'credit: agent' or 'episode'"
-        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, SecretStr, model_validator
+from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
 from etude.config.component import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
@@ -16,7 +16,7 @@ from etude.wire.retries import USUAL, RetryPolicy
 class ArtBackendConfig(BaseModel, extra="forbid"):
     """Where the ART server is, and what it calls the model."""
 
-    base_url: PlainAddress | None = None
+    base_url: str | None = None
     """Address of the training server, in place of `ip` and `port`."""
     ip: str | None = Field(default=None, min_length=1)
     """Host of the training server."""
@@ -29,8 +29,8 @@ class ArtBackendConfig(BaseModel, extra="forbid"):
     base_model: str = Field(default="Qwen/Qwen2.5-7B-Instruct", min_length=1)
     """The model that training starts from."""
     api_key: SecretStr = SecretStr("default")
-    """Sent to the training server; also to the inference endpoint where the model's entry in `llms` has no
-    key."""
+    """Sent to the training server; also to the inference endpoint where the model's entry in `llms` has
+    no key."""
     delete_old_checkpoints: bool = False
     """Delete checkpoints on the server that the trainer does not keep (`keep_checkpoints`)."""
     init_args: dict[str, Any] | None = None
@@ -39,6 +39,11 @@ class ArtBackendConfig(BaseModel, extra="forbid"):
     """ART's `EngineArgs`: vLLM's arguments."""
     server_config: dict[str, Any] | None = None
     """ART's `OpenAIServerConfig`, for the inference endpoint."""
+
+    @field_validator("base_url")
+    @classmethod
+    def _plain_address(cls, value: str | None) -> str | None:
+        return None if value is None else plain_address(value)
 
     @model_validator(mode="after")
     def _one_address(self) -> ArtBackendConfig:

@@ -23,8 +23,7 @@ from starlette.concurrency import run_in_threadpool
 from etude.core.json_text import read_json
 from etude.core.keys import content_hash
 from etude.core.training_rows import GrpoRow
-from etude.integrations.art.serving_models import ArtModels, ArtNames
-from etude.integrations.art.serving_trajectories import ArtGroup, rows_of
+from etude.integrations.art.serving_models import ArtGroup, ArtModels, ArtNames, rows_of
 from etude.models.speech import Speech
 from etude.server.database import Order, Row, list_object
 from etude.server.extensions import ServerParts
@@ -40,13 +39,8 @@ from etude.server.models import OWNER
 from etude.wire.http_server import ApiError
 from etude.wire.sampling import problems_of
 
-_LOG = logging.getLogger("etude.server")
-
 _MOST_VALUES = 20_000_000
 """Of a body of trajectories, in which a token with its logprob has some ten."""
-_EVENTS = 1000
-_PROGRESS = ("step", "total_steps", "epoch")
-"""Keys of a step's metrics that say how far the job is."""
 _CISPO_HIGH, _PPO_EPSILON = 4.0, 0.2
 """ART's `epsilon_high` without `ppo`, and its `epsilon` with it."""
 
@@ -153,7 +147,9 @@ class ArtTrainings:
         async with self._beginning:
             if not rows:
                 step = await run_in_threadpool(self._art.skip, body.model_id)
-                _LOG.warning("%s: nothing to learn from: in every group all rewards are the same", step.name)
+                logging.getLogger("etude.server").warning(
+                    "%s: nothing to learn from: in every group all rewards are the same", step.name
+                )
                 return step.name
             job = await run_in_threadpool(self._begin, body, rows, counts)
         self._server.wake()
@@ -201,7 +197,7 @@ class ArtTrainings:
         if step and any(known.name == job for known in self._art.steps(model)):
             return [_event("training_started", num_sequences=0), _event("training_ended")]
         row = self._server.jobs.get(job)
-        rows, _ = self._server.jobs.events(job, None, _EVENTS)
+        rows, _ = self._server.jobs.events(job, None, 1000)
         steps = sorted(
             (each["data"] for each in rows if each["type"] == "metrics"), key=lambda one: one["step"]
         )
@@ -210,7 +206,8 @@ class ArtTrainings:
             data = {
                 name: float(value)
                 for name, value in metrics.items()
-                if name not in _PROGRESS and isinstance(value, int | float) and math.isfinite(value)
+                if name not in ("step", "total_steps", "epoch")
+                if isinstance(value, int | float) and math.isfinite(value)
             }
             events.append({"id": f"gradient_step-{number}", "type": "gradient_step", "data": data})
         if row["status"] == "succeeded":

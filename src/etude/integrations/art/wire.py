@@ -21,17 +21,6 @@ from etude.integrations.art.config import ARTTrainerAdapterConfig
 
 Json = dict[str, Any]
 
-_KEPT = ("tool_calls", "tool_call_id", "name", "function_call", "refusal")
-_SCALARS = (str, int, float, bool)
-_SPEAKERS = {
-    EpisodeItemRole.SYSTEM,
-    EpisodeItemRole.USER,
-    EpisodeItemRole.ASSISTANT,
-    EpisodeItemRole.TOOL,
-}
-_MAY_REPEAT = {EpisodeItemRole.SYSTEM, EpisodeItemRole.TOOL}
-"""System messages, as in the reference; results of parallel tool calls follow each other as well."""
-
 FLAT = "group without differing rewards"
 
 
@@ -90,7 +79,18 @@ def groups_of(collection: TrajectoryCollection) -> ArtGroups:
     rejected: Counter[str] = Counter()
     groups: list[Json] = []
     for group in collection.trajectories:
-        kept = [wire for trajectory in group if (wire := _valid(trajectory, rejected)) is not None]
+        kept: list[Json] = []
+        for trajectory in group:
+            if trajectory.shaped_rewards is not None:
+                raise CapabilityError(
+                    "ART trains with one reward for a whole trajectory, and there are step rewards; leave "
+                    "them out, or choose the adapter 'local'"
+                )
+            try:
+                check_episode_order(trajectory)
+                kept.append(trajectory_of(trajectory))
+            except ValueError as error:
+                rejected[str(error)] += 1
         # The server skips them without a word, and counts the step all the same.
         if len({wire["reward"] for wire in kept}) > 1:
             groups.append({"trajectories": kept, "exceptions": [], "metadata": {}, "metrics": {}, "logs": []})
@@ -117,33 +117,21 @@ def check_episode_order(trajectory: Trajectory) -> None:
     roles = [item.role for item in items]
     if not roles:
         raise ValueError("it has no messages")
-    others = sorted({str(role) for role in roles} - {str(role) for role in _SPEAKERS})
+    others = sorted({str(role) for role in roles} - {"system", "user", "assistant", "tool"})
     if others:
         raise ValueError(f"it has messages of the role {', '.join(others)}")
     if roles[0] not in (EpisodeItemRole.SYSTEM, EpisodeItemRole.USER):
         raise ValueError(f"its first message is of the role {roles[0]}, not system or user")
     if roles[-1] is not EpisodeItemRole.ASSISTANT:
         raise ValueError(f"its last message is of the role {roles[-1]}, not assistant")
+    # System messages, as in the reference; results of parallel tool calls follow each other as well.
+    may_repeat = (EpisodeItemRole.SYSTEM, EpisodeItemRole.TOOL)
     answering = (EpisodeItemRole.ASSISTANT, EpisodeItemRole.TOOL)
     for before, after in pairwise(roles):
-        if before is after and after not in _MAY_REPEAT:
+        if before is after and after not in may_repeat:
             raise ValueError(f"it has consecutive {after} messages")
         if after is EpisodeItemRole.TOOL and before not in answering:
             raise ValueError(f"a tool message follows a {before} message")
-
-
-def _valid(trajectory: Trajectory, rejected: Counter[str]) -> Json | None:
-    if trajectory.shaped_rewards is not None:
-        raise CapabilityError(
-            "ART trains with one reward for a whole trajectory, and there are step rewards; leave them out, "
-            "or choose the adapter 'local'"
-        )
-    try:
-        check_episode_order(trajectory)
-        return trajectory_of(trajectory)
-    except ValueError as error:
-        rejected[str(error)] += 1
-        return None
 
 
 def trajectory_of(trajectory: Trajectory, *, needs_tokens: bool = True) -> Json:
@@ -168,7 +156,9 @@ def trajectory_of(trajectory: Trajectory, *, needs_tokens: bool = True) -> Json:
         "initial_policy_version": versions[0],
         "final_policy_version": versions[-1],
         "metrics": {},
-        "metadata": {key: value for key, value in facts.items() if isinstance(value, _SCALARS)},
+        "metadata": {
+            key: value for key, value in facts.items() if isinstance(value, str | int | float | bool)
+        },
         "logs": [],
     }
 
@@ -206,7 +196,8 @@ def _logprobs(item: EpisodeItem) -> Json:
 
 def _message(item: EpisodeItem) -> Json:
     facts = item.metadata or {}
-    kept = {key: facts[key] for key in _KEPT if key in facts}
+    names = ("tool_calls", "tool_call_id", "name", "function_call", "refusal")
+    kept = {key: facts[key] for key in names if key in facts}
     return {"role": item.role.value, "content": facts.get("content", item.content), **kept}
 
 
@@ -237,14 +228,13 @@ class ArtTrajectoryGroup(BaseModel):
 
 def group_of(trajectories: list[Trajectory]) -> ArtTrajectoryGroup:
     """The trajectories of an example as ART has them. Raises ValueError for one that it could not take."""
-    return ArtTrajectoryGroup(trajectories=[_trajectory(each) for each in trajectories])
-
-
-def _trajectory(trajectory: Trajectory) -> ArtTrajectory:
-    check_episode_order(trajectory)
-    wire = trajectory_of(trajectory, needs_tokens=False)
-    said = [
-        Choice.model_validate(each) if "finish_reason" in each else each
-        for each in wire["messages_and_choices"]
-    ]
-    return ArtTrajectory.model_validate({**wire, "messages_and_choices": said})
+    group = []
+    for trajectory in trajectories:
+        check_episode_order(trajectory)
+        wire = trajectory_of(trajectory, needs_tokens=False)
+        said = [
+            Choice.model_validate(each) if "finish_reason" in each else each
+            for each in wire["messages_and_choices"]
+        ]
+        group.append(ArtTrajectory.model_validate({**wire, "messages_and_choices": said}))
+    return ArtTrajectoryGroup(trajectories=group)

@@ -73,22 +73,17 @@ class GymConfig(GameConfig, name="gym"):
 @register_workflow(config_type=GymConfig)
 async def gym(config: GymConfig, builder: Builder) -> AsyncIterator[Workflow]:
     """Raises MissingExtraError without gymnasium, RequestError for an id that it does not know."""
-    make = _gym_maker(config)
-    observation = None if config.observation is None else named_function(config.observation, "observation")
-    yield Workflow(config.id, GymGame(config, make, observation), config.timeout)
-
-
-def _gym_maker(config: GymConfig) -> Callable[[], Any]:
-    """A function that makes the environment. Raises RequestError for one that there is not."""
     gymnasium = config.library()
     if is_import_path(config.id):
-        own = named_function(config.id, "id")
-        return lambda: own(**config.arguments)
-    names = {*gymnasium.registry, *(name.rpartition("-v")[0] for name in gymnasium.registry)}
-    if config.id not in names:
-        raise unknown("environment of Gymnasium's", config.id, names)
-    # Its checker only prints warnings; what an episode needs is checked here, and raised.
-    return lambda: gymnasium.make(config.id, disable_env_checker=True, **config.arguments)
+        make = partial(named_function(config.id, "id"), **config.arguments)
+    else:
+        names = {*gymnasium.registry, *(name.rpartition("-v")[0] for name in gymnasium.registry)}
+        if config.id not in names:
+            raise unknown("environment of Gymnasium's", config.id, names)
+        # Its checker only prints warnings; what an episode needs is checked here, and raised.
+        make = partial(gymnasium.make, config.id, disable_env_checker=True, **config.arguments)
+    observation = None if config.observation is None else named_function(config.observation, "observation")
+    yield Workflow(config.id, GymGame(config, make, observation), config.timeout)
 
 
 @dataclass(frozen=True)

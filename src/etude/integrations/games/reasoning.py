@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -124,6 +123,8 @@ class ReasoningTask:
     """The workflow: asks one question, and records the score of the answer."""
 
     config: ReasoningGymConfig
+    _entries: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The datasets that were made, by seed."""
 
     async def __call__(self, example: Example, episode: Episode) -> str:
         """The answer."""
@@ -152,8 +153,3 @@ class ReasoningTask:
                 f"{index}, whose answer would be the measure; leave the column out, or take its own dataset"
             )
         return entries, entry
-
-    @cached_property
-    def _entries(self) -> dict[int, Any]:
-        """The datasets that were made, by seed."""
-        return {}

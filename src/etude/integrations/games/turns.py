@@ -89,10 +89,7 @@ class GameConfig(SizesConfig):
                 by_model.setdefault(model, rewards[seat])
         own = {name: {"_type": "measured", "agent": seat} for seat, name in rewards.items()}
         return Supplies(
-            **datasets,
-            evaluators=own | common,
-            reward=next(iter(rewards.values())),
-            reward_of_model=by_model,
+            **datasets, evaluators=own | common, reward=next(iter(rewards.values())), reward_of_model=by_model
         )
 
 

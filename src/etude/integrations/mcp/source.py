@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,8 @@ class Connection:
         """False before the start, and once the connection is lost."""
         self._closing = asyncio.Event()
         self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._hold(), name=f"mcp {path}")
+        self.task = asyncio.create_task(self._hold(), name=f"mcp {path}")
+        """Holds the connection: it is closed when this is done."""
 
     async def start(self) -> None:
         """Wait until the server has listed its tools. Raises ToolError."""
@@ -55,10 +56,15 @@ class Connection:
         try:
             async with asyncio.timeout(limit) as clock:
                 client = await asyncio.shield(self._ready)
-                self.tools = await self._list(client)
+                page = await client.list_tools()
+                tools = [*page.tools]
+                while page.next_cursor is not None:
+                    page = await client.list_tools(cursor=page.next_cursor)
+                    tools += page.tools
+                self.tools = tuple({tool.name: _described(tool) for tool in tools}.values())
         except Exception as error:  # whatever a server sends, or its program raises, is why there is none
             if isinstance(error, TimeoutError) and clock.expired():
-                self._task.cancel()
+                self.task.cancel()
                 reason = f"did not start and list its tools within {limit:g} s"
                 raise self._error(reason, raise_key="start_timeout") from error
             self.close()
@@ -98,14 +104,6 @@ class Connection:
         """Begin to close: a server of ours is told, and killed if it does not end by itself."""
         self.is_usable = False
         self._closing.set()
-
-    async def closed(self) -> None:
-        """Wait until it is."""
-        await asyncio.wait({self._task})
-
-    def on_closed(self, listener: Callable[[Connection], object]) -> None:
-        """Tell a listener when it is."""
-        self._task.add_done_callback(lambda task: listener(self))
 
     async def _hold(self) -> None:
         try:
@@ -150,15 +148,6 @@ class Connection:
         )
         async with stdio_client(parameters, errlog=self._log) as streams:
             yield streams
-
-    async def _list(self, client: Client) -> tuple[Tool, ...]:
-        """All tools."""
-        page = await client.list_tools()
-        tools = [*page.tools]
-        while page.next_cursor is not None:
-            page = await client.list_tools(cursor=page.next_cursor)
-            tools += page.tools
-        return tuple({tool.name: _described(tool) for tool in tools}.values())
 
     def _error(self, reason: str, raise_key: str = "") -> ToolError:
         """The error that a server made, with the last lines of its log."""
@@ -206,10 +195,6 @@ def _cause(error: BaseException) -> str:
     return text if isinstance(error, MCPError | RuntimeError) else f"{type(error).__name__}: {text[:500]}"
 
 
-_SECONDS = 10.0
-"""How long the end of a run waits for servers to end; they are killed before that."""
-
-
 @dataclass(frozen=True)
 class McpSession:
     """The tools of a connection, as one episode has them."""
@@ -250,7 +235,13 @@ class McpTools:
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[McpSession]:
         """A session. Raises ToolError when the server cannot be started or does not list its tools."""
-        connection = await (self._connect() if self.forgets else self._share())
+        if self.forgets:
+            connection = await self._connect()
+        else:
+            async with self._starting:
+                if self._shared is None or not self._shared.is_usable:
+                    self._shared = await self._connect()
+                connection = self._shared
         try:
             yield McpSession(connection, connection.log_size if not self.forgets else 0)
         finally:
@@ -262,20 +253,14 @@ class McpTools:
         connections = tuple(self._connections)
         for connection in connections:
             connection.close()
-        waiting = [asyncio.ensure_future(connection.closed()) for connection in connections]
-        if waiting:
-            await asyncio.wait(waiting, timeout=_SECONDS)
-
-    async def _share(self) -> Connection:
-        async with self._starting:
-            if self._shared is None or not self._shared.is_usable:
-                self._shared = await self._connect()
-            return self._shared
+        if connections:
+            # The servers are killed before that.
+            await asyncio.wait([connection.task for connection in connections], timeout=10.0)
 
     async def _connect(self) -> Connection:
         connection = Connection(self._config, self._path, self._folder)
         self._connections.add(connection)
-        connection.on_closed(self._connections.discard)
+        connection.task.add_done_callback(lambda _: self._connections.discard(connection))
         try:
             await connection.start()
         except BaseException:

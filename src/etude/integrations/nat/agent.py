@@ -69,7 +69,6 @@ for _framework in LLMFrameworkEnum:
     if _framework is not LLMFrameworkEnum.LANGCHAIN:
         register_llm_client(config_type=EtudeModelConfig, wrapper_type=_framework)(_refusing(_framework))
 
-
 _USER = "nat_eval_user"
 """The user of the toolkit's own evaluations."""
 

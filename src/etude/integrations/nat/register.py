@@ -13,11 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nat.builder.builder import Builder
-from nat.cli.register_workflow import (
-    register_trainer,
-    register_trainer_adapter,
-    register_trajectory_builder,
-)
+from nat.cli.register_workflow import register_trainer, register_trainer_adapter, register_trajectory_builder
 from nat.data_models.evaluate_runtime import EvaluationRunOutput
 from nat.data_models.finetuning import (
     FinetuneConfig,

@@ -46,7 +46,6 @@ SAME = (
 
 _NIM = {"base_url": "https://integrate.api.nvidia.com/v1", "api_key": "${NVIDIA_API_KEY}"}
 
-
 _TRAINING_BLOCKS = {"trainers", "trainer_adapters", "trajectory_builders", "finetuning", "general"}
 """Blocks of the toolkit's config that say nothing of how an episode goes."""
 
@@ -97,10 +96,7 @@ def etude_config(toolkit_config: Any, run_config: Any) -> Config:
     trainer = toolkit_config.trainers[run_config.trainer]
     target = trained_model(toolkit_config.llms, run_config.target_model)
     workflow = NatWorkflowConfig.of(
-        toolkit_config,
-        model=target,
-        result_json_path=options.result_json_path,
-        digest=digest(toolkit_config),
+        toolkit_config, model=target, result_json_path=options.result_json_path, digest=digest(toolkit_config)
     )
     return parse_config(
         {
@@ -161,7 +157,7 @@ def _eval(toolkit_config: Any, trainer: Any) -> Json:
 
 
 def _finetuning(run_config: Any, target: str, trainer: Any) -> Json:
-    own = {key: getattr(trainer, key) for key in _OWN}
+    own, reward = {key: getattr(trainer, key) for key in _OWN}, run_config.reward_function
     return {
         "enabled": True,
         "trainer": run_config.trainer,
@@ -173,13 +169,9 @@ def _finetuning(run_config: Any, target: str, trainer: Any) -> Json:
         "num_epochs": run_config.num_epochs,
         "output_dir": str(Path(run_config.output_dir).absolute()),
         "run_configuration": _run_configuration(run_config.run_configuration, trainer),
-        **_reward(run_config.reward_function),
+        **({} if reward is None else {"reward_function": {"name": reward.name}}),
         **{key: value for key, value in own.items() if value is not None},
     }
-
-
-def _reward(reward: Any) -> Mapping[str, Any]:
-    return {} if reward is None else {"reward_function": {"name": reward.name}}
 
 
 def _run_configuration(options: Any, trainer: Any) -> Json:

@@ -29,7 +29,6 @@ API_KEY = "recorded"
 FunctionName = Callable[[], str]
 """The function of the agent that is running where it is called."""
 
-
 _speaker: ContextVar[Episode] = ContextVar("etude_nat_speaker")
 
 

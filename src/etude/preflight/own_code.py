@@ -1,4 +1,7 @@
-"""The inputs of examples that workflows and evaluators read, as far as their source says."""
+"""A user's own code before a run: the inputs that it reads, as far as its source says.
+
+And an algorithm, tried: what it raises, and what it returns, is seen before a run.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,33 @@ import ast
 import functools
 import inspect
 import textwrap
+import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
+from etude.algorithms.algorithm import Algorithm
+from etude.algorithms.episodes import Collected, ScoredEpisode, Tally
+from etude.algorithms.samples import branches_in
 from etude.config.builder import Builder
+from etude.config.import_path import where_raised
 from etude.config.nearest import nearest
-from etude.core.episode import Example
-from etude.core.errors import EtudeError
+from etude.core.call import Call, ChatRequest, Completion
+from etude.core.data_model import kind_of, number
+from etude.core.episode import WORKFLOW, EpisodeRecord
+from etude.core.errors import EtudeError, RequestError
+from etude.core.example import Example
+from etude.core.message import Message
+from etude.core.sample import Pair, Sample, SampleOrPair
 from etude.preflight.finding import Findings
+
+if TYPE_CHECKING:
+    import torch
+
+    from etude.learner.objective import MicroBatch
 
 _BRANCHES = (
     *(ast.If, ast.IfExp, ast.BoolOp, ast.Match, ast.Try, ast.For, ast.AsyncFor, ast.While),
@@ -126,7 +145,10 @@ class _Reader(ast.NodeVisitor):
     def visit(self, node: ast.AST) -> None:
         """Know what is not sure to happen."""
         outside = self._is_certain
-        self._is_certain = outside and not isinstance(node, _BRANCHES) and not _is_suppressing(node)
+        is_suppressing = isinstance(node, ast.With) and any(
+            "suppress" in ast.unparse(each.context_expr) for each in node.items
+        )
+        self._is_certain = outside and not isinstance(node, _BRANCHES) and not is_suppressing
         super().visit(node)
         # What may have returned leaves it open whether the rest happens.
         is_open = isinstance(node, ast.If) and any(isinstance(each, ast.Return) for each in ast.walk(node))
@@ -189,8 +211,138 @@ class _Reader(ast.NodeVisitor):
         return isinstance(node, ast.Name) and node.id in self._inputs
 
 
-def _is_suppressing(node: ast.AST) -> bool:
-    """Whether it is `with suppress(…)`."""
-    return isinstance(node, ast.With) and any(
-        "suppress" in ast.unparse(each.context_expr) for each in node.items
+T = TypeVar("T")
+
+
+def is_own(algorithm: object) -> TypeGuard[Algorithm]:
+    """Whether an algorithm is a user's."""
+    return isinstance(algorithm, Algorithm) and not type(algorithm).__module__.startswith("etude.")
+
+
+def try_algorithm(algorithm: Algorithm, examples: Sequence[Example]) -> None:
+    """Make samples of made-up episodes on these examples, and a step's loss of them.
+
+    Raises RequestError that names what an own method raised or returned.
+    """
+    episodes = [_group(example) for example in examples[:2] or (Example("made-up-1"), Example("made-up-2"))]
+    try:
+        made = _tried(algorithm, lambda: algorithm.groups(episodes, Collected(0, 0, Tally())))
+    except RequestError as error:
+        if isinstance(error.__cause__, RequestError):
+            return  # It wants plays of a protocol, or scores of agents: `--play` has those.
+        raise
+    kind = Pair if algorithm.kind == "pairs" else Sample
+    for unit in (unit for group in made for unit in group.units):
+        if not isinstance(unit, kind):
+            raise _wrong(algorithm, "samples", unit, f"a `{kind.__name__}`", "a list with ")
+    try_loss(algorithm, [group.units for group in made])
+
+
+def try_loss(algorithm: Algorithm, groups: Sequence[Sequence[SampleOrPair]]) -> None:
+    """Give samples or pairs their advantages, and make a step's loss and its gradient.
+
+    Raises RequestError as `try_algorithm`.
+    """
+
+    def divergences(samples: Sequence[Sample]) -> list[list[float]]:
+        return [[0.0] * len(sample.turns) for sample in samples]
+
+    units, _ = _tried(algorithm, lambda: algorithm.units([*filter(None, groups)], divergences))
+    if not units or find_spec("torch") is None:
+        return
+    factors = _tried(algorithm, lambda: algorithm.normalised(units))
+    shape = _tried(algorithm, lambda: [*map(len, factors)])
+    if shape != [*map(len, units)]:
+        raise _wrong(algorithm, "normalised", factors, "for every sample of every unit a number")
+    logprobs_BT, batch = _micro_batch(algorithm, units, factors)
+    loss, metrics = _tried(algorithm, lambda: algorithm.loss(logprobs_BT, batch))
+    if loss.numel() != 1:
+        raise _wrong(algorithm, "loss", loss, "a tensor with one number")
+    if not loss.requires_grad:
+        raise RequestError(f"{_name(algorithm)}.loss does not depend on `logprobs_BT`: it has no gradient")
+    _tried(algorithm, loss.backward)
+    if not (loss.isfinite().all() and logprobs_BT.grad is not None and logprobs_BT.grad.isfinite().all()):
+        raise RequestError(f"{_name(algorithm)}.loss, or its gradient, is not finite: it is {loss.item()}")
+    for name, value in metrics.items():
+        try:
+            number(value)
+        except ValueError:
+            raise _wrong(algorithm, "loss", value, f"a number for the metric {name!r}") from None
+
+
+def _tried(algorithm: Algorithm, call: Callable[[], T]) -> T:
+    """The result of a call into an algorithm. Raises RequestError for whatever it raises."""
+    try:
+        return call()
+    except Exception as error:
+        raise fault_of(algorithm, error) from error
+
+
+def fault_of(algorithm: Algorithm, error: Exception) -> RequestError:
+    """The error with the line of the algorithm's file, or with its methods, one of which returned it."""
+    if isinstance(error, EtudeError):
+        return RequestError(f"{_name(algorithm)}: {error}")
+    file, told = inspect.getsourcefile(type(algorithm)), where_raised(error)
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    if not own:
+        methods = ", ".join(
+            name for name, value in vars(type(algorithm)).items() if inspect.isfunction(value)
+        )
+        return RequestError(f"{_name(algorithm)}: what it returned cannot be used (it has {methods}): {told}")
+    place = f"{own[-1].filename}:{own[-1].lineno}: "
+    return RequestError(f"{_name(algorithm)}.{own[-1].name} raised {place}{told.removeprefix(place)}")
+
+
+def _wrong(algorithm: Algorithm, method: str, found: Any, expected: str, where: str = "") -> RequestError:
+    returned = f"{where}{kind_of(found)}"
+    return RequestError(f"{_name(algorithm)}.{method} returned {returned}; expected: {expected}")
+
+
+def _name(algorithm: Algorithm) -> str:
+    return type(algorithm).__qualname__
+
+
+def _group(example: Example) -> list[ScoredEpisode]:
+    """Episodes of one answer each, with different rewards."""
+    question: Message = {"role": "user", "content": "What is 1 + 1?"}
+    group = []
+    for generation, reward in enumerate((0.0, 1.0, 0.5, 0.25)):
+        ids = tuple(range(10 + generation, 13 + 2 * generation))
+        reply: Message = {"role": "assistant", "content": f"It is {generation}."}
+        logprobs = tuple(-0.1 * (place + 1) for place in range(len(ids)))
+        answer = Completion(reply, prompt_ids=(1, 2, 3), completion_ids=ids, logprobs=logprobs)
+        call = Call(0, WORKFLOW, "policy", ChatRequest((question,)), answer)
+        name = f"train/1/{example.id}/{generation}"
+        record = EpisodeRecord(name, example, generation, (call,), (), reply["content"])
+        group.append(ScoredEpisode(record, reward, tuple(branches_in([call]))))
+    return group
+
+
+def _micro_batch(
+    algorithm: Algorithm, units: Sequence[Sequence[Sample]], factors: Sequence[Sequence[float]]
+) -> tuple[torch.Tensor, MicroBatch]:
+    """Logprobs as of a policy that has learnt a little since it sampled, with gradient, and all else."""
+    import torch
+
+    from etude.learner.objective import MicroBatch
+
+    samples = [sample for unit in units for sample in unit]
+    scale_B1 = torch.tensor([[float(factor)] for unit in factors for factor in unit])
+
+    def padded(rows: Sequence[Sequence[float]]) -> torch.Tensor:
+        width = max(map(len, rows))
+        return torch.tensor([[*map(float, row), *[0.0] * (width - len(row))] for row in rows])
+
+    sampled_BT = padded([sample.logprobs or [0.0] * len(sample.ids) for sample in samples])
+    weights_BT = padded([sample.loss_weights for sample in samples]) * scale_B1
+    logprobs_BT = (sampled_BT - 0.01 * (weights_BT != 0)).requires_grad_()
+    batch = MicroBatch(
+        weights_BT=weights_BT,
+        advantages_BT=padded([sample.gains for sample in samples]),
+        sampled_BT=sampled_BT,
+        unit_share=1 / len(units),
+        token_share=1 / max(1, int((weights_BT != 0).sum())),
+        reference_BT=sampled_BT.clone() if "reference" in algorithm.needs() else None,
+        entropy_BT=-logprobs_BT if "entropy" in algorithm.needs() else None,
     )
+    return logprobs_BT, batch
