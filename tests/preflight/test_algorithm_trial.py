@@ -10,7 +10,6 @@ from etude.algorithms.grpo import ReinforcePP, Rloo
 from etude.algorithms.malt import Malt
 from etude.core.episode import Example
 from etude.core.errors import RequestError
-from etude.core.example import Example
 from etude.preflight.own_code import is_own, try_algorithm
 
 

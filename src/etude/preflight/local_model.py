@@ -13,8 +13,8 @@ import torch
 
 from etude.backends.capabilities import LocalAdapterConfig
 from etude.core.call import ChatRequest
+from etude.core.episode import Example
 from etude.core.errors import EngineError, EtudeError, RequestError
-from etude.core.example import Example
 from etude.core.message import Message
 from etude.inference.local import LocalLlmConfig
 from etude.learner.memory import ModelNumbers, fits

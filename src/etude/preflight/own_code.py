@@ -25,9 +25,8 @@ from etude.config.import_path import where_raised
 from etude.config.nearest import nearest
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.data_model import kind_of, number
-from etude.core.episode import WORKFLOW, EpisodeRecord
+from etude.core.episode import WORKFLOW, EpisodeRecord, Example
 from etude.core.errors import EtudeError, RequestError
-from etude.core.example import Example
 from etude.core.message import Message
 from etude.core.sample import Pair, Sample, SampleOrPair
 from etude.preflight.finding import Findings

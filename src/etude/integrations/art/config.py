@@ -9,7 +9,6 @@ from pydantic import BaseModel, Field, SecretStr, field_validator, model_validat
 
 from etude.config.component import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
-from etude.inference.openai_config import PlainAddress
 from etude.wire.retries import USUAL, RetryPolicy
 
 
