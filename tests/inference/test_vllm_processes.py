@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,13 @@ from pathlib import Path
 import httpx
 import pytest
 import pytest_asyncio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
 
+import etude.inference
 from etude.core.errors import EngineAway, EngineError
 from etude.inference.answer import Sampled, TokenRequest
 from etude.inference.vllm_child import VllmOptions
@@ -159,3 +167,33 @@ async def test_processes_that_do_not_start_are_told_and_the_others_go_on(source,
     with pytest.raises(EngineAway, match="does not run"):
         await ask(engine, "stopped")
     await engine.close()
+
+
+PATHS = ("/health", "/v1/completions", "/invocations", "/collective_rpc", "/metrics")
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> TestClient:
+    """As vLLM imports it: from the module path, with the key in the environment."""
+    monkeypatch.syspath_prepend(Path(etude.inference.__file__).parent / "vllm_gate")
+    monkeypatch.setenv("VLLM_API_KEY", "the key")
+    monkeypatch.delitem(sys.modules, "etude_vllm_gate", raising=False)
+    app = Starlette(routes=[Route(path, answer, methods=["GET", "POST"]) for path in PATHS])
+    app.add_middleware(importlib.import_module("etude_vllm_gate").Gate)
+    return TestClient(app)
+
+
+async def answer(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("answered")
+
+
+@pytest.mark.parametrize("shown", [None, "", "the key", "Bearer", "Bearer another", "bearer the key"])
+def test_only_health_is_told_without_the_key(client: TestClient, shown: str | None):
+    headers = {} if shown is None else {"authorization": shown}
+    answers = {path: client.post(path, headers=headers).status_code for path in PATHS}
+    assert answers == {path: 200 if path == "/health" else 401 for path in PATHS}
+
+
+def test_with_the_key_all_is_answered(client: TestClient):
+    headers = {"authorization": "Bearer the key"}
+    assert {client.get(path, headers=headers).text for path in PATHS} == {"answered"}

@@ -8,8 +8,17 @@ from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
+import torch
 
+import etude
+from etude.algorithms.grpo import ReinforcePP, Rloo
+from etude.algorithms.malt import Malt
+from etude.config.load import parse_config
+from etude.core.errors import RequestError
+from etude.core.example import Example
+from etude.preflight.algorithm_trial import is_own, try_algorithm
 from etude.preflight.columns import inputs_read
+from etude.preflight.estimate import episode_counts
 from etude.protocols.workflow import ProtocolWorkflow
 
 
@@ -122,3 +131,97 @@ SURE = [("question", True)]
 )
 def test_the_inputs_that_a_function_reads(fn, reads):
     assert names(fn) == reads
+
+
+def config(**finetuning):
+    builder = {"_type": "grpo", "num_generations": 4, "examples_per_epoch": 10}
+    return parse_config({"trajectory_builders": {"grpo": builder}, "finetuning": finetuning})
+
+
+@pytest.mark.parametrize(
+    ("epochs", "interval", "validations"), [(1, 5, 2), (5, 5, 2), (6, 5, 3), (10, 5, 3), (3, 1, 4)]
+)
+def test_validations_are_before_at_intervals_and_at_the_end(epochs, interval, validations):
+    settings = config(num_epochs=epochs, run_configuration={"validation_interval": interval})
+    assert episode_counts(settings, 100, 7) == (epochs * 10 * 4, validations * 7)
+
+
+def test_an_epoch_has_no_more_examples_than_there_are():
+    assert episode_counts(config(num_epochs=2), 3, 0) == (2 * 3 * 4, 0)
+
+
+def own(base=etude.Grpo, **methods):
+    """An algorithm that overrides methods of another one."""
+    return type("Own", (base,), {"__module__": __name__, "__qualname__": "Own", **methods}, name="")()
+
+
+GOOD = {
+    "one of ours with another name": own(),
+    "tensors for advantages": own(advantages=lambda self, group: torch.ones(len(group), 1)),
+    "another loss": own(loss=lambda self, logprobs_BT, batch: (logprobs_BT.sum(), {"a": torch.ones(())})),
+    "pairs": own(etude.Dpo, pair_loss=lambda self, margin_P: torch.relu(1 - margin_P)),
+    "no data without plays": own(Malt),
+    "imitation": own(etude.ExpertIteration),
+    "over the whole batch": own(ReinforcePP),
+    "rloo": own(Rloo),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+@pytest.mark.parametrize("examples", [[], [Example("a", {"question": "?"}), Example("b")]])
+def test_what_works_is_not_complained_about(name, examples):
+    assert is_own(GOOD[name])
+    try_algorithm(GOOD[name], examples)
+
+
+def raising(self, *arguments):
+    raise ValueError("boom")
+
+
+def undefined(self, group, tally):
+    return missing  # noqa: F821
+
+
+HERE = r"test_algorithm_trial\.py:\d+: "
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ({"samples": raising}, rf"Own\.raising raised .*{HERE}ValueError: boom"),
+        ({"samples": undefined}, rf"Own\.undefined raised .*{HERE}NameError"),
+        ({"samples": lambda self, group, tally: None}, r"<lambda> returned None, and `Sequence\[Sample"),
+        (
+            {"samples": lambda self, group, tally: [1]},
+            r"returned a list \(\[1\]\), and `Sequence\[Sample \| Pair\]` is",
+        ),
+        ({"groups": lambda self, *given: None}, r"<lambda> returned None, and `list\[UnitGroup\]`"),
+        ({"compare": raising}, rf"Own\.raising raised .*{HERE}ValueError: boom"),
+        ({"compare": lambda self, rewards: [1.0]}, r"what it returned cannot be used \(it has compare\)"),
+        (
+            {"advantages": lambda self, group: [0.5 for _ in group]},
+            r"<lambda> returned a list \(\[0\.5, ",
+        ),
+        ({"advantages": lambda self, group: [[0.5]]}, "it gave 1 lists for 4 samples"),
+        ({"advantages": lambda self, group: [[0.5, 1.0]] * 4}, r"with 1 turns got \[0\.5, 1\.0\]"),
+        ({"advantages": lambda self, group: [[float("nan")]] * 4}, r"with 1 turns got \[nan\]"),
+        (
+            {"advantages": lambda self, group: [["high"]] * 4},
+            r"<lambda> returned a list \(\[\['high'",
+        ),
+        ({"normalised": lambda self, units: [1.0]}, r"<lambda> returned a list \(\[1\.0\]\)"),
+        ({"normalised": lambda self, units: [[1.0]]}, r"Own\.normalised returned a list"),
+        ({"loss": raising}, rf"Own\.raising raised .*{HERE}ValueError: boom"),
+        ({"loss": lambda self, logprobs, batch: logprobs.sum()}, "<lambda> returned a Tensor"),
+        ({"loss": lambda self, logprobs, batch: None}, r"<lambda> returned None, and `tuple\[Tensor"),
+        ({"loss": lambda self, logprobs, batch: (logprobs, {})}, r"a Tensor of shape \(8, \d\)"),
+        ({"loss": lambda self, logprobs, batch: (1.0, {})}, r"and `tuple\[Tensor, dict\[str, float\]\]` is"),
+        ({"loss": lambda self, logprobs, batch: (batch.weights_BT.sum(), {})}, "it has no gradient"),
+        ({"loss": lambda self, logprobs, batch: (logprobs.sum().log(), {})}, "is not finite: it is nan"),
+        ({"loss": lambda self, logprobs, batch: (logprobs.sum(), {"a": "b"})}, "a str; expected: .* 'a'"),
+        ({"loss": lambda self, logprobs, batch: (logprobs * batch.entropy_BT, {})}, "raised .*TypeError"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_method_or_the_line(methods, message):
+    with pytest.raises(RequestError, match=message):
+        try_algorithm(own(**methods), [])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import html
 import json
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -164,3 +166,94 @@ def test_failures_are_shown_by_cause_with_an_episode(tmp_path):
     client.get("/", params={"open": KEY})
     text = words(shown(client, "/runs/r"))
     assert "1 234 raised: no, 7 train/1/b/0" in text.replace("\u202f", " ")
+
+
+def browser(runs):
+    return TestClient(create_view(runs, KEY), base_url="http://127.0.0.1", follow_redirects=False)
+
+
+def test_without_the_link_nothing_is_shown(runs):
+    for path in ("/", "/runs/first", "/static/view.css", "/nowhere"):
+        answer = browser(runs).get(path)
+        assert answer.status_code == 401 and "first" not in answer.text
+
+
+def test_the_link_gives_a_cookie_and_an_address_without_the_key(runs):
+    answer = browser(runs).get("/runs/first", params={"open": KEY, "q": "a b"})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/runs/first?q=a+b")
+    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(answer.headers["set-cookie"].split("; "))
+
+
+def test_the_link_leads_nowhere_else(runs):
+    answer = browser(runs).get("http://127.0.0.1//elsewhere.example/runs", params={"open": KEY})
+    assert answer.status_code == 303 and answer.headers["location"] == "/elsewhere.example/runs"
+
+
+def test_a_wrong_key_opens_nothing(runs):
+    client = browser(runs)
+    assert client.get("/", params={"open": "wrong"}).status_code == 401
+    client.cookies.set("etude-view-0", "wrong")
+    assert client.get("/").status_code == 401
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.example"},
+        {"origin": "https://evil.example"},
+        {"sec-fetch-site": "cross-site"},
+        {"host": "127.0.0.1.evil.example"},
+    ],
+)
+def test_other_pages_get_nothing(client, headers):
+    assert client.get("/runs/first", headers=headers).status_code == 403
+
+
+@pytest.mark.parametrize("method", ["post", "put", "delete", "patch"])
+def test_nothing_is_changed(client, method):
+    assert getattr(client, method)("/runs/first").status_code == 405
+
+
+def test_pages_run_no_scripts_but_their_own(client):
+    for path in ("/", "/runs/first", "/runs/first/episodes/train/1/a/0", "/nowhere"):
+        answer = client.get(path)
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        for forbidden in ("<style", " style=", "onclick", "javascript:", "https://"):
+            assert forbidden not in answer.text
+
+
+@pytest.mark.parametrize("name", ["..", ".", "%2e%2e", "no such", "first%2f..", "first\\"])
+def test_only_runs_of_the_folder_are_shown(client, name):
+    assert client.get(f"/runs/{name}/config").status_code == 404
+
+
+ROOT = Path(__file__).parents[2]
+WEB = ROOT / "web"
+
+
+def test_the_files_are_those_that_were_noted():
+    noted = json.loads((WEB / "vendored.json").read_text(encoding="utf-8"))
+    for place, facts in noted.items():
+        assert hashlib.sha256((ROOT / place).read_bytes()).hexdigest() == facts["sha256"], (
+            f"{place} is not what web/vendored.json says; python web/vendor.py writes both"
+        )
+    vendored = {
+        str(path.relative_to(ROOT))
+        for folder in ("src/etude/view/static/vendor", "tests/view/vendor")
+        for path in (ROOT / folder).iterdir()
+    }
+    assert vendored == set(noted)
+    assert {"htmx.LICENSE", "uPlot.LICENSE", "axe.LICENSE"} <= {Path(place).name for place in noted}
+
+
+def test_releases_are_exact_and_locked():
+    package = json.loads((WEB / "package.json").read_text(encoding="utf-8"))
+    wanted = {**package["dependencies"], **package["devDependencies"]}
+    lock = json.loads((WEB / "package-lock.json").read_text(encoding="utf-8"))["packages"]
+    for name, release in wanted.items():
+        assert re.fullmatch(r"[\d.]+", release)
+        assert lock[f"node_modules/{name}"]["version"] == release
+        assert lock[f"node_modules/{name}"]["integrity"].startswith("sha512-")
+    assert f"(v{wanted['uplot']})" in (ROOT / "src/etude/view/static/vendor/uPlot.min.js").read_text()[:80]
