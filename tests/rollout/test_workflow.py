@@ -181,7 +181,7 @@ async def test_what_is_no_output_fails_the_episode_in_a_sentence(
     record = await collect_one(play, journal)
     assert record.output is None and record.failure is not None
     assert record.failure.kind == "no_output"
-    assert "test_output.py:" in record.failure.reason and told in record.failure.reason
+    assert "test_workflow.py:" in record.failure.reason and told in record.failure.reason
 
 
 async def test_a_reply_that_calls_tools_and_says_nothing_is_no_answer(journal: Journal) -> None:

@@ -1,13 +1,151 @@
+"""The figures of a run, as they are printed."""
+
 import io
 import json
 
+import pytest
 from rich.console import Console
 
 from etude.core.call import Call, ChatRequest, Completion, Usage
 from etude.core.episode import EpisodeRecord, Failure
+from etude.core.errors import install_command
 from etude.core.evaluation import EvalOutputItem
 from etude.core.example import Example
+from etude.core.history import History
+from etude.report.files import MetricsFiles, RunReport, render_reward_plot
 from etude.report.progress import JsonProgress, LineProgress, LiveProgress
+from etude.report.words import figure_lines
+from etude.store.figures import summary_of
+from tests.report.histories import NOW, epoch, history, validation
+
+
+def figures(past):
+    return dict(figure_lines(summary_of(past)))
+
+
+def score(mean, n=10):
+    return {"mean": mean, "low": mean - 0.1, "high": mean + 0.1, "n": n}
+
+
+def test_all_evaluators_are_there_where_there_are_several():
+    both = [
+        validation(number, 0.5, evaluators={"right": score(0.5), "brief": score(0.25 + number, n=9)})
+        for number in (0, 1)
+    ]
+    shown = figures(History(run_id="r", epochs=(epoch(0, 0.5),), validations=tuple(both)))
+    assert shown["brief"] == "0.250 [0.150, 0.350]  n=9 → 1.250 [1.150, 1.350]  n=9"
+    assert shown["right"] == "0.500 [0.400, 0.600]  n=10 → 0.500 [0.400, 0.600]  n=10"
+    alone = History(run_id="r", validations=(validation(0, 0.5, evaluators={"right": score(0.5)}),))
+    assert "right" not in figures(alone), "it is the reward"
+
+
+def test_the_base_model_is_called_what_it_is():
+    worse = figures(history([0.4], {0: 0.4, 1: 0.0}))
+    assert worse["best version"] == "v0, the base model: no trained version has done better"
+    untrained = figures(History(run_id="r", epochs=(epoch(0, None, skipped="nothing"),)))
+    assert untrained["last version"] == "v0, the base model: nothing was trained"
+    assert "not measured" not in untrained
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_epochs_that_changed_are_written_anew(tmp_path):
+    whole, path, written = history([0.1, 0.2]), tmp_path / "training_metrics.jsonl", MetricsFiles(tmp_path)
+    written.write(whole)
+    changed = whole.epochs[0].model_copy(update={"metrics": {"avg_reward": 0.4}})
+    written.write(whole.with_epoch(changed))
+    assert [line["avg_reward"] for line in lines(path)] == [0.4, 0.2]
+    written.write(whole.until(1))
+    assert [line["epoch"] for line in lines(path)] == [1]
+    path.write_text("of somebody else")
+    written.write(whole.until(1))
+    assert [line["epoch"] for line in lines(path)] == [1]
+    path.unlink()
+    written.write(whole.until(1))
+    assert [line["epoch"] for line in lines(path)] == [1]
+
+
+def test_reward_and_validation_history_have_the_fields_of_the_reference(tmp_path):
+    rewards: dict[str, object] = {"min_reward": 0.0, "max_reward": 1.0, "reward_low": 0.4, "reward_high": 0.6}
+    rewards["num_scored"] = 9
+    rewards["evaluators"] = {"brief": {"mean": 0.25, "low": 0.1, "high": 0.4, "n": 9}}
+    MetricsFiles(tmp_path).write(
+        History(
+            run_id="run",
+            epochs=(epoch(0, 0.5, **rewards),),
+            validations=(validation(0, 0.5, **rewards, num_unscored=1),),
+        )
+    )
+    common = {"epoch": 1, "timestamp": NOW, "avg_reward": 0.5, **rewards}
+    assert json.loads((tmp_path / "reward_history.json").read_text()) == [common | {"num_trajectories": 8}]
+    assert json.loads((tmp_path / "validation_history.json").read_text()) == [
+        common | {"epoch": 0, "num_examples": 10, "num_unscored": 1}
+    ]
+
+
+def test_numbers_that_are_not_finite_become_null(tmp_path):
+    entry = epoch(0, 0.5, training={"kl": float("nan"), "steps": [float("inf"), 1.0]})
+    MetricsFiles(tmp_path).write(History(run_id="run", epochs=(entry,)))
+    text = (tmp_path / "training_metrics.jsonl").read_text()
+    assert "NaN" not in text
+    assert json.loads(text)["training"] == {"kl": None, "steps": [None, 1.0]}
+
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.mark.parametrize(
+    "past",
+    [
+        history([]),
+        history([None, 0.5]),
+        history([0.5], {0: None}),
+        History(
+            run_id="run",
+            epochs=tuple(
+                epoch(n, 0.1 * n, filtered_avg_reward=0.2 * n, curriculum_percentile=0.3 + 0.1 * n)
+                for n in range(4)
+            ),
+            validations=tuple(
+                validation(n, 0.2 * n, reward_low=0.2 * n - 0.1, reward_high=0.2 * n + 0.1) for n in (0, 2, 4)
+            ),
+        ),
+    ],
+    ids=["nothing", "an epoch without rewards", "a validation without rewards", "everything"],
+)
+def test_any_history_can_be_drawn(past):
+    assert render_reward_plot(past).startswith(PNG)
+
+
+def test_the_report_draws_now_and_then_and_at_the_end(tmp_path):
+    now = [0.0]
+    report = RunReport(seconds_between_plots=60, clock=lambda: now[0])
+    plot = tmp_path / "reward_plot.png"
+    report(history([0.1]), tmp_path)
+    assert not plot.exists()
+    assert (tmp_path / "training_metrics.jsonl").exists()
+    now[0] = 60.0
+    report(history([0.1]), tmp_path)
+    assert plot.exists()
+    plot.unlink()
+    report(history([0.1]), tmp_path, final=True)
+    assert plot.exists()
+
+
+def test_without_matplotlib_a_run_goes_on_and_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr("etude.report.files.find_spec", lambda name: None)
+    messages = []
+    report = RunReport(tell=messages.append)
+    report(history([0.1]), tmp_path)
+    report(history([0.1, 0.2]), tmp_path, final=True)
+    assert (tmp_path / "training_metrics.jsonl").read_text().count("\n") == 2
+    assert not (tmp_path / "reward_plot.png").exists()
+    assert messages == [
+        "there is no reward_plot.png: drawing the plot of the rewards needs the extra 'plots'. "
+        f"Install it: {install_command('plots')}"
+    ]
 
 
 def episode(tokens=10, failure=None):
