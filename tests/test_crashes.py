@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.crashing import killed_and_whole
-from tests.times import without_times
+from tests.support import without_times
 
 ONE = [
     ("request", 3),

@@ -14,7 +14,7 @@ from etude.verbs import train_in
 from tests import guide_parts as guide
 from tests.crashing import killed_and_whole
 from tests.crashing import warm_up_config as config
-from tests.times import without_times
+from tests.support import without_times
 from tests.training import FakeAdapter, Run, examples, learning_engine
 
 KILLS = [

@@ -11,7 +11,7 @@ from etude.core.edge import Encoder, sample_of, trajectory_of
 from etude.core.errors import RequestError
 from etude.protocols import SCALES, Act, adp, nip
 from etude.protocols.scenario import parse_answer
-from tests.algorithms.plays import part_of, played
+from tests.algorithms.scripted_episodes import part_of, played
 from tests.protocols.games import Labelled, example
 from tests.support import END
 

@@ -21,7 +21,7 @@ from etude.algorithms.grpo import Grpo
 from etude.algorithms.malt import Malt
 from etude.core.edge import trajectory_of
 from etude.protocols import adp, debate, mnip, nip
-from tests.algorithms.plays import expected_value, part_of, played, scored
+from tests.algorithms.scripted_episodes import expected_value, part_of, played, scored
 from tests.protocols.games import ChanceEngine, example
 from tests.support import END, ScriptedEngine
 

@@ -20,7 +20,7 @@ from tests.chaos.project import AGENT, NAME, differences, path_of
 from tests.cli.killed import everything, repeatable_project
 from tests.cli.projects import change, rows
 from tests.forked import Forked
-from tests.times import without_times
+from tests.support import without_times
 
 TRAIN = ("train", "config.yml", "--name", NAME, "-o", "storage=null", "--json")
 RESUME = ("resume", NAME, "--json")

@@ -21,7 +21,7 @@ from etude.store.files import SUMS
 from etude.store.run_folder import LOCK
 from tests.cli.killed import repeatable_project
 from tests.cli.projects import change, etude, finished, local_project, train_two_models
-from tests.times import without_times
+from tests.support import without_times
 
 FILES = (SUMS, "job.json", "learner.json", "optimiser.safetensors", "trained.safetensors")
 

@@ -36,7 +36,7 @@ from etude.jobs.content import JobNameTakenError
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.protocols import adp
 from etude.store.journal import Journal
-from tests.algorithms.plays import played
+from tests.algorithms.scripted_episodes import played
 from tests.server.data import ASK, YES, upload
 from tests.server.process import ServerProcess
 

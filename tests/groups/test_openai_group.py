@@ -26,8 +26,7 @@ from etude.groups import (
 )
 from etude.protocols import adp, nip
 from etude.store.journal import Journal
-from tests.algorithms.plays import played
-from tests.algorithms.scripted_episodes import conversation, episode
+from tests.algorithms.scripted_episodes import conversation, episode, played
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.openai_stand_in import StandIn
 from tests.protocols.games import example

@@ -19,6 +19,8 @@ from etude.core.secrets import MASK
 from etude.traces.importing import Log, read_log
 from etude.traces.record import LeftOut, LoggedCall, LoggedScore
 
+LOGS = Path(__file__).parent / "logs"
+FILES = sorted(path for path in LOGS.iterdir() if not path.name.endswith(".chats.json"))
 QUESTION = {"role": "user", "content": "Hi"}
 ANSWER = {"role": "assistant", "content": "Hello"}
 MORE = {"role": "user", "content": "And?"}
@@ -140,10 +142,6 @@ def test_a_row_with_anything_in_it_is_read_or_named_with_its_line(
         read_log([log], skip_broken=True)
     except RequestError as error:
         assert "no chats" in str(error)
-
-
-LOGS = Path(__file__).parent / "logs"
-FILES = sorted(path for path in LOGS.iterdir() if not path.name.endswith(".chats.json"))
 
 
 def described(log: Path) -> dict[str, Any]:
