@@ -14,8 +14,7 @@ from etude.budget.bill import Line
 from etude.core.errors import BudgetReached
 from etude.preflight.estimate import PerEpisode
 from etude.verbs import evaluate, load_run, resume
-from tests.budget.endpoint import ChargingEndpoint
-from tests.budget.project import CACHED, COMPLETION, PROMPT, bill_in, charged_project
+from tests.budget.project import CACHED, COMPLETION, PROMPT, ChargingEndpoint, bill_in, charged_project
 from tests.cli.projects import etude, finished, process
 
 POLICY, JUDGE = (PROMPT, CACHED, COMPLETION), (10 * PROMPT, 10 * CACHED, 10 * COMPLETION)

@@ -237,37 +237,37 @@ OPTIONS = {"n_epochs": 2, "batch_size": 1, "learning_rate": 0.001, "lora_rank": 
 
 
 @pytest.fixture
-def slow_server(model: Path, tmp_path: Path) -> Iterator[ServerProcess]:
+def own_server(model: Path, tmp_path: Path) -> Iterator[ServerProcess]:
     with ServerProcess(model, tmp_path, "--checkpoint-steps", "10") as running:
         yield running
 
 
-def wait_until_free(slow_server: ServerProcess, job: str) -> None:
+def wait_until_free(own_server: ServerProcess, job: str) -> None:
     """Until no process trains the job."""
     for _ in range(600):
-        if locked_by(slow_server.data_dir / "jobs" / job / "lock") is None:
+        if locked_by(own_server.data_dir / "jobs" / job / "lock") is None:
             return
         time.sleep(0.05)
     raise AssertionError("the worker goes on")
 
 
-def weights_of(slow_server: ServerProcess, job: str) -> bytes:
-    return (slow_server.data_dir / "models" / job / "trained.safetensors").read_bytes()
+def weights_of(own_server: ServerProcess, job: str) -> bytes:
+    return (own_server.data_dir / "models" / job / "trained.safetensors").read_bytes()
 
 
 @pytest.mark.slow
 def test_a_paused_job_survives_kill_9_and_ends_with_the_weights_of_one_that_was_not(
-    slow_server: ServerProcess,
+    own_server: ServerProcess,
 ) -> None:
-    client = slow_server.client()
+    client = own_server.client()
     file = upload(client, supervised(8))
     straight = wait(client, create(client, file, **OPTIONS).id)
     job = create(client, file, **OPTIONS).id
     wait_for_step(client, job, 3)
-    worker = locked_by(slow_server.data_dir / "jobs" / job / "lock")
+    worker = locked_by(own_server.data_dir / "jobs" / job / "lock")
     assert client.fine_tuning.jobs.pause(job).status == "paused"
     assert client.fine_tuning.jobs.pause(job).status == "paused"
-    wait_until_free(slow_server, job)
+    wait_until_free(own_server, job)
     assert worker is not None
     with pytest.raises(ProcessLookupError):
         for _ in range(600):
@@ -276,9 +276,9 @@ def test_a_paused_job_survives_kill_9_and_ends_with_the_weights_of_one_that_was_
     # The device is free: another job trains, and ends before it.
     other = create(client, file, n_epochs=1, batch_size=8)
     assert wait(client, other.id).status == "succeeded"
-    slow_server.kill()
-    slow_server.start()
-    client = slow_server.client()
+    own_server.kill()
+    own_server.start()
+    client = own_server.client()
     assert client.fine_tuning.jobs.retrieve(job).status == "paused"
     assert any(text.startswith("The worker has ended after step") for text in messages(client, job))
     assert client.fine_tuning.jobs.resume(job).status in ("queued", "running")
@@ -287,7 +287,7 @@ def test_a_paused_job_survives_kill_9_and_ends_with_the_weights_of_one_that_was_
     said = messages(client, job)
     assert "Fine-tuning job paused" in said and "Fine-tuning job resumed" in said
     assert any(text.startswith("Fine-tuning job started, from step") for text in said)
-    assert weights_of(slow_server, job) == weights_of(slow_server, straight.id)
+    assert weights_of(own_server, job) == weights_of(own_server, straight.id)
     assert sum(text.startswith("Step ") for text in said) == 16
     for ask in (client.fine_tuning.jobs.pause, client.fine_tuning.jobs.resume):
         with pytest.raises(openai.BadRequestError, match="has ended") as caught:
@@ -296,8 +296,8 @@ def test_a_paused_job_survives_kill_9_and_ends_with_the_weights_of_one_that_was_
 
 
 @pytest.mark.slow
-def test_jobs_are_paused_in_the_queue_resumed_at_once_and_cancelled(slow_server: ServerProcess) -> None:
-    client = slow_server.client()
+def test_jobs_are_paused_in_the_queue_resumed_at_once_and_cancelled(own_server: ServerProcess) -> None:
+    client = own_server.client()
     file = upload(client, supervised(8))
     running, waiting = create(client, file, **OPTIONS).id, create(client, file, **OPTIONS).id
     jobs = client.fine_tuning.jobs
@@ -313,8 +313,8 @@ def test_jobs_are_paused_in_the_queue_resumed_at_once_and_cancelled(slow_server:
 
 
 @pytest.mark.slow
-def test_a_model_that_a_job_still_needs_cannot_be_deleted(slow_server: ServerProcess) -> None:
-    client = slow_server.client()
+def test_a_model_that_a_job_still_needs_cannot_be_deleted(own_server: ServerProcess) -> None:
+    client = own_server.client()
     file = upload(client, supervised(2))
     first = wait(client, create(client, file, n_epochs=1).id)
     assert first.fine_tuned_model is not None
