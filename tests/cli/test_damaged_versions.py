@@ -141,10 +141,7 @@ def test_check_names_each_file_and_the_next_resume_mends_it(
     assert found.output.splitlines()[-1] == "next: etude resume runs/run"
     facts = json.loads(etude("runs", "check", "run", "--json").output)
     assert facts["damage"] == []
-    assert [clause.split()[0] for clause in facts["files"]] == [
-        "v1/trained.safetensors",
-        "v3/learner.json",
-    ]
+    assert [clause.split()[0] for clause in facts["files"]] == ["v1/trained.safetensors", "v3/learner.json"]
     assert etude("resume", "run").exit_code == 0
     assert not calls
     shutil.rmtree(run / "checkpoints" / "v1")

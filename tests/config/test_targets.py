@@ -84,11 +84,7 @@ def test_a_target_by_itself_is_a_block_with_one_model(folder: Path):
 @pytest.mark.parametrize(
     ("written", "instead", "message"),
     [
-        (
-            "model: verifier",
-            "model: verifyer",
-            "config.yml:13:7: .* 'llms' has no model 'verifyer'",
-        ),
+        ("model: verifier", "model: verifyer", "config.yml:13:7: .* 'llms' has no model 'verifyer'"),
         (
             "checker:",
             "other:\n      model: judge\n    checker:",
@@ -103,11 +99,7 @@ def test_a_target_by_itself_is_a_block_with_one_model(folder: Path):
         ("name: verified", "name: verify", "no evaluator 'verify'; did you mean"),
         ("prover: {reward", "stranger: {reward", r"'finetuning.targets.stranger.model' is missing"),
         ("checker:", "a/b:", "a target's name is made of letters"),
-        (
-            "every: 2\n",
-            "evry: 2\n",
-            "key 'finetuning.targets.checker.evry' is not known; did you",
-        ),
+        ("every: 2\n", "evry: 2\n", "key 'finetuning.targets.checker.evry' is not known; did you"),
         ("every: 2\n", "every: 0\n", "expected an integer >= 1, found 0"),
         ("  trajectory_builder: groups\n", "", "'trajectory_builders' has several; name one of"),
         ("  enabled: true", "  enabled: true\n  target_model: judge", "models to train are those of"),
@@ -288,18 +280,9 @@ def test_all_can_be_turned_off_at_once():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (
-            "reward_colapse: off",
-            r":4:5: .*'reward_colapse'; did you mean 'reward_collapse'",
-        ),
-        (
-            "reward_collapse: stopp",
-            r":4:5: .*'stopp' is no action of an alarm; did you mean 'stop'",
-        ),
-        (
-            "reward_collapse: {action: stopp}",
-            "one of 'off', 'warn', 'pause', 'stop', 'rollback', found",
-        ),
+        ("reward_colapse: off", r":4:5: .*'reward_colapse'; did you mean 'reward_collapse'"),
+        ("reward_collapse: stopp", r":4:5: .*'stopp' is no action of an alarm; did you mean 'stop'"),
+        ("reward_collapse: {action: stopp}", "one of 'off', 'warn', 'pause', 'stop', 'rollback', found"),
         ("reward_collapse: {bellow: 0.5}", r"reward_collapse.bellow' is not known; did you mean 'below'"),
         ("reward_collapse: {below: 2}", "expected a number > 0 and < 1, found 2"),
     ],

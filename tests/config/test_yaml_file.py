@@ -249,9 +249,7 @@ KEYS = st.text("abcdef_", min_size=1, max_size=4)
 PATHS = st.lists(KEYS, min_size=1, max_size=4)
 WORDS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=10)
 VALUES = st.recursive(
-    WORDS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
-    max_leaves=6,
+    WORDS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3), max_leaves=6
 )
 BRANCHES = st.dictionaries(KEYS, VALUES, max_size=4)
 

@@ -240,14 +240,8 @@ SAID = {"role": "assistant", "content": "!"}
     ("row", "method"),
     [
         ({"messages": [ASKED, SAID]}, "supervised"),
-        (
-            {"input": {"messages": [ASKED]}, "preferred_output": [SAID], "non_preferred_output": [SAID]},
-            "dpo",
-        ),
-        (
-            {"trajectories": [{"turns": [{"token_ids": [1], "logprobs": [-1.0]}], "reward": 1}]},
-            "grpo",
-        ),
+        ({"input": {"messages": [ASKED]}, "preferred_output": [SAID], "non_preferred_output": [SAID]}, "dpo"),
+        ({"trajectories": [{"turns": [{"token_ids": [1], "logprobs": [-1.0]}], "reward": 1}]}, "grpo"),
     ],
 )
 def test_a_line_tells_its_method(row: dict, method: str) -> None:

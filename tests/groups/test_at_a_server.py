@@ -187,8 +187,7 @@ async def test_a_group_waits_for_a_server_that_is_not_there_yet_and_says_so(unst
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fresh", "prepare"),
-    [(True, "eval"), (False, "eval"), (True, "wait_for_ready"), (True, None)],
+    ("fresh", "prepare"), [(True, "eval"), (False, "eval"), (True, "wait_for_ready"), (True, None)]
 )
 async def test_after_going_back_the_next_job_starts_from_there(setting, plays, fresh, prepare):
     name = f"back-{fresh}-{prepare}"

@@ -518,10 +518,7 @@ def test_the_attributes_are_those_of_the_agents_and_the_protocol(make):
 @pytest.mark.parametrize(
     ("agents", "message"),
     [
-        (
-            [("a", {}), ("b", {"num_epochs": 2})],
-            "on num_epochs, and it is None for 'a' and 2 for 'b'",
-        ),
+        ([("a", {}), ("b", {"num_epochs": 2})], "on num_epochs, and it is None for 'a' and 2 for 'b'"),
         ([("a", {}), ("b", {"lora_rank": 8})], "must agree on lora_rank"),
         ([("a", {}), ("a", {})], "two agents called 'a'"),
         ([], "has no agents"),

@@ -9,12 +9,7 @@ import pytest
 from etude.backends.capabilities import Capabilities
 from etude.core.history import History
 from etude.core.job import TrainingJobRef
-from etude.core.trajectory import (
-    EpisodeItem,
-    EpisodeItemRole,
-    Trajectory,
-    TrajectoryCollection,
-)
+from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
 from etude.loop.recovery import WayBack, way_back
 from etude.loop.training_data import JobRecord
 from etude.store.learned import Source, read_learned

@@ -196,11 +196,7 @@ async def test_thinking_stands_before_the_answer_and_is_told_to_nobody(journal: 
     thought = {"role": "assistant", "content": "one", "reasoning_content": "a secret"}
     engine = scripted(prover=[thought], verifier=["Decision: accept"])
     record = await play_record(adp(), engine, journal)
-    assert transcript(record)["turns"][0] == {
-        "round": 0,
-        "prover.thinking": "a secret",
-        "prover@main": "one",
-    }
+    assert transcript(record)["turns"][0] == {"round": 0, "prover.thinking": "a secret", "prover@main": "one"}
     assert not any("secret" in str(request.messages) for request in engine.requests)
 
 

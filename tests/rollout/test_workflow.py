@@ -24,11 +24,7 @@ from etude.export.transcripts import _event
 from etude.rewards.evaluation import item_of
 from etude.rewards.evaluator import MeasuredEvaluator
 from etude.rollout.collector import Limits
-from etude.rollout.workflow import (
-    as_workflow,
-    function,
-    workflow,
-)
+from etude.rollout.workflow import as_workflow, function, workflow
 from etude.store.episodes import read_episode
 from etude.store.journal import Journal
 from tests.rollout.running import collect, collect_one, jobs, timeless

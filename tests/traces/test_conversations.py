@@ -199,10 +199,7 @@ def test_gzip_and_a_list_are_read_as_the_lines_are(tmp_path: Path):
     [
         ("{", "broken JSON"),
         ("[1]", "a row must be an object, found a list"),
-        (
-            '{"prompt": "Hi"}',
-            "a row of no known format (otlp, langfuse, openai): an object with prompt",
-        ),
+        ('{"prompt": "Hi"}', "a row of no known format (otlp, langfuse, openai): an object with prompt"),
         ('{"messages": "Hi"}', "messages must be a list, found 'Hi'"),
         ('{"messages": [{"role": "robot"}]}', "messages[0].role must be one of system, developer, user"),
         (

@@ -19,13 +19,7 @@ from hypothesis import strategies as st
 
 from etude.core.message import Message
 from etude.wire.answers import RecordedCompletion
-from etude.wire.dialect import (
-    AnswerMemory,
-    ChatBody,
-    Dialect,
-    arguments_object,
-    arguments_text,
-)
+from etude.wire.dialect import AnswerMemory, ChatBody, Dialect, arguments_object, arguments_text
 from etude.wire.endpoint import Endpoint, EndpointServer
 from etude.wire.gateway import Gateway
 from etude.wire.messages import MessagesDialect

@@ -20,14 +20,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from etude.core.errors import ModelOut
-from etude.wire.http_server import (
-    BackgroundServer,
-    RequestChecks,
-    is_key,
-    listen,
-    server_config,
-    shown_key,
-)
+from etude.wire.http_server import BackgroundServer, RequestChecks, is_key, listen, server_config, shown_key
 from etude.wire.retries import (
     Again,
     RetryPolicy,
