@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -35,12 +34,6 @@ def config(**changes: Any) -> Any:
     for name, more in changes.pop("llms", {}).items():
         llms[name] = {**llms[name], **more}
     return parse_config({"llms": llms, **changes})
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
-    with Journal(tmp_path / "run.db") as journal:
-        yield journal
 
 
 async def is_stuck(task: asyncio.Future[Any]) -> bool:

@@ -25,7 +25,6 @@ from etude.groups import (
     agents_of_model,
 )
 from etude.protocols import adp, nip
-from etude.store.journal import Journal
 from tests.algorithms.scripted_episodes import conversation, episode, played
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.openai_stand_in import StandIn
@@ -76,12 +75,6 @@ class Made:
 
     def again(self):
         return Made(self.folder, self.journal, protocol=self.protocol, adapter=self.adapter, **self.settings)
-
-
-@pytest.fixture
-def journal(tmp_path):
-    with Journal(tmp_path / "run.db") as journal:
-        yield journal
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from etude.core.example import Example
 from etude.core.stats import estimate
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
 from etude.loop.evaluation import item_rows
-from etude.loop.evaluation import item_scores as scores_of_result
+from etude.loop.evaluation import scores_of as scores_of_result
 from etude.loop.metrics import (
     collection_metrics,
     reason_for_skip,

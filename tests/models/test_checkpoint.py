@@ -228,12 +228,6 @@ def in_cache(cache: Path, commit: str, weights: str) -> str:
     return "my/model"
 
 
-@pytest.fixture
-def journal(tmp_path: Path):
-    with Journal(tmp_path / "run.db") as journal:
-        yield journal
-
-
 async def test_the_files_of_a_folder_are_recorded_once_and_known_again(tmp_path: Path, journal: Journal):
     source = in_folder(tmp_path / "base")
     assert not require_base(journal, "policy", source)

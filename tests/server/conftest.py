@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+import openai
 import pytest
 
 from tests.server.process import ServerProcess
@@ -29,6 +30,11 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     """A server that most tests share."""
     with ServerProcess(model, tmp_path_factory.mktemp("server")) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> openai.OpenAI:
+    return server.client()
 
 
 @pytest.fixture

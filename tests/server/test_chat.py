@@ -17,11 +17,6 @@ ASK = [{"role": "user", "content": "what is 1 + 2?"}]
 IDS = {"return_token_ids": True}
 
 
-@pytest.fixture
-def client(server: ServerProcess) -> openai.OpenAI:
-    return server.client()
-
-
 def test_a_seed_makes_the_same_answers_again_and_each_choice_another(client: openai.OpenAI) -> None:
     def texts(seed: int) -> list[str | None]:
         answer = client.chat.completions.create(model="tiny", messages=ASK, max_tokens=12, n=3, seed=seed)

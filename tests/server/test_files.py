@@ -19,11 +19,6 @@ from tests.server.data import ASK, YES, create, dpo, supervised, upload, wait
 from tests.server.process import ServerProcess
 
 
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> openai.OpenAI:
-    return server.client()
-
-
 def test_a_file_comes_back_as_it_was(client: openai.OpenAI) -> None:
     content = "".join(json.dumps(row) + "\r\n\n" for row in supervised(3)).encode()
     made = client.files.create(file=("../../up\\train.jsonl", content), purpose="fine-tune")

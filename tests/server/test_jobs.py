@@ -18,11 +18,6 @@ from tests.server.data import ASK, YES, create, dpo, grpo, messages, supervised,
 from tests.server.process import ServerProcess
 
 
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> openai.OpenAI:
-    return server.client()
-
-
 def logprob_of(client: openai.OpenAI, model: str, text: str = "y") -> float:
     """Of the first token of the answer being `text`, as far as the model tells."""
     answer = client.chat.completions.create(

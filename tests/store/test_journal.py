@@ -25,12 +25,6 @@ values = st.recursive(
 )
 
 
-@pytest.fixture
-def journal(tmp_path: Path):
-    with Journal(tmp_path / "run.db") as journal:
-        yield journal
-
-
 def counted(value):
     """A function that returns `value` and a list that grows by one at each call."""
     calls: list[int] = []

@@ -27,12 +27,6 @@ def ref(number: int) -> TrainingJobRef:
 
 
 @pytest.fixture
-def journal(tmp_path):
-    with Journal(tmp_path / "run.db") as journal:
-        yield journal
-
-
-@pytest.fixture
 def rows(monkeypatch):
     """The rows that were read so far."""
     read, select = [], Journal.select

@@ -25,7 +25,7 @@ from etude.store.log import jobs_of
 from etude.store.outline import EpisodeOutline, find_episodes, outlines, parse_query
 from etude.store.run_folder import LOCK, RunFolder, locked_by
 from tests.store.test_long_runs import LATEST_FIRST
-from tests.store.test_long_runs import journal as phases  # noqa: F401
+from tests.store.test_long_runs import phases_journal as phases  # noqa: F401
 
 
 def outline(**facts):
