@@ -1,4 +1,4 @@
-"""Runs of one model and of two whose process is killed for real, again and again."""
+"""Runs of one model, of two, and of a trainer that implements only the interface: killed for real, again."""
 
 from __future__ import annotations
 

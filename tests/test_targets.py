@@ -1,4 +1,4 @@
-"""Two models trained in one run, from a config to trained weights, and by each algorithm in a protocol."""
+"""Two models trained in one run, to trained weights; by each algorithm, and against earlier versions."""
 
 import importlib
 import json

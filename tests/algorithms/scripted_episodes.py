@@ -1,4 +1,4 @@
-"""Episodes written by hand: conversations whose tokens are characters."""
+"""Episodes and plays written by hand: conversations whose tokens are characters, and scored plays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The three algorithms as pure functions from a group to trajectories."""
+"""The three algorithms as pure functions from a group to trajectories, what they select, and preferences."""
 
 import re
 from collections import Counter

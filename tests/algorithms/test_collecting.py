@@ -1,4 +1,4 @@
-"""Behaviour that the shipped builders share, on outputs written by hand."""
+"""Behaviour that the shipped builders share: answers that were cut off, and new samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Advantages of GRPO by hand, what an episode pays before it is compared, and the named variants."""
+"""Advantages of GRPO by hand, what an episode pays before it is compared, named variants, and `credit`."""
 
 from __future__ import annotations
 

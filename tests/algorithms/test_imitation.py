@@ -1,4 +1,4 @@
-"""Which episodes are imitated, and decisions that are put right before that."""
+"""Which episodes are imitated, decisions that are put right before that, and distillation from a teacher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plays of protocols: which answers belong to whom, and what each earned."""
+"""Plays of protocols: which answers belong to whom, what each earned, and the pairs of answers of MALT."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings

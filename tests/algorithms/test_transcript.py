@@ -1,3 +1,5 @@
+"""Calls of an episode as branches of tokens, each completion in one of them, and as transcripts."""
+
 from dataclasses import replace
 
 import pytest

@@ -1,4 +1,4 @@
-"""Training at a language-model server: all methods, and its engine out of the way meanwhile."""
+"""Training at a language-model server: all methods; what the stand-in claims is what a real one does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The local model and the local adapter in whole runs: what is sampled is trained, and sampled again."""
+"""The local model and adapter in whole runs: several targets on one base, and learners in other processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A project whose models are behind an endpoint that charges."""
+"""A project whose models are behind an endpoint that charges, and keeps the sum."""
 
 from __future__ import annotations
 

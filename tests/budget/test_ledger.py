@@ -1,4 +1,4 @@
-"""The ledger by itself: sums by hand, room that is held, and the end of it."""
+"""The ledger: prices, the meter of every call, sums by hand, room held for jobs, and the end of it."""
 
 from __future__ import annotations
 

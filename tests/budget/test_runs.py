@@ -1,4 +1,4 @@
-"""Budgets of runs: against an endpoint that charges, over sockets, stopped, killed and gone on with."""
+"""Budgets of runs: an endpoint that charges, kills, going on, and the estimates beside them."""
 
 from __future__ import annotations
 

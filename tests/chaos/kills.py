@@ -1,4 +1,4 @@
-"""SIGKILL at every file operation of a short run, and at random moments."""
+"""SIGKILL at every file operation of a short run and at random moments, and single bits that are flipped."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Faults of remote models and training servers at random places of runs.
-
-Each run is stopped by some of them, and gone on with until it is over. It has to end as the one without
-faults, and whenever it stops it has to say why; nothing may be paid, made or uploaded twice.
-"""
+"""Faults of remote models and training servers at random places of runs, and an API that has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The short run that is harmed: two models in deterministic mode, one trained here and one at a paid API."""
+"""The short run that is harmed: two models in deterministic mode, and the API that it pays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stored weights that are not as they were written: a run goes back, and ends as if nothing had been."""
+"""Stored weights and run folders that are not as they were written: a run goes back, or says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`etude episodes`: lists that words filter, and one episode."""
+"""`etude evaluate` and `etude episodes`: scores with their intervals, and what was said in an episode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`etude export`: models that other programs load, trajectories that they read."""
+"""`etude export`: models that other programs load, trajectories that they read, and a model on the hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `next:` lines work: in the state in which they are printed, pasted into a shell."""
+"""The `next:` lines work, and the help: it answers at once, loads only what it needs, and is whole."""
 
 from __future__ import annotations
 

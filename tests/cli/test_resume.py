@@ -1,4 +1,4 @@
-"""`etude resume`: going on with what was stopped, or for longer."""
+"""`etude resume`: going on with what was stopped, killed or failed, or for longer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`etude runs` and `etude jobs`: what there is, and what came of it."""
+"""`etude runs` and `etude jobs`: what there is, of several models too, and figures with what they measure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`etude train`: from a config to a trained run."""
+"""`etude init` and `etude train`: from nothing to a trained run, and the alarms that ring meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The config reference."""
+"""The config reference, and the values that a key takes, in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The component registry: each `_type` and the class it stands for."""
+"""The component registry: each `_type` and the class it stands for; and `package.module:name`."""
 
 from __future__ import annotations
 

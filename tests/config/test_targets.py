@@ -1,4 +1,4 @@
-"""Several models to train in one run."""
+"""Several models to train in one run, and the blocks `warm_up` and `alarms`."""
 
 from __future__ import annotations
 

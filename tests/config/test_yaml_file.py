@@ -1,4 +1,4 @@
-"""YAML with positions."""
+"""YAML with positions, the environment variables in it, and overrides of it: `-o a.b.c=value`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trajectories to samples and back: what was sampled is trained on, and nothing is lost on the way."""
+"""Trajectories and rows to samples and back: what was sampled is trained on, nothing is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intervals: within their bounds, as wide as they should be, and Wilson's where Wilson's is meant."""
+"""Intervals: within their bounds, as wide as they should be, Wilson's where meant; and distributions."""
 
 import math
 import random

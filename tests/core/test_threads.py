@@ -1,4 +1,4 @@
-"""Functions that may block: their results and errors, and threads of which nobody knows when they end."""
+"""Functions that may block, threads of which nobody knows when they end; and how an extra is installed."""
 
 from __future__ import annotations
 

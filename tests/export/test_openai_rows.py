@@ -1,4 +1,4 @@
-"""OpenAI's fine-tuning rows, written out by hand."""
+"""OpenAI's fine-tuning rows, written out by hand, and calls as a person reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A state, and the refusal of anything else with its keys."""
+"""A state, the refusal of anything else with its keys, and the lineage of versions."""
 
 from dataclasses import dataclass
 

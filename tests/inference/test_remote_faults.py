@@ -1,4 +1,4 @@
-"""Every fault of a model's endpoint, over real sockets: none ends a run, hangs, or passes for data."""
+"""Every fault of a model's endpoint, over sockets, and the breaker that stops a run without a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several vLLM processes that are asked as one: killed, refusing weights, and not starting at all."""
+"""Several vLLM processes that are asked as one, who is let into one, and the logs of child processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The learner forms the distributions that tokens were drawn from; its gradient is that of a naive loop."""
+"""The learner forms the distributions that tokens were drawn from, its head those of chosen tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of the learner: what they depend on, what stops them, and how they are taken up again."""
+"""Steps of the learner: what they depend on, stops them, and how they are taken up again; and imitation."""
 
 from __future__ import annotations
 

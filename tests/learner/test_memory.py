@@ -1,4 +1,4 @@
-"""The memory of training by a model's numbers, against what PyTorch keeps for the gradient."""
+"""The memory of training by a model's numbers, and steps in bfloat16 that are finer than its numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Token trees through a model: the gradients of padding, for every objective and family."""
+"""Token trees through a model: the gradients of padding, for every family; and FlexAttention over them.
+
+On a CPU torch runs the definition of FlexAttention, in front of which it refuses gradients that it has.
+"""
 
 from __future__ import annotations
 

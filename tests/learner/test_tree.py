@@ -1,4 +1,4 @@
-"""Token trees: nothing is lost, nothing is there twice, and order plays no part."""
+"""Token trees: nothing is lost or there twice, order plays no part, and which units go together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores with their intervals."""
+"""The figures of epochs and validations, scores with their intervals, and the summary of several targets."""
 
 import pytest
 

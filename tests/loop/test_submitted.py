@@ -1,4 +1,4 @@
-"""The run keeps a record of the data that backends were handed, whoever wrote them."""
+"""The run keeps a record of the data that backends were handed, and knows where to go back to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's files against its config: what is missing, unused or of another shape is refused by name."""
+"""A model's files against its config, refused by name; and a base's files, recorded once and known again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The distribution of a token: truncation by its definition, masks of forms at once and alone."""
+"""The distribution of a token: its bytes, truncation, masks of forms, and grammars of another engine."""
 
 from __future__ import annotations
 

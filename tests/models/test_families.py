@@ -1,4 +1,4 @@
-"""Real families: their answers are read, their conversations go on, and the table in the docs says so."""
+"""Real families: answers are read, conversations go on with system messages, and the docs' table says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LoRA weights on any layer: sampled, trained, merged and exported as one model, or refused by name."""
+"""LoRA weights on any layer and on bases of four bits: sampled, trained, exported, or refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampled text to a message, with tool calls as OpenAI's clients know them."""
+"""Sampled text to a message, with tool calls as OpenAI's clients know them, and their untyped arguments."""
 
 from __future__ import annotations
 

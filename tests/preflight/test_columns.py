@@ -1,4 +1,4 @@
-"""The inputs that workflows and evaluators read, by their source."""
+"""What is tried before a run: inputs that are read, algorithms of a user's own, and the estimate."""
 
 from __future__ import annotations
 

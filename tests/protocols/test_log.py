@@ -1,4 +1,4 @@
-"""An agent's view: everything on the channels that it reads, all of it, and nothing else."""
+"""An agent's view: all on the channels that it reads, nothing else; as arrays, and as a transcript."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Golden tables of the named protocols, written by hand: payoffs and bounds."""
+"""Golden tables of the named protocols, written by hand: payoffs, those of words too, and bounds."""
 
 from __future__ import annotations
 

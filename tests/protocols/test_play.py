@@ -1,4 +1,4 @@
-"""How a protocol is played: turns, prompts, retries, endings."""
+"""How a protocol is played: turns, prompts, retries, endings, and answers that cannot be used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A protocol cannot be built wrong."""
+"""A protocol cannot be built wrong; its scales of decisions, who may decide, and what is sent where."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The episode tree: values, choices, and what branching holds fixed."""
+"""The episode tree: values, choices, what branching holds fixed, its widths, and a play interrupted in it."""
 
 from __future__ import annotations
 

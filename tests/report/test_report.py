@@ -1,4 +1,4 @@
-"""The figures of a run, as they are printed."""
+"""What a run reports: its figures in words, files of metrics, plots and progress."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Evaluators from plain functions."""
+"""Evaluators from plain functions: whatever one raises is the reason why there is no score."""
 
 from __future__ import annotations
 

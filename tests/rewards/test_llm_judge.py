@@ -1,4 +1,4 @@
-"""A model that scores one episode."""
+"""Models that judge: one episode, the episodes of one example, and the transcript that they read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of what the trained model said."""
+"""Figures of what the trained model said, the error budget, and scoring stored episodes again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weighted sums of scores."""
+"""Evaluators by their `_type`, what they declare to give, and weighted sums of scores."""
 
 from __future__ import annotations
 

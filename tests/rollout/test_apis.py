@@ -1,4 +1,4 @@
-"""Every API of an episode's endpoint, over a model that is sampled here: streamed, counted, recorded."""
+"""Every API of an episode's endpoint, over a model that is sampled here, and calls that none could answer."""
 
 from __future__ import annotations
 

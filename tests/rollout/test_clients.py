@@ -1,4 +1,4 @@
-"""Agents that reach the model through OpenAI's client, or through HTTP from another process."""
+"""Agents that reach the model by OpenAI's client, over HTTP from another process, or as programs."""
 
 from __future__ import annotations
 

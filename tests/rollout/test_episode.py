@@ -1,3 +1,5 @@
+"""An episode: its calls and events, and how it is encoded."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Outputs of workflows: kept as they are, or a failure that says what came."""
+"""Workflows, async or plain functions: their outputs kept as they are, and scores measured inside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which place an episode gets, and what that costs where there are many."""
+"""Which place an episode gets, what that costs where there are many, and runners that sample themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kill -9 of server and worker: nothing is lost, and nothing is there twice."""
+"""kill -9 of server and worker: nothing is lost or there twice, and no process is left behind."""
 
 from __future__ import annotations
 

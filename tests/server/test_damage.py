@@ -1,4 +1,4 @@
-"""Weights and checkpoints of a server that are not as they were written: said by name, and never served."""
+"""A server's data folder: damaged weights are said by name and never served, and no secrets are in it."""
 
 from __future__ import annotations
 

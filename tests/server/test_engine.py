@@ -1,4 +1,4 @@
-"""A server's start, and its queue of jobs in this process."""
+"""A server's start, its engine, its jobs in this process and several, and the nursery of its workers."""
 
 from __future__ import annotations
 

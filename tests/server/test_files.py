@@ -1,4 +1,4 @@
-"""The limits of uploads and jobs: refused where they come in, by line and field, and by both numbers."""
+"""Files of a server, and the limits of uploads and jobs: refused by line and field, and by both numbers."""
 
 from __future__ import annotations
 

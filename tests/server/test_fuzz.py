@@ -1,4 +1,4 @@
-"""Whatever is asked, the answer is an answer or an error object, and never a failure of the server."""
+"""Whatever is asked (by a corpus, or schemathesis), the answer is an answer or an error object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pausing a job and going on with it, as the official client asks for it."""
+"""Jobs of a server, paused and gone on with, as the official client asks for it."""
 
 from __future__ import annotations
 

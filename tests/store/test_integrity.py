@@ -1,4 +1,4 @@
-"""A journal that is not as it was written is noticed when a run goes on with it, and refused."""
+"""A journal that is not as it was written is refused, also after its process or its disk gave up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The samples that a learner was given, as they are kept beside the versions."""
+"""The samples that a learner was given, kept beside the versions, and values as plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run of thousands of epochs is not gone through anew for each: what is read is counted."""
+"""The phases of a run in order; one of thousands of epochs is not gone through anew for each."""
 
 from __future__ import annotations
 

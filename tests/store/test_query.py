@@ -1,4 +1,4 @@
-"""The words that filter episodes."""
+"""The words that filter episodes, and a run folder that may only be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which version is meant."""
+"""The folder of a run, and which of its versions is meant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run says what of it is where, and what it waits for; a dead one is told from a live one."""
+"""A run says what of it is where and what it waits for, over HTTP too, and ends where nothing moves."""
 
 from __future__ import annotations
 

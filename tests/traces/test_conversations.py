@@ -1,4 +1,8 @@
-"""Which calls of a log are one chat, which chats are compared, and that no row of any kind makes it crash."""
+"""Which calls of a log are one chat, in each format, by golden files, and that no row makes it crash.
+
+The logs are as the formats' own documentation shows them. `python -m tests.traces.test_conversations` writes
+the files of chats anew.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a log to weights: an imported log is looked at, scored, and learned from by the usual commands."""
+"""From a log to weights: an imported log, also of a run's own spans, is scored and learned from."""
 
 from __future__ import annotations
 

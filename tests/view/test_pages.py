@@ -1,4 +1,4 @@
-"""Every page over HTTP, of runs that the store has written."""
+"""Every page over HTTP, of runs of the store, who may look, and the exact tokens of an episode."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Chat completions of a recorded model, and the settings of sampling."""
+
 from __future__ import annotations
 
 import json

@@ -1,4 +1,4 @@
-"""The model's own messages are known again, in whatever form a client sends them back."""
+"""The endpoint of a recorded model: its own messages are known again, and long work holds nobody up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of all HTTP servers: on a real one, over real sockets."""
+"""The rules of all HTTP: servers over real sockets, and the one policy of retries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Anthropic's messages of a recorded model, spoken by the real `anthropic` client."""
+"""Anthropic's messages and OpenAI's Responses of a recorded model, spoken by the real clients."""
 
 from __future__ import annotations
 
