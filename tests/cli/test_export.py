@@ -144,10 +144,6 @@ def hub(trained_lora: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield made
 
 
-def front_of(card: str) -> dict[str, object]:
-    return dict(yaml.safe_load(card.split("---")[1]))
-
-
 def test_the_model_that_transformers_loads_from_the_hub_is_the_one_that_was_trained(hub: Hub):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -175,7 +171,7 @@ def test_lora_weights_go_alone(hub: Hub):
     assert not stored.private
     assert {"adapter_model.safetensors", "README.md"} <= {*stored.branches["main"]}
     card = stored.branches["main"]["README.md"].decode()
-    assert front_of(card)["library_name"] == "peft"
+    assert yaml.safe_load(card.split("---")[1])["library_name"] == "peft"
     assert "PeftModel.from_pretrained(base" in card
 
 

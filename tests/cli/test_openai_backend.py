@@ -6,7 +6,6 @@ import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,9 +16,6 @@ from tests.cli.projects import change, etude, process, scripted_project
 def says(model: str, number: int) -> str:
     """The base model is right half of the time, and what was fine-tuned always."""
     return "yes" if model != BASE or number % 2 else "no"
-
-
-PRICES = {"prices": {"prompt": 0.15, "completion": 0.6, "training": 3.0}}
 
 
 @pytest.fixture
@@ -44,7 +40,7 @@ def hosted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: tuple[StandIn, 
                 "model_name": BASE,
                 "max_tokens": 8,
                 "retry_wait": 0,
-                "prices": PRICES,
+                "prices": {"prices": {"prompt": 0.15, "completion": 0.6, "training": 3.0}},
             }
         },
         trajectory_builders={"good": {"_type": "expert_iteration", "num_generations": 4, "min_reward": 1}},
@@ -52,10 +48,6 @@ def hosted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: tuple[StandIn, 
         trainers={"epochs": {"_type": "epochs", "poll_interval": 0.001}},
     )
     return config
-
-
-def made_by(job: dict[str, Any]) -> str:
-    return str(job["fine_tuned_model"])
 
 
 def test_a_run_makes_jobs_and_samples_from_the_models_that_they_make(hosted, api):
@@ -66,7 +58,10 @@ def test_a_run_makes_jobs_and_samples_from_the_models_that_they_make(hosted, api
     assert (first["model"], second["model"]) == (BASE, "ft:gpt-4o-mini-2024-07-18:org::ftjob-0")
     assert [job["metadata"]["etude_version"] for job in (first, second)] == ["1", "2"]
     assert [row["messages"][-1]["content"] for row in stand_in.rows("ftjob-0")] == 16 * ["yes"]
-    counts = [stand_in.sampled.count(model) for model in (BASE, *(made_by(job) for job in (first, second)))]
+    counts = [
+        stand_in.sampled.count(model)
+        for model in (BASE, *(job["fine_tuned_model"] for job in (first, second)))
+    ]
     assert counts == [6 + 32, 32, 6], "validation, an epoch, another one, and validation again"
     summary = json.loads(Path("runs/r/summary.json").read_text())
     assert (summary["before"]["avg_reward"], summary["after"]["avg_reward"]) == (0.5, 1.0)
@@ -146,10 +141,7 @@ def test_with_a_grader_grpo_is_openais_reinforcement_fine_tuning(hosted, api):
     assert (row["expected"], row["inputs"]) == ("yes", {"question": row["messages"][0]["content"]})
 
 
-MOMENTS = ["POST /files", "POST /fine_tuning/jobs", "GET /fine_tuning/jobs/ID"]
-
-
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", ["POST /files", "POST /fine_tuning/jobs", "GET /fine_tuning/jobs/ID"])
 def test_a_run_that_is_killed_pays_once(hosted, api, moment):
     """Killed by SIGKILL after the API did what was asked, and before the answer came."""
     stand_in, _ = api

@@ -33,8 +33,6 @@ from etude.models.speech import Speech
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from tests.inference.test_vllm import options_of, until
 
-EPISODES = [f"train/0/{number}" for number in range(12)]
-
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -84,7 +82,7 @@ async def ask(engine: VllmEngine, episode: str, **fields: object) -> Sampled:
 async def answers(engine: VllmEngine, processes: VllmProcesses) -> list[int]:
     """How many of the episodes' calls each process answers."""
     before = [address.answered for address in processes.routes.addresses]
-    await asyncio.gather(*(ask(engine, episode) for episode in EPISODES))
+    await asyncio.gather(*(ask(engine, f"train/0/{number}") for number in range(12)))
     return [
         address.answered - count for address, count in zip(processes.routes.addresses, before, strict=True)
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 from contextlib import nullcontext, suppress
-from typing import Any
 
 import pytest
 import torch
@@ -20,10 +19,6 @@ from etude.preflight.algorithm_trial import is_own, try_algorithm
 from etude.preflight.columns import inputs_read
 from etude.preflight.estimate import episode_counts
 from etude.protocols.workflow import ProtocolWorkflow
-
-
-def names(fn: Any) -> list[tuple[str, bool]]:
-    return [(read.name, read.is_certain) for read in inputs_read(fn)]
 
 
 async def plain(example, episode):
@@ -130,7 +125,7 @@ SURE = [("question", True)]
     ],
 )
 def test_the_inputs_that_a_function_reads(fn, reads):
-    assert names(fn) == reads
+    assert [(read.name, read.is_certain) for read in inputs_read(fn)] == reads
 
 
 def config(**finetuning):

@@ -162,11 +162,8 @@ def branched(protocol: Protocol, seed: int, widths: Any, **settings: Any) -> Epi
     return asyncio.run(play(protocol, Labelled(), engines, about, widths=widths, seed=seed, **settings))
 
 
-WIDTHS = st.sampled_from([1, 2, {"verifier": 2}, [3, 1], [1, 2, 1]])
-
-
 @settings(max_examples=40, deadline=None)
-@given(protocols(), st.integers(0, 99), WIDTHS)
+@given(protocols(), st.integers(0, 99), st.sampled_from([1, 2, {"verifier": 2}, [3, 1], [1, 2, 1]]))
 def test_whatever_is_played(protocol: Protocol, seed: int, widths: Any) -> None:
     tree = branched(protocol, seed, widths, retries=1)
     for agent in tree.agents:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -180,10 +181,6 @@ def nursery_after_a_job(server: ServerProcess) -> int:
     return nursery
 
 
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 @pytest.mark.slow
 def test_the_workers_log_from_the_level_that_the_server_was_given(model: Path, tmp_path: Path) -> None:
     with ServerProcess(model, tmp_path, "--log-level", "debug") as server:
@@ -200,7 +197,7 @@ def test_the_next_job_is_forked_from_the_process_that_is_ready(model: Path, tmp_
         client, nursery = server.client(), nursery_after_a_job(server)
         job = create(client, upload(client, supervised(8)), **LONG).id
         worker = worker_of(server, job)
-        assert parent_of(worker) == nursery
+        assert psutil.Process(worker).ppid() == nursery
         output = Path(f"/proc/{worker}/fd/1")
         assert not output.exists() or output.resolve() == (tmp_path / "jobs" / job / "worker.log").resolve()
         assert children(server) == [nursery]

@@ -32,8 +32,6 @@ from tests.cli.projects import etude
 from tests.runners.playing import config_with, evaluate, examples
 from tests.support import EchoEngine
 
-ROOT = Path(__file__).parents[2]
-
 
 class Held(EchoEngine):
     """Answers nothing before it is let go."""
@@ -94,7 +92,7 @@ asyncio.run(evaluate(Path(__import__("sys").argv[1]), config, Held(), examples("
 
 def test_another_terminal_sees_a_run_and_its_death(tmp_path: Path):
     run = tmp_path / "run"
-    head = subprocess.Popen([sys.executable, "-c", PROGRAM, str(run)], cwd=ROOT)
+    head = subprocess.Popen([sys.executable, "-c", PROGRAM, str(run)], cwd=Path(__file__).parents[2])
     try:
         deadline = time.monotonic() + 60
         while not (run / STATUS).exists() or status_of(run).status.models[0].waiting < 3:  # type: ignore[union-attr]
