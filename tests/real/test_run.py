@@ -122,9 +122,9 @@ def test_a_run_that_was_killed_ends_with_the_same_weights_to_the_last_bit(runs: 
 def test_what_an_episode_asks_is_what_the_chat_template_writes(runs: dict[str, etude.Run]):
     """The second prompt of an episode goes on from the tokens of the first answer, which was cut off."""
     words, seconds = AutoTokenizer.from_pretrained(real_model()), 0
-    for episode in runs["whole"].episodes:
+    for played in runs["whole"].episodes:
         before: tuple[int, ...] = ()
-        for call in episode.calls:
+        for call in played.calls:
             found = call.completion
             assert found is not None and found.prompt_ids is not None and found.completion_ids is not None
             spoken = [*call.request.messages]
