@@ -20,7 +20,7 @@ from etude.core.sample import Sample, Turn
 from etude.learner.learner import Learner, LearnerOptions
 from etude.server.hyperparameters import hyperparameters_for, job_algorithm, resolved
 from tests.algorithms.scripted_episodes import conversation, episode
-from tests.learner.trees import forest
+from tests.learner.gradients import forest
 from tests.models.tiny_models import fresh_policy, true_logprobs
 
 PLAIN = Grpo(advantage_scale="none")

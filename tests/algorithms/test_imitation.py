@@ -26,7 +26,7 @@ from etude.verbs import train_in
 from tests.algorithms.scripted_episodes import part_of, played
 from tests.algorithms.test_grpo import sample
 from tests.backends.test_local import AGENT
-from tests.learner.trees import forest
+from tests.learner.gradients import forest
 from tests.models.tiny_models import fresh_policy, true_logprobs
 from tests.protocols.games import Labelled, example
 from tests.support import END

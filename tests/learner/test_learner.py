@@ -19,8 +19,7 @@ from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.plan import Schedule
 from etude.learner.warm_up import Stage, warm_up
 from etude.models.policy import LoraOptions
-from tests.learner.gradients import assert_same, batch_of, gradient_of, sequences, train
-from tests.learner.trees import forest
+from tests.learner.gradients import assert_same, batch_of, forest, gradient_of, sequences, train
 from tests.models.tiny_models import family, fresh_policy, policy, said, user
 
 OPTIONS = LearnerOptions(

@@ -25,8 +25,7 @@ from etude.learner.plan import Schedule
 from etude.learner.tree import TreeLayout, token_tree
 from etude.models import memory
 from etude.models.policy import LoraOptions
-from tests.learner.gradients import batch_of, train
-from tests.learner.trees import forest
+from tests.learner.gradients import batch_of, forest, train
 from tests.models.tiny_models import fresh_policy
 
 TOKENS = 32

@@ -24,8 +24,7 @@ from etude.learner.packed import PackedStep, tree_hidden, why_not_trees
 from etude.learner.tree import TreeLayout, token_tree
 from etude.learner.tree_attention import _attend
 from etude.models.policy import LoraOptions
-from tests.learner.gradients import assert_same, batch_of, gradient_of, train
-from tests.learner.trees import forest
+from tests.learner.gradients import assert_same, batch_of, forest, gradient_of, train
 from tests.models.tiny_models import family, fresh_policy, policy
 
 OBJECTIVES = {

@@ -16,9 +16,8 @@ from etude.learner.packed import PackedStep, packs, why_not_trees
 from etude.learner.padding import runs
 from etude.learner.team import Team
 from etude.learner.tree import token_tree
-from tests.learner.gradients import assert_same, batch_of, gradient_of, train
+from tests.learner.gradients import assert_same, batch_of, forest, gradient_of, train
 from tests.learner.team_process import OBJECTIVES, batch
-from tests.learner.trees import forest
 from tests.models.tiny_models import family, fresh_policy, policy
 
 # Few tokens, so that sequences begin alike.

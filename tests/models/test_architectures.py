@@ -32,13 +32,13 @@ from tests.learner.gradients import (
     Gradient,
     assert_same,
     batch_of,
+    forest,
     gradient_by_autograd,
     gradient_of,
     sequences,
     temperature_of,
     token_logprob,
 )
-from tests.learner.trees import forest
 from tests.models.architectures import ARCHITECTURES, HEAD, PAGE, REFUSED, Architecture, row
 from tests.models.tiny_models import family, fresh_policy, loud, tokenizer
 
