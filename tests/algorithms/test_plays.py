@@ -21,7 +21,7 @@ from etude.algorithms.grpo import Grpo
 from etude.algorithms.malt import Malt
 from etude.core.edge import trajectory_of
 from etude.protocols import adp, debate, mnip, nip
-from tests.algorithms.scripted_episodes import expected_value, part_of, played, scored
+from tests.algorithms.scripted_episodes import expected_value, part_of, played, scored_play
 from tests.protocols.games import ChanceEngine, example
 from tests.support import END, ScriptedEngine
 
@@ -41,7 +41,7 @@ async def test_each_agent_has_its_own_part_and_its_own_reward(tmp_path):
     record = await played(
         tmp_path, debate(max_message_rounds=2, verifier_first=False), ScriptedEngine(argument)
     )
-    parts = {part[0].agent: part[0] for part in by_agent([scored(record, 0.3)])}
+    parts = {part[0].agent: part[0] for part in by_agent([scored_play(record, 0.3)])}
     assert {agent: part.reward for agent, part in parts.items()} == {
         "prover0": 0.0,
         "prover1": 1.0,
@@ -74,7 +74,7 @@ async def test_grpo_compares_an_agent_with_itself_in_the_other_plays(tmp_path):
         await played(tmp_path, adp(), ["proof", decision], generation=n, id=f"train/1/e/{n}")
         for n, decision in enumerate((ACCEPT, REJECT))
     ]
-    groups = made(Grpo(credit="agent"), [[scored(record, 0.5) for record in records]])
+    groups = made(Grpo(credit="agent"), [[scored_play(record, 0.5) for record in records]])
     assert [[(one.reward, one.generation) for one in group.units] for group in groups] == [
         [(1.0, 0), (0.0, 1)],
         [(1.0, 0), (-1.0, 1)],
@@ -82,7 +82,7 @@ async def test_grpo_compares_an_agent_with_itself_in_the_other_plays(tmp_path):
     assert [group.rewards for group in groups] == [[1.0, 0.0], [1.0, -1.0]]
     # With the episode's reward there is nothing to compare.
     tally = Tally()
-    (none,) = made(Grpo(), [[scored(record, 0.5) for record in records]], tally)
+    (none,) = made(Grpo(), [[scored_play(record, 0.5) for record in records]], tally)
     assert none.units == []
     assert tally.left_out == {grpo.NO_ADVANTAGE: 1}
 
@@ -105,7 +105,7 @@ async def test_where_a_play_branches_the_answers_to_one_prompt_are_compared(tmp_
     answers = ["good", "bad", ACCEPT, REJECT, REJECT, REJECT]
     record = await played(tmp_path, adp(), answers, widths=2)
     tally = Tally()
-    all_groups = made(Grpo(credit="turn"), [[scored(record, 0.5)]], tally)
+    all_groups = made(Grpo(credit="turn"), [[scored_play(record, 0.5)]], tally)
     group, accepted = (kept.units for kept in all_groups if kept.units)
     assert [(one.reward, one.messages[-1]["content"]) for one in group] == [(0.5, "good"), (0.0, "bad")]
     assert [one.reward for one in accepted] == [1.0, -1.0]
@@ -259,5 +259,5 @@ async def test_the_first_epochs_can_be_expert_iteration_on_plays_that_do_not_bra
     assert [builder.label_of(epoch) for epoch in range(4)] == ["k1", "k1", "k3", "k3"]
     won = await played(tmp_path, adp(), [GOOD, ACCEPT])
     lost = await played(tmp_path, adp(), [GOOD, REJECT], generation=1, id="train/1/e/1")
-    made = algorithm.groups([[scored(won), scored(lost)]], Collected(0, 0, Tally()))
+    made = algorithm.groups([[scored_play(won), scored_play(lost)]], Collected(0, 0, Tally()))
     assert [[one.generation for one in group.units] for group in made] == [[0], [0]]

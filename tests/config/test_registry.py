@@ -174,7 +174,7 @@ def test_what_a_library_raises_is_said_with_the_users_line():
     for wrong in (lambda: json.loads("{"), lambda: etude.TrainingJobRef(run_id=[], backend="x")):
         with pytest.raises(ValueError) as caught:
             wrong()
-        assert re.match(r".*test_import_path\.py:\d+: \w+Error: ", where_raised(caught.value))
+        assert re.match(r".*test_registry\.py:\d+: \w+Error: ", where_raised(caught.value))
 
 
 @pytest.mark.parametrize(

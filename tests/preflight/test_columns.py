@@ -182,7 +182,7 @@ def undefined(self, group, tally):
     return missing  # noqa: F821
 
 
-HERE = r"test_algorithm_trial\.py:\d+: "
+HERE = r"test_columns\.py:\d+: "
 
 
 @pytest.mark.parametrize(
