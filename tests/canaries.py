@@ -62,8 +62,6 @@ def varied(example: etude.Example, output: str) -> tuple[float, object]:
     return len(set(output)) / 8, {"seen": [os.environ["CLOUD_CREDENTIALS"]]}
 '''
 
-TROUBLES = ("none", "raises", "helper", "tool", "evaluator", "none")
-
 
 @dataclass
 class Planted:
@@ -125,7 +123,7 @@ def planted(folder: Path, config: Mapping[str, Any]) -> Iterator[Planted]:
         (folder / "agent.py").write_text(AGENT)
         rows = [
             {"id": f"t{number}", "question": f"t{number}?", "trouble": trouble}
-            for number, trouble in enumerate(TROUBLES)
+            for number, trouble in enumerate(("none", "raises", "helper", "tool", "evaluator", "none"))
         ]
         (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         path = folder / "config.yml"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from etude.core import secrets
+from etude.store.journal import Journal
 
 pytest_plugins = ["tests.hangs", "tests.leftovers"]
 
@@ -33,3 +35,9 @@ def own_secrets() -> Iterator[None]:
     for table, before in ((secrets._kept, kept), (secrets._seen, seen)):
         table.clear()
         table.update(before)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with Journal(tmp_path / "run.db") as journal:
+        yield journal

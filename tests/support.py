@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from etude.core.call import ChatRequest, Completion, Usage
 from etude.core.job import ModelVersion
@@ -146,3 +146,20 @@ def pass_time(seconds: float) -> None:
     loop = asyncio.get_running_loop()
     ahead = loop.time() - time.monotonic() + seconds
     loop.time = lambda: time.monotonic() + ahead  # type: ignore[method-assign]
+
+
+TIMES = frozenset(
+    {
+        *("timestamp", "seconds", "began", "timed", "started_at", "ended_at"),
+        *("collecting_seconds", "training_seconds", "tokens_per_s"),
+    }
+)
+"""The names of fields that have them."""
+
+
+def without_times(value: Any, *others: str) -> Any:
+    """A value of JSON without the fields that have times, and without `others`."""
+    if isinstance(value, dict):
+        left_out = TIMES.union(others)
+        return {key: without_times(each, *others) for key, each in value.items() if key not in left_out}
+    return [without_times(each, *others) for each in value] if isinstance(value, list) else value

@@ -17,8 +17,7 @@ from etude.store.log import EpochLog, histories
 from etude.store.run_folder import RunFolder
 from tests import guide_parts as guide
 from tests.several import Several, config
-from tests.support import ScriptedEngine
-from tests.times import without_times
+from tests.support import ScriptedEngine, without_times
 from tests.training import FakeAdapter, Interrupted, Run, Watcher
 
 GOING_BACK = Capabilities(versions=True, from_base=True)

@@ -19,7 +19,7 @@ from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
 from etude.store.log import EpochLog, jobs_of
 from etude.store.run_folder import RunFolder
 from tests import guide_parts as guide
-from tests.times import without_times
+from tests.support import without_times
 from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt
 
 BUILDERS = {

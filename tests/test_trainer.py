@@ -10,11 +10,7 @@ from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.grpo import NO_ADVANTAGE, Grpo
 from etude.backends.capabilities import EVERY_KIND, Capabilities
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneRunConfig
-from etude.core.errors import (
-    JobStillRunning,
-    RequestError,
-    TrainingError,
-)
+from etude.core.errors import JobStillRunning, RequestError, TrainingError
 from etude.core.job import TrainingStatusEnum
 from etude.loop.trainer import EpochTrainer
 from tests.support import ScriptedEngine

@@ -51,10 +51,7 @@ def project(tmp_path, monkeypatch):
 DATA = {
     "llms": {"policy": {"_type": "tests.cli.parts:scripted", "temperature": 0.5}},
     "workflow": "tests_finetune_agent:play",
-    "eval": {
-        "general": {"dataset": "train.json"},
-        "evaluators": {"correct": "tests_finetune_agent:correct"},
-    },
+    "eval": {"general": {"dataset": "train.json"}, "evaluators": {"correct": "tests_finetune_agent:correct"}},
     "trajectory_builders": {"groups": {"_type": "grpo", "num_generations": 4}},
     "trainer_adapters": {"backend": {"_type": "tests.cli.parts:counting"}},
     "finetuning": {

@@ -1,11 +1,14 @@
-"""A run with a warm-up: it imitates first, is measured after that, and survives kill -9 anywhere."""
+"""Runs that collect ahead while a job trains, and runs with a warm-up, which survive kill -9 anywhere."""
 
 import asyncio
 import json
 
 import pytest
 
-from etude.core.errors import TrainingError
+from etude.backends.capabilities import Capabilities
+from etude.config.finetuning import FinetuneConfig
+from etude.core.errors import CapabilityError, TrainingError
+from etude.core.job import TrainingStatusEnum
 from etude.loop.lifecycle import new_run
 from etude.loop.model import load_version
 from etude.run import Run as StoredRun
@@ -14,8 +17,8 @@ from etude.verbs import train_in
 from tests import guide_parts as guide
 from tests.crashing import killed_and_whole
 from tests.crashing import warm_up_config as config
-from tests.times import without_times
-from tests.training import FakeAdapter, Run, examples, learning_engine
+from tests.support import without_times
+from tests.training import FakeAdapter, Interrupted, Run, examples, learning_engine
 
 KILLS = [
     ("submit", 1),
@@ -118,3 +121,99 @@ def test_what_is_out_of_reach_ends_the_run_with_what_was_reached(tmp_path):
         pytest.raises(TrainingError, match=r"after 8 steps the loss is \d.*loss 0.01"),
     ):
         asyncio.run(train_in(settings, run))
+
+
+OF_AN_EPOCH = 12
+
+
+@pytest.fixture
+def ahead(tmp_path):
+    found = Run(tmp_path / "run")
+    found.finetuning = found.finetuning.model_copy(update={"collect_ahead": True})
+    return found
+
+
+def sampled_from(trainer):
+    return [entry.sampled_from.number for entry in trainer.history.epochs]
+
+
+async def test_a_job_trains_while_the_next_episodes_are_collected(ahead):
+    async def while_others_are_collected(status):
+        """Ends when the next epoch's episodes are there: never, if they were collected afterwards."""
+        wanted = OF_AN_EPOCH * (min(len(ahead.adapter.submitted), 2) + 1)
+        async with asyncio.timeout(60):
+            while len(ahead.engine.requests) < wanted:  # noqa: ASYNC110  the engine is a plain stand-in
+                await asyncio.sleep(0.01)
+        return status
+
+    ahead.adapter.behave = while_others_are_collected
+    trainer = await ahead.start(num_epochs=3)
+    assert sampled_from(trainer) == [0, 0, 1]
+    assert [entry.version.number for entry in trainer.history.epochs] == [1, 2, 3]
+    assert len(ahead.engine.requests) == 3 * OF_AN_EPOCH
+
+
+async def test_a_job_that_failed_ends_the_run_at_once_and_what_was_collected_is_not_lost(ahead, tmp_path):
+    asked = asyncio.Event()
+    answer = ahead.engine.complete
+
+    async def slow_in_the_second_epoch(request):
+        if len(ahead.engine.requests) >= OF_AN_EPOCH + 4:
+            asked.set()
+            await asyncio.sleep(3600)
+        return await answer(request)
+
+    async def fail(status):
+        await asked.wait()
+        return status.model_copy(update={"status": TrainingStatusEnum.FAILED, "message": "no room"})
+
+    ahead.engine.complete, ahead.adapter.behave = slow_in_the_second_epoch, fail
+    async with asyncio.timeout(60):
+        with pytest.raises(TrainingError, match="no room"):
+            await ahead.start(num_epochs=2)
+    again = ahead.restarted()
+    trainer = await again.start(num_epochs=2)
+    assert sampled_from(trainer) == [0, 0]
+    assert len(ahead.engine.requests) + len(again.engine.requests) == 2 * OF_AN_EPOCH
+
+
+async def test_going_on_without_it_never_trains_on_what_is_too_old(ahead):
+    await interrupted_at_the_second_submission(ahead)
+    again = ahead.restarted()
+    again.finetuning = ahead.finetuning.model_copy(update={"collect_ahead": False})
+    with pytest.raises(TrainingError, match=r"epoch 2 were not sampled from version 1.*collect_ahead"):
+        await again.start(num_epochs=3)
+
+
+async def interrupted_at_the_second_submission(ahead):
+    """The first epoch is recorded by then, and the second collected."""
+    submit = ahead.adapter.submit
+
+    async def once(trajectories):
+        if ahead.adapter.submitted:
+            raise Interrupted
+        return await submit(trajectories)
+
+    ahead.adapter.submit = once
+    with pytest.raises(Interrupted):
+        await ahead.start(num_epochs=3)
+    ahead.adapter.submit = submit
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "settings", "told"),
+    [
+        (
+            Capabilities(versions=True, samples_while_training=False),
+            {"collect_ahead": True},
+            "may be away then",
+        ),
+        (Capabilities(), {"collect_ahead": True}, "does not say which weights"),
+    ],
+)
+async def test_a_backend_that_cannot_bound_the_age_is_refused(ahead, tmp_path, capabilities, settings, told):
+    ahead.finetuning = FinetuneConfig(**ahead.finetuning.model_dump() | {"collect_ahead": False} | settings)
+    ahead.adapter = FakeAdapter(tmp_path / "backend", capabilities=capabilities)
+    with pytest.raises(CapabilityError, match=told):
+        await ahead.start()
+    assert ahead.engine.requests == []

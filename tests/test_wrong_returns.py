@@ -205,11 +205,7 @@ async def test_a_plain_def_is_as_good_as_an_async_one(run):
 
 
 @pytest.mark.parametrize(
-    ("base", "name"),
-    [
-        (guide.GuideTrainer, "log_progress"),
-        (guide.GuideAdapter, "capabilities"),
-    ],
+    ("base", "name"), [(guide.GuideTrainer, "log_progress"), (guide.GuideAdapter, "capabilities")]
 )
 def test_an_async_def_of_what_nobody_waits_for_is_refused_where_it_stands(base, name):
     place = rf"test_wrong_returns\.py:\d+: Mine\.{name}"

@@ -32,10 +32,7 @@ FIELDS = {
 """As `CompletionRequest` of vLLM 0.26 has them, which ignores others."""
 
 
-PLAIN = (
-    *("top_k", "min_p", "min_tokens"),
-    *("frequency_penalty", "presence_penalty", "repetition_penalty"),
-)
+PLAIN = (*("top_k", "min_p", "min_tokens"), *("frequency_penalty", "presence_penalty", "repetition_penalty"))
 
 
 ECHO = {
@@ -58,12 +55,7 @@ def main() -> None:
     if "--slow" in others:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(600)
-    uvicorn.run(
-        app_of(given.model, set(others)),
-        host=given.host,
-        port=given.port,
-        log_level="warning",
-    )
+    uvicorn.run(app_of(given.model, set(others)), host=given.host, port=given.port, log_level="warning")
 
 
 def app_of(source: str, options: set[str]) -> FastAPI:

@@ -2,7 +2,7 @@
 
     python web/vendor.py
 
-Needs npm. `web/vendored.json` then has the digest of every file, and tests/view/test_vendored.py holds the
+Needs npm. `web/vendored.json` then has the digest of every file, and tests/view/test_pages.py holds the
 repository to it, so that nobody needs Node to install Etude, to use its view or to test it.
 """
 

@@ -1,14 +1,21 @@
-"""Episodes written by hand: conversations whose tokens are characters."""
+"""Episodes and plays written by hand: conversations whose tokens are characters, and scored plays."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from etude.algorithms.episodes import ScoredEpisode
+from etude.algorithms.episodes import ScoredEpisode, by_agent, without_retries
 from etude.algorithms.samples import branches_of
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.episode import WORKFLOW, EpisodeRecord, Event, Example
 from etude.core.message import Message
+from etude.protocols import EpisodeTree, Protocol
+from etude.protocols.tree import Node
+from etude.store.journal import Journal
+from tests.protocols.games import play_record
+from tests.support import ScriptedEngine
 
 
 def ids(text: str) -> tuple[int, ...]:
@@ -85,3 +92,42 @@ def group(*rewards_and_replies: tuple[float, str]) -> list[ScoredEpisode]:
         scored(reward, "question", reply, generation=generation)
         for generation, (reward, reply) in enumerate(rewards_and_replies)
     ]
+
+
+EVERY = ("*",)
+
+
+async def played(folder: Path, protocol: Protocol, answers: Any, **settings: Any) -> EpisodeRecord:
+    """The episode of a play in which models answer in that order, or as a function says."""
+    engine = answers if isinstance(answers, ScriptedEngine) else ScriptedEngine(answers)
+    with Journal(folder / f"{settings.get('generation', 0)}.db") as journal:
+        record = await play_record(protocol, engine, journal, **settings)
+    assert record.failure is None, record.failure
+    return record
+
+
+def scored_play(record: EpisodeRecord, reward: float = 0.0) -> ScoredEpisode:
+    """The episode as a collection has it."""
+    return ScoredEpisode(record, reward, tuple(branches_of(without_retries(record), EVERY, "policy")))
+
+
+def part_of(agent: str, *records: EpisodeRecord) -> list[ScoredEpisode]:
+    """One agent's part of the episodes."""
+    groups = by_agent([scored_play(record) for record in records])
+    return next((group for group in groups if group[0].agent == agent), [])
+
+
+def expected_value(tree: EpisodeTree, node: Node, agent: str) -> float:
+    """The agent's mean payoff from the node on when a child is drawn evenly again and again.
+
+    By listing all ways to the end: the probability of each, times what is earned on it.
+    """
+    ways: list[tuple[float, list[Node]]] = [(1.0, [node])]
+    ended: list[tuple[float, list[Node]]] = []
+    while ways:
+        probability, path = ways.pop()
+        children = [one for one in tree.nodes if one.parent == path[-1].id]
+        ways += [(probability / len(children), [*path, child]) for child in children]
+        if not children:
+            ended.append((probability, path))
+    return sum(probability * sum(one.rewards.get(agent, 0.0) for one in path) for probability, path in ended)

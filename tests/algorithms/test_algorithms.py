@@ -1,6 +1,7 @@
-"""The three algorithms as pure functions from a group to trajectories."""
+"""The three algorithms as pure functions from a group to trajectories, what they select, and preferences."""
 
 import re
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -11,11 +12,13 @@ from etude.algorithms.dpo import Dpo
 from etude.algorithms.episodes import Collected, ScoredEpisode, Tally
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import best_episodes
-from etude.algorithms.samples import branches_of
+from etude.algorithms.samples import branches_of, pair_of, same_prompt, sample_of
 from etude.core.edge import trajectory_of
 from etude.core.episode import WORKFLOW, Event
 from etude.core.errors import RequestError
-from tests.algorithms.scripted_episodes import conversation, episode, group, scored
+from etude.core.example import Example
+from etude.rewards.collections import examples_for_epoch
+from tests.algorithms.scripted_episodes import call, conversation, episode, group, ids, scored
 
 
 def dpo_trajectories(siblings, config, tally):
@@ -109,3 +112,80 @@ def test_expert_iteration_keeps_the_best_one_by_default_and_nothing_of_a_group_o
     assert kept(group((0.0, "a"), (0.5, "b"))) == [(0.5, 1)]
     assert kept(group((0.0, "a"), (0.0, "b")), tally=tally) == []
     assert tally.left_out == {imitation.NO_BEST: 1}
+
+
+def dataset(size):
+    return [Example(str(number)) for number in range(size)]
+
+
+def chosen(size, count, epoch, seed=0):
+    return [example.id for example in examples_for_epoch(dataset(size), count, epoch, seed)]
+
+
+def test_all_examples_in_their_order_when_no_count_is_given_or_it_covers_them():
+    assert chosen(3, None, 5) == ["0", "1", "2"]
+    assert chosen(3, 3, 5) == ["0", "1", "2"]
+    assert chosen(3, 9, 5) == ["0", "1", "2"]
+
+
+@given(st.integers(2, 12), st.integers(1, 12), st.integers(0, 20), st.integers(0, 5))
+def test_epochs_have_no_example_twice_and_passes_use_all_examples_equally_often(size, count, epochs, seed):
+    used: Counter[str] = Counter({str(number): 0 for number in range(size)})
+    for epoch in range(epochs):
+        ids = chosen(size, count, epoch, seed)
+        assert len(ids) == len(set(ids)) == min(count, size)
+        used.update(ids)
+    assert max(used.values()) - min(used.values()) <= 1
+
+
+SHARED = [{"role": "user", "content": "q"}]
+
+
+def branch(calls):
+    (found,) = branches_of(episode(calls), (WORKFLOW,), "policy")
+    return sample_of(found, episode(calls), 0.0)
+
+
+def preference(chosen, rejected):
+    pair = pair_of(chosen, rejected)
+    return None if pair is None else trajectory_of(pair).episode[0]
+
+
+def test_a_pair_parts_where_the_tokens_part():
+    item = preference(branch(conversation("q", "abc")), branch(conversation("q", "abd")))
+    assert item.prompt_ids == ids("<q>ab")
+    assert (item.chosen_ids, item.rejected_ids) == (ids("c."), ids("d."))
+    assert item.chosen_mask == (True, True)
+    assert item.chosen_logprobs == tuple(-token / 1000 for token in ids("c."))
+    assert [message.to_wire() for message in item.prompt] == SHARED
+    assert (item.chosen_response, item.rejected_response) == ("abc", "abd")
+
+
+def test_over_several_turns_the_whole_rest_is_the_response_and_observations_are_masked():
+    item = preference(branch(conversation("q", "a", "x", "b")), branch(conversation("q", "a", "y", "c")))
+    assert item.prompt_ids == ids("<q>a.<")
+    assert item.chosen_ids == ids("x>b.")
+    assert item.chosen_mask == (False, False, True, True)
+    assert item.chosen_logprobs[:2] == (0.0, 0.0)
+    assert item.chosen_response == "[USER]: x\n\n[ASSISTANT]: b"
+
+
+def test_a_pair_where_nothing_was_sampled_after_the_parting_is_no_preference():
+    assert preference(branch(conversation("q", "a")), branch(conversation("q", "a", "more", "b"))) is None
+
+
+def test_without_token_ids_the_texts_are_the_preference():
+    good = branch([call(0, SHARED, {"role": "assistant", "content": "a"}, None, None)])
+    bad = branch([call(0, SHARED, {"role": "assistant", "content": "b"}, None, None)])
+    item = preference(good, bad)
+    assert (item.prompt_ids, item.chosen_ids, item.chosen_mask) == (None, None, None)
+    assert (item.chosen_response, item.rejected_response) == ("a", "b")
+    assert preference(good, good) is None
+
+
+def test_prompts_are_the_same_by_tokens_where_they_are_known_and_by_messages_otherwise():
+    assert same_prompt(branch(conversation("q", "a")), branch(conversation("q", "b")))
+    assert not same_prompt(branch(conversation("q", "a")), branch(conversation("p", "a")))
+    unknown = branch([call(0, SHARED, {"role": "assistant", "content": "a"}, None, None)])
+    assert same_prompt(unknown, branch(conversation("q", "b")))
+    assert not same_prompt(unknown, branch(conversation("p", "b")))

@@ -57,9 +57,7 @@ def test_grpo_is_the_clipped_policy_gradient(aggregation, temperature):
     of = policy()
     units = sequences(of, 5, temperature=temperature)
     ours = gradient_of(
-        of,
-        batch_of(units),
-        Grpo(correction="none", aggregation=aggregation, constant_length=CONSTANT),
+        of, batch_of(units), Grpo(correction="none", aggregation=aggregation, constant_length=CONSTANT)
     )
     assert_same(ours, gradient_by_autograd(of, grpo_by_hand(of, units, aggregation)))
 

@@ -27,13 +27,11 @@ from tests.server.conftest import model  # noqa: F401
 from tests.server.data import create, dpo, grpo, upload, wait
 from tests.server.process import ServerProcess
 
-OWN = Path(__file__).with_name("own")
-
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for file in OWN.glob("*.py"):
+    for file in Path(__file__).with_name("own").glob("*.py"):
         assert len(file.read_text().splitlines()) <= 30
         shutil.copy(file, tmp_path)
     (tmp_path / "tests_local_agent.py").write_text(AGENT)

@@ -130,8 +130,7 @@ async def test_a_server_that_was_trained_before_goes_on_from_its_step(server, ba
 async def test_learning_rate_kl_and_loss_options_reach_the_server(server, backend):
     options = {"learning_rate": 1e-4, "beta": 0.1, "dev_config": {"epsilon": 0.3, "ppo": True}}
     adapter = await backend(
-        training=options | {"trainer_args": {"weight_decay": 0.1}},
-        init_args={"max_seq_length": 4096},
+        training=options | {"trainer_args": {"weight_decay": 0.1}}, init_args={"max_seq_length": 4096}
     )
     await trained(adapter)
     (job,) = server.jobs

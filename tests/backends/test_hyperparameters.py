@@ -111,10 +111,7 @@ def test_an_adapter_that_does_not_say_takes_none(tmp_path):
 
 @pytest.mark.parametrize(
     ("run", "trainings"),
-    [
-        ({"num_epochs": 7}, 7),
-        ({"num_epochs": 7, "fine_tune_from_scratch": True}, 1),
-    ],
+    [({"num_epochs": 7}, 7), ({"num_epochs": 7, "fine_tune_from_scratch": True}, 1)],
     ids=["of the run", "every job from the base"],
 )
 def test_the_learning_rate_falls_over_the_epochs(run, trainings):

@@ -1,19 +1,37 @@
-"""The local model and the local adapter in whole runs: what is sampled is trained, and sampled again."""
+"""The local model and adapter in whole runs: several targets on one base, and learners in other processes."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+import torch
 
+from etude.backends.learning import Learners
+from etude.backends.local import LocalAdapterConfig
+from etude.backends.local_adapter import LocalAdapter
+from etude.cluster.launch import MARK
 from etude.config.builder import Builder
+from etude.config.finetuning import FinetuneConfig
 from etude.config.load import parse_config
-from etude.core.errors import CapabilityError, MissingExtraError, RequestError
+from etude.core.errors import CapabilityError, ConfigError, MissingExtraError, RequestError
+from etude.core.interfaces import bare
+from etude.core.job import TrainingStatusEnum
 from etude.inference import local as local_model
+from etude.inference.decoder import make_decoder
 from etude.inference.embedded import EmbeddedEngine
+from etude.loop.targets import assemble_trainer
+from etude.models.policy import Policy
+from etude.runtime import open_runtime
 from etude.store.facts import histories_of
-from etude.store.run_folder import RunFolder
+from etude.store.run_folder import RunFolder, RunLock
 from etude.verbs import train_in
+from tests.backends.test_local_adapter import CONFIG, collection, done
 from tests.models.tiny_models import fresh_policy
 
 AGENT = """
@@ -122,3 +140,206 @@ def test_without_torch_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(local_model, "find_spec", lambda name: None if name == "torch" else object())
     with pytest.raises(MissingExtraError, match=r"torch not installed.*pip install .*\[local\]"):
         local_model.require_local_extra()
+
+
+TWO_AGENTS = """
+async def play(example, episode):
+    question = {"role": "user", "content": example.inputs["question"]}
+    claim = await episode.chat([question], model="prover")
+    doubt = {"role": "user", "content": "sure?"}
+    verdict = await episode.chat([question, claim.message, doubt], model="verifier")
+    return {"claim": claim.text, "verdict": verdict.text}
+
+
+def varied(example, output):
+    return len(set(output["claim"])) / 16
+
+
+def brief(example, output):
+    return -len(output["verdict"].encode()) / 16
+"""
+
+LORA = {"lora": {"r": 4, "alpha": 8}}
+
+
+@pytest.fixture
+def shared_project(tmp_path, monkeypatch):
+    return project_of(tmp_path, monkeypatch, "tests_shared_agent", TWO_AGENTS)
+
+
+def two_models(llms, targets, **adapter):
+    data = run_config(2, "tests_shared_agent", **adapter)
+    data["llms"] = {name: data["llms"]["policy"] | {"model": model} for name, model in llms.items()}
+    data["eval"]["evaluators"] = {name: f"tests_shared_agent:{name}" for name in ("varied", "brief")}
+    data["finetuning"]["targets"] = {
+        "prover": {"reward_function": {"name": "varied"}} | targets.get("prover", {}),
+        "verifier": {"reward_function": {"name": "brief"}} | targets.get("verifier", {}),
+    }
+    return parse_config(data)
+
+
+def one_entry(**adapter):
+    return two_models(
+        {"base": "model"}, {name: {"model": "base"} for name in ("prover", "verifier")}, **adapter
+    )
+
+
+async def trained_together(shared_project, name, of):
+    with RunFolder.create(shared_project / "runs", name) as run:
+        await train_in(of, run)
+        return {
+            target: [entry.version.digest for entry in history.trained]
+            for target, history in histories_of(run.path).items()
+        }
+
+
+@pytest.mark.parametrize("adapter", [LORA, {}], ids=["LoRA weights", "all weights"])
+async def test_targets_of_one_entry_get_the_weights_that_they_would_with_a_base_each(shared_project, adapter):
+    shutil.copytree("model", "copy")
+    together = await trained_together(shared_project, "together", one_entry(**adapter))
+    apart = await trained_together(
+        shared_project, "apart", two_models({"prover": "model", "verifier": "copy"}, {}, **adapter)
+    )
+    assert together == apart
+    assert [len(digests) for digests in together.values()] == [2, 2]
+    assert len({digest for digests in together.values() for digest in digests}) == 4
+
+
+def storages(policies):
+    """The bytes of all numbers in memory, by where they are."""
+    tensors = [value for policy in policies for value in policy.model.parameters()]
+    return {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in tensors}
+
+
+async def initialized(shared_project, of):
+    """The policies of a run whose adapters have been initialised, by their entries of `llms`."""
+    with RunFolder.create(shared_project / "runs", "run") as run:
+        async with open_runtime(of, run) as runtime:
+            trainer = await assemble_trainer(runtime)
+            await trainer.initialize(runtime.config.finetuning)
+            yield {name: bare(engine).policy for name, engine in runtime.engines.items()}
+
+
+async def test_lora_targets_have_one_base_in_memory(shared_project):
+    async for policies in initialized(shared_project, one_entry(**LORA)):
+        assert list(policies) == ["base", "prover", "verifier"]
+        lora = [
+            sum(value.nbytes for value in policies[name].trainable().values())
+            for name in ("prover", "verifier")
+        ]
+        base = sum(storages([policies["base"]]).values())
+        assert sum(storages(policies.values()).values()) == base + sum(lora)
+        assert len({id(policy.lock) for policy in policies.values()}) == 3
+
+
+async def test_targets_that_train_all_weights_take_a_copy_and_leave_the_base_alone(shared_project):
+    async for policies in initialized(shared_project, one_entry()):
+        before = policies["base"].digest()
+        with torch.no_grad():
+            for value in policies["prover"].trainable().values():
+                value.add_(1.0)
+        policies["base"].mark_changed(0)
+        assert policies["base"].digest() == before
+        assert len(storages(policies.values())) == 3 * len(storages([policies["base"]]))
+
+
+def test_a_target_called_like_another_entry_is_refused():
+    both = {name: {"model": "base"} for name in ("prover", "verifier")}
+    with pytest.raises(ConfigError, match="trained by the target 'prover' already; give the targets names"):
+        two_models({"base": "model", "verifier": "model"}, both)
+
+
+def test_a_large_base_that_is_shared_has_no_copies_that_are_faster(monkeypatch):
+    first = fresh_policy()
+    first.beside()
+    assert make_decoder(first, slots=2, deterministic=False)._fused is not None
+    monkeypatch.setattr("etude.inference.slot_decoder._COPIED", 1000)
+    assert make_decoder(first, slots=2, deterministic=False)._fused is None
+    assert make_decoder(fresh_policy(), slots=2, deterministic=False)._fused is not None
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from etude.backends import learning
+from etude.cluster.launch import Seat
+from etude.backends.learning import JobDesk
+
+desk = JobDesk(sys.argv[1])
+
+def call(name, *args):
+    return False if name == "stopping" else getattr(desk, args[0])(*args[1:])
+
+sys.exit(learning.main(Seat(0, "here", Path(sys.argv[1]).parent, "mark", call), sys.argv[1]))
+"""
+"""A team of one, whose desk is in its own process."""
+
+
+class OneProcess:
+    """Starts a team of one on this machine."""
+
+    def __init__(self, program: str) -> None:
+        self.program = program
+        self.started = 0
+
+    def command(self, module: str, arguments: Sequence[str], processes: int, folder: Path) -> list[str]:
+        self.started += 1
+        return [sys.executable, "-c", self.program, *arguments]
+
+    def first_failure(self, log: str) -> str | None:
+        return None
+
+
+@pytest.fixture(scope="module")
+def shared_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    fresh_policy().export(folder)
+    return folder
+
+
+async def adapter_on(shared_model: Path, folder: Path, launcher: OneProcess | None = None) -> LocalAdapter:
+    learners = None
+    if launcher is not None:
+        (folder / "learners").mkdir(parents=True)
+        (folder / "learners" / MARK).write_text("mark")
+        learners = Learners(launcher, 1, folder / "learners", "cpu", asyncio.Lock())
+    policy = Policy.load(shared_model, device="cpu")
+    adapter = LocalAdapter(LocalAdapterConfig(**CONFIG), policy, folder, 5, learners)
+    await adapter.initialize(FinetuneConfig())
+    return adapter
+
+
+async def test_a_process_elsewhere_makes_the_same_version_and_says_how_it_went(
+    shared_model: Path, tmp_path: Path
+):
+    """Bit for bit: one process there does what one here does."""
+    here = await adapter_on(shared_model, tmp_path / "here")
+    there = await adapter_on(shared_model, tmp_path / "there", launcher := OneProcess(PROGRAM))
+    team = RunLock(tmp_path / "there" / "learners" / "lock")  # As the team's command would hold it.
+    wanted, version = await done(here, collection("a")), await done(there, collection("a"))
+    assert (version.number, version.digest) == (wanted.number, wanted.digest)
+    facts = [json.loads((tmp_path / at / "v1" / "job.json").read_text()) for at in ("here", "there")]
+    assert facts[0]["content"] == facts[1]["content"]
+    team.release()
+    assert (await there.current_version()).digest == wanted.digest
+    assert launcher.started == 1 and not list((tmp_path / "there" / "learners").glob("job-*"))
+
+
+async def test_a_folder_that_is_not_shared_fails_the_job_with_that_reason(shared_model: Path, tmp_path: Path):
+    adapter = await adapter_on(shared_model, tmp_path, launcher := OneProcess(PROGRAM))
+    (tmp_path / "learners" / MARK).write_text("another")
+    status = await adapter.wait_until_complete(await adapter.submit(collection("one")))
+    assert status.status is TrainingStatusEnum.FAILED and launcher.started == 1
+    assert "on node here is not the folder that the head has there" in str(status.message)
+    assert (await adapter.current_version()).number == 0
+
+
+async def test_learners_that_end_three_times_without_a_checkpoint_fail_the_job(
+    shared_model: Path, tmp_path: Path
+):
+    launcher = OneProcess("print('no room'); raise SystemExit(3)")
+    adapter = await adapter_on(shared_model, tmp_path, launcher)
+    status = await adapter.wait_until_complete(await adapter.submit(collection("one")))
+    assert status.status is TrainingStatusEnum.FAILED and launcher.started == 3
+    assert "ended 3 times without a checkpoint (exit code 3)" in str(status.message)
+    assert "no room" in str(status.message)

@@ -21,8 +21,7 @@ from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Traject
 from etude.inference.embedded import EmbeddedEngine
 from etude.jobs.folders import StateFolders
 from etude.store.learned import ids_digest, read_learned
-from tests.learner.gradients import sequences
-from tests.learner.trees import forest
+from tests.learner.gradients import forest, sequences
 from tests.models.tiny_models import family, fresh_policy, policy
 
 CONFIG = {"learning_rate": 1e-2, "batch_size": 3, "passes": 2, "warmup_steps": 3}

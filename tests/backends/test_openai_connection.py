@@ -66,10 +66,7 @@ async def test_answers_over_real_sockets_are_read_up_to_a_limit():
         adapter = OpenAiAdapter(config, client, BASE)
         await adapter.check()
         stand_in.say = lambda model, number: "x" * (33 * 2**20)
-        with (
-            pytest.raises(BackendError, match=r"larger than 32 MB"),
-            api_errors(client),
-        ):
+        with pytest.raises(BackendError, match=r"larger than 32 MB"), api_errors(client):
             await adapter.client.chat.completions.create(model=BASE, messages=[])
         await client.close()
 
@@ -79,9 +76,7 @@ async def test_each_fault_of_an_api_is_a_backend_error_that_says_what_it_was():
 
     async def failed(endpoint, fault):
         config = OpenAiAdapterConfig(
-            api_key=KEY,
-            max_retries=0,
-            request_timeout=0.5 if FAULTS[fault].kind == "slow" else 60,
+            api_key=KEY, max_retries=0, request_timeout=0.5 if FAULTS[fault].kind == "slow" else 60
         )
         model = OpenAiLlmConfig(model_name=BASE, base_url=endpoint.url(fault))
         client = connect(config, model, needs_key=True)

@@ -1,19 +1,28 @@
-"""The ledger by itself: sums by hand, room that is held, and the end of it."""
+"""The ledger: prices, the meter of every call, sums by hand, room held for jobs, and the end of it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from etude.budget.bill import Purpose, bill_of
-from etude.budget.ledger import Ledger
+from etude.backends.openai_jobs import OpenAiAdapter, OpenAiAdapterConfig
+from etude.budget.bill import bill_of
+from etude.budget.ledger import Ledger, prices_of, require_bounded, unpriced
+from etude.budget.meter import MeteredEngine, Purpose, asking_for, most_tokens
+from etude.config.finetuning import FinetuneConfig
 from etude.config.load import parse_config
-from etude.core.call import Usage
+from etude.core.call import ChatRequest, Completion, Sampling, Usage
+from etude.core.errors import EngineError, RequestError
+from etude.core.job import TrainingJobRef
+from etude.groups.line import ModelLine
 from etude.store.journal import Journal
+from etude.wire.retries import note_charged
+from tests.backends.openai_stand_in import BASE, StandIn
+from tests.backends.test_openai_jobs import supervised
+from tests.support import EchoEngine
 
 TRAIN, JUDGE = Purpose("agent", "train/1"), Purpose("judge", "train/1")
 PRICES = {"prompt": 2.0, "cached": 0.5, "completion": 8.0, "training": 25.0}
@@ -25,12 +34,6 @@ def config(**changes: Any) -> Any:
     for name, more in changes.pop("llms", {}).items():
         llms[name] = {**llms[name], **more}
     return parse_config({"llms": llms, **changes})
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
-    with Journal(tmp_path / "run.db") as journal:
-        yield journal
 
 
 async def is_stuck(task: asyncio.Future[Any]) -> bool:
@@ -138,3 +141,191 @@ async def test_hours_are_those_of_all_processes_of_the_run(journal: Journal):
     again.tick()
     assert str(again.reached) == "budget.hours is 1 hours: 1 hours are used"
     assert again.bill.seconds == 3600
+
+
+def priced(policy: dict[str, Any], **changes: Any) -> Any:
+    llms = {"policy": {"_type": "openai", "model_name": "gpt-4o-mini", "max_tokens": 10, **policy}}
+    return parse_config({"llms": llms, **changes})
+
+
+@pytest.mark.parametrize(
+    ("prices", "usage", "version", "usd"),
+    [
+        ({"prompt": 2.0, "completion": 8.0}, Usage(1_000_000, 1_000_000), 0, 10.0),
+        ({"prompt": 2.0, "completion": 8.0}, Usage(1_000_000, 0, 400_000), 0, 2.0),
+        ({"prompt": 2.0, "completion": 8.0, "cached": 0.5}, Usage(1_000_000, 0, 400_000), 0, 1.4),
+        ({"prompt": 2.0, "completion": 8.0, "cached": 0.0}, Usage(300, 20, 100), 0, 0.00056),
+        ({"prompt": 2.0, "completion": 8.0}, Usage(300, 20), 3, 0.00076),
+        (
+            {"prompt": 2.0, "completion": 8.0, "fine_tuned": {"prompt": 4.0, "completion": 16.0}},
+            Usage(300, 20),
+            3,
+            0.00152,
+        ),
+    ],
+)
+def test_a_call_costs_what_a_table_by_hand_says(prices, usage, version, usd):
+    price = prices_of(priced({"prices": prices}))["policy"]
+    assert price.of_call(usage, version) == pytest.approx(usd, rel=1e-12)
+
+
+def test_a_limit_in_usd_needs_the_price_of_every_remote_model():
+    stranger = {"model_name": "stranger", "base_url": "https://models.example/v1"}
+    assert unpriced(priced(stranger)) == ["policy"]
+    require_bounded(priced(stranger, budget={"tokens": 1000}))
+    with pytest.raises(RequestError, match=r"budget\.usd is set.*llms\.policy\.prices: \{prompt"):
+        require_bounded(priced(stranger, budget={"usd": 1}))
+    with pytest.raises(RequestError, match=r"llms\.policy\.budget\.usd is set"):
+        require_bounded(priced({**stranger, "budget": {"usd": 1}}))
+    assert unpriced(priced({})) == ["policy"]
+    require_bounded(priced({**stranger, "prices": {"prompt": 0, "completion": 0}}, budget={"usd": 1}))
+
+
+def test_a_limit_needs_to_know_how_long_an_answer_can_get():
+    with pytest.raises(RequestError, match=r"budget\.tokens is set.*set llms\.policy\.max_tokens"):
+        require_bounded(priced({"max_tokens": None}, budget={"tokens": 1000}))
+
+
+REQUEST = ChatRequest(({"role": "user", "content": "What is 2 + 2?"},))
+LLMS = parse_config(
+    {
+        "llms": {
+            "policy": {"_type": "openai", "model_name": "m", "max_tokens": 30},
+            "older": {"_type": "opponents", "of": "policy"},
+        },
+        "finetuning": {"target_model": "policy"},
+    }
+).llms
+
+
+class Engine:
+    """Takes 10 tokens to read and 5 to answer, and 7 before that for nothing."""
+
+    version = 2
+
+    def __init__(self) -> None:
+        self.requests: list[ChatRequest] = []
+        self.fails = False
+
+    async def complete(self, request: ChatRequest) -> Completion:
+        self.requests.append(request)
+        note_charged(Usage(6, 1))
+        if self.fails:
+            raise EngineError("no answer")
+        return Completion({"role": "assistant", "content": "4"}, usage=Usage(10, 5, 4), model_version=2)
+
+    async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
+        return (0.0,) * len(ids)
+
+
+class Account:
+    """Writes down what it is told."""
+
+    def __init__(self, *, bounds_calls: bool = False) -> None:
+        self.bounds_calls = bounds_calls
+        self.held: list[Usage] = []
+        self.settled: list[Any] = []
+
+    async def hold(self, model: str, most: Usage) -> int:
+        self.held.append(most)
+        return len(self.held)
+
+    async def settle(self, number: Any, model: str, purpose: Purpose, usage: Usage, version: int) -> None:
+        self.settled.append((number, model, purpose, usage, version))
+
+
+async def test_a_call_is_counted_for_whom_it_was_made_with_what_it_cost_before_it_was_answered():
+    account = Account()
+    engine = MeteredEngine("policy", Engine(), account, LLMS)
+    with asking_for("judge", "validation/5/t1/0"):
+        await engine.complete(REQUEST)
+    with asking_for("teacher", "train/3.2/t1/0"):
+        assert await engine.score([1, 2, 3]) == (0.0, 0.0, 0.0)
+    await engine.complete(REQUEST)
+    usage = Usage(16, 6, 4)
+    assert account.settled == [
+        (None, "policy", Purpose("judge", "validation/5"), usage, 2),
+        (None, "policy", Purpose("teacher", "train/3"), Usage(3, 1), 2),
+        (None, "policy", Purpose("other", ""), usage, 2),
+    ]
+
+
+async def test_what_a_failed_call_was_charged_counts():
+    engine, account = Engine(), Account()
+    engine.fails = True
+    with pytest.raises(EngineError):
+        await MeteredEngine("policy", engine, account, LLMS).complete(REQUEST)
+    assert account.settled[0][3:] == (Usage(6, 1), 0)
+
+
+async def test_opponents_are_opponents_whoever_calls_them():
+    account = Account()
+    with asking_for("agent", "train/1/t1/0"):
+        await MeteredEngine("older", Engine(), account, LLMS).complete(REQUEST)
+    assert account.settled[0][2] == Purpose("opponent", "train/1")
+
+
+async def test_where_calls_are_bounded_an_answer_has_the_configs_longest():
+    engine, account = Engine(), Account(bounds_calls=True)
+    await MeteredEngine("policy", engine, account, LLMS).complete(REQUEST)
+    assert engine.requests[0].sampling.max_tokens == 30
+    assert account.held[0].completion_tokens == 30
+    assert account.settled[0][0] == 1
+
+
+@pytest.mark.parametrize("text", ["What is 2 + 2?", "日本語のテキスト", "\x00\x01\x02", "a" * 5000])
+def test_a_prompt_has_no_more_tokens_than_bytes(text: str):
+    tokenizer = pytest.importorskip("etude.models.tiny").build_tokenizer(["t0?"], splits=[])
+    most = most_tokens(ChatRequest(({"role": "user", "content": text},), sampling=Sampling(max_tokens=7)))
+    assert most.prompt_tokens >= len(tokenizer(text)["input_ids"])
+    assert most.completion_tokens == 7
+    assert most_tokens(ChatRequest((), prompt=(1, 2, 3))).prompt_tokens == 3
+
+
+def test_an_image_is_not_counted_by_its_bytes():
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 10**6}}
+    parts = [{"type": "text", "text": "What is this?"}, image]
+    assert most_tokens(ChatRequest(({"role": "user", "content": parts},))).prompt_tokens < 50_000
+
+
+def ledger_of(journal: Journal, usd: float) -> Ledger:
+    model = {"_type": "openai", "model_name": BASE, "max_tokens": 10}
+    model["prices"] = {"prompt": 1, "completion": 1, "training": 25.0}
+    return Ledger(journal, parse_config({"llms": {"policy": model}, "budget": {"usd": usd}}))
+
+
+async def line_of(server: StandIn, journal: Journal, ledger: Ledger) -> ModelLine:
+    adapter = OpenAiAdapter(OpenAiAdapterConfig(retry_wait=0.001, n_epochs=2), server.client(), BASE)
+    await adapter.initialize(FinetuneConfig())
+    line = ModelLine("policy", "policy", adapter, EchoEngine(), journal, ledger=ledger)
+    await line.take_up(None)
+    return line
+
+
+async def test_a_job_counts_as_the_most_it_may_train_on_and_then_as_the_api_says(journal: Journal):
+    server, ledger = StandIn(), ledger_of(journal, 1.0)
+    line = await line_of(server, journal, ledger)
+    data = supervised()
+    tokens = line.adapter.charged_tokens(data)
+    assert tokens is not None
+    ref = await line.submit(data)
+    assert isinstance(ref, TrainingJobRef)
+    assert ledger.bill.total.usd == pytest.approx(tokens * 25 / 1e6)
+    await line.wait(ref, 30.0, 0.01)
+    [job] = ledger.bill.lines
+    assert (job.role, job.phase) == ("training", data.run_id)
+    trained = server.jobs["ftjob-0"]["trained_tokens"]
+    assert 0 < trained == job.trained_tokens
+    assert job.usd == pytest.approx(trained * 25 / 1e6)
+
+
+async def test_a_job_that_costs_too_much_is_not_submitted(journal: Journal):
+    server, ledger = StandIn(), ledger_of(journal, 1e-5)
+    line = await line_of(server, journal, ledger)
+    stopped = asyncio.Event()
+    ledger.on_reached = stopped.set
+    submitting = asyncio.ensure_future(line.submit(supervised()))
+    await asyncio.wait_for(stopped.wait(), 20)
+    assert not submitting.done() and not server.jobs and not server.files
+    assert ledger.reached is not None and ledger.reached.override.startswith("budget.usd=")
+    submitting.cancel()

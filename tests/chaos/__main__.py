@@ -17,8 +17,7 @@ from tempfile import TemporaryDirectory
 from tests.chaos.agents import misbehave
 from tests.chaos.canaries import plant
 from tests.chaos.cluster import kill_on_cluster
-from tests.chaos.flips import flip_bytes
-from tests.chaos.kills import kill_at_every_operation, kill_at_random
+from tests.chaos.kills import flip_bytes, kill_at_every_operation, kill_at_random
 from tests.chaos.remote import remote
 from tests.chaos.scene import FIGURES, Figures, Scene, is_whole, summed
 from tests.chaos.server import corpus

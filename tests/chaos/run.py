@@ -1,7 +1,8 @@
-"""The short run that is harmed: two models in deterministic mode, one trained here and one at a paid API."""
+"""The short run that is harmed: two models in deterministic mode, and the API that it pays."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -12,15 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from etude.models.tiny import build_policy, build_tokenizer
-from tests.backends.openai_stand_in import BASE, KEY
-from tests.chaos.acknowledged import lost_entries
-from tests.chaos.paid import Paid
+from tests.backends.openai_stand_in import BASE, KEY, StandIn
+from tests.chaos.acknowledged import is_answered, lost_entries
 from tests.chaos.project import AGENT, NAME, differences, path_of
 from tests.cli.killed import everything, repeatable_project
 from tests.cli.projects import change, rows
 from tests.forked import Forked
-from tests.times import without_times
+from tests.support import without_times
 
 TRAIN = ("train", "config.yml", "--name", NAME, "-o", "storage=null", "--json")
 RESUME = ("resume", NAME, "--json")
@@ -196,3 +198,42 @@ def _project(folder: Path) -> Path:
         },
     )
     return project
+
+
+class Paid(StandIn):
+    """Answers follow from requests alone, so that every run gets the same; what is made has its time.
+
+    Outlives the run, as the API does: whoever is killed finds there what was made.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(min_rows=2)
+        self.journal = Path()
+        """Of the run that asks."""
+        self.doubled: list[str] = []
+        """Requests whose answer the journal had when they came, in words."""
+
+    def clear(self) -> None:
+        """Forget files and jobs, as before the first run."""
+        self.go_back_to(({}, {}, {}))
+
+    def state(self) -> tuple[Any, ...]:
+        """All that was made so far."""
+        return copy.deepcopy((self.files, self.contents, self.jobs))
+
+    def go_back_to(self, state: tuple[Any, ...]) -> None:
+        """Be as when that was the state."""
+        self.files, self.contents, self.jobs = copy.deepcopy(state)
+        self.doubled.clear()
+
+    def _complete(self, request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.read())
+        if is_answered(self.journal, body["seed"]):
+            self.doubled.append(f"the call with seed {body['seed']}, whose answer the journal had")
+        said = hashlib.sha256(
+            json.dumps([body["model"], body["messages"], body["seed"]]).encode()
+        ).hexdigest()
+        reply = super()._complete(request).json()
+        reply |= {"id": "chatcmpl-paid", "created": 0}
+        reply["choices"][0]["message"]["content"] = f"{int(said[:8], 16) % 1000}"
+        return httpx.Response(200, json=reply)

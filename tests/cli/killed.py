@@ -9,7 +9,7 @@ from typing import Any
 
 from etude.store.run_folder import CONFIG_STEP, RunFolder
 from tests.cli.projects import change, local_project, process
-from tests.times import without_times
+from tests.support import without_times
 
 
 def repeatable_project(folder: Path, base: Path) -> Path:

@@ -14,12 +14,7 @@ SCRIPTED = {
     "llms": {"policy": {"_type": "tests.cli.parts:scripted"}},
     "trajectory_builders": {"grpo": {"_type": "grpo", "num_generations": 2}},
     "trainer_adapters": {"counting": {"_type": "tests.cli.parts:counting"}},
-    "finetuning": {
-        "enabled": True,
-        "num_epochs": 1,
-        "target_model": "policy",
-        "error_budget": 1.0,
-    },
+    "finetuning": {"enabled": True, "num_epochs": 1, "target_model": "policy", "error_budget": 1.0},
 }
 
 

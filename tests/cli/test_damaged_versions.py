@@ -1,4 +1,4 @@
-"""Stored weights that are not as they were written: a run goes back, and ends as if nothing had been."""
+"""Stored weights and run folders that are not as they were written: a run goes back, or says so."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import json
 import os
 import random
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,10 @@ import pytest
 from etude.inference.embedded import EmbeddedEngine
 from etude.store.facts import histories_of
 from etude.store.files import SUMS
+from etude.store.run_folder import LOCK
 from tests.cli.killed import repeatable_project
 from tests.cli.projects import change, etude, finished, local_project, train_two_models
-from tests.times import without_times
+from tests.support import without_times
 
 FILES = (SUMS, "job.json", "learner.json", "optimiser.safetensors", "trained.safetensors")
 
@@ -137,10 +141,7 @@ def test_check_names_each_file_and_the_next_resume_mends_it(
     assert found.output.splitlines()[-1] == "next: etude resume runs/run"
     facts = json.loads(etude("runs", "check", "run", "--json").output)
     assert facts["damage"] == []
-    assert [clause.split()[0] for clause in facts["files"]] == [
-        "v1/trained.safetensors",
-        "v3/learner.json",
-    ]
+    assert [clause.split()[0] for clause in facts["files"]] == ["v1/trained.safetensors", "v3/learner.json"]
     assert etude("resume", "run").exit_code == 0
     assert not calls
     shutil.rmtree(run / "checkpoints" / "v1")
@@ -203,3 +204,50 @@ def test_whatever_byte_of_a_run_is_flipped_it_ends_as_if_it_had_not_been_or_is_r
         shutil.rmtree(other)
     assert ends.count(0) > 30
     assert ends.count(1) > 5
+
+
+def kill_at_first_database(project: Path) -> None:
+    """Begin a run in a process that is killed as it makes `run.db`."""
+    code = (
+        "import os, signal, sys\n"
+        "def hook(event, arguments):\n"
+        "    if event in ('open', 'sqlite3.connect') and str(arguments[0]).endswith('run.db'):\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "sys.addaudithook(hook)\n"
+        "from etude.store.run_folder import RunFolder\n"
+        "RunFolder.create('runs', 'r', files={'config.yml': 'seed: 1\\n'})\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], cwd=project, check=False)
+    assert killed.returncode == -signal.SIGKILL
+
+
+def test_a_run_that_was_killed_before_it_had_a_journal_is_begun_again(project: Path) -> None:
+    kill_at_first_database(project)
+    assert (project / "runs" / "r" / LOCK).exists()
+    refused = etude("resume", "r")
+    assert refused.exit_code == 2, refused.output
+    assert "run r was stopped before it had stored anything, so there is nothing to go on" in refused.output
+    assert "Start it again: etude train CONFIG --name r" in refused.output
+    begun = etude("train", "config.yml", "--name", "r")
+    assert begun.exit_code == 0, begun.output
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.5, 0.98, None], ids=["empty", "half", "nearly all", "deleted"])
+def test_a_config_that_is_not_whole_is_refused_and_without_one_the_journals_counts(
+    project: Path, kept: float | None
+) -> None:
+    assert etude("train", "config.yml", "--name", "r").exit_code == 0
+    config = project / "runs" / "r" / "config.yml"
+    whole = config.read_text()
+    if kept is None:
+        config.unlink()
+    else:
+        config.write_text(whole[: int(kept * len(whole))])
+    if kept is not None:
+        refused = etude("resume", "r")
+        assert refused.exit_code != 0
+        assert "config.yml is damaged: config.yml is " in " ".join(refused.output.split())
+        assert etude("runs", "check", "r").exit_code == 1
+        config.unlink()
+    assert etude("resume", "r").exit_code == 0
+    assert etude("runs", "check", "r").exit_code == 0

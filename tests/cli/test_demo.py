@@ -73,11 +73,7 @@ def small_example(tmp_path, monkeypatch):
     """In the place of the calculator, one that takes seconds. The current folder is empty."""
     source = tmp_path / "examples" / "calculator"
     source.mkdir(parents=True)
-    for name, text in (
-        ("agent.py", AGENT),
-        ("base.py", BASE),
-        ("config.yml", CONFIG),
-    ):
+    for name, text in (("agent.py", AGENT), ("base.py", BASE), ("config.yml", CONFIG)):
         (source / name).write_text(text)
     monkeypatch.setattr("etude.demo.demo.examples_folder", lambda: source.parent)
     here = tmp_path / "here"

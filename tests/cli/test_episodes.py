@@ -1,12 +1,13 @@
-"""`etude episodes`: lists that words filter, and one episode."""
+"""`etude evaluate` and `etude episodes`: scores with their intervals, and what was said in an episode."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
+import yaml
 
-from tests.cli.projects import etude
+from tests.cli.projects import change, etude, finished
 
 
 @pytest.fixture
@@ -44,3 +45,184 @@ def test_episodes_are_listed_and_filtered(evaluated):
 def test_what_cannot_be_done_is_said(evaluated, words, said):
     shown = etude("episodes", *words)
     assert shown.exit_code == 2 and said in shown.stderr
+
+
+GAME = '''
+import etude
+
+
+def look_up(word: str) -> str:
+    """Look a word up."""
+    return f"{word} means\\nyes"
+
+
+@etude.workflow
+async def looks_up(example, episode):
+    episode.note("begins")
+    messages = [{"role": "user", "content": example.inputs["question"]}]
+    called = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": '{"word": "t"}'}}
+    async with episode.function("solver"):
+        first = await episode.chat(messages, tools=[look_up])
+        messages += [first.message, {"role": "assistant", "content": None, "tool_calls": [called]}]
+        messages.append({"role": "tool", "tool_call_id": "1", "content": look_up("t")})
+        await episode.chat(messages)
+    episode.step_reward(0.5, "looked it up")
+    await episode.chat([{"role": "user", "content": "done?"}])
+    return first.text
+'''
+
+
+def evaluate(*options):
+    assert etude("evaluate", "config.yml", "--name", "e", *options).exit_code == 0
+
+
+def printed(*options):
+    shown = etude("episodes", "show", "eval/v0/0", "--run", "e", *options)
+    assert shown.exit_code == 0, shown.stderr
+    return shown.stdout.partition("next: ")[0].rstrip("\n") + "\n"
+
+
+def read(*options):
+    return yaml.safe_load(printed(*options))
+
+
+@pytest.fixture
+def game(project):
+    (project / "game.py").write_text(GAME)
+    return project
+
+
+def test_an_episode_reads_from_top_to_bottom(project):
+    evaluate("--greedy")
+    assert printed() == (
+        "---\n"
+        "episode: eval/v0/0\n"
+        "example: v0\n"
+        "inputs:\n"
+        "  question: v0?\n"
+        "expected: 'yes'\n"
+        "turns:\n"
+        "- call: 0\n"
+        "  model: policy\n"
+        "  prompt:\n"
+        "  - user: v0?\n"
+        "  assistant: 'yes'\n"
+        "  finish_reason: stop\n"
+        "output: 'yes'\n"
+        "reward: 1.0\n"
+        "scores:\n"
+        "  brief:\n"
+        "    score: 0.25\n"
+        "    reasoning: shorter is better\n"
+        "  correct: 1.0\n"
+    )
+
+
+def test_tools_and_events_are_shown_where_they_happened(game):
+    change(game / "config.yml", workflow="game:looks_up")
+    evaluate("--greedy")
+    started, first, second, rewarded, third = read()["turns"]
+    assert started == {"note": "begins"}
+    assert first["function"] == "solver" and first["prompt"] == [{"user": "v0?"}]
+    # What was said before is not said again.
+    assert second["prompt"] == [{"tool_calls": [{"look_up": {"word": "t"}}]}, {"tool": "t means\nyes"}]
+    assert rewarded == {"step_reward": 0.5, "reason": "looked it up"}
+    assert third["prompt"] == [{"user": "done?"}] and "function" not in third
+
+
+def test_a_failed_episode_is_shown_up_to_its_failure(project):
+    line = json.dumps({"id": "v0", "question": "broken?", "answer": "yes"}) + "\n"
+    (project / "validation.jsonl").write_text(line)
+    etude("evaluate", "config.yml", "--name", "e", "-o", "finetuning.error_budget=1")
+    shown = read()
+    assert shown["failure"].startswith("call_failed: ") and "output" not in shown
+    assert shown["turns"][0]["prompt"] == [{"user": "broken?"}]
+    assert "500" in shown["turns"][0]["error"]
+
+
+def scores_told(*arguments):
+    shown = etude("evaluate", *arguments, "--json")
+    assert shown.exit_code == 0, shown.stderr
+    return json.loads(shown.stdout)
+
+
+def test_the_held_out_examples_are_evaluated(project):
+    result = scores_told("config.yml")
+    assert result["examples"] == 6
+    assert {item["id"] for item in result["items"]} == {f"v{n}" for n in range(6)}
+    scores = result["scores"]["correct"]
+    assert scores["low"] <= scores["mean"] <= scores["high"]
+    assert (scores["n"], scores["scored"], scores["unscored"]) == (6, 6, 0)
+
+
+def test_repeated_episodes_of_an_example_count_as_one_draw(project):
+    result = scores_told("config.yml", "--repeat", "4")
+    scores = result["scores"]["correct"]
+    assert (scores["n"], scores["scored"]) == (6, 24)
+    assert len(result["items"]) == 24
+
+
+def test_results_are_kept(project):
+    change(project / "config.yml", eval__general__output_dir=str(project / "results"))
+    scores_told("config.yml", "--name", "e")
+    for folder in (project / "runs" / "e", project / "results"):
+        assert json.loads((folder / "evaluation.json").read_text())["scores"]["correct"]["n"] == 6
+        assert len((folder / "items.jsonl").read_text().splitlines()) == 6
+
+
+def test_a_version_of_a_run_is_evaluated(local):
+    assert etude("train", "config.yml", "--name", "r").exit_code == 0
+    base, first, best = (scores_told("config.yml", "--model", f"r{wish}") for wish in (":base", ":v1", ""))
+    assert (base["model"], first["model"]) == ("r:base", "r:v1")
+    assert best["model"] in ("r:v1", "r:v2", "r:base")
+    outputs = [[item["output"] for item in result["items"]] for result in (base, first)]
+    assert outputs[0] != outputs[1]
+    again = scores_told("config.yml", "--model", "runs/r:v1")
+    assert [item["output"] for item in again["items"]] == outputs[1]
+
+
+def test_an_exported_model_does_what_its_version_does(local):
+    assert etude("train", "config.yml", "--name", "r").exit_code == 0
+    assert etude("export", "r", "--version", "v2", "--out", "mine").exit_code == 0
+    exported = scores_told("config.yml", "--model", "mine")
+    version = scores_told("config.yml", "--model", "r:v2")
+    assert [item["output"] for item in exported["items"]] == [item["output"] for item in version["items"]]
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("r:v9", "has no version v9"),
+        ("r:worst", "'worst' is no version"),
+        ("./nowhere", "the folder does not exist"),
+    ],
+)
+def test_a_model_that_is_not_there(local, model, reason):
+    assert etude("train", "config.yml", "--name", "r", "-o", "finetuning.num_epochs=1").exit_code == 0
+    shown = etude("evaluate", "config.yml", "--model", model)
+    assert shown.exit_code == 2
+    assert reason in shown.stderr
+    assert [path.name for path in (local / "runs").iterdir()] == ["r"]
+
+
+def test_stored_episodes_are_scored_again_without_running_the_agent(project):
+    scores_told("config.yml", "--name", "e")
+    agent = (project / "agent.py").read_text()
+    agent = agent.replace("return float(output == example.expected)", "return 0.25")
+    agent = agent.replace("reply = await", "raise RuntimeError('the agent ran')\n    reply = await")
+    (project / "agent.py").write_text(agent)
+    shown = finished("evaluate", "--rescore", "e", "--json", folder=project)
+    assert shown.returncode == 0, shown.stderr
+    result = json.loads(shown.stdout)
+    assert result["phase"] == "eval"
+    assert result["scores"]["correct"]["mean"] == 0.25
+
+
+def test_any_phase_of_a_training_run_can_be_scored_again(project):
+    assert etude("train", "config.yml", "--name", "r").exit_code == 0
+    assert scores_told("--rescore", "r")["phase"] == "validation/2"
+    result = scores_told("config.yml", "--rescore", "runs/r", "--phase", "train/2")
+    assert (result["phase"], result["episodes"]) == ("train/2", 32)
+    shown = etude("evaluate", "--rescore", "r", "--phase", "train/8")
+    assert shown.exit_code == 2
+    assert "there are: validation/2, validation/0, train/2, train/1" in shown.stderr

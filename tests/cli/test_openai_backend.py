@@ -1,25 +1,23 @@
-"""`etude check`, `train` and `resume` with training at OpenAI: a stand-in that speaks its wire format."""
+"""`etude check`, `train` and `resume` with training at OpenAI or a language-model server, by stand-ins."""
 
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.openai_stand_in import BASE, KEY, StandIn
-from tests.cli.projects import change, etude, process, scripted_project
+from tests.cli.projects import change, etude, process, scripted_project, submitted
 
 
 def says(model: str, number: int) -> str:
     """The base model is right half of the time, and what was fine-tuned always."""
     return "yes" if model != BASE or number % 2 else "no"
-
-
-PRICES = {"prompt": 0.15, "completion": 0.6, "training": 3.0}
 
 
 @pytest.fixture
@@ -44,7 +42,7 @@ def hosted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: tuple[StandIn, 
                 "model_name": BASE,
                 "max_tokens": 8,
                 "retry_wait": 0,
-                "prices": PRICES,
+                "prices": {"prices": {"prompt": 0.15, "completion": 0.6, "training": 3.0}},
             }
         },
         trajectory_builders={"good": {"_type": "expert_iteration", "num_generations": 4, "min_reward": 1}},
@@ -52,10 +50,6 @@ def hosted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: tuple[StandIn, 
         trainers={"epochs": {"_type": "epochs", "poll_interval": 0.001}},
     )
     return config
-
-
-def made_by(job: dict[str, Any]) -> str:
-    return str(job["fine_tuned_model"])
 
 
 def test_a_run_makes_jobs_and_samples_from_the_models_that_they_make(hosted, api):
@@ -66,8 +60,10 @@ def test_a_run_makes_jobs_and_samples_from_the_models_that_they_make(hosted, api
     assert (first["model"], second["model"]) == (BASE, "ft:gpt-4o-mini-2024-07-18:org::ftjob-0")
     assert [job["metadata"]["etude_version"] for job in (first, second)] == ["1", "2"]
     assert [row["messages"][-1]["content"] for row in stand_in.rows("ftjob-0")] == 16 * ["yes"]
-    counts = [stand_in.sampled.count(model) for model in (BASE, *(made_by(job) for job in (first, second)))]
-    assert counts == [6 + 32, 32, 6], "validation, an epoch, another one, and validation again"
+    models = [BASE, first["fine_tuned_model"], second["fine_tuned_model"]]
+    assert [*map(stand_in.sampled.count, models)] == [6 + 32, 32, 6], (
+        "validation, an epoch, another one, and validation again"
+    )
     summary = json.loads(Path("runs/r/summary.json").read_text())
     assert (summary["before"]["avg_reward"], summary["after"]["avg_reward"]) == (0.5, 1.0)
     assert summary["last_version"]["location"] == second["fine_tuned_model"]
@@ -146,10 +142,7 @@ def test_with_a_grader_grpo_is_openais_reinforcement_fine_tuning(hosted, api):
     assert (row["expected"], row["inputs"]) == ("yes", {"question": row["messages"][0]["content"]})
 
 
-MOMENTS = ["POST /files", "POST /fine_tuning/jobs", "GET /fine_tuning/jobs/ID"]
-
-
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", ["POST /files", "POST /fine_tuning/jobs", "GET /fine_tuning/jobs/ID"])
 def test_a_run_that_is_killed_pays_once(hosted, api, moment):
     """Killed by SIGKILL after the API did what was asked, and before the answer came."""
     stand_in, _ = api
@@ -162,3 +155,80 @@ def test_a_run_that_is_killed_pays_once(hosted, api, moment):
     shown = etude("resume", "r")
     assert shown.exit_code == 0, shown.stderr
     assert (len(stand_in.files), len(stand_in.jobs), len(stand_in.sampled)) == (1, 1, sampled)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[LmStandIn]:
+    stand_in = LmStandIn(say=lambda model, number: "yes" if model != BASE or number % 3 else "no")
+    with stand_in.serve() as url:
+        monkeypatch.setenv("SERVER", url)
+        monkeypatch.setenv("SERVER_KEY", KEY)
+        monkeypatch.setattr("etude.backends.lm_client._POLL", 0.0)
+        yield stand_in
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: LmStandIn) -> Path:
+    """The current folder, with a config that samples and trains at the server."""
+    monkeypatch.chdir(tmp_path)
+    config = scripted_project(tmp_path)
+    policy = {"_type": "openai", "model_name": BASE, "base_url": "${SERVER}", "api_key": "${SERVER_KEY}"}
+    change(
+        config,
+        llms={"policy": {**policy, "provider": "etude", "retry_wait": 0}},
+        trainer_adapters={"server": {"_type": "lm_server"}},
+        trainers={"epochs": {"_type": "epochs", "poll_interval": 0.001}},
+    )
+    return config
+
+
+def test_grpo_goes_through_the_server_and_back(served, server):
+    shown = etude("train", "config.yml", "--name", "r", "-o", "finetuning.num_epochs=1")
+    assert shown.exit_code == 0, shown.stderr
+    (job,) = server.jobs.values()
+    assert job["method"]["type"] == "grpo"
+    groups = [row["trajectories"] for row in server.rows("ftjob-0")]
+    assert {len(group) for group in groups} == {4}
+    assert {tuple(one["turns"][0]["token_ids"]) for group in groups for one in group} == {
+        (*b"yes", 2),
+        (*b"no", 2),
+    }
+    summary = json.loads(Path("runs/r/summary.json").read_text())
+    assert summary["last_version"]["location"] == job["fine_tuned_model"]
+    assert server.sampled[-1] == job["fine_tuned_model"], "validation is by what was trained"
+    assert server.engine == []
+    samples = submitted("runs/r")
+    assert sorted({sample.reward for sample in samples}) == [0.0, 1.0]
+    assert all(sample.source.makes_advantages for sample in samples)
+    for sample in samples:
+        answer = [at for at, weight in enumerate(sample.weights) if weight]
+        assert answer and {sample.weights[at] for at in answer} == {1.0}
+        assert all((sample.advantages[at] > 0) == (sample.reward == 1) for at in answer)
+
+
+def test_a_run_that_was_stopped_while_its_job_trains_goes_on_with_it(served, server):
+    change(served, trainer_adapters__server__free_engine=True, finetuning__num_epochs=1)
+    server.faults["GET /fine_tuning/jobs/ID"] = [401]
+    assert etude("train", "config.yml", "--name", "r").exit_code == 1
+    assert server.status["status"] == "stopped"
+    shown = etude("resume", "r")
+    assert shown.exit_code == 0, shown.stderr
+    assert len(server.jobs) == 1
+    assert server.status["status"] == "running"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"provider": "auto"}, "does not ask its endpoint for them.*'provider: etude'"),
+        ({"logprobs": False}, "does not ask for logprobs; set 'logprobs: true'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_grpo_without_tokens_is_refused_before_the_first_call(served, server, settings, message, command):
+    for name, value in settings.items():
+        change(served, **{f"llms__policy__{name}": value})
+    shown = etude(command, "config.yml")
+    assert shown.exit_code == 2
+    assert re.search(message, shown.stdout + shown.stderr)
+    assert server.requests == []

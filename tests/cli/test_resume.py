@@ -1,16 +1,19 @@
-"""`etude resume`: going on with what was stopped, or for longer."""
+"""`etude resume`: going on with what was stopped, killed or failed, or for longer."""
 
 from __future__ import annotations
 
 import json
+import random
 import shutil
+from pathlib import Path
 
 import pytest
 import yaml
 
 from etude.core.errors import StoreError
 from etude.loop.record import Record
-from tests.cli.projects import change, etude, local_project, rows
+from tests.cli.killed import everything, killed_after, repeatable_project
+from tests.cli.projects import change, etude, events, finished, local_project, rows
 
 
 @pytest.fixture
@@ -165,3 +168,122 @@ def test_a_run_does_not_go_on_from_another_base_model(tmp_path, base, monkeypatc
         assert "is not what this run began from: model.safetensors is changed" in " ".join(
             shown.stderr.split()
         )
+
+
+@pytest.fixture
+def deterministic(tmp_path: Path, base: Path) -> Path:
+    change(repeatable_project(tmp_path, base) / "config.yml", storage=None)
+    return tmp_path
+
+
+def check_kills(folder: Path, kills: int, seed: int) -> None:
+    arguments = ["train", "config.yml", "--name", "run"]
+    whole = finished(*arguments, "--json", folder=folder)
+    assert whole.returncode == 0, whole.stderr
+    count, chance = len(events(whole.stdout)), random.Random(seed)
+    expected = everything(folder / "runs" / "run")
+    shutil.rmtree(folder / "runs")
+    for _ in range(kills):
+        if not killed_after(chance.randint(2, count - 2), *arguments, folder=folder):
+            break
+        arguments = ["resume", "run"]
+    last = finished("resume", "run", "--json", folder=folder)
+    assert last.returncode == 0, last.stderr
+    assert everything(folder / "runs" / "run") == expected
+
+
+@pytest.mark.parametrize("ahead", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["now", "ahead"])
+def test_a_run_killed_at_random_ends_as_one_that_was_not(deterministic, ahead):
+    change(deterministic / "config.yml", finetuning__collect_ahead=ahead)
+    check_kills(deterministic, kills=2, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 8))
+def test_a_run_killed_many_times_ends_as_one_that_was_not(deterministic, seed):
+    check_kills(deterministic, kills=6, seed=seed)
+
+
+AGENT = """
+import asyncio, pathlib
+import etude
+from tests.support import pass_time
+
+@etude.workflow(timeout=100)
+async def play(example: etude.Example, episode: etude.Episode) -> str:
+    with open("played", "a") as played:
+        played.write(example.id + "\\n")
+    if "lazy" in example.inputs["question"]:
+        raise ValueError("no wish to work")
+    if "slow" in example.inputs["question"]:
+        pass_time(100)  # Of no other, as they are played one after the other.
+        await asyncio.Event().wait()
+    reply = await episode.chat([{"role": "user", "content": example.inputs["question"]}])
+    return reply.text
+
+@etude.evaluator
+def correct(example: etude.Example, output: str) -> float:
+    if pathlib.Path("judge is away").exists() and example.id == "t0":
+        raise OSError("the judge does not answer")
+    return float(output == example.expected)
+"""
+
+
+@pytest.fixture
+def failing(project, monkeypatch):
+    """A run that stopped in its second epoch, with failures of every kind in both of its epochs."""
+    (project / "agent.py").write_text(AGENT)
+    questions = {"t0": "0?", "t1": "1?", "t2": "2?", "away": "broken?", "lazy": "lazy?", "slow": "slow?"}
+    lines = [{"id": name, "question": text, "answer": "yes"} for name, text in questions.items()]
+    (project / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (project / "judge is away").touch()
+    change(
+        project / "config.yml",
+        eval__evaluators={"correct": "agent:correct"},
+        eval__general__max_concurrency=1,
+        finetuning__error_budget=1.0,
+        llms__policy__log=str(project / "log"),
+    )
+    submit = __import__("tests.training", fromlist=["FakeAdapter"]).FakeAdapter.submit
+
+    async def once(adapter, trajectories):
+        if trajectories.run_id.endswith("-2"):
+            raise RuntimeError("the backend is away")
+        return await submit(adapter, trajectories)
+
+    monkeypatch.setattr("tests.training.FakeAdapter.submit", once)
+    shown = etude("train", "config.yml", "--name", "r")
+    assert shown.exit_code == 1, shown.stdout
+    monkeypatch.setattr("tests.training.FakeAdapter.submit", submit)
+    (project / "judge is away").unlink()
+    (project / "train.jsonl").write_text((project / "train.jsonl").read_text().replace("broken", "mended"))
+    (project / "played").unlink()
+    return project
+
+
+def failures(project) -> dict[str, int]:
+    epochs = [
+        json.loads(line) for line in (project / "runs/r/training_metrics.jsonl").read_text().splitlines()
+    ]
+    return epochs[-1]["failures"]
+
+
+def played(project) -> list[str]:
+    """The training examples that an agent was run on since the run stopped."""
+    file = project / "played"
+    return [name for name in file.read_text().split() if name[0] != "v"] if file.exists() else []
+
+
+def test_only_what_was_not_the_agents_fault_is_tried_again(failing):
+    shown = etude("resume", "r", "--retry-failed")
+    assert shown.exit_code == 0, shown.stderr
+    assert "to be tried again: 4 × call_failed, 4 × score:correct" in shown.stdout
+    # The four episodes of the one example, in the epoch that was not finished.
+    assert played(failing) == ["away"] * 4
+    assert failures(failing) == {"raised": 4, "timeout": 4}
+
+
+def test_without_it_the_failures_stay(failing):
+    assert etude("resume", "r").exit_code == 0
+    assert played(failing) == []
+    assert failures(failing) == {"call_failed": 4, "raised": 4, "timeout": 4, "score:correct": 4}

@@ -1,13 +1,19 @@
-"""`etude train`: from a config to a trained run."""
+"""`etude init` and `etude train`: from nothing to a trained run, and the alarms that ring meanwhile."""
 
 from __future__ import annotations
 
 import json
+import random
 import re
+from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from tests.cli.projects import change, etude, events, rows, started_anew
+from etude.cli.init import Task
+from etude.models.tiny import TinyShape, build_policy, build_tokenizer
+from etude.preflight.starter_files.larger.rows import HELD_OUT, TRAIN
+from tests.cli.projects import change, etude, events, finished, process, rows, started_anew
 
 
 def test_a_config_becomes_a_trained_run(local):
@@ -67,3 +73,111 @@ def test_what_nobody_foresaw_is_one_sentence(project, monkeypatch):
         r"error: \S+test_train\.py:\d+: KeyError: 'surprise'; add --debug to see how it came to that\n",
         shown.stderr,
     )
+
+
+def test_a_project_that_runs_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    spoken = "Which number is larger, 12 or 345? Answer with the number only. 67890"
+    build_policy(build_tokenizer([spoken], splits=["[0-9]"]), 0).export(tmp_path / "base")
+    shown = etude("init", "my_agent", "--model", "base")
+    assert shown.exit_code == 0, shown.stderr
+    assert shown.stdout.rstrip().splitlines()[-1] == "next: cd my_agent && etude check config.yml"
+    monkeypatch.chdir(tmp_path / "my_agent")
+    assert etude("check", "config.yml").exit_code == 0
+    few = ["-o", "finetuning.num_epochs=1", "-o", "trajectory_builders.grpo.drop_flat_groups=false"]
+    told = events(etude("train", "config.yml", *few, "--json").stdout)
+    assert (told[0]["examples"], told[0]["validation_examples"]) == (TRAIN, HELD_OUT)
+    assert told[-1]["event"] in ("finished", "error")
+    assert any(event["event"] == "validated" for event in told)
+
+
+@pytest.mark.parametrize("task", get_args(Task))
+def test_each_task_passes_a_check_and_holds_out_rows_of_its_own(task, tmp_path, monkeypatch):
+    told = json.loads(etude("init", tmp_path / task, "--task", task, "--json").stdout)
+    assert {"agent.py", "train.jsonl", "validation.jsonl", "config.yml"} <= {*told["files"]}
+    monkeypatch.chdir(tmp_path / task)
+    texts = [path.read_text() for path in Path().iterdir()]
+    build_policy(build_tokenizer(texts), 0, TinyShape(max_context=2048)).export(Path("tiny"))
+    checked = etude("check", "config.yml", "-o", "llms.policy.model=tiny")
+    assert checked.exit_code == 0, checked.stdout + checked.stderr
+    train, held_out = (
+        [{key: value for key, value in row.items() if key != "id"} for row in events(Path(name).read_text())]
+        for name in ("train.jsonl", "validation.jsonl")
+    )
+    assert len(train) >= 256 and len(held_out) >= 128
+    assert not any(row in train for row in held_out)
+
+
+def test_nothing_is_written_over(tmp_path):
+    (tmp_path / "agent.py").write_text("mine")
+    shown = etude("init", tmp_path)
+    assert shown.exit_code == 2
+    assert (tmp_path / "agent.py").read_text() == "mine"
+    assert not (tmp_path / "config.yml").exists()
+
+
+ALARM = """
+
+class AtEpoch(etude.Alarm):
+    at: int
+
+    def look(self, entry, earlier):
+        if not isinstance(entry, etude.EpochEntry):
+            return None
+        return "this epoch is not to be trusted" if entry.epoch == self.at else ""
+"""
+
+
+def ring(project, action, at=1):
+    """Have a project's run ring an alarm of its own."""
+    agent = project / "agent.py"
+    agent.write_text(agent.read_text() + ALARM)
+    alarm = {"_type": "agent:AtEpoch", "at": at, "action": action}
+    change(project / "config.yml", finetuning__alarms={"mine": alarm})
+
+
+def test_a_paused_run_says_how_to_go_on_and_does(project):
+    ring(project, "pause")
+    shown = etude("train", "config.yml", "--name", "r")
+    assert shown.exit_code == 3
+    assert "warning: epoch 1: this epoch is not to be trusted" in shown.stdout
+    assert shown.stderr.splitlines() == [
+        "paused by an alarm: epoch 1: this epoch is not to be trusted",
+        "to go on without this alarm: etude resume runs/r -o finetuning.alarms.mine.action=off",
+        "next: etude resume runs/r",
+    ]
+    assert etude("resume", "runs/r").exit_code == 0
+    assert json.loads((project / "runs/r/summary.json").read_text())["epochs_trained"] == 2
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_back_is_the_same_when_it_is_killed_on_the_way(local):
+    """Its weights too, and with them the optimiser's steps."""
+    ring(local, "rollback", at=2)
+    change(
+        local / "config.yml",
+        finetuning__deterministic=True,
+        finetuning__num_epochs=3,
+        trainer_adapters__local__lora={"r": 4},
+        trainers={"epochs": {"_type": "epochs", "keep_checkpoints": "all"}},
+    )
+    whole = finished("train", "config.yml", "--name", "whole", "--json", folder=local)
+    assert whole.returncode == 0, whole.stderr
+    told = events(whole.stdout)
+    (alarm,) = [number for number, event in enumerate(told) if event.get("alarm") == "mine"]
+    assert told[alarm]["back_to"] in (0, 1)
+    running = process("train", "config.yml", "--name", "killed", "--json", folder=local)
+    assert running.stdout is not None
+    for _ in range(random.Random(1).choice([alarm, alarm + 1])):
+        running.stdout.readline()
+    running.kill()
+    running.communicate()
+    last = finished("resume", "killed", "--json", folder=local)
+    assert last.returncode == 0, last.stderr
+    ends = [
+        (local / "runs" / name / "summary.json").read_text().replace(f"runs/{name}/", "")
+        for name in ("whole", "killed")
+    ]
+    one, other = ({**json.loads(end), "run_id": ""} for end in ends)
+    assert one == other
+    assert one["last_version"]["number"] == 3

@@ -155,11 +155,7 @@ def completions(target: Target) -> None:
 @CLIENT.feature("`completions.create` with `logprobs`; `prompt_logprobs` in `extra_body`")
 def scores(target: Target) -> None:
     answer = _sdk(target).completions.create(
-        model=target.model,
-        prompt=QUESTION,
-        max_tokens=2,
-        logprobs=1,
-        extra_body={"prompt_logprobs": 1},
+        model=target.model, prompt=QUESTION, max_tokens=2, logprobs=1, extra_body={"prompt_logprobs": 1}
     )
     choice = answer.choices[0]
     same(len(choice.logprobs.token_logprobs), answer.usage.completion_tokens)

@@ -41,11 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "config",
-    [
-        {},
-        {"lora": LORA, "shard_training": True},
-        {"shard_training": True, "gradient_checkpointing": True},
-    ],
+    [{}, {"lora": LORA, "shard_training": True}, {"shard_training": True, "gradient_checkpointing": True}],
     ids=["copies", "LoRA in shards", "shards"],
 )
 async def test_two_nodes_make_the_versions_of_one_process(

@@ -13,8 +13,8 @@ from etude.config.load import load_config
 from etude.core.errors import RequestError
 from tests.chaos.nodes import add_node, cluster_of
 from tests.runners.playing import evaluate, examples
-from tests.runners.test_endpoints import Endpoint
-from tests.runners.test_endpoints import endpoint as endpoint
+from tests.runners.test_places import Endpoint
+from tests.runners.test_places import endpoint as endpoint
 from tests.telemetry.test_status import seen
 
 pytest.importorskip("ray")

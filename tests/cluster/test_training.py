@@ -20,7 +20,7 @@ from tests.learner.test_team import assert_near
 from tests.server.data import create, messages, supervised, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
 from tests.server.test_crash import LONG, check_whole
-from tests.server.test_processes import losses, wait_for_end
+from tests.server.test_engine import losses, wait_for_end
 
 pytestmark = pytest.mark.cluster
 

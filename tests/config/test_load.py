@@ -206,10 +206,7 @@ def test_the_same_config_from_a_mapping(folder: Path):
         "workflow": {"_type": "my_agent_workflow", "llm": "policy"},
         "eval": {
             "general": {"dataset": JsonConfig(file_path=Path("x.json"))},
-            "evaluators": {
-                "correct": "my_agent:correct",
-                "both": WeightedConfig(weights={"correct": 1.0}),
-            },
+            "evaluators": {"correct": "my_agent:correct", "both": WeightedConfig(weights={"correct": 1.0})},
         },
         "finetuning": {"enabled": True, "reward_function": {"name": "both"}},
     }

@@ -46,10 +46,7 @@ def test_they_are_masked_wherever_they_stand_and_nothing_else_is(config: Path):
     assert "canary" not in str(kept)
     helper, arguments = kept["llms"]["helper"], kept["workflow"]["arguments"]
     assert helper["extra_body"] == {"provider": {"token": MASK, "order": ["a"]}, "seed_key": "plain"}
-    assert arguments == ARGUMENTS | {
-        "service": {"password": MASK, "pad_token": "<|pad|>"},
-        "database": MASK,
-    }
+    assert arguments == ARGUMENTS | {"service": {"password": MASK, "pad_token": "<|pad|>"}, "database": MASK}
 
 
 def test_what_is_kept_loads_as_the_same_config_where_the_file_is_still_there(config: Path, tmp_path: Path):

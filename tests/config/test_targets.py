@@ -1,14 +1,26 @@
-"""Several models to train in one run."""
+"""Several models to train in one run, and the blocks `warm_up` and `alarms`."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from etude.config.finetuning import CurriculumLearningConfig, FinetuneConfig, TargetConfig
-from etude.config.load import load_config, resolved_yaml
-from etude.core.errors import ConfigError
+from etude.alarms.alarm import Alarm, alarms_of
+from etude.backends.capabilities import Capabilities, JobHyperparameters, check_block
+from etude.config.finetuning import (
+    CurriculumLearningConfig,
+    FinetuneConfig,
+    TargetConfig,
+    WarmUpConfig,
+    read_transcripts,
+)
+from etude.config.load import load_config, parse_config, resolved_yaml
+from etude.core.errors import CapabilityError, ConfigError, DatasetError
+from etude.core.example import Example
 
 TWO = """\
 llms: {prover: local, verifier: local, judge: local}
@@ -72,11 +84,7 @@ def test_a_target_by_itself_is_a_block_with_one_model(folder: Path):
 @pytest.mark.parametrize(
     ("written", "instead", "message"),
     [
-        (
-            "model: verifier",
-            "model: verifyer",
-            "config.yml:13:7: .* 'llms' has no model 'verifyer'",
-        ),
+        ("model: verifier", "model: verifyer", "config.yml:13:7: .* 'llms' has no model 'verifyer'"),
         (
             "checker:",
             "other:\n      model: judge\n    checker:",
@@ -91,11 +99,7 @@ def test_a_target_by_itself_is_a_block_with_one_model(folder: Path):
         ("name: verified", "name: verify", "no evaluator 'verify'; did you mean"),
         ("prover: {reward", "stranger: {reward", r"'finetuning.targets.stranger.model' is missing"),
         ("checker:", "a/b:", "a target's name is made of letters"),
-        (
-            "every: 2\n",
-            "evry: 2\n",
-            "key 'finetuning.targets.checker.evry' is not known; did you",
-        ),
+        ("every: 2\n", "evry: 2\n", "key 'finetuning.targets.checker.evry' is not known; did you"),
         ("every: 2\n", "every: 0\n", "expected an integer >= 1, found 0"),
         ("  trajectory_builder: groups\n", "", "'trajectory_builders' has several; name one of"),
         ("  enabled: true", "  enabled: true\n  target_model: judge", "models to train are those of"),
@@ -145,3 +149,161 @@ def test_targets_train_the_functions_that_are_named_for_all(folder: Path):
     text = TWO.replace("  enabled: true", "  enabled: true\n  target_functions: [debate]")
     targets = load_config(write(folder, text)).finetuning.targets
     assert [target.target_functions for target in targets.values()] == [["debate"], ["debate"]]
+
+
+TALK = [{"role": "user", "content": "two?"}, {"role": "assistant", "content": "2"}]
+
+
+def parse(tmp_path, warm_up):
+    file = tmp_path / "config.yml"
+    file.write_text(f"llms: {{policy: {{_type: local, model: m}}}}\nfinetuning:\n  warm_up: {warm_up}\n")
+    return load_config(file)
+
+
+@pytest.mark.parametrize(
+    ("warm_up", "problem"),
+    [
+        ("{transcripts: t.jsonl}", "set `until` or `steps`"),
+        ("{transcripts: t.jsonl, steps: 3, until: {loss: 1}}", "set `until` or `steps`"),
+        ("{transcripts: t.jsonl, until: {}}", "set `reward` or `loss`"),
+        ("{transcripts: t.jsonl, step: 3}", "did you mean 'steps'"),
+        ("[{transcripts: t.jsonl, steps: 1, batch: 3}]", "did you mean 'batch_size'"),
+    ],
+)
+def test_a_block_that_cannot_be_is_refused_with_its_line(tmp_path, warm_up, problem):
+    (tmp_path / "t.jsonl").write_text(json.dumps({"messages": TALK}))
+    with pytest.raises(ConfigError, match=problem) as refused:
+        parse(tmp_path, warm_up)
+    assert "config.yml:3" in str(refused.value)
+
+
+def test_a_file_is_found_beside_the_config_and_a_missing_one_matters_in_training_alone(tmp_path):
+    (tmp_path / "t.jsonl").write_text(json.dumps({"messages": TALK}))
+    config = parse(tmp_path, "{transcripts: t.jsonl, steps: 3}")
+    assert config.finetuning.warm_ups[0].transcripts == str(tmp_path / "t.jsonl")
+    with pytest.raises(ConfigError, match=r"there is no file 'u\.jsonl'"):
+        parse(tmp_path, "[{transcripts: u.jsonl, steps: 3}]").check_training()
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("{", r"t\.jsonl:2:1: broken JSON"),
+        (
+            '{"messages": [{"role": "user", "content": "x"}]}',
+            r"t\.jsonl:2: .*no message of the role assistant",
+        ),
+        ('{"talk": 1}', r"t\.jsonl:2: messages: Field required"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, line, problem):
+    file = tmp_path / "t.jsonl"
+    file.write_text(json.dumps({"messages": TALK}) + "\n" + line)
+    with pytest.raises(DatasetError, match=problem):
+        read_transcripts(str(file), [], 0)
+
+
+def seeded(examples, seed):
+    """As a user's function: bare messages, and an object with tools."""
+    yield [{"role": "user", "content": f"{examples[0].id} {seed}"}, TALK[1]]
+    yield {"messages": TALK, "tools": [{"type": "function", "function": {"name": "add"}}]}
+
+
+def test_a_function_gets_the_examples_and_the_seed(monkeypatch):
+    first, second = read_transcripts(f"{__name__}:seeded", [Example("e1", {})], 7)
+    assert first.messages[0]["content"] == "e1 7"
+    assert second.tools[0]["function"]["name"] == "add"
+
+
+def test_steps_are_one_job_and_a_measurement_ends_a_stretch():
+    assert WarmUpConfig(transcripts="t", steps=50).next_steps(0) == 50
+    assert WarmUpConfig(transcripts="t", steps=50).next_steps(50) == 0
+    until = WarmUpConfig(transcripts="t", until={"loss": 1.0}, min_steps=30, check_every=20, max_steps=60)
+    assert [until.next_steps(done) for done in (0, 30, 50, 60)] == [30, 20, 10, 0]
+
+
+def test_each_target_has_its_own_or_that_of_all():
+    stage = {"transcripts": "t", "steps": 1}
+    block = FinetuneConfig(
+        warm_up=stage, targets={"a": {"warm_up": [stage, stage]}, "b": {}, "c": {"warm_up": []}}
+    )
+    assert [len(block.for_target(name).warm_ups) for name in "abc"] == [2, 1, 0]
+
+
+def test_a_backend_that_cannot_imitate_text_is_refused_by_name():
+    block = FinetuneConfig(warm_up={"transcripts": "t", "steps": 1})
+    check_block("'local'", Capabilities(), block)
+    for capabilities in (Capabilities(transcripts=False), Capabilities(methods=frozenset({"grpo"}))):
+        with pytest.raises(CapabilityError, match=r"'finetuning\.warm_up' .*'openpipe_art' cannot"):
+            check_block("'openpipe_art'", capabilities, block)
+        check_block("'openpipe_art'", capabilities, FinetuneConfig())
+
+
+def test_servers_are_told_of_its_rate_and_batch():
+    given = JobHyperparameters(num_epochs=1, learning_rate=2e-3, batch_size=16)
+    assert given.for_api("supervised") == {"n_epochs": 1, "learning_rate": 2e-3, "batch_size": 16}
+
+
+class Refusals(Alarm, name="refusals_for_tests"):
+    above: float = 0.1
+
+
+def alarms(block: Any) -> dict[str, tuple[str, str]]:
+    """The type and action of each alarm that a config names."""
+    named = parse_config({"finetuning": {"alarms": block}}).finetuning.alarms
+    return {name: (alarm.type_name, alarm.action) for name, alarm in named.items()}
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (False, ("mismatch", "off")),
+        ("off", ("mismatch", "off")),
+        (True, ("mismatch", "warn")),
+        (None, ("mismatch", "warn")),
+        ("stop", ("mismatch", "stop")),
+        ({"above": 0.5}, ("mismatch", "warn")),
+        ({"action": False}, ("mismatch", "off")),
+        ({"_type": "cut_off_answers", "action": "pause"}, ("cut_off_answers", "pause")),
+        ("tests.config.test_targets:Refusals", ("refusals_for_tests", "warn")),
+        ({"_type": "tests.config.test_targets:Refusals", "above": 0.3}, ("refusals_for_tests", "warn")),
+    ],
+)
+def test_short_ways_to_write_an_alarm(written, expected):
+    assert alarms({"mismatch": written}) == {"mismatch": expected}
+
+
+def test_all_can_be_turned_off_at_once():
+    assert alarms_of(parse_config({"finetuning": {"alarms": False}}).finetuning) == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("reward_colapse: off", r":4:5: .*'reward_colapse'; did you mean 'reward_collapse'"),
+        ("reward_collapse: stopp", r":4:5: .*'stopp' is no action of an alarm; did you mean 'stop'"),
+        ("reward_collapse: {action: stopp}", "one of 'off', 'warn', 'pause', 'stop', 'rollback', found"),
+        ("reward_collapse: {bellow: 0.5}", r"reward_collapse.bellow' is not known; did you mean 'below'"),
+        ("reward_collapse: {below: 2}", "expected a number > 0 and < 1, found 2"),
+    ],
+)
+def test_mistakes_are_named_with_their_line_and_the_nearest_name(tmp_path: Path, line, message):
+    (tmp_path / "config.yml").write_text(f"finetuning:\n  enabled: false\n  alarms:\n    {line}\n")
+    with pytest.raises(ConfigError, match=message):
+        load_config(tmp_path / "config.yml")
+
+
+def test_a_run_keeps_the_alarms_that_it_was_begun_with():
+    block = {"mismatch": "pause", "mine": {"_type": "tests.config.test_targets:Refusals", "above": 0.3}}
+    config = parse_config({"finetuning": {"alarms": block}})
+    again = parse_config(yaml.safe_load(resolved_yaml(config)))
+    assert again.finetuning.alarms == config.finetuning.alarms
+
+
+def test_overrides_change_an_alarm_however_it_is_written():
+    data = {"finetuning": {"alarms": {"mismatch": "stop"}}}
+    found = parse_config(data, ["finetuning.alarms.mismatch.above=0.7"]).finetuning.alarms["mismatch"]
+    assert (found.action, found.above) == ("stop", 0.7)
+    assert (
+        parse_config(data, ["finetuning.alarms.mismatch=off"]).finetuning.alarms["mismatch"].action == "off"
+    )

@@ -1,4 +1,4 @@
-"""Intervals: within their bounds, as wide as they should be, and Wilson's where Wilson's is meant."""
+"""Intervals: within their bounds, as wide as they should be, Wilson's where meant; and distributions."""
 
 import math
 import random
@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.core.stats import (
-    estimate,
-    estimate_difference,
-    shared_bounds,
-    shown_mean,
-    t95,
-)
+from etude.core.distribution import Distribution
+from etude.core.stats import estimate, estimate_difference, shared_bounds, shown_mean, t95
+from etude.loop.metrics import reward_metrics
+from etude.report.progress import shown_validation
+from etude.report.words import figure_lines
+from etude.store.figures import summary_of
+from tests.report.histories import History, epoch, validation
 
 unit = st.floats(0, 1)
 
@@ -152,3 +152,40 @@ def test_numbers_as_they_are_shown():
     assert shown_mean(0.5, -0.25, 0.75, sign="+") == "+0.500 [-0.250, +0.750]"
     assert shown_mean(0.5, None, None) == "0.500"
     assert shown_mean(1e308, None, None) == "1e+308"
+
+
+PARTIAL = [0.2] * 41 + [0.0] * 20 + [0.1] * 3
+
+
+def test_the_best_reward_its_share_and_the_counts_are_told():
+    found = Distribution.of(PARTIAL)
+    assert (found.n, found.best, found.best_count, found.full) == (64, 0.2, 41, 1.0)
+    assert str(found) == "best 0.2 (41 of 64, none has 1)"
+    assert found.shown_bars() == "20 × 0, 3 × 0.1, 41 × 0.2"
+    assert str(Distribution.of([0.0, 1.0])) == "best 1 (1 of 2)"
+    assert str(Distribution.of([0.0, 7.0])) == "best 7 (1 of 2)", "nobody knows how much there is"
+    assert str(Distribution.of([0.0, 7.0], (0.0, 10.0))) == "best 7 (1 of 2, none has 10)"
+
+
+def test_many_values_are_counted_by_ranges():
+    found = Distribution.of([number / 100 for number in range(100)])
+    assert len(found.bars) == 8 and {bar.number for bar in found.bars} <= {12, 13}
+    assert found.shown_bars().startswith("13 × 0 … 0.1237, ")
+
+
+@given(st.lists(st.floats(-1e30, 1e30), min_size=1, max_size=40))
+def test_every_reward_is_counted_once(rewards):
+    found = Distribution.of(rewards)
+    assert sum(bar.number for bar in found.bars) == len(rewards)
+    assert Distribution.model_validate(found.model_dump(mode="json")) == found
+
+
+def test_summary_and_lines_say_that_no_answer_has_the_full_reward():
+    metrics = reward_metrics(PARTIAL)
+    reward = metrics.pop("avg_reward")
+    entries = epoch(0, reward, **metrics), validation(0, reward, **metrics)
+    summary = summary_of(History(run_id="r", epochs=entries[:1], validations=entries[1:]))
+    assert summary["before"]["distribution"] == metrics["distribution"]
+    lines = dict(figure_lines(summary))
+    assert lines["distribution before"] == "best 0.2 (41 of 64, none has 1): 20 × 0, 3 × 0.1, 41 × 0.2"
+    assert shown_validation(0, entries[1].metrics).endswith(", best 0.2 (41 of 64, none has 1)")

@@ -1,16 +1,19 @@
-"""Functions that may block: their results and errors, and threads of which nobody knows when they end."""
+"""Functions that may block, threads of which nobody knows when they end; and how an extra is installed."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
+from types import SimpleNamespace
 
 import pytest
 
-from etude.core import threads
+from etude.core import errors, threads
+from etude.core.errors import MissingExtraError
 from etude.core.threads import call_in_thread
 
 
@@ -77,3 +80,25 @@ async def test_one_that_is_told_to_stop_may_clean_up():
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(call_in_thread(work, stop.set), 0.01)
     assert cleaned.is_set()
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (
+            {"url": "file:///home/me/my%20etude", "dir_info": {"editable": True}},
+            "pip install -e '/home/me/my etude[plots]'",
+        ),
+        ({"url": "file:///src/etude", "dir_info": {}}, "pip install '/src/etude[plots]'"),
+        (
+            {"url": "file:///tmp/etude-0.1.0-py3-none-any.whl", "archive_info": {}},
+            "pip install '/tmp/etude-0.1.0-py3-none-any.whl[plots]'",
+        ),
+        (None, "pip install 'etude[plots]'"),
+    ],
+)
+def test_it_names_what_etude_was_installed_from(monkeypatch, origin, command):
+    text = None if origin is None else json.dumps(origin)
+    monkeypatch.setattr(errors, "distribution", lambda name: SimpleNamespace(read_text=lambda file: text))
+    assert errors.install_command("plots") == command
+    assert command in str(MissingExtraError("a picture", "plots"))

@@ -144,10 +144,7 @@ def test_a_trained_model_is_the_same_in_gguf(
     for kind, closeness in (("f32", 0.0), ("f16", 1e-3), ("q8_0", 1e-2)):
         shown = etude("export", "r", "--version", "v1", "--format", "gguf", "--outtype", kind, "--out", kind)
         assert shown.exit_code == 0, shown.stderr
-        assert {file.name for file in (tmp_path / kind).iterdir()} == {
-            "README.md",
-            f"r-v1-{kind}.gguf",
-        }
+        assert {file.name for file in (tmp_path / kind).iterdir()} == {"README.md", f"r-v1-{kind}.gguf"}
         reader = gguf.GGUFReader(tmp_path / kind / f"r-v1-{kind}.gguf")
         assert len(reader.tensors) == len(weights)
         for tensor in reader.tensors:

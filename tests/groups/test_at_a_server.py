@@ -36,7 +36,7 @@ from etude.jobs.folders import JobNameTakenError
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.protocols import adp
 from etude.store.journal import Journal
-from tests.algorithms.plays import played
+from tests.algorithms.scripted_episodes import played
 from tests.server.data import ASK, YES, upload
 from tests.server.process import ServerProcess
 
@@ -187,8 +187,7 @@ async def test_a_group_waits_for_a_server_that_is_not_there_yet_and_says_so(unst
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fresh", "prepare"),
-    [(True, "eval"), (False, "eval"), (True, "wait_for_ready"), (True, None)],
+    ("fresh", "prepare"), [(True, "eval"), (False, "eval"), (True, "wait_for_ready"), (True, None)]
 )
 async def test_after_going_back_the_next_job_starts_from_there(setting, plays, fresh, prepare):
     name = f"back-{fresh}-{prepare}"

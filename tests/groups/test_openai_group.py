@@ -25,9 +25,7 @@ from etude.groups import (
     agents_of_model,
 )
 from etude.protocols import adp, nip
-from etude.store.journal import Journal
-from tests.algorithms.plays import played
-from tests.algorithms.scripted_episodes import conversation, episode
+from tests.algorithms.scripted_episodes import conversation, episode, played
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.openai_stand_in import StandIn
 from tests.protocols.games import example
@@ -77,12 +75,6 @@ class Made:
 
     def again(self):
         return Made(self.folder, self.journal, protocol=self.protocol, adapter=self.adapter, **self.settings)
-
-
-@pytest.fixture
-def journal(tmp_path):
-    with Journal(tmp_path / "run.db") as journal:
-        yield journal
 
 
 @pytest.fixture
@@ -519,10 +511,7 @@ def test_the_attributes_are_those_of_the_agents_and_the_protocol(make):
 @pytest.mark.parametrize(
     ("agents", "message"),
     [
-        (
-            [("a", {}), ("b", {"num_epochs": 2})],
-            "on num_epochs, and it is None for 'a' and 2 for 'b'",
-        ),
+        ([("a", {}), ("b", {"num_epochs": 2})], "on num_epochs, and it is None for 'a' and 2 for 'b'"),
         ([("a", {}), ("b", {"lora_rank": 8})], "must agree on lora_rank"),
         ([("a", {}), ("a", {})], "two agents called 'a'"),
         ([], "has no agents"),

@@ -124,11 +124,7 @@ async def test_a_killed_address_moves_its_own_episodes_and_is_used_again_when_it
 
 
 @pytest.mark.parametrize(
-    ("mode", "cause"),
-    [
-        ("500", "HTTP 500: mode 500"),
-        ("hang", "no answer within 600 s"),
-    ],
+    ("mode", "cause"), [("500", "HTTP 500: mode 500"), ("hang", "no answer within 600 s")]
 )
 async def test_an_address_that_answers_badly_costs_no_call(engine, servers, caplog, mode, cause):
     before = await homes(engine)

@@ -279,19 +279,13 @@ ASKED = {
     "stop_token_ids": (Sampling(stop_token_ids=(7,)), {"stop_token_ids": [7]}),
     "repetition_penalty": (Sampling(repetition_penalty=1.2), {"repetition_penalty": 1.2}),
     "regex": (Sampling(constraint=Constraint("regex", "a+")), {"structured_outputs": {"regex": "a+"}}),
-    "choice": (
-        Sampling(constraint=Constraint("choice", '["a"]')),
-        {"structured_outputs": {"choice": ["a"]}},
-    ),
+    "choice": (Sampling(constraint=Constraint("choice", '["a"]')), {"structured_outputs": {"choice": ["a"]}}),
     "penalties": (
         Sampling(frequency_penalty=0.5, presence_penalty=-1.0),
         {"frequency_penalty": 0.5, "presence_penalty": -1.0},
     ),
     "logit_bias": (Sampling(logit_bias=((5, -100.0),)), {"logit_bias": {"5": -100.0}}),
-    "JSON": (
-        Sampling(constraint=Constraint("json_object")),
-        {"response_format": {"type": "json_object"}},
-    ),
+    "JSON": (Sampling(constraint=Constraint("json_object")), {"response_format": {"type": "json_object"}}),
     "JSON schema": (
         Sampling(constraint=Constraint("json_schema", '{"type": "object"}')),
         {

@@ -20,9 +20,7 @@ from etude.models.architecture import choose_device
 from tests.inference.test_decoder import IN_SLOTS, assert_right, rows_of_many_lengths, run
 from tests.models.tiny_models import family, policy
 
-FAMILIES = IN_SLOTS | {
-    "mixtral": lambda: family("MixtralConfig", num_local_experts=4, num_experts_per_tok=2),
-}
+FAMILIES = IN_SLOTS | {"mixtral": lambda: family("MixtralConfig", num_local_experts=4, num_experts_per_tok=2)}
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 

@@ -1,10 +1,13 @@
-"""Several vLLM processes that are asked as one: killed, refusing weights, and not starting at all."""
+"""Several vLLM processes that are asked as one, who is let into one, and the logs of child processes."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import signal
+import stat
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +15,16 @@ from pathlib import Path
 import httpx
 import pytest
 import pytest_asyncio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
 
+import etude.inference
 from etude.core.errors import EngineAway, EngineError
 from etude.inference.answer import Sampled, TokenRequest
+from etude.inference.child_process import MaskedLines, MaskedLog, guard_of
 from etude.inference.vllm_child import VllmOptions
 from etude.inference.vllm_engine import VllmEngine
 from etude.inference.vllm_process import VllmProcess
@@ -22,8 +32,6 @@ from etude.inference.vllm_processes import VllmProcesses
 from etude.models.speech import Speech
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from tests.inference.test_vllm import options_of, until
-
-EPISODES = [f"train/0/{number}" for number in range(12)]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +82,7 @@ async def ask(engine: VllmEngine, episode: str, **fields: object) -> Sampled:
 async def answers(engine: VllmEngine, processes: VllmProcesses) -> list[int]:
     """How many of the episodes' calls each process answers."""
     before = [address.answered for address in processes.routes.addresses]
-    await asyncio.gather(*(ask(engine, episode) for episode in EPISODES))
+    await asyncio.gather(*(ask(engine, f"train/0/{number}") for number in range(12)))
     return [
         address.answered - count for address, count in zip(processes.routes.addresses, before, strict=True)
     ]
@@ -159,3 +167,106 @@ async def test_processes_that_do_not_start_are_told_and_the_others_go_on(source,
     with pytest.raises(EngineAway, match="does not run"):
         await ask(engine, "stopped")
     await engine.close()
+
+
+PATHS = ("/health", "/v1/completions", "/invocations", "/collective_rpc", "/metrics")
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> TestClient:
+    """As vLLM imports it: from the module path, with the key in the environment."""
+    monkeypatch.syspath_prepend(Path(etude.inference.__file__).parent / "vllm_gate")
+    monkeypatch.setenv("VLLM_API_KEY", "the key")
+    monkeypatch.delitem(sys.modules, "etude_vllm_gate", raising=False)
+    app = Starlette(routes=[Route(path, answer, methods=["GET", "POST"]) for path in PATHS])
+    app.add_middleware(importlib.import_module("etude_vllm_gate").Gate)
+    return TestClient(app)
+
+
+async def answer(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("answered")
+
+
+@pytest.mark.parametrize("shown", [None, "", "the key", "Bearer", "Bearer another", "bearer the key"])
+def test_only_health_is_told_without_the_key(client: TestClient, shown: str | None):
+    headers = {} if shown is None else {"authorization": shown}
+    answers = {path: client.post(path, headers=headers).status_code for path in PATHS}
+    assert answers == {path: 200 if path == "/health" else 401 for path in PATHS}
+
+
+def test_with_the_key_all_is_answered(client: TestClient):
+    headers = {"authorization": "Bearer the key"}
+    assert {client.get(path, headers=headers).text for path in PATHS} == {"answered"}
+
+
+SECRET = "canary-8fJ2kd93hQ"
+
+
+async def printed(path: Path, code: str) -> tuple[bytes, int]:
+    """The lines that a program with this code has left in its log, and where the log began."""
+    with MaskedLog(path) as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, stdout=log.fileno(), stderr=log.fileno()
+        )
+    await asyncio.wait_for(process.wait(), 60)
+    await log.settled()
+    return await asyncio.to_thread(path.read_bytes), log.begin
+
+
+async def test_secrets_are_masked_and_all_else_is_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SOME_API_KEY", SECRET)
+    path = tmp_path / "child.log"
+    path.write_bytes(b"before\n")
+    code = """
+import os, sys
+os.write(1, b"key " + os.environ["SOME_API_KEY"][:5].encode())
+os.write(1, os.environ["SOME_API_KEY"][5:].encode() + b" end\\n")
+os.write(2, b"10 %\\r\\xff odd\\n" + b"no newline")
+"""
+    log, begin = await printed(path, code)
+    assert log == b"before\nkey ********** end\n10 %\r\xff odd\nno newline"
+    assert begin == 7
+
+
+async def test_a_child_that_nobody_reads_goes_on(tmp_path: Path):
+    """More than a pipe holds, while the event loop stands still."""
+    with MaskedLog(tmp_path / "child.log") as log:
+        code = "print('x' * 100, flush=True)\n" * 5000
+        process = await asyncio.create_subprocess_exec(sys.executable, "-", stdin=-1, stdout=log.fileno())
+    await asyncio.wait_for(process.communicate(code.encode()), 60)
+    await log.settled()
+    assert (tmp_path / "child.log").stat().st_size == 101 * 5000
+    assert stat.S_IMODE((tmp_path / "child.log").stat().st_mode) == 0o600
+
+
+def test_a_secret_in_two_pieces_is_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SOME_API_KEY", SECRET)
+    lines = MaskedLines()
+    text = f"a {SECRET} b\nc {SECRET}".encode()
+    pieces = [lines.add(text[index : index + 3]) for index in range(0, len(text), 3)]
+    assert b"".join([*pieces, lines.end()]) == b"a ********** b\nc **********"
+
+
+async def sleeper():
+    return await asyncio.create_subprocess_exec("sleep", "3600", start_new_session=True)
+
+
+async def test_a_group_whose_guard_is_given_up_is_killed():
+    process = await sleeper()
+    starting = asyncio.create_task(guard_of(process.pid))
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert await asyncio.wait_for(process.wait(), 60) == -signal.SIGKILL
+
+
+async def test_a_guard_leaves_a_group_alone_until_it_is_let_go():
+    process = await sleeper()
+    guard = await guard_of(process.pid)
+    await asyncio.sleep(0.2)
+    assert process.returncode is None and guard.returncode is None
+    assert guard.stdin is not None
+    guard.stdin.close()
+    assert await asyncio.wait_for(process.wait(), 60) == -signal.SIGKILL
+    await guard.wait()

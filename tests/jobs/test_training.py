@@ -1,4 +1,4 @@
-"""The job engine: what an interruption, a kill and a cancel leave, and what is gone on with."""
+"""The job engine: its steps, what an interruption, a kill and a cancel leave, and what is gone on with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from etude.jobs.training import Interrupted, JobData, JobTraining, TooLittleMemo
 from etude.learner import packed
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.memory import ModelNumbers
-from etude.learner.optimiser import Schedule
+from etude.learner.plan import Schedule, plan_steps
 from etude.learner.team import Team
 from etude.learner.tree import token_tree
 from etude.models.weights import digest
@@ -263,3 +263,39 @@ def test_what_sequences_share_is_found_out_once_a_step_where_memory_is_ample(tmp
     monkeypatch.setattr(packed, "token_tree", lambda ids: trees.append(1) or token_tree(ids))
     job.run(threading.Event())
     assert len(trees) == len(listener.steps)
+
+
+def rows_of(steps):
+    return [step.rows for step in steps]
+
+
+def test_every_pass_goes_over_all_rows_in_an_order_of_its_own():
+    steps = plan_steps([True] * 7, 2, 3, 5, "epoch")
+    assert [len(step.rows) for step in steps] == [3, 3, 1] * 2
+    passes = [[row for step in steps if step.epoch == epoch for row in step.rows] for epoch in (1, 2)]
+    assert [sorted(rows) for rows in passes] == [list(range(7))] * 2
+    assert passes[0] != passes[1]
+    assert rows_of(steps) == rows_of(plan_steps([True] * 7, 2, 3, 5, "epoch"))
+    assert rows_of(steps) != rows_of(plan_steps([True] * 7, 2, 3, 6, "epoch"))
+    assert rows_of(steps) != rows_of(plan_steps([True] * 7, 2, 3, 5, "another job"))
+
+
+def test_steps_know_where_they_are():
+    steps = plan_steps([True] * 4, 2, 2, 0)
+    assert [(step.number, step.of, step.epoch, step.ends_epoch, step.part) for step in steps] == [
+        (1, 4, 1, False, 0.0),
+        (2, 4, 1, True, 0.25),
+        (3, 4, 2, False, 0.5),
+        (4, 4, 2, True, 0.75),
+    ]
+
+
+def test_without_a_batch_size_all_rows_are_one_step_in_their_order():
+    assert rows_of(plan_steps([True] * 3, 2, None, 0)) == [(0, 1, 2)] * 2
+
+
+def test_steps_without_anything_to_learn_are_left_out():
+    steps = plan_steps([True, False, False, False], 3, 1, 0)
+    assert rows_of(steps) == [(0,)] * 3
+    assert [(step.epoch, step.ends_epoch, step.of) for step in steps] == [(n, True, 3) for n in (1, 2, 3)]
+    assert plan_steps([False], 1, None, 0) == []

@@ -19,8 +19,7 @@ from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.objective import Witness
 from etude.learner.optimiser import Optimiser
 from etude.learner.tree import TreeLayout, token_tree
-from tests.learner.gradients import batch_of
-from tests.learner.trees import forest
+from tests.learner.gradients import batch_of, forest
 from tests.models.tiny_models import family
 from tests.pretended import DEVICE, moved, pretending
 

@@ -17,8 +17,7 @@ from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.team import PeerLost, ShardingTeam, Team, joined
 from etude.models.policy import WEIGHTS_FILE, LoraOptions, Policy
 from etude.models.weights import load_tensors, save_tensors
-from tests.learner.gradients import batch_of, train
-from tests.learner.trees import forest
+from tests.learner.gradients import batch_of, forest, train
 from tests.models.tiny_models import fresh_policy
 
 OBJECTIVES = {

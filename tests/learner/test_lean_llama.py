@@ -14,8 +14,7 @@ from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.objective import Likelihood
 from etude.models.architecture import choose_device
 from etude.models.policy import LoraOptions, Policy
-from tests.learner.gradients import Gradient, assert_same, batch_of, gradient_of, train
-from tests.learner.trees import forest
+from tests.learner.gradients import Gradient, assert_same, batch_of, forest, gradient_of, train
 from tests.models.tiny_models import family, fresh_policy
 
 KNOWN = {

@@ -1,23 +1,31 @@
-"""The memory of training by a model's numbers, against what PyTorch keeps for the gradient."""
+"""The memory of training by a model's numbers, and steps in bfloat16 that are finer than its numbers."""
 
 from __future__ import annotations
 
 import os
 import platform
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
+from etude.algorithms.grpo import Grpo
+from etude.algorithms.imitation import Supervised
 from etude.learner.head import last_hidden
+from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.memory import ModelNumbers
+from etude.learner.optimiser import Optimiser
 from etude.learner.packed import tree_hidden
+from etude.learner.plan import Schedule
 from etude.learner.tree import TreeLayout, token_tree
 from etude.models import memory
 from etude.models.policy import LoraOptions
+from tests.learner.gradients import batch_of, forest, train
 from tests.models.tiny_models import fresh_policy
 
 TOKENS = 32
@@ -92,3 +100,115 @@ def test_what_was_freed_goes_back_to_the_system():
     memory.give_back_freed()
     assert resident() < before - 100_000_000
     del last
+
+
+OPTIONS = LearnerOptions(learning_rate=1e-5, weight_decay=0.1, schedule=Schedule("cosine", trainings=3))
+STEPS = {"batch_size": 10, "passes": 2}
+RESOLUTION = 2.0**-8
+"""Of a bfloat16 number: half of the way to the next one, at most."""
+
+
+def half_policy(lora: bool = False):
+    of = fresh_policy()
+    of.model.to(torch.bfloat16)
+    if lora:
+        of.use_lora(LoraOptions(r=4), seed=0)
+    of.keep_base()
+    return of
+
+
+def job(seed: int = 0, units: int = 20):
+    return batch_of(forest(seed, units))
+
+
+def test_steps_far_below_the_resolution_move_the_model_as_in_float32():
+    half, full = half_policy(), half_policy()
+    full.model.float()
+    start = full.copy_tensors()
+    options = LearnerOptions(learning_rate=1e-5)
+    learners = [Learner(of, options) for of in (half, full)]
+    losses = [train(learner, job(units=6), Supervised(), passes=120)["loss"] for learner in learners]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+    masters, wanted = learners[0].optimiser.masters, full.trainable()
+    ways = [
+        torch.cat([(now[name] - start[name]).detach().flatten() for name in start])
+        for now in (masters, wanted)
+    ]
+    assert torch.cosine_similarity(*ways, dim=0) > 0.97
+    assert float(ways[0].norm()) == pytest.approx(float(ways[1].norm()), rel=0.03)
+    for name, weight in half.trainable().items():
+        assert weight.dtype == torch.bfloat16
+        assert torch.equal(weight, masters[name].to(torch.bfloat16))
+    name = "model.layers.0.mlp.up_proj.weight"
+    large = start[name].abs() > 0.25
+    # Each of these steps is a fiftieth of what would change a bfloat16 number of this size at all.
+    assert 0.25 * RESOLUTION / 50 > 1e-5
+    assert float((half.trainable()[name] != start[name])[large].float().mean()) > 0.5
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_a_resumed_training_goes_on_bit_for_bit(tmp_path, lora):
+    def learn(learner, seed):
+        train(learner, job(seed), Grpo(beta=0.1), **STEPS)
+        learner.policy.mark_changed(learner.policy.version + 1)
+
+    whole, before, after = (Learner(half_policy(lora), OPTIONS) for _ in range(3))
+    learn(whole, 1)
+    learn(before, 1)
+    version = before.policy.save_version(tmp_path, 1)
+    before.save(tmp_path)
+    after.policy.adopt(version)
+    after.restore(tmp_path)
+    for seed in (2, 3):
+        learn(whole, seed)
+        learn(after, seed)
+    assert after.policy.digest() == whole.policy.digest()
+    mine, theirs = (learner.optimiser.tensors() for learner in (after, whole))
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert all(tensor.dtype == torch.float32 for tensor in mine.values())
+
+
+@pytest.mark.parametrize("packing", ["tree", "padded"])
+def test_gradients_of_many_passes_are_summed_up_in_float32(packing):
+    of, parts = half_policy(), defaultdict(list)
+    learner = Learner(of, LearnerOptions(packing=packing, token_budget=60))
+    for name, weight in of.trainable().items():
+        weight.register_post_accumulate_grad_hook(lambda weight, name=name: parts[name].append(weight.grad))
+    learner.add_gradient(job(units=40), Grpo())
+    for name, master in learner.optimiser.masters.items():
+        assert len(parts[name]) > 3
+        assert {part.dtype for part in parts[name]} == {torch.bfloat16}
+        assert torch.equal(master.grad, sum(part.float() for part in parts[name]))
+    assert all(weight.grad is None for weight in of.trainable().values())
+
+
+def test_a_training_in_one_precision_is_gone_on_with_in_another(tmp_path):
+    full, half = Learner(fresh_policy(), OPTIONS), Learner(half_policy(), OPTIONS)
+    for learner, other, name in ((full, half, "full"), (half, full, "half")):
+        learner.reset()
+        train(learner, job(), Supervised(), **STEPS)
+        version = learner.policy.save_version(tmp_path / name, 1)
+        learner.save(tmp_path / name)
+        other.policy.adopt(version)
+        other.restore(tmp_path / name)
+        assert other.step == learner.step
+        assert {value.dtype for value in other.optimiser.tensors().values()} == {torch.float32}
+        train(other, job(1), Supervised(), **STEPS)
+
+
+def test_on_cuda_a_step_is_one_kernel_and_goes_on_from_a_checkpoint():
+    def optimiser():
+        held = {"weight": torch.nn.Parameter(torch.empty(4, 3, device="cuda:0"))}
+        made = Optimiser(held, betas=(0.9, 0.95), weight_decay=0.1)
+        held["weight"].grad = torch.empty(4, 3, device="cuda:0")
+        return made
+
+    with FakeTensorMode():  # The device need not be there.
+        before, after = optimiser(), optimiser()
+        before.step(1e-3)
+        after.restore({name: tensor.detach().cpu() for name, tensor in before.tensors().items()})
+        (state,) = after.adam.state.values()
+        assert {tensor.device.type for tensor in state.values()} == {"cuda"}
+        after.step(1e-3)
+    assert after.adam.defaults["fused"]

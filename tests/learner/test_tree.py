@@ -1,19 +1,24 @@
-"""Token trees: nothing is lost, nothing is there twice, and order plays no part."""
+"""Token trees: nothing is lost or there twice, order plays no part, and which units go together."""
 
 from __future__ import annotations
 
+from itertools import combinations_with_replacement, pairwise
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.algorithms.grpo import Grpo
+from etude.core.sample import Sample
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.packed import why_not_trees
+from etude.learner.packed import PackedStep, packs, why_not_trees
+from etude.learner.padding import runs
+from etude.learner.team import Team
 from etude.learner.tree import token_tree
-from tests.learner.gradients import assert_same, batch_of, gradient_of, train
-from tests.learner.trees import forest
-from tests.models.tiny_models import family, fresh_policy
+from tests.learner.gradients import assert_same, batch_of, forest, gradient_of, train
+from tests.learner.team_process import OBJECTIVES, batch
+from tests.models.tiny_models import family, fresh_policy, policy
 
 # Few tokens, so that sequences begin alike.
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=8)
@@ -99,3 +104,115 @@ def test_a_model_whose_logits_come_out_otherwise_does_not_take_trees():
 
     of.model.forward = squared
     assert "are off by" in why_not_trees(of.model)
+
+
+WORDED_SEQUENCES = st.lists(st.lists(st.integers(7, 9), min_size=2, max_size=7), min_size=1, max_size=8)
+
+
+def units_of(sequences):
+    ones = [(1.0,) * len(ids) for ids in sequences]
+    return batch_of(
+        [
+            Sample(tuple(ids), (True,) * len(ids), advantages=one, logprobs=one)
+            for ids, one in zip(sequences, ones, strict=True)
+        ]
+    )
+
+
+def cost(alone, after, start, stop):
+    return 0 if start == stop else alone[start] + sum(after[start + 1 : stop])
+
+
+@given(WORDED_SEQUENCES, st.integers(1, 4))
+def test_the_costliest_run_is_as_cheap_as_can_be(sequences, count):
+    row = PackedStep(units_of(sequences)).row()
+    found = runs(row.alone, row.after, count)
+    assert [index for start, stop in found for index in range(start, stop)] == list(range(len(sequences)))
+    cuts = combinations_with_replacement(range(len(sequences) + 1), count - 1)
+    best = min(
+        max(cost(row.alone, row.after, *run) for run in pairwise([0, *cut, len(sequences)])) for cut in cuts
+    )
+    assert max(cost(row.alone, row.after, *run) for run in found) == best
+
+
+@given(WORDED_SEQUENCES)
+def test_what_a_row_costs_is_what_its_tree_has_to_compute(sequences):
+    units = units_of(sequences)
+    row = PackedStep(units).row()
+    # A model reads all but the last token of a sequence.
+    tree = token_tree([unit[0].ids[:-1] for unit in units])
+    assert cost(row.alone, row.after, 0, len(units)) == len(tree)
+    assert sorted(row.order) == list(range(len(units)))
+
+
+def test_siblings_stay_together():
+    stems = [(10, 11, 12, 13, 14, 15), (20, 21, 22, 23, 24, 25)]
+    sequences = [(*stems[number % 2], 30 + number, 40) for number in range(8)]
+    row = PackedStep(units_of(sequences)).row()
+    assert [row.part(rank, 2) for rank in range(2)] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+
+
+class Pretended(Team):
+    """One of several processes, for what it computes by itself."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+
+@pytest.mark.parametrize("packing", ["tree", "padded"])
+@given(objective=st.sampled_from(sorted(OBJECTIVES)), seed=st.integers(0, 999), size=st.integers(2, 5))
+@settings(max_examples=12, deadline=None)
+def test_the_parts_add_up_to_the_gradient_of_one_process(packing, objective, seed, size):
+    of = policy()
+    of.keep_base()
+    job = batch(objective, seed, units=9)
+    whole = gradient_of(of, job, OBJECTIVES[objective], packing=packing, max_grad_norm=1e9)
+    loss, total = 0.0, {}
+    for rank in range(size):
+        options = LearnerOptions(packing=packing, token_budget=50)
+        learner = Learner(of, options, Pretended(rank, size))
+        metrics, _ = learner.add_gradient(job, OBJECTIVES[objective])
+        loss += metrics["loss"]
+        for name, parameter in of.trainable().items():
+            if parameter.grad is not None:
+                total[name] = total.get(name, 0.0) + parameter.grad
+                parameter.grad = None
+    assert_same((loss, total), whole)
+
+
+IDS = st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=2, max_size=12)
+
+
+def packed_by(units, token_budget):
+    """The packs of units of sequences, and for each how many tokens its tree has."""
+    tree = token_tree([sequence for unit in units for sequence in unit])
+    paths = iter(tree.paths)
+    found = packs(tree, [[next(paths) for _ in unit] for unit in units], token_budget)
+    return found, [len(token_tree([one for index in pack for one in units[index]])) for pack in found]
+
+
+@given(IDS, st.integers(1, 20), st.integers(1, 2))
+def test_every_unit_is_in_one_pack_and_packs_are_within_the_budget(sequences, token_budget, size):
+    units = [sequences[at : at + size] for at in range(0, len(sequences) - size + 1, size)]
+    found, sizes = packed_by(units, token_budget)
+    assert sorted(np.concatenate(found)) == list(range(len(units)))
+    for pack, tokens in zip(found, sizes, strict=True):
+        assert tokens <= max(token_budget, *(packed_by([units[index]], 10**6)[1][0] for index in pack))
+
+
+@given(IDS, st.integers(1, 20))
+def test_two_packs_are_never_made_where_one_has_room_for_both(sequences, token_budget):
+    units = [[one] for one in sequences]
+    found, _ = packed_by(units, token_budget)
+    for pack in found:
+        for other in found:
+            _, (together,) = packed_by([units[index] for index in {*pack, *other}], 10**6)
+            assert pack == other or together > token_budget
+
+
+def test_a_tree_that_is_too_large_is_cut_where_its_prompt_is_repeated_least():
+    system = (1, 2, 3, 4)
+    units = [[(*system, question, answer)] for question in (7, 8) for answer in range(3)]
+    found, sizes = packed_by(units, 9)
+    assert found == [[0, 1, 2], [3, 4, 5]]
+    assert sizes == [8, 8]

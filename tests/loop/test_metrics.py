@@ -1,8 +1,15 @@
+"""The figures of epochs and validations, scores with their intervals, and the summary of several targets."""
+
 import pytest
 
 from etude.core.data_model import finite
-from etude.core.evaluation import EvalInput, EvalOutput, EvalOutputItem, EvaluationRunOutput
+from etude.core.episode import EpisodeRecord
+from etude.core.evaluation import EvalInput, EvalInputItem, EvalOutput, EvalOutputItem, EvaluationRunOutput
+from etude.core.example import Example
+from etude.core.stats import estimate
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
+from etude.loop.evaluation import item_rows
+from etude.loop.evaluation import scores_of as scores_of_result
 from etude.loop.metrics import (
     collection_metrics,
     reason_for_skip,
@@ -12,6 +19,8 @@ from etude.loop.metrics import (
     selection_metrics,
     validation_metrics,
 )
+from etude.loop.targets import SharedProgress
+from etude.report.progress import RunState
 from etude.store.figures import summary_of
 from tests.report.histories import history
 
@@ -183,3 +192,112 @@ def test_a_resumed_run_looks_only_at_what_was_known_then():
     past = history([0.1, 0.2, 0.3], {0: 0.1, 1: 0.9, 2: 0.2, 3: 0.2}).until(2)
     assert scores_of(past) == [0.1, 0.9, 0.2]
     assert [entry.epoch for entry in past.epochs] == [1, 2]
+
+
+def item(name, generation, score, error=None):
+    return EvalOutputItem(id=name, generation=generation, score=score, error=error)
+
+
+def item_scores(items):
+    return scores_of_result(EvalOutput(eval_output_items=items))
+
+
+def test_one_episode_for_each_example_is_an_ordinary_estimate():
+    scores = [1.0, 0.0, 1.0, 1.0]
+    found = item_scores([item(str(place), 0, score) for place, score in enumerate(scores)])
+    expected = estimate(scores)
+    assert (found["mean"], found["low"], found["high"]) == (expected.mean, expected.low, expected.high)
+
+
+def test_episodes_of_one_example_are_no_independent_draws():
+    """Ten times the same two answers are no more certain than the two."""
+    once = item_scores([item("a", 0, 0.4), item("b", 0, 0.6)])
+    often = item_scores([item(name, n, score) for name, score in (("a", 0.4), ("b", 0.6)) for n in range(10)])
+    assert (often["mean"], often["low"], often["high"]) == pytest.approx(
+        (once["mean"], once["low"], once["high"])
+    )
+    assert (often["n"], often["scored"]) == (2, 20)
+
+
+def test_what_has_no_score_is_counted_and_is_no_zero():
+    found = item_scores([item("a", 0, 1.0), item("a", 1, None, "failed"), item("b", 0, None, "failed")])
+    assert (found["mean"], found["n"], found["scored"], found["unscored"]) == (1.0, 1, 1, 2)
+
+
+def test_without_any_score_there_is_no_mean():
+    found = item_scores([item("a", 0, None, "failed")])
+    assert (found["mean"], found["low"], found["high"]) == (None, None, None)
+
+
+def test_a_row_for_each_episode():
+    inputs = [EvalInputItem(id="a", output_obj="4", expected_output_obj="5")]
+    outputs = [
+        ("right", EvalOutput(eval_output_items=[item("a", 0, 0.0)])),
+        ("judged", EvalOutput(eval_output_items=[item("a", 0, None, "no answer")])),
+    ]
+    output = EvaluationRunOutput(eval_input=EvalInput(eval_input_items=inputs), evaluation_results=outputs)
+    (row,) = item_rows(output)
+    assert row["scores"] == {"right": 0.0, "judged": None}
+    assert row["errors"] == {"judged": "no answer"}
+    assert (row["id"], row["output"], row["expected"]) == ("a", "4", "5")
+
+
+class Counting(RunState):
+    """Keeps the phases with the episodes and scores that were told in each."""
+
+    def __init__(self):
+        self.phases = []
+        super().__init__()
+
+    def phase(self, name, total=None):
+        super().phase(name, total)
+        self.phases.append([name, total, 0, 0])
+
+    def episode_finished(self, episode):
+        super().episode_finished(episode)
+        self.phases[-1][2] += 1
+
+    def scored(self, item):
+        super().scored(item)
+        self.phases[-1][3] += 1
+
+
+def collect(view, phase, count):
+    view.phase("collecting", count)
+    for generation in range(count):
+        view.episode_finished(EpisodeRecord(f"{phase}/a/{generation}", Example("a"), generation))
+        view.scored(EvalOutputItem(id="a", generation=generation, score=1.0))
+
+
+def test_episodes_that_targets_share_are_told_once():
+    counting = Counting()
+    shared = SharedProgress(counting)
+    shared.epoch_started(0, 2)
+    for target in ("prover", "verifier"):
+        collect(shared.view(target), "train/1", 4)
+    assert counting.phases == [["collecting", 4, 4, 4]]
+
+
+def test_episodes_of_a_target_that_collects_others_are_told_too():
+    counting = Counting()
+    shared = SharedProgress(counting)
+    for epoch in range(2):
+        shared.epoch_started(epoch, 2)
+        collect(shared.view("prover"), f"train/{epoch}", 4)
+        collect(shared.view("verifier"), f"train/{epoch}-k4", 16)
+        collect(shared.view("judge"), f"train/{epoch}-k4", 16)
+        shared.phase("training")
+    assert (
+        counting.phases
+        == [["collecting", 4, 4, 4], ["collecting", None, 16, 16], ["training", None, 0, 0]] * 2
+    )
+
+
+def test_episodes_that_a_target_has_beyond_the_shared_ones_are_told_once():
+    counting = Counting()
+    shared = SharedProgress(counting)
+    shared.epoch_started(0, 1)
+    collect(shared.view("prover"), "train/1", 4)
+    collect(shared.view("verifier"), "train/1", 6)
+    collect(shared.view("judge"), "train/1", 2)
+    assert counting.phases == [["collecting", 4, 4, 4], ["collecting", None, 2, 2]]

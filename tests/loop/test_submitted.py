@@ -1,4 +1,4 @@
-"""The run keeps a record of the data that backends were handed, whoever wrote them."""
+"""The run keeps a record of the data that backends were handed, and knows where to go back to."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import logging
 import pytest
 
 from etude.backends.capabilities import Capabilities
+from etude.core.history import History
 from etude.core.job import TrainingJobRef
-from etude.core.trajectory import (
-    EpisodeItem,
-    EpisodeItemRole,
-    Trajectory,
-    TrajectoryCollection,
-)
+from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
+from etude.loop.recovery import WayBack, way_back
 from etude.loop.training_data import JobRecord
 from etude.store.learned import Source, read_learned
+from tests.report.histories import history, version
 from tests.training import FakeAdapter
 
 JOB = TrainingJobRef(run_id="r-epoch-1", backend="fake")
@@ -68,3 +66,31 @@ async def test_a_backend_that_keeps_a_record_itself_gets_no_second_one(tmp_path)
     adapter = FakeAdapter(tmp_path / "jobs", capabilities=Capabilities(records_samples=True))
     await JobRecord(tmp_path, None, adapter).submitted(1, collection("grpo", episode(0, 1.0)), JOB)
     assert not (tmp_path / "submitted").exists()
+
+
+async def test_whether_the_last_version_is_whole_is_asked_of_the_last_epoch_alone(monkeypatch):
+    asked, looked_at = [], []
+    went_back = History.went_back
+    monkeypatch.setattr(
+        History, "went_back", lambda self, epoch: looked_at.append(epoch) or went_back(self, epoch)
+    )
+
+    async def damage_of(version):
+        asked.append(version.number)
+        return []
+
+    assert await way_back(history([0.5] * 300), [], damage_of) is None
+    assert asked == looked_at == [300]
+
+
+async def test_it_goes_back_to_the_last_version_that_is_whole():
+    whole = history([0.1, 0.2, 0.3, 0.4])
+    after = whole.epochs[2].model_copy(update={"back_to": version(1)})
+
+    async def damage_of(version):
+        return [f"v{version.number} is missing"] if version.number > 2 else []
+
+    lost = ("v3 is missing", "v4 is missing")
+    assert await way_back(whole, [], damage_of) == WayBack(lost, 2, version(2), keeps_warm_up=True)
+    went_back = await way_back(whole.with_epoch(after), [], damage_of)
+    assert went_back == WayBack(("v4 is missing",), 3, version(1), keeps_warm_up=True)

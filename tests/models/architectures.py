@@ -241,11 +241,7 @@ USUAL = {
     *("Qwen3_5Text", "Lfm2", "NemotronH", "Mistral3"),
 }
 
-REFUSED = {
-    "BertConfig": "looks ahead",
-    "T5Config": "do not continue a text",
-    "XLNetConfig": "looks ahead",
-}
+REFUSED = {"BertConfig": "looks ahead", "T5Config": "do not continue a text", "XLNetConfig": "looks ahead"}
 """Families that are refused when they are loaded, and why."""
 
 

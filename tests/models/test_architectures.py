@@ -1,33 +1,245 @@
-"""Stock architectures, tiny: sampled as they speak, trained by the plain gradient, or refused by name."""
+"""Stock architectures, and LoRA weights on any layer: sampled, trained, exported, or refused by name."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
 import transformers
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
 
 from etude.algorithms.grpo import Grpo
-from etude.core.errors import RequestError
+from etude.backends.local import LocalAdapterConfig
+from etude.backends.local_adapter import LocalAdapter
+from etude.config.finetuning import FinetuneConfig
+from etude.core.errors import CapabilityError, RequestError
 from etude.inference.decoder import make_decoder
+from etude.inference.local import LocalLlmConfig
 from etude.learner.objective import Unit
-from etude.models.architecture import merged, off_by
+from etude.models import lora
+from etude.models.architecture import off_by
+from etude.models.lora import merged
 from etude.models.policy import LoraOptions, Policy
+from etude.models.tiny import TinyShape, build_policy
+from etude.preflight.finding import Findings
+from etude.preflight.local_model import check_local_model
 from tests.inference.test_decoder import assert_right, rows_of_many_lengths, run
 from tests.learner.gradients import (
     Gradient,
     assert_same,
     batch_of,
+    forest,
     gradient_by_autograd,
     gradient_of,
     sequences,
     temperature_of,
     token_logprob,
 )
-from tests.learner.trees import forest
-from tests.models.architectures import ARCHITECTURES, PAGE, REFUSED, Architecture, row
-from tests.models.tiny_models import tokenizer
+from tests.models.architectures import ARCHITECTURES, HEAD, PAGE, REFUSED, Architecture, row
+from tests.models.tiny_models import family, fresh_policy, loud, tokenizer
+
+IDS = torch.arange(20)[None] * 7 % 300
+
+
+def sees() -> Policy:
+    return next(each for each in ARCHITECTURES if each.config == "Gemma3Config").build()
+
+
+MODELS: dict[str, Callable[[], Policy]] = {
+    "one weight": fresh_policy,
+    "two weights": lambda: family("LlamaConfig", tie_word_embeddings=False),
+    "scaled embeddings": lambda: family("Gemma3TextConfig", **HEAD),
+    "gpt2": lambda: family("GPT2Config", n_head=4),
+    "sees": sees,
+}
+ENDS = {"gpt2": "wte"}
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(input_ids=IDS, use_cache=False).logits
+    return found
+
+
+def trained(of: Policy, *names: str) -> Policy:
+    """With LoRA weights as far from the identity as after a long training."""
+    of.use_lora(LoraOptions(r=2, alpha=4, target_modules=names), seed=1)
+    chance = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for value in of.trainable().values():
+            value.normal_(0, 0.1, generator=chance)
+    of.mark_changed(1)
+    return of
+
+
+def assert_close(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    assert float((found - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
+
+
+@pytest.mark.parametrize("ends", ["head", "embedding", "both"])
+@pytest.mark.parametrize("name", MODELS)
+def test_what_head_and_embedding_have_learned_is_sampled_trained_and_exported(tmp_path, name, ends):
+    of, embedding = MODELS[name](), ENDS.get(name, "embed_tokens")
+    decoder = make_decoder(of, slots=8, deterministic=False)  # It is there before the LoRA weights are.
+    trained(of, *{"head": ["lm_head"], "embedding": [embedding], "both": ["lm_head", embedding]}[ends])
+    decoder.forget()
+    rows, until = rows_of_many_lengths(5, tokens=5)
+    run(decoder, rows, until, start=4)
+    assert_right(of, rows, 2e-5)
+    batch = batch_of(forest(7, 12))
+    assert_same(gradient_of(of, batch, Grpo()), gradient_of(of, batch, Grpo(), packing="padded"), 1e-5)
+    of.export(tmp_path)
+    exported = Policy.load(tmp_path, device="cpu", dtype="float32")
+    assert_close(logits(exported.model), logits(of.model))
+
+
+@pytest.mark.parametrize("name", ["one weight", "two weights"])
+def test_lora_weights_alone_are_put_on_their_base_again(tmp_path, name):
+    of = MODELS[name]()
+    of.export(tmp_path / "base")
+    trained(of, "lm_head", "embed_tokens", "q_proj").export(tmp_path / "lora", merge=False)
+    again = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "lora"
+    )
+    assert_close(logits(again), logits(of.model))
+
+
+def test_the_reference_is_the_model_without_them():
+    of = fresh_policy()
+    base = logits(of.model)
+    of.use_lora(LoraOptions(r=2, target_modules=["lm_head", "embed_tokens"]), seed=1)
+    of.keep_base()
+    trained(of)
+    assert not torch.allclose(logits(of.model), base)
+    with of.as_base():
+        assert torch.equal(logits(of.model), base)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (
+            "nothing",
+            "it has no layer that is called 'nothing'; 'target_modules' can name down_proj, embed_tok",
+        ),
+        ("norm", "none can be put on 'norm' (LlamaRMSNorm)"),
+    ],
+)
+def test_names_of_no_layer_that_takes_them_are_refused(name, told):
+    for names in ([name], ["q_proj", name]):
+        with pytest.raises(RequestError) as raised:
+            fresh_policy().use_lora(LoraOptions(target_modules=names), seed=0)
+        assert str(raised.value).startswith(f"LoRA weights do not fit this model: {told}")
+
+
+def test_a_name_may_be_a_layers_whole_path():
+    of = fresh_policy()
+    of.use_lora(LoraOptions(target_modules=["model.layers.1.mlp.up_proj", "lm_head"]), seed=0)
+    layers = {name.split(".lora_")[0] for name in of.trainable()}
+    assert layers == {"base_model.model.model.layers.1.mlp.up_proj", "base_model.model.lm_head"}
+
+
+def test_what_sees_gets_none_of_them():
+    of = sees()
+    of.use_lora(LoraOptions(target_modules=["q_proj"]), seed=0)
+    assert all("language_model" in name for name in of.trainable())
+    with pytest.raises(RequestError, match="none can be put on 'position_embedding' "):
+        sees().use_lora(LoraOptions(target_modules=["position_embedding"]), seed=0)
+
+
+def test_layers_whose_weights_are_used_without_being_called_get_none_of_them():
+    for config, names in (("MambaConfig", ["conv1d", "out_proj"]), ("Lfm2Config", ["conv"])):
+        for name in names:
+            of = next(each for each in ARCHITECTURES if each.config == config).build()
+            with pytest.raises(RequestError, match=f"none can be put on '{name}'"):
+                of.use_lora(LoraOptions(target_modules=[name]), seed=0)
+
+
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    fresh_policy().export(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_model_is_loaded_as_nf4_with_scales_that_are_quantised_too():
+    arguments = lora.four_bits(torch.bfloat16, CUDA)
+    config = arguments["quantization_config"].to_dict()
+    assert arguments["device_map"] == {"": CUDA}
+    assert (config["load_in_4bit"], config["load_in_8bit"]) == (True, False)
+    assert (config["bnb_4bit_quant_type"], config["bnb_4bit_use_double_quant"]) == ("nf4", True)
+    assert config["bnb_4bit_compute_dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_other_devices_are_refused_by_name(device):
+    with pytest.raises(RequestError, match=f"needs a CUDA device.*'{device}': leave"):
+        lora.require_four_bits(torch.device(device))
+
+
+def checked(folder, lora):
+    llm = LocalLlmConfig(model=folder, device="cpu", dtype="float32", quantization="4bit")
+    return check_local_model("policy", llm, str(folder), LocalAdapterConfig(lora=lora), [], Findings())
+
+
+def test_the_check_of_a_config_refuses_too_and_counts_the_bytes_of_weights(folder, monkeypatch):
+    with pytest.raises(RequestError, match="needs a CUDA device"):
+        checked(folder, {"r": 4})
+    monkeypatch.setattr("etude.preflight.local_model.require_four_bits", lambda *_: None)
+    with pytest.raises(RequestError, match="`quantization: 4bit` trains LoRA weights only"):
+        checked(folder, None)
+    checked(folder, {"r": 4})
+    monkeypatch.setattr("etude.preflight.local_model.available_memory", lambda *_: 1)
+    monkeypatch.setattr("etude.preflight.local_model.shown_bytes", str)
+    needed = []
+    for quantization in ("4bit", None):
+        findings = Findings()
+        llm = LocalLlmConfig(model=folder, device="cpu", dtype="float32", quantization=quantization)
+        check_local_model("policy", llm, str(folder), None, [], findings)
+        needed.append(int(findings.of("warning")[-1].detail.split()[2]))
+    assert needed[1] == 8 * needed[0]
+
+
+async def test_all_weights_of_such_a_model_are_never_trained_nor_merged(tmp_path):
+    of = fresh_policy()
+    of.model.is_quantized = True
+    adapter = LocalAdapter(LocalAdapterConfig(), of, tmp_path, seed=0)
+    with pytest.raises(CapabilityError, match="`quantization` trains LoRA weights only: set 'lora'"):
+        await adapter.initialize(FinetuneConfig())
+    with pytest.raises(RequestError, match="not merged: load the model without 'quantization'"):
+        of.export(tmp_path / "out")
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs the extra bnb")
+def test_lora_weights_on_four_bits_are_sampled_and_trained(tmp_path, monkeypatch):
+    """On a CPU, for which bitsandbytes has a slower way to compute the same, for widths of whole blocks."""
+    whole = loud(build_policy(tokenizer(), 0, TinyShape(intermediate_size=128, max_context=512)))
+    whole.export(tmp_path)
+    monkeypatch.setattr("etude.models.policy.require_four_bits", lambda *_: None)
+    of = Policy.load(tmp_path, device="cpu", quantization="4bit")
+    assert of.is_quantized
+    assert not of.trainable()
+    small, large = (each.model.model.layers[0].mlp.up_proj.weight.nbytes for each in (of, whole))
+    assert small == large / 8
+    other = of.beside()
+    of.use_lora(LoraOptions(r=2, alpha=4), 1)
+    assert all("lora_" in name for name in of.trainable())
+    chance = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in of.trainable().values():
+            parameter.normal_(0, 0.1, generator=chance)
+    for policy in (of, other):
+        rows, until = rows_of_many_lengths(5, tokens=5)
+        run(make_decoder(policy, slots=8, deterministic=False), rows, until)
+        assert_right(policy, rows, 2e-5)
+    batch = batch_of(forest(7, 12))
+    assert_same(gradient_of(of, batch, Grpo()), gradient_of(of, batch, Grpo(), packing="padded"), 1e-5)
 
 
 def by_plain_passes(of: Policy, batch: Sequence[Unit]) -> tuple[float, Gradient]:

@@ -1,8 +1,9 @@
-"""A model's files against its config: what is missing, unused or of another shape is refused by name."""
+"""A model's files against its config, refused by name; and a base's files, recorded once and known again."""
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DeepseekV3Config, GPT2Config, MixtralConfig
 
@@ -18,7 +20,9 @@ from etude.core.call import ChatRequest
 from etude.core.errors import ImpossibleCall, RequestError
 from etude.inference.answer import require_room
 from etude.models.policy import Policy
+from etude.models.source import keep_base, require_base
 from etude.preflight.local_model import outline
+from etude.store.journal import Journal
 from tests.models.architectures import EXPERTS, LATENT
 from tests.models.tiny_models import policy, tiny_sizes, tokenizer
 
@@ -29,52 +33,54 @@ Weights = dict[str, torch.Tensor]
 
 
 def changed(
-    folder: Path, config: dict[str, Any] | None = None, weights: Callable[[Weights], object] | None = None
+    model_folder: Path,
+    config: dict[str, Any] | None = None,
+    weights: Callable[[Weights], object] | None = None,
 ) -> Path:
     """The model in a folder with another config or other weights."""
     if config is not None:
-        path = folder / "config.json"
+        path = model_folder / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | config))
     if weights is not None:
-        tensors = load_file(folder / "model.safetensors")
+        tensors = load_file(model_folder / "model.safetensors")
         weights(tensors)
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
+        save_file(tensors, model_folder / "model.safetensors", metadata={"format": "pt"})
+    return model_folder
 
 
-def built(config: Any, folder: Path) -> Path:
+def built(config: Any, model_folder: Path) -> Path:
     """A model of a config as other programs write it."""
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
-    return folder
+    AutoModelForCausalLM.from_config(config).save_pretrained(model_folder)
+    tokenizer().save_pretrained(model_folder)
+    return model_folder
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def model_folder(tmp_path: Path) -> Path:
     """A tiny Llama whose head is its embedding."""
     policy().export(tmp_path / "model")
     return tmp_path / "model"
 
 
-def assert_refused(folder: Path, *told: str) -> None:
+def assert_refused(model_folder: Path, *told: str) -> None:
     """Where it is loaded, and where its files' headers alone are read."""
     for load in (Policy.load, outline):
         with pytest.raises(RequestError) as raised:
-            load(str(folder))
+            load(str(model_folder))
         for words in told:
             assert words in str(raised.value)
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf")])
-def test_a_weight_with_nan_or_infinity_is_named(folder: Path, odd: float) -> None:
-    changed(folder, weights=lambda held: held[UP][0].fill_(odd))
-    assert_refused(folder, f"its files have NaN or infinity in {UP}")
+def test_a_weight_with_nan_or_infinity_is_named(model_folder: Path, odd: float) -> None:
+    changed(model_folder, weights=lambda held: held[UP][0].fill_(odd))
+    assert_refused(model_folder, f"its files have NaN or infinity in {UP}")
 
 
-def assert_taken(folder: Path) -> Policy:
-    outline(str(folder))
-    return Policy.load(folder, device="cpu", dtype="float32")
+def assert_taken(model_folder: Path) -> Policy:
+    outline(str(model_folder))
+    return Policy.load(model_folder, device="cpu", dtype="float32")
 
 
 @pytest.mark.parametrize(
@@ -92,48 +98,50 @@ def assert_taken(folder: Path) -> Policy:
         ),
     ],
 )
-def test_files_that_do_not_hold_what_the_config_says_are_refused(folder, config, weights, told):
-    assert_refused(changed(folder, config, weights), f"cannot load the model '{folder}'", *told)
+def test_files_that_do_not_hold_what_the_config_says_are_refused(model_folder, config, weights, told):
+    assert_refused(changed(model_folder, config, weights), f"cannot load the model '{model_folder}'", *told)
 
 
 def test_an_expert_that_is_missing_is_refused(tmp_path):
-    folder = built(MixtralConfig(**tiny_sizes() | EXPERTS), tmp_path / "model")
-    assert_taken(folder)
+    model_folder = built(MixtralConfig(**tiny_sizes() | EXPERTS), tmp_path / "model")
+    assert_taken(model_folder)
 
     def without(held: Weights) -> None:
         del held["model.layers.0.block_sparse_moe.experts.3.w2.weight"]
 
-    assert_refused(changed(folder, weights=without), "model.layers.0.mlp.experts.down_proj")
+    assert_refused(changed(model_folder, weights=without), "model.layers.0.mlp.experts.down_proj")
 
 
-def test_shards_that_are_missing_are_refused(folder, tmp_path):
+def test_shards_that_are_missing_are_refused(model_folder, tmp_path):
     sharded = tmp_path / "sharded"
-    shutil.copytree(folder, sharded)
+    shutil.copytree(model_folder, sharded)
     (sharded / "model.safetensors").unlink()
-    AutoModelForCausalLM.from_pretrained(folder).save_pretrained(sharded, max_shard_size="20kB")
+    AutoModelForCausalLM.from_pretrained(model_folder).save_pretrained(sharded, max_shard_size="20kB")
     assert_taken(sharded)
     index = json.loads((sharded / "model.safetensors.index.json").read_text())
     (sharded / index["weight_map"][UP]).unlink()
     assert_refused(sharded, "cannot load the model", index["weight_map"][UP])
 
 
-def test_weights_of_pickled_files_are_held_to_the_config_as_well(folder):
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    torch.save(tensors, folder / "pytorch_model.bin")
-    assert_taken(folder)
+def test_weights_of_pickled_files_are_held_to_the_config_as_well(model_folder):
+    tensors = load_file(model_folder / "model.safetensors")
+    (model_folder / "model.safetensors").unlink()
+    torch.save(tensors, model_folder / "pytorch_model.bin")
+    assert_taken(model_folder)
     del tensors[UP]
-    torch.save(tensors, folder / "pytorch_model.bin")
-    assert_refused(folder, f"its files have no {UP}")
+    torch.save(tensors, model_folder / "pytorch_model.bin")
+    assert_refused(model_folder, f"its files have no {UP}")
 
 
-def test_a_shared_weight_may_be_there_once_or_twice(folder):
-    once = assert_taken(folder)
-    changed(folder, weights=lambda held: held.update({HEAD: held[EMBEDDING].clone()}))
-    twice = assert_taken(folder)
+def test_a_shared_weight_may_be_there_once_or_twice(model_folder):
+    once = assert_taken(model_folder)
+    changed(model_folder, weights=lambda held: held.update({HEAD: held[EMBEDDING].clone()}))
+    twice = assert_taken(model_folder)
     assert twice.digest() == once.digest()
     assert twice.model.lm_head.weight is twice.model.model.embed_tokens.weight
-    numbers = [sum(value.numel() for value in outline(str(folder)).model.parameters()) for _ in range(2)]
+    numbers = [
+        sum(value.numel() for value in outline(str(model_folder)).model.parameters()) for _ in range(2)
+    ]
     assert numbers == [sum(value.numel() for value in once.model.parameters())] * 2
 
 
@@ -146,30 +154,32 @@ def test_weights_that_a_model_is_known_to_come_with_are_no_fault(tmp_path):
         "deepseek": (DeepseekV3Config(**sizes | LATENT), "model.layers.61.eh_proj.weight"),
     }
     for name, (config, extra) in models.items():
-        folder = built(config, tmp_path / name)
-        changed(folder, weights=lambda held, extra=extra: held.update({extra: torch.ones(4)}))
-        assert_taken(folder)
+        model_folder = built(config, tmp_path / name)
+        changed(model_folder, weights=lambda held, extra=extra: held.update({extra: torch.ones(4)}))
+        assert_taken(model_folder)
 
 
-def _resized(folder: Path, rows: int) -> None:
+def _resized(model_folder: Path, rows: int) -> None:
     def cut(held: Weights) -> None:
         held[EMBEDDING] = held[EMBEDDING][:rows].clone()
 
-    changed(folder, {"vocab_size": rows}, cut)
+    changed(model_folder, {"vocab_size": rows}, cut)
 
 
-def test_a_tokenizer_of_a_larger_vocabulary_is_refused(folder):
-    _resized(folder, 200)
+def test_a_tokenizer_of_a_larger_vocabulary_is_refused(model_folder):
+    _resized(model_folder, 200)
     assert_refused(
-        folder, f"tokenizer of '{folder}' has ", " tokens, and its model 200 (vocab_size in config"
+        model_folder,
+        f"tokenizer of '{model_folder}' has ",
+        " tokens, and its model 200 (vocab_size in config",
     )
 
 
-def test_a_token_that_was_added_is_refused_where_a_prompt_has_it(folder):
+def test_a_token_that_was_added_is_refused_where_a_prompt_has_it(model_folder):
     added = copy.deepcopy(tokenizer())
     added.add_tokens(["<new>"])
-    added.save_pretrained(folder)
-    speech = assert_taken(folder).speech
+    added.save_pretrained(model_folder)
+    speech = assert_taken(model_folder).speech
     with pytest.raises(ImpossibleCall, match="its tokenizer has '<new>', for which the model has no weights"):
         require_room(speech, speech.template.prompt(ChatRequest(({"role": "user", "content": "<new>"},))).ids)
 
@@ -184,11 +194,82 @@ def test_a_token_that_was_added_is_refused_where_a_prompt_has_it(folder):
         ("pytorch_model.bin", "cos\nsystem\n.", "damaged, or holds more than numbers; get the files again"),
     ],
 )
-def test_files_that_transformers_stumbles_over_are_refused(folder, name, content, told):
+def test_files_that_transformers_stumbles_over_are_refused(model_folder, name, content, told):
     if isinstance(content, dict):
-        changed(folder, content)
+        changed(model_folder, content)
     else:
-        (folder / name).write_text(content)
+        (model_folder / name).write_text(content)
     if name == "pytorch_model.bin":
-        (folder / "model.safetensors").unlink()
-    assert_refused(folder, f"cannot load the model '{folder}': ", told)
+        (model_folder / "model.safetensors").unlink()
+    assert_refused(model_folder, f"cannot load the model '{model_folder}': ", told)
+
+
+WEIGHTS = b"weights"
+OLD, NEW = "1" * 40, "2" * 40
+
+
+def in_folder(folder: Path) -> str:
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(WEIGHTS)
+    (folder / "config.json").write_text("{}")
+    return str(folder)
+
+
+def in_cache(cache: Path, commit: str, weights: str) -> str:
+    """As the hub's cache: files in `blobs`, large ones by their digest, and links to them for each commit."""
+    model = cache / "models--my--model"
+    for folder in ("blobs", "refs", f"snapshots/{commit}"):
+        (model / folder).mkdir(parents=True, exist_ok=True)
+    (model / "refs" / "main").write_text(commit)
+    (model / "blobs" / "config").write_text("{}")
+    (model / "blobs" / weights).write_bytes(b"not looked at")
+    (model / "snapshots" / commit / "config.json").symlink_to(model / "blobs" / "config")
+    (model / "snapshots" / commit / "model.safetensors").symlink_to(model / "blobs" / weights)
+    return "my/model"
+
+
+async def test_the_files_of_a_folder_are_recorded_once_and_known_again(tmp_path: Path, journal: Journal):
+    source = in_folder(tmp_path / "base")
+    assert not require_base(journal, "policy", source)
+    await keep_base(journal, "policy", source)
+    recorded = journal.get("base/policy")
+    assert recorded["commit"] is None and recorded["source"] == source
+    assert recorded["files"]["model.safetensors"] == hashlib.sha256(WEIGHTS).hexdigest()
+    (tmp_path / "base" / "notes.json").write_text("1")  # What is added is nobody's business.
+    await keep_base(journal, "policy", source)
+    assert journal.get("base/policy") == recorded and require_base(journal, "policy", source)
+
+
+@pytest.mark.parametrize(
+    ("harm", "clause"),
+    [
+        (
+            lambda path: path.write_bytes(b"others"),
+            r"model\.safetensors is changed \(its SHA-256 is \w{12}… and",
+        ),
+        (lambda path: path.unlink(), r"model\.safetensors is missing"),
+    ],
+)
+async def test_a_changed_base_is_said_by_its_file(harm, clause: str, tmp_path: Path, journal: Journal):
+    source = in_folder(tmp_path / "base")
+    await keep_base(journal, "policy", source)
+    harm(tmp_path / "base" / "model.safetensors")
+    with pytest.raises(RequestError, match=rf"llms\.policy: .* not what this run began from: {clause}"):
+        await keep_base(journal, "policy", source)
+
+
+async def test_a_model_of_the_hub_is_known_by_the_names_of_its_blobs_and_its_commit(
+    tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.file_download.HF_HUB_CACHE", str(tmp_path / "cache"), raising=False)
+    source = in_cache(tmp_path / "cache", OLD, "a" * 64)
+    await keep_base(journal, "policy", source)
+    recorded = journal.get("base/policy")
+    assert recorded["commit"] == OLD and recorded["files"]["model.safetensors"] == "a" * 64
+    in_cache(tmp_path / "cache", NEW, "a" * 64)  # A commit that changed none of them.
+    await keep_base(journal, "policy", source)
+    in_cache(tmp_path / "cache", NEW[::-1].replace("2", "3"), "b" * 64)
+    with pytest.raises(RequestError, match=rf"its commit was {OLD}, and is {'3' * 40}\): model\.safetensors"):
+        await keep_base(journal, "policy", source)

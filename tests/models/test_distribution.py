@@ -1,14 +1,34 @@
-"""The distribution of a token: truncation by its definition, masks of forms at once and alone."""
+"""The distribution of a token: its bytes, truncation, masks of forms, and grammars of another engine."""
 
 from __future__ import annotations
 
+import copy
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema
+import llguidance
+import llguidance.hf
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance.hf import from_tokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+from transformers import PreTrainedTokenizerFast
 
-from etude.core.call import Constraint, Sampling
+from etude.core.call import ChatRequest, Constraint, Sampling
+from etude.core.errors import ImpossibleCall
 from etude.models import grammar
 from etude.models.distribution import Shape, masked, shaped
-from tests.models.tiny_models import policy
+from etude.models.grammar import Grammars
+from etude.models.rendering import token_bytes
+from etude.models.tiny import build_tokenizer
+from etude.models.tool_grammar import sampling_of
+from tests.models.tiny_models import CALCULATOR, chatml_policy, policy, user
 
 
 def kept(logits, sampling):
@@ -93,3 +113,248 @@ def test_rows_with_more_than_a_mask_and_rows_that_cannot_go_on_are_shaped_alone(
     grammar.advance([(each, model.tokenizer.convert_tokens_to_ids("a")) for each in wrong], vocabulary)
     assert masked(torch.zeros(2, vocabulary), wrong) is None
     assert wrong[0].shape() is not None and "cannot be held to its form" in wrong[0].fault
+
+
+WORDS = "what is é 1 + 2? naïve 😀 日本"
+END = "<｜end▁of▁turn｜>"
+
+
+def byte_level() -> Any:
+    tokenizer = build_tokenizer([WORDS], vocab_size=300)
+    tokenizer.add_special_tokens({"additional_special_tokens": [END]})
+    return tokenizer
+
+
+def byte_fallback(*more: Any) -> Any:
+    """As Llama 2 and Gemma have it: blanks are signs, and what is in no token is bytes."""
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁the", "the", "é", "\ufffd", "h"]
+    model = models.BPE(
+        {name: id for id, name in enumerate(names)}, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True
+    )
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *more]
+    )
+    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<|end|>")
+
+
+TOKENIZERS: dict[str, Callable[[], Any]] = {
+    "bytes": byte_level,
+    "fallback": byte_fallback,
+    "fallback without the first blank": lambda: byte_fallback(decoders.Strip(" ", 1, 0)),
+}
+
+
+@pytest.fixture(scope="module", params=TOKENIZERS.values(), ids=TOKENIZERS.keys())
+def tokenizer(request: pytest.FixtureRequest) -> Any:
+    return request.param()
+
+
+def test_they_are_those_that_llguidance_knows(tokenizer: Any) -> None:
+    known = from_tokenizer(tokenizer)
+    found = {token: token_bytes(tokenizer, token) for token in range(len(tokenizer))}
+    # With this byte, which is in no text, it marks special tokens.
+    [marked] = [token for token, bytes in found.items() if bytes == b"\xff"]
+    assert found == {token: known.decode_bytes([token]) for token in found} | {marked: b"\xff"}
+
+
+FORMS = {
+    "json_object": Constraint("json_object"),
+    "json_schema": Constraint("json_schema", '{"type": "array", "items": {"type": "integer"}}'),
+    "regex": Constraint("regex", "[ab]{3}(/|\n)?"),
+    "choice": Constraint("choice", '["yes", "no", "what is it"]'),
+    "grammar": Constraint("grammar", 'start: number ("+" number)*\nnumber: /[0-9]{1,2}/'),
+    "tools": None,
+}
+
+
+@pytest.fixture(scope="module", params=["plain", "thinking"])
+def grammars(request):
+    """Of a model whose turns two tokens end, of which the tokenizer names one."""
+    speech = chatml_policy().speech
+    tokenizer, vocabulary = copy.deepcopy(speech.tokenizer), speech.vocabulary
+    if request.param == "thinking":
+        tokenizer.add_tokens(["<think>", "</think>"])
+        vocabulary = len(tokenizer)
+    return Grammars(tokenizer, {*speech.stop_ids, 2}, vocabulary)
+
+
+def constraint_of(name, grammars):
+    if name != "tools":
+        return FORMS[name]
+    asked = ChatRequest((user("2+3"),), tools=(CALCULATOR,), tool_choice="required")
+    return sampling_of(asked, chatml_policy().template).constraint
+
+
+def allowed(matcher, vocabulary):
+    """The tokens that may come next."""
+    bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    return np.unpackbits(bits, bitorder="little")[:vocabulary].nonzero()[0].tolist()
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_an_engine_that_reads_the_text_by_llguidance_makes_the_same_masks(grammars, name):
+    constraint, prompt = constraint_of(name, grammars), (8, 9)
+    # As vLLM's backend `guidance` does: with the one end that the tokenizer names.
+    words = llguidance.hf.from_tokenizer(grammars.tokenizer, grammars.vocabulary)
+    text = llguidance.grammar_from("grammar", grammars.text(constraint, prompt))
+    choose, ends = random.Random(name), set()
+    closing = {
+        token for token in range(grammars.vocabulary) if grammars.tokenizer.decode([token])[:1] in '"}]'
+    }
+    for _ in range(8):
+        theirs = llguidance.LLMatcher(words, text)
+        ours = grammars.shaper(Sampling(constraint=constraint), prompt).matcher
+        for _ in range(150):
+            tokens = allowed(theirs, grammars.vocabulary)
+            assert tokens == allowed(ours, grammars.vocabulary)
+            if may_end := grammars.stop_ids & set(tokens):
+                ends |= may_end
+            token = choose.choice([each for each in tokens if each in closing] or tokens)
+            if token in grammars.stop_ids:
+                break
+            assert theirs.consume_token(token) and ours.consume_token(token)
+    assert ends == grammars.stop_ids, "answers may end with either"
+
+
+GRAMMAR_END = 1
+
+
+@pytest.fixture(scope="module")
+def plain_grammars() -> Grammars:
+    tokenizer = build_tokenizer(["what is 1 + 2? it is 3."], vocab_size=300)
+    return Grammars(tokenizer, {GRAMMAR_END}, len(tokenizer))
+
+
+def matcher(plain_grammars: Grammars, schema: Any) -> Any:
+    form = Constraint("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
+    shaper = plain_grammars.shaper(Sampling(constraint=form), [])
+    assert shaper is not None and shaper.matcher is not None
+    return shaper.matcher.deep_copy()
+
+
+def accepts(plain_grammars: Grammars, schema: Any, text: str) -> bool:
+    found = matcher(plain_grammars, schema)
+    ids = plain_grammars.tokenizer(text, add_special_tokens=False)["input_ids"]
+    return all(found.consume_token(token) for token in ids) and found.is_accepting()
+
+
+def integer(**bounds: Any) -> dict[str, Any]:
+    return {"type": "integer", **bounds}
+
+
+def number(**bounds: Any) -> dict[str, Any]:
+    return {"type": "number", **bounds}
+
+
+REFUSED: list[tuple[Any, str]] = [
+    (integer(minimum=2**63, maximum=2**64), "minimum"),
+    (integer(minimum=2**53 + 1), "minimum"),
+    ('{"type": "number", "minimum": 1e400}', "minimum"),
+    (integer(multipleOf=2**70), "multipleOf"),
+    ({"const": 2**53 + 1}, "const"),
+    ({"enum": [1, 2**70]}, "enum"),
+    ({"type": "object", "properties": {"a": integer(minimum=2**70)}}, "properties.a.minimum"),
+    ({"anyOf": [{"type": "string"}, {"items": integer(minimum=2**70)}]}, "anyOf[1].items.minimum"),
+    ({"$ref": "#/$defs/big", "$defs": {"big": integer(minimum=2**70)}}, "$defs.big.minimum"),
+]
+
+
+@pytest.mark.parametrize(("schema", "path"), REFUSED)
+def test_a_number_that_cannot_be_kept_is_refused_by_its_path(
+    plain_grammars: Grammars, schema: Any, path: str
+) -> None:
+    with pytest.raises(ImpossibleCall) as refused:
+        matcher(plain_grammars, schema)
+    assert refused.value.param == "response_format"
+    assert isinstance(schema, str) or f"the schema's {path}, which is " in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "inside", "outside"),
+    [
+        (integer(minimum=-(2**63), maximum=2**63 - 1), [0, 2**62, -(2**62)], [2**63, -(2**63) - 1]),
+        (integer(minimum=2**53 - 1), [2**53 - 1, 2**53], [2**53 - 2]),
+        (number(minimum=0.1, maximum=0.2), [0.1, 0.15, 0.2], [0.05, 0.25]),
+        ({"const": 2**53 - 1, "default": 2**70}, [2**53 - 1], [2**53]),
+        ({"type": "object", "properties": {"format": {"format": "path"}}}, [{"format": "a/b"}], ["a"]),
+        ({"enum": [0.1, 3.141592653589793]}, [0.1, 3.141592653589793], [3.14159265358979]),
+    ],
+)
+def test_bounds_that_are_in_use_are_kept(
+    plain_grammars: Grammars, schema: Any, inside: list[Any], outside: list[Any]
+) -> None:
+    assert [accepts(plain_grammars, schema, json.dumps(each)) for each in inside] == [True] * len(inside)
+    assert not any(accepts(plain_grammars, schema, json.dumps(each)) for each in outside)
+
+
+def test_a_tool_that_is_not_strict_loses_what_cannot_be_kept() -> None:
+    def asked(**strict: bool) -> Any:
+        properties = {"a": integer(minimum=2**70), "b": {"type": "string"}}
+        function = {"name": "add", "parameters": {"type": "object", "properties": properties}, **strict}
+        tool = {"type": "function", "function": function}
+        request = ChatRequest((user("2+3"),), tools=(tool,), tool_choice="required")
+        return sampling_of(request, chatml_policy().template).constraint
+
+    assert '"minimum"' not in asked().text and '"integer"' in asked().text
+    with pytest.raises(ImpossibleCall, match=r"properties\.a\.minimum"):
+        asked(strict=True)
+
+
+EDGES = [2**power + more for power in (0, 1, 31, 32, 52, 53, 54, 62, 63, 64, 70) for more in range(-2, 4)]
+NUMBERS = st.one_of(
+    st.sampled_from([*EDGES, *(-each for each in EDGES)]),
+    st.integers(-50, 50),
+    st.integers(-10_000, 10_000).map(lambda hundredths: hundredths / 100),
+)
+BOUNDS = dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), NUMBERS)
+SCHEMAS = st.one_of(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["integer", "number", ["integer", "null"]])}, optional=BOUNDS
+    ),
+    st.fixed_dictionaries({"type": st.just("integer"), "multipleOf": st.integers(1, 12)}, optional=BOUNDS),
+    st.builds(lambda value: {"const": value}, NUMBERS),
+    st.builds(lambda values: {"enum": values}, st.lists(NUMBERS, min_size=1, max_size=3)),
+    st.builds(
+        lambda least, most: {"type": "array", "items": integer(), "minItems": least, "maxItems": most},
+        st.integers(0, 3),
+        st.integers(0, 5),
+    ),
+    st.builds(
+        lambda least, most: {"type": "string", "minLength": least, "maxLength": most},
+        st.integers(0, 4),
+        st.integers(0, 6),
+    ),
+)
+
+
+def drawn(plain_grammars: Grammars, schema: Any, choose: random.Random) -> str | None:
+    """An answer by tokens that are drawn from those that the schema leaves; None where it has no end."""
+    found, ids = matcher(plain_grammars, schema), list[int]()
+    for step in range(60):
+        bits = found.compute_bitmask()
+        allowed = [token for token in range(plain_grammars.vocabulary) if bits[token // 8] >> token % 8 & 1]
+        if GRAMMAR_END in allowed and (step > 20 or choose.random() < 0.3):
+            break
+        tokens = [token for token in allowed if token != GRAMMAR_END]
+        if not tokens:
+            break
+        ids.append(choose.choice(tokens))
+        assert found.consume_token(ids[-1])
+    return plain_grammars.tokenizer.decode(ids) if found.is_accepting() else None
+
+
+def test_every_answer_fits_its_schema(plain_grammars: Grammars) -> None:
+    @settings(max_examples=150)
+    @given(SCHEMAS, st.randoms(use_true_random=False))
+    def holds(schema: Any, choose: random.Random) -> None:
+        try:
+            texts = [drawn(plain_grammars, schema, choose) for _ in range(3)]
+        except ImpossibleCall:
+            return
+        for text in filter(None, texts):
+            jsonschema.validate(json.loads(text), schema, jsonschema.Draft202012Validator)
+
+    holds()

@@ -16,10 +16,7 @@ W_MAY = "verifier>prover0_channel+prover1_channel may"
 P0 = "prover0>prover0_channel no"
 P1 = "prover1>prover1_channel no"
 
-NIP = {
-    True: [[V_MAY], [P], [V_MAY], [P], [V_MUST]],
-    False: [[P], [V_MAY], [P], [V_MUST]],
-}
+NIP = {True: [[V_MAY], [P], [V_MAY], [P], [V_MUST]], False: [[P], [V_MAY], [P], [V_MUST]]}
 """By `verifier_first`."""
 
 TWO_PROVERS: dict[tuple[bool, bool, bool], list[list[str]]] = {

@@ -1,4 +1,4 @@
-"""A protocol cannot be built wrong."""
+"""A protocol cannot be built wrong; its scales of decisions, who may decide, and what is sent where."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import dataclasses
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from etude.core.errors import RequestError
-from etude.protocols import Outcome, Protocol, Role, Turn
+from etude.protocols import SCALES, Act, Malformed, Outcome, Protocol, Role, Turn
+from etude.protocols.scenario import parse_answer
 
 ROLES = {"judge": Role("verifier", may_decide=True), "ann": Role("prover"), "bob": Role("prover")}
 HALL = {"hall": frozenset({"judge", "ann", "bob"}), "desk": frozenset({"judge", "ann"})}
@@ -100,3 +103,145 @@ def test_schedules_that_cannot_be_played_are_refused(rounds: list, message: str)
 def test_what_does_not_fit_together_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=f"protocol 'talk': {message}"):
         build(ASK, END, **fields)
+
+
+EXPECTED = {
+    "accept_reject": [("reject", -1), ("accept", 1)],
+    "accept_reject_neither": [("reject", -1), ("neither", 0), ("accept", 1)],
+    "likert_scale_4": [("strongly disagree", -1), ("disagree", -0.5), ("agree", 0.5), ("strongly agree", 1)],
+    "likert_scale_5": [
+        ("strongly disagree", -1),
+        ("disagree", -0.5),
+        ("neither agree nor disagree", 0),
+        ("agree", 0.5),
+        ("strongly agree", 1),
+    ],
+    "likert_scale_6": [
+        ("strongly disagree", -1),
+        ("disagree", -0.667),
+        ("somewhat disagree", -0.333),
+        ("somewhat agree", 0.333),
+        ("agree", 0.667),
+        ("strongly agree", 1),
+    ],
+    "likert_scale_7": [
+        ("strongly disagree", -1),
+        ("disagree", -0.667),
+        ("somewhat disagree", -0.333),
+        ("neither agree nor disagree", 0),
+        ("somewhat agree", 0.333),
+        ("agree", 0.667),
+        ("strongly agree", 1),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_scales_of_words(name: str) -> None:
+    scale = SCALES[name]
+    assert list(scale.texts) == [text for text, _ in EXPECTED[name]]
+    assert scale.values == pytest.approx([value for _, value in EXPECTED[name]], abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("out_of_10", 10), ("likert_int_scale_11", 10), ("out_of_100", 100)]
+)
+def test_scales_of_numbers(name: str, most: int) -> None:
+    scale = SCALES[name]
+    assert scale.texts == tuple(str(number) for number in range(most + 1))
+    assert (scale.read("0"), scale.read(str(most // 2)), scale.read(str(most))) == (-1.0, 0.0, 1.0)
+    assert scale.read(f"{7 * most // 10}") == pytest.approx(0.4)
+
+
+@given(st.sampled_from(sorted(SCALES)), st.data())
+def test_every_option_is_read_as_itself(name: str, data: st.DataObject) -> None:
+    scale = SCALES[name]
+    text, value = data.draw(st.sampled_from(scale.options))
+    around = data.draw(st.sampled_from(["{}", " {} ", "**{}**", '"{}".', "{}, because of line 3", "{}\n"]))
+    assert scale.read(around.format(text.upper())) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("accept_reject", "accept or reject?", None),
+        ("accept_reject", "accept/reject", None),
+        ("accept_reject", "acceptable", None),
+        ("accept_reject", "I accept", None),
+        ("accept_reject", "", None),
+        ("out_of_10", "7/10", 0.4),
+        ("out_of_10", "7 out of 10", 0.4),
+        ("out_of_10", "7/100", None),
+        ("out_of_10", "7.5", None),
+        ("out_of_10", "11", None),
+        ("out_of_10", "-3", None),
+        ("out_of_100", "10", -0.8),
+        ("likert_scale_5", "agree", 0.5),
+        ("likert_scale_5", "agree or disagree", None),
+    ],
+)
+def test_reading_a_decision(name: str, text: str, value: float | None) -> None:
+    found = SCALES[name].read(text)
+    assert found == (None if value is None else pytest.approx(value))
+
+
+SPEAK = Turn("prover", ("main",))
+MAY = Turn("verifier", ("main",), "may")
+MUST = Turn("verifier", (), "must")
+OUT_OF_100 = SCALES["out_of_100"]
+NO_DECISION = "no decision in a turn that must decide; it is written 'Decision: reject | accept'"
+BOTH = Turn("verifier", ("a", "b"), "may", headers=("To Ann:", "To Bob:"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Decision: accept",
+        "decision:accept",
+        "**Decision:** Accept.",
+        "I have read it.\n\nMy final decision: accept",
+        "## Decision: **accept** (line 3 is right)",
+        "Decision:\naccept",
+        "Decision: accept\nDecision: accept",
+    ],
+)
+def test_a_decision_stands_on_a_line_of_its_own(text: str) -> None:
+    for turn in (MAY, MUST, BOTH):
+        assert parse_answer(text, turn) == Act(decision=1.0)
+
+
+@given(st.text(max_size=60))
+def test_a_turn_that_may_not_decide_never_does(text: str) -> None:
+    for said in (text, f"Decision: accept{text}", f"{text}\nDecision: reject"):
+        act = parse_answer(said, SPEAK)
+        assert act == (Act({"main": said.strip()}) if said.strip() else Malformed("an empty answer"))
+
+
+@given(st.text(max_size=60))
+def test_a_turn_that_must_decide_never_speaks(text: str) -> None:
+    act = parse_answer(text, MUST)
+    assert isinstance(act, Malformed) or (act.decision is not None and not act.messages)
+
+
+@pytest.mark.parametrize(
+    ("text", "turn", "reason"),
+    [
+        ("Decision: maybe", MAY, "the decision 'maybe' is none of: reject | accept"),
+        ("Decision:", MAY, "the decision '' is none of: reject | accept"),
+        ("Decision: 120", Turn("v", (), "must", OUT_OF_100), "the decision '120' is none of: 0 … 100"),
+        ("Decision: accept\nDecision: reject", MAY, "several decisions: accept, reject"),
+        ("I cannot tell", MUST, NO_DECISION),
+        ("", MUST, NO_DECISION),
+        ("  \n", MAY, "an empty answer"),
+        ("To Ann: hello", BOTH, "no part that starts with 'To Bob:'"),
+        ("To Ann:\nTo Bob: hello", BOTH, "nothing after 'To Ann:'"),
+    ],
+)
+def test_what_cannot_be_used_says_why(text: str, turn: Turn, reason: str) -> None:
+    assert parse_answer(text, turn) == Malformed(reason)
+
+
+def test_several_channels_have_a_part_each_in_any_order() -> None:
+    expected = Act({"a": "hello\nthere", "b": "and you"})
+    assert parse_answer("To Ann: hello\nthere\nTo Bob: and you", BOTH) == expected
+    assert parse_answer("Well.\n**to bob:** and you\n**To Ann:**\nhello\nthere ", BOTH) == expected

@@ -1,4 +1,4 @@
-"""The episode tree: values, choices, and what branching holds fixed."""
+"""The episode tree: values, choices, what branching holds fixed, its widths, and a play interrupted in it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,35 @@ import json
 from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude.core.call import ChatRequest
+from etude.core.call import ChatRequest, Completion
+from etude.core.episode import EpisodeRecord
+from etude.core.errors import RequestError
 from etude.core.evaluation import EvalInputItem
-from etude.protocols import EpisodeTree, Protocol, debate, play
+from etude.protocols import (
+    EpisodeTree,
+    Protocol,
+    Widths,
+    adp,
+    debate,
+    mnip,
+    most_calls,
+    nip,
+    play,
+    solo_verifier,
+)
 from etude.protocols.named import PROTOCOLS
 from etude.protocols.tree import Node, choices
 from etude.protocols.workflow import VerdictAccuracy, accuracy
 from etude.rewards.scorer import evaluate
 from etude.store.journal import Journal
-from tests.protocols.games import ChanceEngine, Labelled, agent_of, example, play_tree
+from tests.protocols.games import ChanceEngine, Labelled, agent_of, example, play_record, play_tree
 from tests.support import ScriptedEngine
 
 
@@ -148,11 +162,8 @@ def branched(protocol: Protocol, seed: int, widths: Any, **settings: Any) -> Epi
     return asyncio.run(play(protocol, Labelled(), engines, about, widths=widths, seed=seed, **settings))
 
 
-WIDTHS = st.sampled_from([1, 2, {"verifier": 2}, [3, 1], [1, 2, 1]])
-
-
 @settings(max_examples=40, deadline=None)
-@given(protocols(), st.integers(0, 99), WIDTHS)
+@given(protocols(), st.integers(0, 99), st.sampled_from([1, 2, {"verifier": 2}, [3, 1], [1, 2, 1]]))
 def test_whatever_is_played(protocol: Protocol, seed: int, widths: Any) -> None:
     tree = branched(protocol, seed, widths, retries=1)
     for agent in tree.agents:
@@ -188,3 +199,107 @@ def test_each_prompt_of_an_agent_begins_with_the_one_before(protocol: Protocol, 
         prompts = [engine.requests[node.call].messages for node in tree.nodes if node.agent == agent]
         for before, after in pairwise(prompts):
             assert list(after[: len(before)]) == list(before)
+
+
+@pytest.mark.parametrize(
+    ("widths", "expected"),
+    [
+        (1, [1, 1, 1, 1]),
+        (3, [3, 3, 3, 3]),
+        ([4, 1], [4, 1, 1, 1]),
+        ({"prover": 2}, [1, 2, 1, 2]),
+        ({"prover": [1, 2, 3], "verifier": 5}, [5, 2, 5, 3]),
+    ],
+)
+def test_widths_by_agent_and_round(widths: Any, expected: list[int]) -> None:
+    found = Widths.of(widths)
+    turns = ["verifier", "prover", "verifier", "prover"]
+    assert [found.at(agent, number) for number, agent in enumerate(turns)] == expected
+    assert Widths.of(found) is found
+
+
+@pytest.mark.parametrize("widths", [0, -1, True, [], [2, 0], {"prover": 1.5}, {"prover": []}])
+def test_impossible_widths_are_refused(widths: Any) -> None:
+    with pytest.raises(RequestError, match="whole number of at least 1"):
+        Widths.of(widths)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "widths", "retries", "calls"),
+    [
+        (solo_verifier(), 4, 0, 4),
+        (adp(), 1, 0, 2),
+        (adp(), 3, 0, 3 + 9),
+        (adp(), 3, 1, 2 * (3 + 9)),
+        # Two answers of each prover make four pairs: 4 calls, then one or two for each pair.
+        (debate(max_message_rounds=2, verifier_first=False), {"prover0": 2, "prover1": 2}, 0, 4 + 4),
+        (debate(max_message_rounds=2, verifier_first=False), 2, 0, 4 + 8),
+        (nip(max_message_rounds=5), 2, 0, 2 + 4 + 8 + 16 + 32),
+    ],
+)
+def test_the_most_calls_of_a_play(protocol: Any, widths: Any, retries: int, calls: int) -> None:
+    assert most_calls(protocol, Widths.of(widths), retries) == calls
+
+
+PLAYS: list[tuple[Protocol, object]] = [
+    (nip(max_message_rounds=7), 2),
+    (debate(max_message_rounds=5), 2),
+    (mnip(max_message_rounds=4, verifier_first=False), {"prover0": 2, "verifier": 3}),
+]
+
+
+class Interrupted(ChanceEngine):
+    """Does not answer any more after a number of answers, like a process that is about to be killed."""
+
+    def __init__(self, answers: int) -> None:
+        super().__init__()
+        self.left = answers
+        self.stuck = asyncio.Event()
+
+    async def complete(self, request: ChatRequest) -> Completion:
+        completion = await super().complete(request)
+        self.left -= 1
+        if self.left < 0:
+            self.stuck.set()
+            await asyncio.Event().wait()
+        return completion
+
+
+def calls_in(journal: Journal) -> set[int]:
+    """The keys of the requests whose answers are kept."""
+    return {value["key"] for key, value in journal.scan() if "/call/" in key}
+
+
+async def interrupt(protocol: Protocol, widths: object, path: Path, answers: int) -> set[int]:
+    """Start a play and stop it after some answers; the keys of those that are kept."""
+    engine = Interrupted(answers)
+    with Journal(path) as journal:
+        task = asyncio.ensure_future(play_record(protocol, engine, journal, widths=widths, retries=1))
+        await engine.stuck.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return calls_in(journal)
+
+
+async def finish(protocol: Protocol, widths: object, path: Path) -> tuple[EpisodeRecord, list[int]]:
+    """Play to the end, with what is there; the keys of the requests that were made."""
+    engine = ChanceEngine()
+    with Journal(path) as journal:
+        record = await play_record(protocol, engine, journal, widths=widths, retries=1)
+    return record, [request.key for request in engine.requests]
+
+
+@pytest.mark.parametrize(("protocol", "widths"), PLAYS, ids=lambda value: getattr(value, "name", str(value)))
+async def test_a_play_that_is_taken_up_again_asks_nothing_twice(
+    protocol: Protocol, widths: object, tmp_path: Path
+) -> None:
+    whole, asked = await finish(protocol, widths, tmp_path / "whole.db")
+    assert len(set(asked)) == len(asked) > 15
+    for cut in range(0, len(asked), 1 + len(asked) // 6):
+        path = tmp_path / f"cut{cut}.db"
+        kept = await interrupt(protocol, widths, path, cut)
+        kept |= await interrupt(protocol, widths, path, 2) if len(asked) - cut > 8 else set()
+        record, again = await finish(protocol, widths, path)
+        assert not kept & set(again)
+        assert record.output == whole.output
+        assert [call.completion for call in record.calls] == [call.completion for call in whole.calls]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,12 +45,6 @@ def evaluation(
     limits = Limits(max_concurrency=4, timeout=options.pop("episode_timeout", 600.0))
     collector = Collector(Workflow("agent", workflow), {"m": engine or echo()}, journal, limits=limits)
     return EvaluationRun(collector, evaluators, journal, **options)  # type: ignore[arg-type]  # plain functions too
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Any:
-    with Journal(tmp_path / "run.db") as journal:
-        yield journal
 
 
 def even(example: Example, output: str) -> float:

@@ -1,7 +1,8 @@
-"""Evaluators from plain functions."""
+"""Evaluators from plain functions: whatever one raises is the reason why there is no score."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -221,3 +222,34 @@ async def test_the_function_type_takes_functions_evaluators_and_their_classes(tm
     assert await score("at_least", bound=0.5) == 0.5
     assert await score("ready") == 2.0
     assert await score("Constant", value=3.0) == 3.0
+
+
+class Strange(BaseException):
+    """No Exception."""
+
+
+ERRORS = [
+    GeneratorExit(),
+    Strange("no Exception"),
+    asyncio.CancelledError(),
+    SystemExit(0),
+    KeyboardInterrupt(),
+]
+
+
+def item() -> EvalInputItem:
+    return EvalInputItem(id="x", input_obj={"n": 1}, expected_output_obj=1, output_obj=1)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("waits", [False, True], ids=["in a thread", "on the loop"])
+async def test_it_raises_what_would_end_the_run(error: BaseException, waits: bool):
+    def score(example: Any, output: Any) -> float:
+        raise error
+
+    async def score_later(example: Any, output: Any) -> float:
+        raise error
+
+    (output,) = await evaluate(as_evaluator(score_later if waits else score), [item()], 10.0)
+    assert output.score is None
+    assert output.error

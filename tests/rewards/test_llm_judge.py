@@ -1,4 +1,4 @@
-"""A model that scores one episode."""
+"""Models that judge: one episode, the episodes of one example, and the transcript that they read."""
 
 from __future__ import annotations
 
@@ -7,10 +7,20 @@ from typing import Any
 
 import pytest
 
-from etude.core.call import Completion
+from etude.core.call import Call, ChatRequest, Completion
+from etude.core.episode import EpisodeRecord
 from etude.core.errors import EngineError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
-from etude.rewards.judge import LlmJudge, LlmJudgeConfig, parse_object
+from etude.core.example import Example
+from etude.core.message import Message
+from etude.rewards.judge import (
+    GroupJudge,
+    GroupJudgeConfig,
+    LlmJudge,
+    LlmJudgeConfig,
+    messages_of,
+    parse_object,
+)
 from etude.rewards.scorer import evaluate
 from tests.support import ScriptedEngine
 
@@ -108,3 +118,127 @@ async def test_a_failed_call_gives_no_score_and_is_not_asked_again() -> None:
 )
 def test_the_end_of_thinking_may_stand_in_the_answer(text: str) -> None:
     assert parse_object(text) == {"</think>": 0}
+
+
+LONG_SYSTEM = {"role": "system", "content": "Add. " * 100}
+QUESTION = {"role": "user", "content": "2 + 2"}
+
+
+def item(generation: int, answer: str) -> EvalInputItem:
+    call = Call(
+        index=0,
+        function="<workflow>",
+        model="policy",
+        request=ChatRequest((LONG_SYSTEM, QUESTION)),
+        completion=Completion({"role": "assistant", "content": answer}),
+    )
+    record = EpisodeRecord(f"e/{generation}", Example("q"), generation, (call,), output=answer)
+    return EvalInputItem(
+        id="q", generation=generation, expected_output_obj="4", output_obj=answer, episode=record
+    )
+
+
+def scores(*values: float) -> str:
+    compared = [{"attempt": n, "reasoning": f"no. {n}", "score": value} for n, value in enumerate(values, 1)]
+    return json.dumps({"scores": compared})
+
+
+async def compared(engine: ScriptedEngine, *answers: str, **fields: Any) -> list[EvalOutputItem]:
+    config = GroupJudgeConfig.model_validate({"model": "judge"} | fields)
+    items = [item(generation, answer) for generation, answer in enumerate(answers)]
+    return await evaluate(GroupJudge(config, engine), items, 5)
+
+
+async def test_one_call_scores_the_whole_group() -> None:
+    engine = ScriptedEngine([scores(0.9, 0.1, 0.4)])
+    outputs = await compared(engine, "4", "5", "four?")
+    assert [(output.generation, output.score, output.reasoning) for output in outputs] == [
+        (0, 0.9, "no. 1"),
+        (1, 0.1, "no. 2"),
+        (2, 0.4, "no. 3"),
+    ]
+    assert len(engine.requests) == 1
+
+
+async def test_what_all_attempts_begin_with_is_shown_once() -> None:
+    engine = ScriptedEngine([scores(0.9, 0.1)])
+    await compared(engine, "4", "5", rubric="Be strict.")
+    system, user = engine.requests[0].messages
+    assert "Be strict." in system["content"]
+    assert json.loads(user["content"]) == {
+        "expected": "4",
+        "beginning_of_all_attempts": [LONG_SYSTEM, QUESTION],
+        "attempts": [
+            {"attempt": 1, "messages": [{"role": "assistant", "content": "4"}]},
+            {"attempt": 2, "messages": [{"role": "assistant", "content": "5"}]},
+        ],
+    }
+
+
+async def test_attempts_that_say_the_same_are_shown_once_and_score_the_same() -> None:
+    engine = ScriptedEngine([scores(0.9, 0.1)])
+    outputs = await compared(engine, "4", "5", "4")
+    assert [output.score for output in outputs] == [0.9, 0.1, 0.9]
+    assert engine.requests[0].messages[1]["content"].count('"attempt"') == 2
+
+
+MALFORMED_SCORES = {
+    "one too few": scores(0.9),
+    "one twice": scores(0.9, 0.1).replace('"attempt": 2', '"attempt": 1'),
+    "out of range": scores(0.9, 1.5),
+    "a list alone": "[0.9, 0.1]",
+}
+
+
+@pytest.mark.parametrize("answer", MALFORMED_SCORES.values(), ids=MALFORMED_SCORES.keys())
+async def test_a_malformed_judgement_is_asked_for_again(answer: str) -> None:
+    engine = ScriptedEngine([answer, scores(0.9, 0.1)])
+    assert [output.score for output in await compared(engine, "4", "5")] == [0.9, 0.1]
+    assert len(engine.requests) == 2
+
+
+SYSTEM = {"role": "system", "content": "add"}
+TOOL_CALL = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}], "reasoning": "hm"}
+RESULT = {"role": "tool", "content": "4", "tool_call_id": "1"}
+ANSWER = {"role": "assistant", "content": "4"}
+
+
+def episode_item(*calls: tuple[list[Message], Message | None], output: Any = "4") -> EvalInputItem:
+    """An episode of these calls: prompt and answer of each, None for a call that failed."""
+    made = tuple(
+        Call(
+            index=index,
+            function="solve",
+            model="policy",
+            request=ChatRequest(tuple(prompt)),
+            completion=None if answer is None else Completion(answer),
+            error="gone" if answer is None else None,
+        )
+        for index, (prompt, answer) in enumerate(calls)
+    )
+    record = EpisodeRecord("e", Example("q"), 0, made, output=output)
+    return EvalInputItem(id="q", output_obj=output, episode=record)
+
+
+def test_a_conversation_is_shown_once_however_often_it_was_sent() -> None:
+    episode = episode_item(([SYSTEM, QUESTION], TOOL_CALL), ([SYSTEM, QUESTION, TOOL_CALL, RESULT], ANSWER))
+    assert messages_of(episode) == [SYSTEM, QUESTION, TOOL_CALL, RESULT, ANSWER]
+
+
+def test_conversations_that_alternate_are_told_apart() -> None:
+    other = {"role": "user", "content": "check this"}
+    yes = {"role": "assistant", "content": "yes"}
+    episode = episode_item(([QUESTION], TOOL_CALL), ([other], yes), ([QUESTION, TOOL_CALL, RESULT], ANSWER))
+    switch = {"role": "conversation", "content": "solve, policy"}
+    assert messages_of(episode) == [QUESTION, TOOL_CALL, switch, other, yes, switch, RESULT, ANSWER]
+
+
+def test_an_output_that_no_message_says_comes_last() -> None:
+    assert messages_of(episode_item(([QUESTION], ANSWER), output=4))[-1] == {"role": "output", "content": 4}
+    assert messages_of(EvalInputItem(id="q", output_obj="4")) == [{"role": "output", "content": "4"}]
+
+
+def test_a_judge_reads_no_thinking() -> None:
+    thought = ANSWER | {"reasoning_content": "two and two"}
+    asked = episode_item(([QUESTION], thought), ([QUESTION, thought, QUESTION], thought))
+    assert messages_of(asked) == [QUESTION, ANSWER, QUESTION, ANSWER]

@@ -76,10 +76,6 @@ def parameters(fn: Any) -> Any:
     return tool["function"]["parameters"]
 
 
-def descriptions(fn: Any) -> dict[str, str | None]:
-    return {name: schema.get("description") for name, schema in parameters(fn)["properties"].items()}
-
-
 def test_descriptions_and_bounds_of_the_signature_are_told() -> None:
     def book(
         seats: Annotated[int, Field(description="How many.", ge=1, le=9)],
@@ -254,7 +250,8 @@ async def test_whatever_can_be_called_is_a_tool(
 ) -> None:
     [tool] = describe_tools([fn])
     assert (tool["function"]["name"], tool["function"]["description"]) == (name, text)
-    assert descriptions(fn) == said
+    properties = parameters(fn)["properties"]
+    assert {name: schema.get("description") for name, schema in properties.items()} == said
     result = await FunctionTools([fn]).call(name, given)
     assert (result.text, result.is_error) == (answer, False)
 

@@ -10,16 +10,11 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
 
-from tests.rollout.test_refusals import REFUSED
+from tests.rollout.test_apis import REFUSED
 from tests.server.process import ServerProcess
 
 ASK = [{"role": "user", "content": "what is 1 + 2?"}]
 IDS = {"return_token_ids": True}
-
-
-@pytest.fixture
-def client(server: ServerProcess) -> openai.OpenAI:
-    return server.client()
 
 
 def test_a_seed_makes_the_same_answers_again_and_each_choice_another(client: openai.OpenAI) -> None:

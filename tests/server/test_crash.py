@@ -1,19 +1,25 @@
-"""kill -9 of server and worker: nothing is lost, and nothing is there twice."""
+"""kill -9 of server and worker, also at random points: nothing is lost or there twice, no process is left."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
+import shlex
 import signal
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import openai
 import pytest
 
 from etude.store.run_folder import locked_by
-from tests.server.data import ASK, create, messages, supervised, upload, wait, wait_for_step
+from tests.forked import Forked, address
+from tests.server.data import ASK, FINAL, create, messages, supervised, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
+from tests.vllm import STAND_IN, commands, vllms_of
 
 LONG = {"n_epochs": 8, "batch_size": 1, "learning_rate": 0.001, "lora_rank": 4}
 STEPS = 64
@@ -140,3 +146,162 @@ def test_two_servers_cannot_share_a_folder(server: ServerProcess, model: Path) -
     second = ServerProcess(model, server.data_dir)
     with pytest.raises(AssertionError, match="in use by another server"):
         second.start()
+
+
+MARK = "ETUDE_TEST_MARK"
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A value in the environment of all processes that the test starts."""
+    address()  # The process that others are forked from is not of the test.
+    value = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, value)
+    return value
+
+
+def marked(mark: str, *, but: int) -> set[int]:
+    """The processes with the mark."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            environment, state = (folder / "environ").read_bytes(), (folder / "stat").read_text()
+        except OSError:
+            continue
+        if f"{MARK}={mark}".encode() in environment and state.rpartition(")")[2].split()[0] != "Z":
+            found.add(int(folder.name))
+    return found - {but, os.getpid()}
+
+
+def until(holds, seconds: float = 90) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize(
+    "later", [0.0, *(pytest.param(later, marks=pytest.mark.slow) for later in (0.02, 0.5))]
+)
+def test_vllm_ends_with_a_server_that_is_killed_while_it_starts(
+    wide: Path, tmp_path: Path, mark: str, later: float
+) -> None:
+    command = ["serve", str(wide), "--port", "0", "--data-dir", str(tmp_path), "--engine", "vllm"]
+    options = ["--vllm-command", shlex.join(STAND_IN), "--vllm-arg=--slow", "--device", "cpu"]
+    server = Forked([*command, *options], Path.cwd(), dict(os.environ), errors=tmp_path / "stderr.log")
+    until(lambda: marked(mark, but=server.pid))
+    time.sleep(later)
+    server.send_signal(signal.SIGKILL)
+    server.wait(timeout=60)
+    server.stdout.close()
+    until(lambda: not marked(mark, but=server.pid))
+
+
+def test_a_worker_ends_with_a_server_that_is_killed_while_it_starts(
+    model: Path, tmp_path: Path, mark: str
+) -> None:
+    server = ServerProcess(model, tmp_path)
+    server.start()
+    client, pid = server.client(), server.pid
+    create(client, upload(client, supervised(8)), n_epochs=1000, batch_size=1, lora_rank=4)
+    until(lambda: len(marked(mark, but=pid)) > 1)  # The nursery and its worker.
+    server.kill()
+    until(lambda: not marked(mark, but=pid))
+
+
+LOADING = """
+import asyncio, sys, time
+from pathlib import Path
+from etude.server import serve
+from etude.server.backend import EmbeddedBackend
+from etude.server.settings import server_settings
+
+async def open_for_long(self):
+    print("loading", flush=True)
+    await asyncio.to_thread(time.sleep, 600)
+
+EmbeddedBackend.open = open_for_long
+serve.serve(server_settings(model=sys.argv[1], name="tiny", port=0, data_dir=Path(sys.argv[2])), print)
+"""
+
+
+def test_sigterm_ends_a_server_that_is_loading_its_model(model: Path, tmp_path: Path) -> None:
+    arguments = ["-c", LOADING, str(model), str(tmp_path)]
+    log = tmp_path / "stderr.log"
+    server = Forked(arguments, Path.cwd(), dict(os.environ), program="python", errors=log)
+    assert server.stdout.readline() == "loading\n", log.read_text()
+    server.send_signal(signal.SIGTERM)
+    assert server.wait(timeout=60) in (-signal.SIGTERM, 128 + signal.SIGTERM)
+    server.stdout.close()
+
+
+KILLS = 50
+PARTS = ("server", "worker", "engine")
+OPTIONS = {"n_epochs": 10, "batch_size": 1, "learning_rate": 0.001, "lora_rank": 4}
+LOOP_STEPS = 80
+
+
+@pytest.mark.slow
+@commands
+def test_fifty_kills(wide: Path, tmp_path: Path, command: str) -> None:
+    choose = random.Random(1)
+    engine = ("--engine", "vllm", "--vllm-command", command, "--engine-wait", "300")
+    victim = ServerProcess(wide, tmp_path, *engine, "--checkpoint-steps", "3", "--running-jobs", "2")
+    victim.start()
+    file = upload(victim.client(), supervised(8))
+    jobs: list[str] = []
+    try:
+        for _ in range(KILLS):
+            top_up(victim.client(), jobs, file)
+            time.sleep(choose.uniform(0, 8))
+            hit = choose.sample(PARTS, choose.choice([1, 1, 2, 3]))
+            kill(victim, hit, {"worker": workers(tmp_path, jobs), "engine": vllms_of(victim.pid)})
+        check(victim.client(timeout=300), jobs, file)
+    finally:
+        victim.stop()
+
+
+def top_up(client: openai.OpenAI, jobs: list[str], file: str) -> None:
+    """There is always something to kill: two jobs that run, and one that waits."""
+    open_jobs = [job for job in jobs if client.fine_tuning.jobs.retrieve(job).status not in FINAL]
+    for _ in range(3 - len(open_jobs)):
+        jobs.append(numbered(client, len(jobs), file))
+
+
+def numbered(client: openai.OpenAI, number: int, file: str) -> str:
+    marked = {"metadata": {"idempotency_key": str(number)}}
+    return create(client, file, request=marked, **OPTIONS).id
+
+
+def workers(folder: Path, jobs: Sequence[str]) -> list[int]:
+    return [pid for job in jobs if (pid := locked_by(folder / "jobs" / job / "lock"))]
+
+
+def kill(victim: ServerProcess, hit: Sequence[str], pids: Mapping[str, Sequence[int]]) -> None:
+    for part in hit:
+        if part == "server":
+            victim.kill()
+        for pid in pids.get(part, ()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    if "server" in hit:
+        victim.start()
+
+
+def check(client: openai.OpenAI, jobs: Sequence[str], file: str) -> None:
+    for number, job in enumerate(jobs):
+        done = wait(client, job, seconds=600)
+        if done.error is not None and done.error.code == "worker_crashed":
+            continue  # Three kills without a checkpoint between them: given up, with the reason.
+        assert done.status == "succeeded", (done.error, messages(client, job))
+        assert numbered(client, number, file) == job
+        events = client.fine_tuning.jobs.list_events(job, limit=100)
+        steps = [event.data["step"] for event in events if event.type == "metrics"]
+        assert sorted(steps) == list(range(1, LOOP_STEPS + 1))
+        assert len(client.files.content(done.result_files[0]).text.splitlines()) == LOOP_STEPS + 1
+        client.chat.completions.create(model=str(done.fine_tuned_model), messages=[ASK], max_tokens=1)
+    names = [model.id for model in client.models.list()]
+    models = [name for name in names if name.startswith("ft:") and "ckpt" not in name]
+    succeeded = [job for job in jobs if client.fine_tuning.jobs.retrieve(job).status == "succeeded"]
+    assert len(models) == len(set(models)) == len(succeeded) > len(jobs) / 2
+    assert sorted(job.id for job in client.fine_tuning.jobs.list(limit=100)) == sorted(jobs)

@@ -1,13 +1,31 @@
+"""A server's start, its engine, its jobs in this process and several, and the nursery of its workers."""
+
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import subprocess
 import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
+import psutil
 import pytest
+from typer.testing import CliRunner
 
-from tests.server.data import create, supervised, upload, wait, wait_for_step
+from etude.cli.app import app
+from etude.core.errors import RequestError
+from etude.server.database import open_database
+from etude.server.jobs import JobFolder, JobStore
+from etude.server.scheduler import Scheduler
+from etude.server.settings import server_settings, training_processes
+from tests.server.data import create, messages, supervised, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
+from tests.server.test_crash import LONG, check_whole, worker_of
 
 ASK = [{"role": "user", "content": "?"}]
 
@@ -84,3 +102,247 @@ def test_the_engine_makes_way_for_jobs_and_comes_back_by_itself(model: Path, tmp
             client.chat.completions.create(model=name, messages=ASK, max_tokens=1)
             with running.http() as http:
                 assert http.get("/engine/status").json()["models"] == [name]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["./nowhere"], "the folder does not exist"),
+        (["./nowhere", "--api-key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY is not set or empty"),
+        (["./nowhere", "--host", "0.0.0.0"], "there is no API key"),
+        (["./nowhere", "--host", "203.0.113.1"], "there is no API key"),
+        (["./nowhere", "--dtype", "int3"], "--dtype"),
+        (["./nowhere", "--vllm-arg=--enforce-eager"], "there is no vLLM without --engine vllm"),
+        (["./nowhere", "--vllm-device", "0"], "there is no vLLM without --engine vllm"),
+        (["./nowhere", "--samplers", "2"], "there is no vLLM without --engine vllm"),
+        (["./nowhere", "--samplers", "2", "--engine", "vllm"], "name one: --on auto"),
+    ],
+)
+def test_a_server_that_cannot_be_is_refused_with_what_to_do(
+    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["serve", *arguments, "--port", "0"])
+    assert done.exit_code == 2
+    assert told in done.stderr
+
+
+async def test_a_database_that_cannot_be_read_at_the_start_is_read_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs, looks = JobStore(open_database(tmp_path / "server.db")), []
+    looked = asyncio.Event()
+
+    def with_status(status: str) -> list[Any]:
+        looks.append(status)
+        if len(looks) == 1:
+            raise OSError("disk I/O error")
+        if status == "queued":
+            loop.call_soon_threadsafe(looked.set)
+        return []
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(jobs, "with_status", with_status)
+    pool: Any = None  # Asked only where the engine is put away for jobs.
+    scheduler = Scheduler(server_settings(model="m", name="m", data_dir=tmp_path), jobs, pool)
+    scheduler.start()
+    async with asyncio.timeout(60):
+        await looked.wait()
+    await scheduler.stop()
+    assert looks[:3] == ["running", "running", "queued"]
+
+
+SHORT = {"n_epochs": 1, "batch_size": 8, "learning_rate": 0.001, "lora_rank": 4}
+
+
+def children(server: ServerProcess) -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(server.pid)], capture_output=True, text=True, check=False)
+    return [int(line) for line in found.stdout.split()]
+
+
+def is_gone(pid: int) -> bool:
+    """Whether the process has ended, its parent's interest in it aside."""
+    told = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return told.stdout.strip()[:1] in ("", "Z")
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if holds():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it never came to that")
+
+
+def nursery_after_a_job(server: ServerProcess) -> int:
+    client = server.client()
+    assert wait(client, create(client, upload(client, supervised(8)), **SHORT).id).status == "succeeded"
+    (nursery,) = children(server)
+    return nursery
+
+
+@pytest.mark.slow
+def test_the_workers_log_from_the_level_that_the_server_was_given(model: Path, tmp_path: Path) -> None:
+    with ServerProcess(model, tmp_path, "--log-level", "debug") as server:
+        client = server.client()
+        job = wait(client, create(client, upload(client, supervised(8)), **SHORT).id)
+        assert job.status == "succeeded"
+        lines = (tmp_path / "jobs" / job.id / "worker.log").read_text()
+        assert " DEBUG etude.server.worker: order: " in lines
+
+
+@pytest.mark.slow
+def test_the_next_job_is_forked_from_the_process_that_is_ready(model: Path, tmp_path: Path) -> None:
+    with ServerProcess(model, tmp_path) as server:
+        client, nursery = server.client(), nursery_after_a_job(server)
+        job = create(client, upload(client, supervised(8)), **LONG).id
+        worker = worker_of(server, job)
+        assert psutil.Process(worker).ppid() == nursery
+        output = Path(f"/proc/{worker}/fd/1")
+        assert not output.exists() or output.resolve() == (tmp_path / "jobs" / job / "worker.log").resolve()
+        assert children(server) == [nursery]
+
+        # One that is killed costs nothing: its worker goes on, and the next job gets another.
+        os.kill(nursery, signal.SIGKILL)
+        eventually(lambda: nursery not in children(server))
+        os.kill(worker, 0)
+        assert wait(client, job).status == "succeeded"
+        last = nursery_after_a_job(server)
+        told = [text for one in client.fine_tuning.jobs.list() for text in messages(client, one.id)]
+        assert not any("ended early" in text for text in told)
+    eventually(lambda: is_gone(last))
+
+
+@pytest.mark.slow
+def test_a_server_that_stops_before_its_worker_is_there_leaves_none(model: Path, tmp_path: Path) -> None:
+    with ServerProcess(model, tmp_path) as server:
+        client = server.client()
+        job = create(client, upload(client, supervised(8)), **LONG).id
+        eventually(lambda: bool(children(server)))
+        (nursery,) = children(server)
+    eventually(lambda: is_gone(nursery))
+    with ServerProcess(model, tmp_path) as server:
+        assert wait(server.client(), job).status == "succeeded"
+
+
+@pytest.fixture
+def two(model: Path, tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server whose jobs are trained by two processes."""
+    options = ("--checkpoint-steps", "5", "--training-processes", "2", "--device", "cpu")
+    with ServerProcess(model, tmp_path, *options) as running:
+        yield running
+
+
+def ranks_of(server: ServerProcess, job: str) -> list[int]:
+    """The processes that train a job, the one that writes first."""
+    for _ in range(6000):
+        found = JobFolder(server.data_dir, job).holders()
+        if len(found) == 2 and all(found):
+            return found
+        time.sleep(0.05)
+    raise AssertionError("no two processes")
+
+
+def wait_for_end(pids: list[int], seconds: float = 200) -> None:
+    end = time.monotonic() + seconds
+    for pid in pids:
+        while time.monotonic() < end:
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                break
+            time.sleep(0.05)
+        else:
+            raise AssertionError(f"{pid} goes on")
+
+
+def losses(client: openai.OpenAI, job: str) -> list[float]:
+    """Of every step, and of validation."""
+    events = list(client.fine_tuning.jobs.list_events(job, limit=100))[::-1]
+    names = ("train_loss", "valid_loss", "grad_norm")
+    return [e.data[name] for e in events if e.type == "metrics" for name in names if name in e.data]
+
+
+@pytest.mark.slow
+def test_two_processes_train_what_one_does_and_survive_kill_9(
+    server: ServerProcess, two: ServerProcess
+) -> None:
+    found = []
+    for running in (server, two):
+        client = running.client()
+        held_out = upload(client, supervised(3))
+        request = {"validation_file": held_out, "seed": 1}
+        job = create(client, upload(client, supervised(8)), request=request, **LONG).id
+        if running is two:
+            wait_for_step(client, job, 8)
+            os.kill(ranks_of(two, job)[1], signal.SIGKILL)
+            check_whole(client, job)
+            told = messages(client, job)
+            assert any("process 1: signal 9" in text and "goes on from step" in text for text in told)
+            assert any(text.startswith("Fine-tuning job started, from step") for text in told)
+        assert wait(client, job).status == "succeeded"
+        found.append(losses(client, job))
+    assert found[1] == pytest.approx(found[0], rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_cancelled_job_ends_all_its_processes(two: ServerProcess) -> None:
+    client = two.client()
+    job = create(client, upload(client, supervised(8)), **LONG).id
+    wait_for_step(client, job, 2)
+    ranks = ranks_of(two, job)
+    assert client.fine_tuning.jobs.cancel(job).status == "cancelled"
+    wait_for_end(ranks)
+    assert client.fine_tuning.jobs.retrieve(job).status == "cancelled"
+
+
+def the_launcher(server: ServerProcess, ranks: list[int]) -> None:
+    status = Path(f"/proc/{ranks[0]}/status").read_text()
+    launcher = int(status.split("PPid:")[1].split()[0])
+    os.kill(launcher, signal.SIGKILL)
+
+
+def nothing_but_stop_the_server(server: ServerProcess, ranks: list[int]) -> None:
+    server.stop()
+    wait_for_end(ranks)
+    server.start()
+
+
+@pytest.mark.parametrize("kill", [the_launcher, nothing_but_stop_the_server])
+@pytest.mark.slow
+def test_whatever_is_killed_nothing_is_lost(
+    two: ServerProcess, kill: Callable[[ServerProcess, list[int]], None]
+) -> None:
+    client = two.client()
+    job = create(client, upload(client, supervised(8)), **LONG).id
+    wait_for_step(client, job, 8)
+    kill(two, ranks_of(two, job))
+    check_whole(two.client(), job)
+
+
+@pytest.mark.slow
+def test_shards_of_the_weights_survive_kill_9_too(model: Path, tmp_path: Path) -> None:
+    options = ("--checkpoint-steps", "5", "--training-processes", "2", "--shard-training", "--device", "cpu")
+    with ServerProcess(model, tmp_path, *options) as running:
+        client = running.client()
+        job = create(client, upload(client, supervised(8)), **LONG | {"lora_rank": 0}).id
+        wait_for_step(client, job, 8)
+        os.kill(ranks_of(running, job)[0], signal.SIGKILL)
+        check_whole(client, job)
+
+
+def test_more_processes_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def processes(device: str, asked: int | None) -> int:
+        given = {"model": "m", "name": "m", "data_dir": tmp_path, "device": device}
+        return training_processes(server_settings(training_processes=asked, **given))
+
+    for gpus in (0, 1, 4):
+        monkeypatch.setattr("torch.cuda.device_count", lambda gpus=gpus: gpus)
+        assert processes("auto", None) == max(1, gpus)
+        assert processes("cpu", None) == 1 and processes("cpu", 3) == 3
+        assert processes("cuda:1", None) == 1
+    assert processes("cuda", 2) == 2
+    with pytest.raises(RequestError, match="--training-processes 5 is too many: --device auto is 4 GPUs"):
+        processes("auto", 5)
+    with pytest.raises(RequestError, match="is one device here"):
+        processes("cuda:1", 2)

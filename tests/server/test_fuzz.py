@@ -1,13 +1,19 @@
-"""Whatever is asked, the answer is an answer or an error object, and never a failure of the server."""
+"""Whatever is asked (by a corpus, or schemathesis), the answer is an answer or an error object."""
 
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.corpus import gateway_cases, play, server_cases, some
 from tests.server.process import ServerProcess
 
 values = st.recursive(
@@ -96,3 +102,54 @@ def test_no_body_makes_the_server_fail(server: ServerProcess, post: tuple[str, A
             path, content=json.dumps(body).encode(), headers={"content-type": "application/json"}
         )
     check(told.status_code, told.text)
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [
+        lambda: some(gateway_cases("tiny"), 24),
+        lambda: some(server_cases("tiny"), 6),
+        pytest.param(lambda: gateway_cases("tiny") + server_cases("tiny"), marks=pytest.mark.slow),
+    ],
+    ids=["gateway", "server", "all"],
+)
+def test_no_request_makes_a_server_fail(model: Path, tmp_path: Path, cases) -> None:
+    with ServerProcess(model, tmp_path) as server, server.http(timeout=60) as http:
+        problems, lines = [], 0
+        for outcome in play(http, cases()):
+            logged = server.log.read_text().count("\n")
+            problems += [outcome.problem] if outcome.problem else []
+            if logged > lines + 1:
+                problems.append(f"{outcome.case.name} at {outcome.case.path}: {logged - lines} lines logged")
+            lines = logged
+        assert not problems, "\n".join(problems)
+        assert http.get("/health").status_code == 200
+        answer = server.client().completions.create(model="tiny", prompt="yes", max_tokens=2)
+        assert answer.usage is not None and answer.usage.completion_tokens
+
+
+def test_the_document_has_the_hyperparameters_that_each_algorithm_declares(server: ServerProcess) -> None:
+    with server.http() as http:
+        schemas = http.get("/openapi.json").json()["components"]["schemas"]
+    method = schemas["MethodBody"]["properties"]
+    assert {"dpo", "grpo", "rloo", "supervised"} <= {*method["type"]["enum"]} < {*method}
+    assert {"n_epochs", "clip_low", "reference"} <= {*schemas["GrpoHyperparameters"]["properties"]}
+    assert "clip_low" not in schemas["DpoHyperparameters"]["properties"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phases", ["examples,fuzzing", "coverage"])
+def test_no_request_of_the_document_makes_the_server_fail(model: Path, tmp_path: Path, phases: str) -> None:
+    checks = ["--checks", "not_a_server_error", "--phases", phases]
+    # While somebody has stopped the engine, 503 is the right answer.
+    checks += ["--exclude-path-regex", "^/engine/", "--max-examples", "15", "--seed", "1"]
+    with ServerProcess(model, tmp_path, key="a-key") as server:
+        command = [
+            str(Path(sys.executable).with_name("schemathesis")),
+            "run",
+            f"{server.address}/openapi.json",
+        ]
+        command += ["--header", "authorization: Bearer a-key", "--request-timeout", "60", *checks]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"Tested: [3-9]\d\b", done.stdout), done.stdout

@@ -1,5 +1,11 @@
+"""Jobs of a server, paused and gone on with, as the official client asks for it."""
+
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -7,13 +13,9 @@ import pytest
 from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 from openai.types.fine_tuning.jobs import FineTuningJobCheckpoint
 
-from tests.server.data import ASK, YES, create, dpo, grpo, messages, supervised, upload, wait
+from etude.store.run_folder import locked_by
+from tests.server.data import ASK, YES, create, dpo, grpo, messages, supervised, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> openai.OpenAI:
-    return server.client()
 
 
 def logprob_of(client: openai.OpenAI, model: str, text: str = "y") -> float:
@@ -224,3 +226,97 @@ def test_a_fine_tuned_model_can_be_deleted(client: openai.OpenAI) -> None:
         client.chat.completions.create(model=name, messages=[ASK])
     with pytest.raises(openai.BadRequestError, match="base model"):
         client.models.delete("tiny")
+
+
+OPTIONS = {"n_epochs": 2, "batch_size": 1, "learning_rate": 0.001, "lora_rank": 4, "request": {"seed": 5}}
+
+
+@pytest.fixture
+def own_server(model: Path, tmp_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(model, tmp_path, "--checkpoint-steps", "10") as running:
+        yield running
+
+
+def wait_until_free(own_server: ServerProcess, job: str) -> None:
+    """Until no process trains the job."""
+    for _ in range(600):
+        if locked_by(own_server.data_dir / "jobs" / job / "lock") is None:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the worker goes on")
+
+
+def weights_of(own_server: ServerProcess, job: str) -> bytes:
+    return (own_server.data_dir / "models" / job / "trained.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_paused_job_survives_kill_9_and_ends_with_the_weights_of_one_that_was_not(
+    own_server: ServerProcess,
+) -> None:
+    client = own_server.client()
+    file = upload(client, supervised(8))
+    straight = wait(client, create(client, file, **OPTIONS).id)
+    job = create(client, file, **OPTIONS).id
+    wait_for_step(client, job, 3)
+    worker = locked_by(own_server.data_dir / "jobs" / job / "lock")
+    assert client.fine_tuning.jobs.pause(job).status == "paused"
+    assert client.fine_tuning.jobs.pause(job).status == "paused"
+    wait_until_free(own_server, job)
+    assert worker is not None
+    with pytest.raises(ProcessLookupError):
+        for _ in range(600):
+            os.kill(worker, 0)
+            time.sleep(0.05)
+    # The device is free: another job trains, and ends before it.
+    other = create(client, file, n_epochs=1, batch_size=8)
+    assert wait(client, other.id).status == "succeeded"
+    own_server.kill()
+    own_server.start()
+    client = own_server.client()
+    assert client.fine_tuning.jobs.retrieve(job).status == "paused"
+    assert any(text.startswith("The worker has ended after step") for text in messages(client, job))
+    assert client.fine_tuning.jobs.resume(job).status in ("queued", "running")
+    done = wait(client, job)
+    assert done.status == "succeeded", (done.error, messages(client, job))
+    said = messages(client, job)
+    assert "Fine-tuning job paused" in said and "Fine-tuning job resumed" in said
+    assert any(text.startswith("Fine-tuning job started, from step") for text in said)
+    assert weights_of(own_server, job) == weights_of(own_server, straight.id)
+    assert sum(text.startswith("Step ") for text in said) == 16
+    for ask in (client.fine_tuning.jobs.pause, client.fine_tuning.jobs.resume):
+        with pytest.raises(openai.BadRequestError, match="has ended") as caught:
+            ask(job)
+        assert caught.value.code == "job_already_completed"
+
+
+@pytest.mark.slow
+def test_jobs_are_paused_in_the_queue_resumed_at_once_and_cancelled(own_server: ServerProcess) -> None:
+    client = own_server.client()
+    file = upload(client, supervised(8))
+    running, waiting = create(client, file, **OPTIONS).id, create(client, file, **OPTIONS).id
+    jobs = client.fine_tuning.jobs
+    assert jobs.pause(waiting).status == "paused"
+    wait_for_step(client, running, 1)
+    jobs.pause(running)
+    assert jobs.resume(running).status == "queued"  # Its worker may not have noticed yet.
+    assert wait(client, running).status == "succeeded", messages(client, running)
+    assert jobs.retrieve(waiting).status == "paused"
+    assert jobs.cancel(waiting).status == "cancelled"
+    with pytest.raises(openai.NotFoundError):
+        jobs.pause("ftjob-000000000000000000000000")
+
+
+@pytest.mark.slow
+def test_a_model_that_a_job_still_needs_cannot_be_deleted(own_server: ServerProcess) -> None:
+    client = own_server.client()
+    file = upload(client, supervised(2))
+    first = wait(client, create(client, file, n_epochs=1).id)
+    assert first.fine_tuned_model is not None
+    second = create(client, file, n_epochs=1, request={"model": first.fine_tuned_model})
+    client.fine_tuning.jobs.pause(second.id)
+    with pytest.raises(openai.ConflictError, match=second.id) as caught:
+        client.models.delete(first.fine_tuned_model)
+    assert caught.value.code == "model_in_use"
+    client.fine_tuning.jobs.cancel(second.id)
+    assert client.models.delete(first.fine_tuned_model).deleted

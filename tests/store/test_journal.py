@@ -25,12 +25,6 @@ values = st.recursive(
 )
 
 
-@pytest.fixture
-def journal(tmp_path: Path):
-    with Journal(tmp_path / "run.db") as journal:
-        yield journal
-
-
 def counted(value):
     """A function that returns `value` and a list that grows by one at each call."""
     calls: list[int] = []
@@ -205,9 +199,7 @@ def test_any_unicode_key_and_json_value_comes_back(entries, prefix, tmp_path_fac
     asyncio.run(check())
 
 
-async def test_a_key_that_is_no_text_is_an_error_and_a_value_that_is_none_is_kept(
-    journal: Journal,
-) -> None:
+async def test_a_key_that_is_no_text_is_an_error_and_a_value_that_is_none_is_kept(journal: Journal) -> None:
     with pytest.raises(StoreError, match="not valid Unicode"):
         await journal.put("\ud800", 1)
     await journal.put("fine", "half \ud83d")

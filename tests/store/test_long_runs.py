@@ -1,12 +1,20 @@
-"""A run of thousands of epochs is not gone through anew for each: what is read is counted."""
+"""The phases of a run in order; one of thousands of epochs is not gone through anew for each."""
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
+from etude.core.episode import EpisodeRecord
+from etude.core.errors import RequestError
+from etude.core.example import Example
 from etude.core.job import TrainingJobRef
 from etude.groups.lineage import JobData, LineageEntry, LineageLog
 from etude.loop.training_data import age_of
+from etude.rewards.collections import numbered, phase_name
+from etude.store.encode import encode_episode
+from etude.store.episodes import choose_phase, epoch_of, phases_of
 from etude.store.journal import Journal
 from etude.store.log import EpochLog, Submission
 from tests.report.histories import epoch, history, version
@@ -16,12 +24,6 @@ EPOCHS = 300
 
 def ref(number: int) -> TrainingJobRef:
     return TrainingJobRef(run_id=f"run-epoch-{number}", backend="fake")
-
-
-@pytest.fixture
-def journal(tmp_path):
-    with Journal(tmp_path / "run.db") as journal:
-        yield journal
 
 
 @pytest.fixture
@@ -87,3 +89,51 @@ def test_the_age_of_a_version_counts_those_made_after_it():
     made = [1, 2, 5, 9]
     for number in range(11):
         assert age_of(number, made) == sum(other > number for other in made)
+
+
+LATEST_FIRST = [
+    "eval",
+    "validation/10",
+    "validation/2",
+    "train/11",
+    "train/3.10",
+    "train/3.2",
+    "train/3",
+    "train/3-k2.2",
+    "train/3-k2",
+    "train/1",
+]
+
+
+@pytest.fixture
+async def phases_journal(tmp_path):
+    """Has an episode of each phase, put there in no order."""
+    phases = random.Random(0).sample(LATEST_FIRST, len(LATEST_FIRST))
+    with Journal(tmp_path / "run.db") as phases_journal:
+        for phase in phases:
+            record = EpisodeRecord(id=f"{phase}/e/0", example=Example("e", {}), generation=0)
+            await phases_journal.put(record.id, encode_episode(record, {}))
+        yield phases_journal
+
+
+async def test_the_phases_come_latest_first(phases_journal):
+    assert phases_of(phases_journal) == LATEST_FIRST
+
+
+async def test_the_latest_is_chosen_unless_another_is_wished_for(phases_journal):
+    assert choose_phase(phases_journal, None) == "eval"
+    assert choose_phase(phases_journal, "train/3.2") == "train/3.2"
+    with pytest.raises(RequestError, match="no episodes of the phase 'train/4'"):
+        choose_phase(phases_journal, "train/4")
+
+
+@pytest.mark.parametrize(
+    ("phase", "epoch"),
+    [("train/4", 3), ("train/4.2", 3), ("train/4-k2.2", 3), ("validation/3", None), ("eval", None)],
+)
+def test_the_epoch_that_a_phase_was_collected_for(phase, epoch):
+    assert epoch_of(phase) == epoch
+
+
+def test_a_label_with_a_dot_is_not_taken_for_a_number():
+    assert phase_name("train", 3, "k.2") != numbered(phase_name("train", 3, "k"), 2)

@@ -1,4 +1,4 @@
-"""A run says what of it is where, and what it waits for; a dead one is told from a live one."""
+"""A run says what of it is where and what it waits for, over HTTP too, and ends where nothing moves."""
 
 from __future__ import annotations
 
@@ -6,21 +6,31 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from etude.config.load import parse_config
+from etude.config.schema import StallConfig
 from etude.core.call import ChatRequest, Completion
+from etude.core.errors import StalledError
+from etude.core.interfaces import Engine, Progress
+from etude.runtime import Runtime, open_runtime
+from etude.store.run_folder import RunFolder
 from etude.store.status import STATUS, RunStatus, SeenStatus, status_of
+from etude.telemetry import watchdog
 from tests.cli.projects import etude
 from tests.runners.playing import config_with, evaluate, examples
 from tests.support import EchoEngine
-
-ROOT = Path(__file__).parents[2]
 
 
 class Held(EchoEngine):
@@ -82,7 +92,7 @@ asyncio.run(evaluate(Path(__import__("sys").argv[1]), config, Held(), examples("
 
 def test_another_terminal_sees_a_run_and_its_death(tmp_path: Path):
     run = tmp_path / "run"
-    head = subprocess.Popen([sys.executable, "-c", PROGRAM, str(run)], cwd=ROOT)
+    head = subprocess.Popen([sys.executable, "-c", PROGRAM, str(run)], cwd=Path(__file__).parents[2])
     try:
         deadline = time.monotonic() + 60
         while not (run / STATUS).exists() or status_of(run).status.models[0].waiting < 3:  # type: ignore[union-attr]
@@ -109,3 +119,130 @@ def test_another_terminal_sees_a_run_and_its_death(tmp_path: Path):
     data = json.loads(etude("cluster", "status", run, "--json").stdout)
     assert (data["state"], data["pid"], data["status"]["pid"]) == ("lost", None, head.pid)
     assert "no run in" in etude("cluster", "status", "--output-dir", tmp_path).stderr
+
+
+PATIENCE = 60.0
+"""Seconds that a test waits for what has to come."""
+
+
+class Messages(Progress):
+    """Keeps what a person is told."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def message(self, text: str, *, warning: bool = False) -> None:
+        self.texts.append(text)
+
+    async def one_with(self, words: str, number: int = 1) -> str:
+        """The first message that has these words, or a later one."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                texts = [text for text in self.texts if words in text]
+                if len(texts) >= number:
+                    return texts[number - 1]
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def watched(
+    folder: Path,
+    messages: Messages,
+    engine: Engine | None = None,
+    episode: float = 300.0,
+    **stall: float | None,
+) -> AsyncIterator[Runtime]:
+    """A run that is watched so."""
+    config = config_with(max_concurrency=4, timeout=episode)
+    config = config.model_copy(update={"stall": StallConfig.model_validate(stall)})
+    with RunFolder.create(folder, "run") as run:
+        async with open_runtime(
+            config, run, progress=messages, engines={"policy": engine or EchoEngine()}
+        ) as runtime:
+            yield runtime
+
+
+def stacks(text: str) -> str:
+    """The report that a message names."""
+    return Path(text.partition("Stacks: ")[2]).read_text(encoding="utf-8")
+
+
+async def test_what_is_waited_for_is_said_with_the_stacks_and_that_it_goes_on_again(tmp_path: Path):
+    engine, messages = Held(), Messages()
+    async with watched(tmp_path, messages, engine, say_after=0.3) as runtime:
+        going = asyncio.ensure_future(runtime.evaluation.run(examples(*[""] * 6), phase="eval"))
+        text = await messages.one_with("nothing has moved for")
+        assert "4 answers of model 'policy'" in text
+        assert "an episode after 5 min 0 s (eval.general.timeout)" in text
+        assert "the run 1 h 0 min after the last progress (stall.end_after)" in text
+        assert text.endswith(f"Stacks: {tmp_path / 'run' / 'stalls.txt'}")
+        assert "await self.free.wait()" in stacks(text)
+        await messages.one_with("nothing has moved for", 2)
+        engine.free.set()
+        await going
+        await messages.one_with("something moves again, after")
+
+
+async def test_a_run_in_which_nothing_moves_ends_and_says_why(tmp_path: Path):
+    messages = Messages()
+    with pytest.raises(StalledError, match=r"^nothing has moved for .*`stall.end_after`"):
+        async with watched(tmp_path, messages, episode=0.2, say_after=0.2, end_after=0.5):
+            await asyncio.sleep(PATIENCE)
+    assert messages.texts[-1].startswith("nothing has moved for ")
+
+
+async def test_an_event_loop_that_is_blocked_is_said_with_the_stacks_of_that_time(tmp_path: Path):
+    messages = Messages()
+    async with watched(tmp_path, messages, say_after=0.2):
+        await asyncio.sleep(0.1)
+        time.sleep(1)  # noqa: ASYNC251  that is what is wrong with it
+        text = await messages.one_with("the event loop has been blocked for")
+    assert "test_an_event_loop_that_is_blocked" in stacks(text)
+
+
+async def test_a_job_that_is_waited_for_is_no_stall(tmp_path: Path):
+    messages = Messages()
+    async with watched(tmp_path, messages, episode=0.1, say_after=0.2, end_after=0.3) as runtime:
+        assert runtime.watchdog is not None
+        with runtime.watchdog.waiting_for_job():
+            await asyncio.sleep(1)
+        assert not messages.texts
+        await messages.one_with("nothing has moved")
+        runtime.progress.phase("training")
+    assert (tmp_path / "run" / watchdog.STACKS).stat().st_size
+
+
+def scraped(address: str) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """The labels and values of all samples, by name."""
+    with urllib.request.urlopen(address, timeout=60) as response:
+        assert response.headers["content-type"].startswith("text/plain")
+        text = response.read().decode()
+    samples: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(text):
+        assert family.documentation
+        for sample in family.samples:
+            samples.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return samples
+
+
+async def test_a_run_is_scraped_while_it_goes_on(tmp_path: Path):
+    engine, run = Held(), tmp_path / "a run"
+    config = config_with(max_concurrency=2, isolation="process", runners=1)
+    config = config.model_copy(update={"metrics": parse_config({"metrics": {"port": 0}}).metrics})
+    going = asyncio.ensure_future(evaluate(run, config, engine, examples("", "")))
+    try:
+        status = await seen(run, lambda status: status.models[0].waiting == 2)
+        assert status.metrics is not None
+        assert status.metrics.startswith("http://127.0.0.1:")
+        samples = await asyncio.to_thread(scraped, status.metrics)
+        assert samples["etude_calls_in_flight"] == [({"run": "a run", "model": "policy"}, 2)]
+        assert samples["etude_runners"] == [
+            ({"run": "a run", "node": socket.gethostname(), "state": "ready"}, 1)
+        ]
+        assert samples["etude_episodes_total"][1] == ({"run": "a run", "outcome": "failed"}, 0)
+        assert samples["etude_status_seconds"][0][1] == pytest.approx(time.time(), abs=60)
+    finally:
+        engine.free.set()
+        await going
+    with pytest.raises(OSError, match="refused"):
+        await asyncio.to_thread(scraped, status.metrics)

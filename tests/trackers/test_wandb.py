@@ -16,8 +16,6 @@ from tests.cli.projects import change, finished
 
 wandb = pytest.importorskip("wandb")
 
-OFFLINE = {"_type": "wandb", "project": "test", "mode": "offline"}
-
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +61,7 @@ def history(file: Path) -> list[dict[str, str]]:
 
 
 def test_a_run_and_what_follows_it_are_one_run_with_each_step_once(project):
-    change(project / "config.yml", report=[OFFLINE])
+    change(project / "config.yml", report=[{"_type": "wandb", "project": "test", "mode": "offline"}])
     trained = finished("train", "config.yml", "--name", "one", folder=project)
     assert trained.returncode == 0, trained.stdout + trained.stderr
     resumed = finished("resume", "one", "-o", "finetuning.num_epochs=3", folder=project)

@@ -1,17 +1,30 @@
+"""The endpoint of a recorded model: its own messages are known again, and long work holds nobody up."""
+
 from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import urllib.error
 import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from etude.core.message import Message
 from etude.wire.answers import RecordedCompletion
-from etude.wire.dialect import ChatBody
+from etude.wire.dialect import AnswerMemory, ChatBody, Dialect, arguments_object, arguments_text
 from etude.wire.endpoint import Endpoint, EndpointServer
-from tests.wire.dialects import ASK, Scripted, openai_client
+from etude.wire.gateway import Gateway
+from etude.wire.messages import MessagesDialect
+from etude.wire.responses import ResponsesDialect
+from tests.wire.dialects import ASK, Scripted, completion, openai_client
 
 
 async def ask(endpoint: Endpoint, **options) -> str | None:
@@ -87,3 +100,91 @@ async def test_closing_does_not_wait_for_a_request_that_never_ends(server: Endpo
         await server.close()
     waiting.cancel()
     await asyncio.wait({waiting})
+
+
+arguments = st.one_of(
+    st.text(max_size=8),
+    st.sampled_from(['{"a":1,  "b":2}', "{}", "[1]", "null", '{"raw_arguments": "x"}', '{"a": 1, "a": 2}']),
+)
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> Message:
+    names = draw(st.lists(st.sampled_from(["add", "look"]), max_size=3))
+    calls = [
+        {"id": f"call_{place}", "type": "function", "function": {"name": name, "arguments": draw(arguments)}}
+        for place, name in enumerate(names)
+    ]
+    text = draw(st.one_of(st.none(), st.text(max_size=8)) if calls else st.text(max_size=8))
+    return {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
+
+
+def responses_request(wire: dict[str, Any]) -> dict[str, Any]:
+    return {"model": "m", "input": [*ASK, *wire["output"], *ASK]}
+
+
+def messages_request(wire: dict[str, Any]) -> dict[str, Any]:
+    said = {"role": "assistant", "content": wire["content"]}
+    return {"model": "m", "max_tokens": 9, "messages": [*ASK, said, *ASK]}
+
+
+DIALECTS = [(ResponsesDialect, responses_request), (MessagesDialect, messages_request)]
+
+
+@pytest.mark.parametrize(("dialect_type", "request_with"), DIALECTS)
+@given(said=messages())
+def test_an_answer_that_is_sent_back_is_the_one_that_was_recorded(dialect_type, request_with, said):
+    dialect: Dialect = dialect_type(AnswerMemory())
+    recorded = RecordedCompletion("chatcmpl-1", "policy", completion=completion(said))
+    wire = dialect.reply([recorded], ChatBody("m", tuple(ASK)), {}, 1)
+    assert dialect.parse(request_with(wire)).messages == (*ASK, said, *ASK)
+
+
+@given(st.text())
+def test_arguments_survive_as_an_object_whatever_they_are(text):
+    found = arguments_object(text)
+    assert isinstance(found, dict)
+    assert arguments_object(arguments_text(found)) == found
+
+
+LONG = "x" * 100_000
+
+
+class Patient:
+    """A tokenizer, and all else that is asked of a model, that has its answer once the loop has turned."""
+
+    def __init__(self) -> None:
+        self.turned = threading.Event()
+        self.template = SimpleNamespace(prompt=lambda request: SimpleNamespace(ids=self._ids()))
+        self.tokenizer = lambda text, **options: {"input_ids": self._ids()}
+        self.max_context = 8
+
+    def _ids(self) -> list[int]:
+        assert self.turned.wait(10), "the loop did not turn"
+        return [1, 2]
+
+    def models(self) -> list[dict[str, Any]]:
+        return []
+
+    @asynccontextmanager
+    async def reader(self, model: str) -> AsyncIterator[Patient]:
+        asyncio.get_running_loop().call_later(0.01, self.turned.set)
+        yield self
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": LONG}),
+        ("/tokenize", {"messages": [{"role": "user", "content": LONG}]}),
+        ("/v1/messages/count_tokens", {"model": "m", "messages": [{"role": "user", "content": LONG}]}),
+    ],
+)
+async def test_the_loop_turns_while_a_long_prompt_is_tokenised(path: str, body: dict[str, Any]) -> None:
+    async def nobody(asked: Any) -> Any:
+        raise AssertionError
+
+    answer = await Gateway(nobody, readers=Patient()).answer("POST", path, {}, json.dumps(body).encode())
+    assert answer.status == 200, answer.content
+    read = answer.as_httpx().json()
+    assert 2 in (read.get("count"), read.get("input_tokens"))

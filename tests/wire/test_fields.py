@@ -138,10 +138,7 @@ VLLM_CHAT = VLLM | {
     "include_reasoning": refused(False),
     "return_prompt_text": refused(True),
 }
-VLLM_TEXT = VLLM | {
-    "add_special_tokens": refused(False),
-    "response_format": honoured(JSON_SCHEMA),
-}
+VLLM_TEXT = VLLM | {"add_special_tokens": refused(False), "response_format": honoured(JSON_SCHEMA)}
 CHAT = COMMON | {
     "logprobs": honoured(True),
     "max_completion_tokens": honoured(7),

@@ -84,9 +84,7 @@ async def test_the_tools_of_a_server_are_described_called_and_recorded(journal: 
     assert all(use.seconds > 0 for use in uses)
 
 
-async def test_a_server_that_dies_fails_its_episode_and_the_next_has_a_new_one(
-    journal: Journal,
-) -> None:
+async def test_a_server_that_dies_fails_its_episode_and_the_next_has_a_new_one(journal: Journal) -> None:
     async def workflow(example: Any, episode: Any) -> str:
         async with episode.tools("server") as tools:
             message = await tools.call(asked("die" if example.id == "0" else "odd"))

@@ -8,13 +8,7 @@ import httpx
 import pytest
 from openai import APIStatusError, AsyncOpenAI, OpenAI
 
-from etude.integrations.nat.transport import (
-    API_KEY,
-    BASE_URL,
-    EpisodeTransport,
-    langchain_model,
-    speaking,
-)
+from etude.integrations.nat.transport import API_KEY, BASE_URL, EpisodeTransport, langchain_model, speaking
 from etude.store.journal import Journal
 from tests.rollout.running import collect, collect_one, jobs
 from tests.support import ScriptedEngine

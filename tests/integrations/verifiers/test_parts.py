@@ -13,13 +13,7 @@ from etude.core.episode import Example
 from etude.core.errors import EngineAway, EnvironmentAway, EpisodeError
 from etude.integrations.verifiers.components import VerifiersWorkflowConfig
 from etude.integrations.verifiers.environment import Tasks
-from etude.integrations.verifiers.scores import (
-    AgentScores,
-    Problem,
-    Score,
-    failure_of,
-    scores_of,
-)
+from etude.integrations.verifiers.scores import AgentScores, Problem, Score, failure_of, scores_of
 from etude.rollout.run_workflow import failure_of as failure_of_episode
 
 
