@@ -9,8 +9,8 @@ import yaml
 
 from etude.backends.capabilities import check_opponents
 from etude.config.load import load_config, parse_config, resolved_yaml
+from etude.core.episode import Example
 from etude.core.errors import CapabilityError, RequestError
-from etude.core.example import Example
 from etude.core.keys import generator
 from etude.inference.local import OpponentsConfig
 from etude.loop.targets import assemble_trainer

@@ -14,9 +14,8 @@ from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import best_episodes
 from etude.algorithms.samples import branches_of, pair_of, same_prompt, sample_of
 from etude.core.edge import trajectory_of
-from etude.core.episode import WORKFLOW, Event
+from etude.core.episode import WORKFLOW, Event, Example
 from etude.core.errors import RequestError
-from etude.core.example import Example
 from etude.rewards.collections import examples_for_epoch
 from tests.algorithms.scripted_episodes import call, conversation, episode, group, ids, scored
 

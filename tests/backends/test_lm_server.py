@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from etude.backends.lm_server import LmServerAdapter, LmServerAdapterConfig
 
 from etude.algorithms.episodes import ScoredEpisode
 from etude.algorithms.samples import branches_of
-from etude.backends import lm_server
 from etude.backends.lm_client import BadResponseError, ClientTimeoutError, LanguageModelClient
-from etude.backends.lm_server import LmServerAdapter, LmServerAdapterConfig
 from etude.backends.openai_api import connect
 from etude.config.finetuning import FinetuneConfig
 from etude.core.edge import sample_of, trajectory_of

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from etude.budget.meter import MeteredEngine, Purpose, asking_for, most_tokens
 
 from etude.backends.openai_jobs import OpenAiAdapter, OpenAiAdapterConfig
 from etude.budget.bill import bill_of
 from etude.budget.ledger import Ledger, prices_of, require_bounded, unpriced
-from etude.budget.meter import MeteredEngine, Purpose, asking_for, most_tokens
 from etude.config.finetuning import FinetuneConfig
 from etude.config.load import parse_config
 from etude.core.call import ChatRequest, Completion, Sampling, Usage

@@ -19,8 +19,8 @@ from etude.config.finetuning import (
     read_transcripts,
 )
 from etude.config.load import load_config, parse_config, resolved_yaml
+from etude.core.episode import Example
 from etude.core.errors import CapabilityError, ConfigError, DatasetError
-from etude.core.example import Example
 
 TWO = """\
 llms: {prover: local, verifier: local, judge: local}

@@ -20,9 +20,9 @@ from etude.config.load import parse_config
 from etude.config.references import LlmRef
 from etude.config.registry import register_evaluator
 from etude.core.call import ChatRequest, Completion
+from etude.core.episode import Example
 from etude.core.errors import EngineError, ImpossibleCall, ModelOut
 from etude.core.evaluation import EvaluationRunOutput
-from etude.core.example import Example
 from etude.core.interfaces import Engine
 from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig

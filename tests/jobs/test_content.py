@@ -7,11 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
+from etude.jobs.content import JobContent, JobNameTakenError, data_hash
 
 from etude.backends.openai_adapters import OpenAiAdapter, OpenAiAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import RequestError
-from etude.jobs.content import JobContent, JobNameTakenError, data_hash
 from etude.jobs.folders import StateFolders
 from etude.learner.learner import Learner, LearnerOptions
 from etude.store.files import put_in_place, write_atomically

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from etude.models.lora import merged
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
@@ -22,7 +23,6 @@ from etude.inference.local import LocalLlmConfig
 from etude.learner.objective import Unit
 from etude.models import lora
 from etude.models.architecture import off_by
-from etude.models.lora import merged
 from etude.models.policy import LoraOptions, Policy
 from etude.models.tiny import TinyShape, build_policy
 from etude.preflight.finding import Findings

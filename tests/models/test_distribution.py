@@ -14,6 +14,7 @@ import llguidance.hf
 import numpy as np
 import pytest
 import torch
+from etude.models.tool_grammar import sampling_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance.hf import from_tokenizer
@@ -27,7 +28,6 @@ from etude.models.distribution import Shape, masked, shaped
 from etude.models.grammar import Grammars
 from etude.models.rendering import token_bytes
 from etude.models.tiny import build_tokenizer
-from etude.models.tool_grammar import sampling_of
 from tests.models.tiny_models import CALCULATOR, chatml_policy, policy, user
 
 

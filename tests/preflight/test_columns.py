@@ -9,15 +9,15 @@ from contextlib import nullcontext, suppress
 
 import pytest
 import torch
+from etude.preflight.algorithm_trial import is_own, try_algorithm
+from etude.preflight.columns import inputs_read
 
 import etude
 from etude.algorithms.grpo import ReinforcePP, Rloo
 from etude.algorithms.malt import Malt
 from etude.config.load import parse_config
+from etude.core.episode import Example
 from etude.core.errors import RequestError
-from etude.core.example import Example
-from etude.preflight.algorithm_trial import is_own, try_algorithm
-from etude.preflight.columns import inputs_read
 from etude.preflight.doctor import try_loop
 from etude.preflight.estimate import episode_counts
 from etude.preflight.finding import Findings

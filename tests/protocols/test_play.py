@@ -9,7 +9,6 @@ import pytest
 from etude.core.call import ChatRequest, Completion
 from etude.core.episode import Example
 from etude.core.errors import EngineError, EpisodeError, RequestError
-from etude.core.example import Example
 from etude.protocols import Act, EpisodeTree, Malformed, adp, debate, merlin_arthur, nip, play, solo_verifier
 from etude.store.journal import Journal
 from tests.protocols.games import Labelled, agent_of, example, play_record, play_tree, scripted, shape

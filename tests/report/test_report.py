@@ -7,10 +7,9 @@ import pytest
 from rich.console import Console
 
 from etude.core.call import Call, ChatRequest, Completion, Usage
-from etude.core.episode import EpisodeRecord, Failure
+from etude.core.episode import EpisodeRecord, Example, Failure
 from etude.core.errors import install_command
 from etude.core.evaluation import EvalOutputItem
-from etude.core.example import Example
 from etude.core.history import History
 from etude.report.files import MetricsFiles, RunReport, render_reward_plot
 from etude.report.progress import JsonProgress, LineProgress, LiveProgress

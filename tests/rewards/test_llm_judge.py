@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from etude.core.call import Call, ChatRequest, Completion
-from etude.core.episode import EpisodeRecord
+from etude.core.episode import EpisodeRecord, Example
 from etude.core.errors import EngineError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
-from etude.core.example import Example
 from etude.core.message import Message
 from etude.rewards.judge import (
     GroupJudge,

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.core.call import Call, ChatRequest, Completion, Sampling, Usage
-from etude.core.episode import SIMULATED_USER, EpisodeRecord
+from etude.core.episode import SIMULATED_USER, EpisodeRecord, Example
 from etude.core.errors import ErrorBudgetExceeded
-from etude.core.example import Example
 from etude.rewards.collections import Sampled
 from etude.rewards.evaluation import ErrorBudget
 from etude.rewards.evaluation_run import EvaluationRun, rescore

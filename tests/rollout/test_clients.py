@@ -11,8 +11,8 @@ from pathlib import Path
 import openai
 import pytest
 
+from etude.core.episode import Example
 from etude.core.errors import RequestError
-from etude.core.example import Example
 from etude.rollout.collector import EpisodeJob, Limits
 from etude.store.journal import Journal
 from tests.rollout.running import collect, collect_one, jobs

@@ -18,7 +18,6 @@ from etude.rollout.datasets import (
     JsonlDatasetConfig,
     ParquetDatasetConfig,
     PythonDatasetConfig,
-    RowsConfig,
     SeedsConfig,
 )
 from tests.rollout.running import write

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from etude.core.call import Call, ChatRequest, Completion, Constraint, Sampling, Usage
-from etude.core.episode import EpisodeRecord, Event, Failure
+from etude.core.episode import EpisodeRecord, Event, Example, Failure
 from etude.core.errors import EngineError, RequestError
-from etude.core.example import Example
 from etude.rollout.collector import EpisodeJob
 from etude.rollout.episode import Episode
 from etude.rollout.workflow import function

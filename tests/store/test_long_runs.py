@@ -6,9 +6,8 @@ import random
 
 import pytest
 
-from etude.core.episode import EpisodeRecord
+from etude.core.episode import EpisodeRecord, Example
 from etude.core.errors import RequestError
-from etude.core.example import Example
 from etude.core.job import TrainingJobRef
 from etude.groups.lineage import JobData, LineageEntry, LineageLog
 from etude.loop.training_data import age_of
