@@ -11,13 +11,13 @@ from mcp.server import Server
 from mcp.server.stdio import stdio_server
 from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool
 
-from etude.rollout.reply import describe_function
+from etude.rollout.reply import describe_tools
 
 from task import calculator
 
 
 async def list_tools(context: Any, page: Any) -> ListToolsResult:
-    function = describe_function(calculator)["function"]
+    function = describe_tools([calculator])[0]["function"]
     tool = Tool(
         name=function["name"], description=function["description"], input_schema=function["parameters"]
     )

@@ -20,7 +20,6 @@ from etude.inference.local import LocalLlmConfig
 from etude.models.source import keep_base
 from etude.rewards.evaluation import Evaluation
 from etude.rewards.evaluation_run import EvaluationRun
-from etude.runners.assembly import build_collector, build_evaluators, target_model
 from etude.runners.pool import open_runner
 from etude.runners.process import Cluster
 from etude.runners.shipping import build_collector, build_evaluators, target_model

@@ -7,13 +7,13 @@ import json
 from dataclasses import replace
 
 import pytest
-from etude.backends.openai_rows import supervised_row
 
 from etude.algorithms.algorithm import algorithm_of, groups_of
 from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.episodes import Tally, choices_of
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.samples import CUT_OFF_PAIR, CUT_OFF_SAMPLE
+from etude.backends.openai_api import supervised_row
 from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig
 from etude.core.episode import Event
 from etude.core.errors import RequestError

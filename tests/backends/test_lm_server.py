@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from etude.backends.lm_server import LmServerAdapter, LmServerAdapterConfig
 
 from etude.algorithms.episodes import ScoredEpisode
 from etude.algorithms.samples import branches_of
+from etude.backends import openai_adapters
 from etude.backends.lm_client import BadResponseError, ClientTimeoutError, LanguageModelClient
+from etude.backends.openai_adapters import LmServerAdapter, LmServerAdapterConfig
 from etude.backends.openai_api import connect
 from etude.config.finetuning import FinetuneConfig
 from etude.core.edge import sample_of, trajectory_of

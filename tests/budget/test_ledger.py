@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from etude.budget.meter import MeteredEngine, Purpose, asking_for, most_tokens
 
-from etude.backends.openai_jobs import OpenAiAdapter, OpenAiAdapterConfig
-from etude.budget.bill import bill_of
+from etude.backends.openai_adapters import OpenAiAdapter, OpenAiAdapterConfig
+from etude.budget.bill import MeteredEngine, Purpose, asking_for, bill_of, most_tokens
 from etude.budget.ledger import Ledger, prices_of, require_bounded, unpriced
 from etude.config.finetuning import FinetuneConfig
 from etude.config.load import parse_config

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from etude.cli.init import Task
 
+from etude.cli.start import Task
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.preflight.starter_files.larger.rows import HELD_OUT, TRAIN
 from tests.cli.projects import change, etude, events, finished, process, rows, started_anew

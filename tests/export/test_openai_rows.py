@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import yaml
-from etude.export.rows import openai_row
-from etude.export.transcripts import episode_transcript
 
 from etude.algorithms.samples import branches_of, pair_of, sample_of
 from etude.backends.openai_api import supervised_row
@@ -18,6 +16,7 @@ from etude.core.edge import trajectory_of
 from etude.core.episode import EpisodeRecord, Example
 from etude.core.training_rows import DpoRow, SupervisedRow
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
+from etude.export.episodes import episode_transcript, openai_row
 from etude.store.encode import encode_episode
 from etude.store.journal import Journal
 from tests.support import tool_call

@@ -7,12 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from etude.jobs.content import JobContent, JobNameTakenError, data_hash
 
 from etude.backends.openai_adapters import OpenAiAdapter, OpenAiAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import RequestError
-from etude.jobs.folders import StateFolders
+from etude.jobs.folders import JobContent, JobNameTakenError, StateFolders, data_hash
 from etude.learner.learner import Learner, LearnerOptions
 from etude.store.files import put_in_place, write_atomically
 from tests.backends.openai_stand_in import BASE, StandIn

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from etude.learner.plan import Schedule, plan_steps
 
 from etude.algorithms.grpo import Grpo
 from etude.core.errors import TrainingError
@@ -19,6 +18,7 @@ from etude.jobs.training import Interrupted, JobData, JobTraining, TooLittleMemo
 from etude.learner import packed
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.memory import ModelNumbers
+from etude.learner.optimiser import Schedule, plan_steps
 from etude.learner.team import Team
 from etude.learner.tree import token_tree
 from etude.models.weights import digest

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from etude.learner.plan import Schedule
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -20,7 +19,7 @@ from etude.algorithms.imitation import Supervised
 from etude.learner.head import last_hidden
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.memory import ModelNumbers
-from etude.learner.optimiser import Optimiser
+from etude.learner.optimiser import Optimiser, Schedule
 from etude.learner.packed import tree_hidden
 from etude.learner.tree import TreeLayout, token_tree
 from etude.models import memory

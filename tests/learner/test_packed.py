@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from etude.algorithms.dpo import Dpo
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import Supervised
-from etude.learner import flex, tree
+from etude.learner import kernels, tree
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.packed import PackedStep, tree_hidden, why_not_trees
 from etude.learner.tree import TreeLayout, token_tree
@@ -275,7 +275,7 @@ def test_models_have_the_same_hidden_states_and_gradients(with_gradients, name):
 def test_sizes_do_not_compile_it_anew():
     """One size, and then any, for each kind of mask. More than that would wear out torch's patience."""
     counter = CompileCounter()
-    compiled = torch.compile(flex._flex, backend=counter, fullgraph=True)
+    compiled = torch.compile(kernels._flex, backend=counter, fullgraph=True)
     compiled_for = {}
     for window in (None, 6, 7, 8):
         for length in (100, 200, 400, 700, 900):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 
 import pytest
-from etude.loop.recovery import WayBack, way_back
 
 from etude.backends.capabilities import Capabilities
 from etude.core.history import History
 from etude.core.job import TrainingJobRef
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
+from etude.loop.lifecycle import WayBack, way_back
 from etude.loop.training_data import JobRecord
 from etude.store.learned import Source, read_learned
 from tests.report.histories import history, version

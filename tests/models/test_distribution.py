@@ -14,7 +14,6 @@ import llguidance.hf
 import numpy as np
 import pytest
 import torch
-from etude.models.tool_grammar import sampling_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance.hf import from_tokenizer
@@ -27,6 +26,7 @@ from etude.models import grammar
 from etude.models.distribution import Shape, masked, shaped
 from etude.models.grammar import Grammars
 from etude.models.rendering import token_bytes
+from etude.models.speech import sampling_of
 from etude.models.tiny import build_tokenizer
 from tests.models.tiny_models import CALCULATOR, chatml_policy, policy, user
 

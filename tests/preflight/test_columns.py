@@ -9,8 +9,6 @@ from contextlib import nullcontext, suppress
 
 import pytest
 import torch
-from etude.preflight.algorithm_trial import is_own, try_algorithm
-from etude.preflight.columns import inputs_read
 
 import etude
 from etude.algorithms.grpo import ReinforcePP, Rloo
@@ -21,6 +19,7 @@ from etude.core.errors import RequestError
 from etude.preflight.doctor import try_loop
 from etude.preflight.estimate import episode_counts
 from etude.preflight.finding import Findings
+from etude.preflight.own_code import inputs_read, is_own, try_algorithm
 from etude.preflight.services import examine_services
 from etude.protocols.workflow import ProtocolWorkflow
 from tests.endpoint_process import EndpointProcess

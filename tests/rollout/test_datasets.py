@@ -19,6 +19,7 @@ from etude.rollout.datasets import (
     ParquetDatasetConfig,
     PythonDatasetConfig,
     SeedsConfig,
+    load_examples,
 )
 from tests.rollout.running import write
 

@@ -15,12 +15,12 @@ import numpy
 import pydantic
 import pytest
 import torch
-from etude.export.transcripts import _event
 
 from etude.core.call import ChatRequest
 from etude.core.episode import Event, measured
 from etude.core.errors import EpisodeError, RequestError
 from etude.core.evaluation import EvalInputItem
+from etude.export.episodes import _event
 from etude.rewards.evaluation import item_of
 from etude.rewards.evaluator import MeasuredEvaluator
 from etude.rollout.collector import Limits

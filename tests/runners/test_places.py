@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from etude.runners.places import Places
 
 from etude.core.interfaces import bare
 from etude.core.job import ModelVersion
+from etude.runners.head import Places
 from tests.json_server import JsonServer
 from tests.runners.playing import config_with, examples, opened, stored
 

@@ -39,7 +39,7 @@ from etude.core.job import ModelVersion
 from etude.core.keys import content_hash, fold
 from etude.core.process import set_up_process
 from etude.core.trajectory import TrajectoryCollection
-from etude.inference.child_process import MaskedLog, last_lines, start_guarded
+from etude.inference.child_process import Launcher, MaskedLog, exit_words, last_lines, start_guarded
 from etude.jobs.folders import JobContent, StateFolders, data_hash
 from etude.jobs.training import (
     PEER_SECONDS,
@@ -50,9 +50,8 @@ from etude.jobs.training import (
     locked_seat,
     units_of_collection,
 )
-from etude.learner.launch import Launcher, exit_words
 from etude.learner.learner import Learner, TrainingCanceled
-from etude.learner.plan import Step
+from etude.learner.optimiser import Step
 from etude.learner.team import PeerLost, Team, joined
 from etude.models.architecture import dtype_name
 from etude.models.policy import LoraOptions, Policy

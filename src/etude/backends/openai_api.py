@@ -23,7 +23,7 @@ from etude.core.message import Message, OpenAIMessage, Tool
 from etude.core.secrets import keep_secret
 from etude.core.training_rows import GrpoRow
 from etude.core.trajectory import DPOItem, EpisodeItem, Trajectory, TrajectoryCollection
-from etude.inference.openai_config import OpenAiLlmConfig
+from etude.inference.openai_config import OpenAiLlmConfig, PlainAddress
 from etude.wire.retries import (
     USUAL,
     USUAL_MEGABYTES,

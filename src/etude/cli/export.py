@@ -31,9 +31,9 @@ from etude.core.errors import EtudeError, RequestError
 if TYPE_CHECKING:
     from etude.config.schema import Config
     from etude.core.interfaces import Progress
+    from etude.export.episodes import Written
     from etude.export.hub import Repository
     from etude.export.model import Conversion
-    from etude.export.rows import Written
     from etude.store.run_folder import RunFolder
 
 Format = Literal["safetensors", "gguf", "rows", "openai"]

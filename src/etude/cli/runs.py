@@ -90,7 +90,7 @@ def show(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
 @reported
 def check(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     """Verify what a run has stored; exits with 1 when it is damaged."""
-    from etude.loop.recovery import check_files, check_journal
+    from etude.loop.lifecycle import check_files, check_journal
     from etude.store.database import DATABASE, how_to_mend
     from etude.store.facts import find_run
 
@@ -363,7 +363,7 @@ def _in_short(value: Any) -> str:
 
 
 def _show_episode(ids: list[str], run: str | None, output_dir: Path) -> None:
-    from etude.export.transcripts import episode_transcript
+    from etude.export.episodes import episode_transcript
     from etude.store.facts import find_run, list_runs
     from etude.store.run_folder import RunFolder
 

@@ -21,7 +21,7 @@ from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobSta
 from etude.core.trajectory import TrajectoryCollection
 from etude.groups.line import LineRules, ModelLine
 from etude.groups.opponents import OpponentPool
-from etude.jobs.content import JobNameTakenError
+from etude.jobs.folders import JobNameTakenError
 from etude.loop.metrics import collection_metrics, selection_metrics
 from etude.loop.record import Record
 from etude.loop.training_data import JobRecord, Provenance, TargetWatch

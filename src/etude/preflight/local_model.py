@@ -18,16 +18,15 @@ from etude.core.errors import EngineError, EtudeError, RequestError
 from etude.core.message import Message
 from etude.inference.local import LocalLlmConfig
 from etude.learner.memory import ModelNumbers, fits
-from etude.models.checkpoint import LOADING_ERRORS, load_outline
-from etude.models.device import choose_device, choose_dtype
+from etude.models.architecture import choose_device, choose_dtype, require_four_bits
 from etude.models.family import probed_turn
-from etude.models.lora import require_four_bits
 from etude.models.memory import available_memory, shown_bytes
 from etude.models.policy import LoraOptions, Policy
 from etude.models.probe import PROBES, QUESTION, TOOL
 from etude.models.source import is_gguf, not_loaded, pretrained
 from etude.models.speech import load_tokenizer
 from etude.models.template import ChatTemplate
+from etude.models.weights import LOADING_ERRORS, load_outline
 from etude.preflight.finding import Findings
 
 _SAMPLE = 64

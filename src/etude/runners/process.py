@@ -19,7 +19,6 @@ from typing import IO, Protocol
 from etude.core.errors import EtudeError
 from etude.inference.child_process import Launcher as TeamLauncher
 from etude.inference.child_process import MaskedLog, last_exception, last_lines, start_guarded
-from etude.learner.launch import Launcher as TeamLauncher
 from etude.store.files import private_folder
 
 _START = (

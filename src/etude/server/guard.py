@@ -26,7 +26,7 @@ from etude.core.json_text import read_json
 from etude.core.threads import beside_loop
 from etude.server.settings import ServerSettings
 from etude.wire.gateway import code_of
-from etude.wire.http_server import ApiError, RequestChecks, in_one_line, require_own_name
+from etude.wire.http_server import ApiError, RequestChecks, in_one_line, is_key, require_own_name, shown_key
 from etude.wire.sampling import problems_of
 
 _LOG = logging.getLogger("etude.server")

@@ -23,7 +23,7 @@ from etude.core.json_text import read_json
 from etude.core.secrets import keep_secret
 from etude.integrations.art.config import ARTTrainerAdapterConfig
 from etude.integrations.art.wire import ArtGroups, ArtModel, Json
-from etude.jobs.content import JobContent
+from etude.jobs.folders import JobContent
 from etude.store.files import write_atomically
 from etude.wire.client import parse_completion
 from etude.wire.http_answers import UNCOMPRESSED, limiting_answers

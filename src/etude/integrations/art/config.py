@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field, SecretStr, field_validator, model_validat
 
 from etude.config.component import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
+from etude.inference.openai_config import plain_address
 from etude.wire.retries import USUAL, RetryPolicy
 
 
