@@ -18,12 +18,10 @@ from etude.rollout.datasets import (
     JsonlDatasetConfig,
     ParquetDatasetConfig,
     PythonDatasetConfig,
-    RowsConfig,
     SeedsConfig,
+    load_examples,
 )
 from tests.rollout.running import write
-
-load_examples = RowsConfig.examples
 
 ROWS = [
     {"id": "a", "question": "1+1?", "answer": "2"},

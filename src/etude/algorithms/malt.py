@@ -46,8 +46,9 @@ class Malt(Preferences, name="malt"):
     """The share of the range, for `pairs: interval`."""
     initial_expert_iterations: int = Field(default=0, ge=0)
     """First epochs of expert iteration on plays that do not branch."""
-    expert_iteration: SelectionConfig = Field(default_factory=lambda: SelectionConfig(min_reward=0.9))
-    """What these epochs imitate."""
+    expert_iteration: SelectionConfig = Field(
+        default_factory=lambda: SelectionConfig(min_reward=0.9), description="What these epochs imitate."
+    )
 
     def method_at(self, epoch: int) -> tuple[Method, dict[str, Any]]:
         """The loss of `supervised` in the first epochs, then that of `dpo`."""
