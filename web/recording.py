@@ -12,16 +12,18 @@ import argparse
 import io
 import secrets
 import shutil
+import threading
 from pathlib import Path
 from urllib.parse import quote
 
+import uvicorn
 from PIL import Image
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from etude.view.app import create_view
-from etude.wire.http_server import ThreadServer, listen
+from etude.wire.http_server import listen, server_config
 
 SIZE = (1000, 780)
 """Pixels of the window, wide and high; its frame takes some 140 of the height."""
@@ -43,11 +45,14 @@ def main() -> None:
     listening = listen("127.0.0.1", 0)
     port, key = listening.getsockname()[1], secrets.token_urlsafe(24)
     app = create_view(run.parent, key, port=port)
-    server = ThreadServer(app, listening)
+    server = uvicorn.Server(server_config(app, log_level="error"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
     try:
         pictures = walk(f"http://127.0.0.1:{port}", key, run.name, given.epoch)
     finally:
-        server.close()
+        server.should_exit = True
+        thread.join()
     first, *others = map(drawn, pictures)
     first.save(given.out, save_all=True, append_images=others, duration=MILLISECONDS, loop=0, optimize=True)
 
