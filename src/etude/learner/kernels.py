@@ -1,4 +1,4 @@
-"""What torch compiles on CUDA: chains of operations on elements and rows, and attention over token trees.
+"""Kernels that torch compiles on CUDA: of chains of operations, and of attention over token trees.
 
 One by one, the operations of a chain would each go through all of the memory. FlexAttention's kernels skip
 blocks without any score; it is called here and not by `transformers`, which repeats keys for some numbers of
