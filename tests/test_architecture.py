@@ -67,9 +67,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 73_731,
-    "modules": 386,
-    "lines of tests": 59_289,
+    "lines of source": 72_055,
+    "modules": 341,
+    "lines of tests": 57_888,
     "benchmark files": 15,
     "config keys": 408,
 }

@@ -1,4 +1,4 @@
-"""What is tried before a run: inputs that are read, own algorithms, services, and the estimate."""
+"""Before a run: the inputs that are read, own algorithms, services, and the estimate."""
 
 from __future__ import annotations
 

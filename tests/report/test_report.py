@@ -1,4 +1,4 @@
-"""What a run reports: its figures in words, files of metrics, plots and progress."""
+"""The figures that a run reports in words, its files of metrics, plots and progress."""
 
 import io
 import json

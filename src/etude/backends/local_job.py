@@ -296,6 +296,7 @@ class JobDesk:
         self._turn = threading.Lock()
 
     def stepped(self, step: int, of: int, metrics: Mapping[str, float]) -> None:
+        """A step was taken."""
         self._tell(step=step, of=of, metrics=dict(metrics))
 
     def noted(self, note: str) -> None:

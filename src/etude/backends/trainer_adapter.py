@@ -255,6 +255,7 @@ class JobLog:
         self._seen: set[str] | None = None
 
     def add(self, job: str, facts: Mapping[str, Any]) -> None:
+        """Append facts about a job."""
         if self._path is not None:
             append_json_line(self._path, {"run_id": job, **facts})
 

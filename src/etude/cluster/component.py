@@ -43,6 +43,7 @@ class Keeper:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  without a name: it is gone with us
 
     async def node(self) -> str:
+        """The address of its node."""
         import ray
 
         return str(ray.util.get_node_ip_address())
@@ -71,6 +72,7 @@ class RayProcess:
         self._following = asyncio.ensure_future(self._follow())
 
     async def ended(self) -> ProcessEnd:
+        """Wait until it has ended, or its actor has."""
         return await asyncio.shield(self._end)
 
     async def _wait(self, end: asyncio.Future[Any]) -> ProcessEnd:
@@ -128,6 +130,7 @@ class RayProcess:
             self._killed.set()
 
     def last_words(self) -> str:
+        """The end of what it has printed, where that came here."""
         return last_lines(self._path)
 
 

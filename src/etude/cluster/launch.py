@@ -212,6 +212,7 @@ class Desk:
         self._stopping = False
 
     def call(self, name: str, *args: Any, **options: Any) -> Any:
+        """Call a public method of the object."""
         if name.startswith("_"):
             raise AttributeError(f"{name} is not for others to call")
         return getattr(self._object, name)(*args, **options)
@@ -221,6 +222,7 @@ class Desk:
         self._stopping = True
 
     def stopping(self) -> bool:
+        """Whether they are to make way."""
         return self._stopping
 
 
@@ -340,6 +342,7 @@ class TeamLauncher:
         return [sys.executable, "-m", "etude.cluster.team", path]
 
     def first_failure(self, log: str) -> str | None:
+        """As the command has written it."""
         causes = _CAUSE.findall(log)
         return str(causes[-1]) if causes else None
 

@@ -105,6 +105,7 @@ class Sampler:
         shutil.rmtree(self._folder / name, ignore_errors=True)
 
     async def log(self) -> str:
+        """The end of what it printed."""
         with contextlib.suppress(OSError):
             text = (self._folder / "vllm.log").read_text(encoding="utf-8", errors="replace")
             return text[-_LOG_CHARACTERS:]
@@ -122,6 +123,7 @@ class RayVllm:
         self._end = asyncio.ensure_future(self._wait())
 
     async def ended(self, seconds: float) -> str | None:
+        """How it ended, or that its node or its actor did."""
         await asyncio.wait({self._end}, timeout=seconds)
         return self._end.result() if self._end.done() else None
 
@@ -151,12 +153,14 @@ class RayVllm:
             raise EngineError(f"{name} cannot be sent to {self.where}: {first_line(error)}") from error
 
     async def drop_lora(self, name: str) -> None:
+        """Remove LoRA weights from its node."""
         import ray
 
         with contextlib.suppress(ray.exceptions.RayError):
             await self._actor.drop_lora.remote(name)
 
     async def printed(self) -> str:
+        """The end of its log."""
         return end_of(await self._fetch_log(), _LOG_CHARACTERS)
 
     async def log_end(self) -> str:

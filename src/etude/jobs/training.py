@@ -281,6 +281,7 @@ def _tokens(units: Sequence[Unit]) -> int:
 
 
 def flat(rows: Iterable[Row]) -> Iterable[Unit]:
+    """The units of all rows."""
     return (unit for row in rows for unit in row)
 
 

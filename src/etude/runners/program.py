@@ -87,6 +87,7 @@ class RunnerProgram:
         return None
 
     async def close(self) -> None:
+        """Close what was built."""
         self._is_over.set()
         if self._keeper is not None:
             await asyncio.gather(self._keeper, return_exceptions=True)

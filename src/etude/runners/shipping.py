@@ -194,6 +194,7 @@ async def build_collector(
 
 
 async def build_evaluators(builder: Builder) -> dict[str, Evaluator]:
+    """The config's evaluators by their names."""
     return {name: await builder.get_evaluator(name) for name in builder.config.eval.evaluators}
 
 

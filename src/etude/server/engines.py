@@ -142,6 +142,7 @@ class EnginePool:
                 await self._unload(name)
 
     async def close(self) -> None:
+        """Free everything."""
         for name in list(self._loaded):
             await self._unload(name)
         await self._backend.put_away()
@@ -314,6 +315,7 @@ class Inference:
 
     @asynccontextmanager
     async def reader(self, model: str) -> AsyncIterator[Speech]:
+        """How a model reads."""
         async with self._pool.using(model or self._base, 0) as engine:
             yield engine.speech
 

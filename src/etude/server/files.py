@@ -182,6 +182,7 @@ class FileStore:
             return False
 
     def page(self, purpose: str | None, after: str | None, limit: int, order: Order) -> Page:
+        """A page of files."""
         conditions = [] if purpose is None else [FILES.c.purpose == purpose]
         return page_of(self._engine, FILES, *conditions, after=after, limit=limit, order=order)
 

@@ -103,6 +103,7 @@ class JsonRoute(APIRoute):
     """A route that takes such requests, to be named as the `route_class` of a router."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """FastAPI's handler, for a `JsonRequest`."""
         handle = super().get_route_handler()
 
         async def handle_json(request: Request) -> Response:

@@ -167,6 +167,7 @@ class JobStore:
         return row
 
     def fail(self, job: str, message: str, code: str, param: str | None = None) -> None:
+        """End a job that cannot be done."""
         facts = {"error": {"code": code, "message": message, "param": param}, "finished": time.time()}
         event = f"The job failed: {message}"
         self._move(job, LIVE, "failed", event=event, level="error", **facts)
