@@ -263,7 +263,7 @@ import sys
 from pathlib import Path
 from etude.backends import learning
 from etude.cluster.launch import Seat
-from etude.backends.learning import JobDesk
+from etude.backends.local_job import JobDesk
 
 desk = JobDesk(sys.argv[1])
 

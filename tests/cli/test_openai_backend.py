@@ -42,7 +42,7 @@ def hosted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: tuple[StandIn, 
                 "model_name": BASE,
                 "max_tokens": 8,
                 "retry_wait": 0,
-                "prices": {"prices": {"prompt": 0.15, "completion": 0.6, "training": 3.0}},
+                "prices": {"prompt": 0.15, "completion": 0.6, "training": 3.0},
             }
         },
         trajectory_builders={"good": {"_type": "expert_iteration", "num_generations": 4, "min_reward": 1}},

@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from etude.alarms.alarm import REMEDIES, Alarm, Sighting, Sightings
+from etude.core.distribution import Distribution
 from etude.core.episode import cut_off_share
 from etude.core.history import Entry, ValidationEntry
-from etude.core.stats import Distribution
 from etude.store.figures import cause_key, measured, shown_reward, version_of, with_rewards
 
 _MANY_EQUAL = 5

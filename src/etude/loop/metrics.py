@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 from etude.algorithms.algorithm import kind_of
 from etude.algorithms.episodes import UnitGroup, reward_groups
 from etude.config.finetuning import CurriculumLearningConfig
+from etude.core.distribution import Distribution
 from etude.core.episode import cut_off_share
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.history import History
 from etude.core.keys import generator
-from etude.core.stats import Bounds, Distribution, estimate
+from etude.core.stats import Bounds, estimate
 from etude.core.trajectory import Trajectory, TrajectoryCollection
 
 _RAW = ("rewards", "scores", "bounds", "reward")

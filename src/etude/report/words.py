@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from etude.core.stats import Distribution, shown_mean
+from etude.core.distribution import Distribution
+from etude.core.stats import shown_mean
 from etude.store.figures import shown_figure, shown_reward, shown_score
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ def shown_score(score: Mapping[str, Any] | None) -> str:
 
 def shown_best(metrics: Mapping[str, Any]) -> str:
     """The best reward and its share, with a comma before it; nothing where there was no reward."""
-    from etude.core.stats import Distribution  # Only here: commands load this to show their help.
+    from etude.core.distribution import Distribution  # Only here: commands load this to show their help.
 
     found = Distribution.among(metrics)
     return "" if found is None else f", {found}"

@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from etude.budget.bill import bill_of
+from etude.core.distribution import Distribution
 from etude.core.episode import cut_off_share
 from etude.core.history import Entry, EpochEntry, History
-from etude.core.stats import Distribution
 from etude.report.words import (
     by_target,
     figure_lines,
