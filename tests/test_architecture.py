@@ -67,9 +67,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 72_055,
-    "modules": 341,
-    "lines of tests": 57_888,
+    "lines of source": 72_065,
+    "modules": 342,
+    "lines of tests": 57_889,
     "benchmark files": 15,
     "config keys": 408,
 }

@@ -94,7 +94,7 @@ class MethodBody(BaseModel, extra="allow"):
     _asked: Hyperparameters = PrivateAttr(default_factory=Hyperparameters)
 
 
-class JobBody(BaseModel):
+class JobBody(BaseModel, extra="forbid"):
     """The model to train, the data and the method."""
 
     model: str = Field(min_length=1)
