@@ -172,7 +172,7 @@ def test_the_spans_of_a_run_are_imported_as_its_episodes(project: Path, receiver
     imported, facts = read_log([log], hold_out=0)
     with RunFolder.read(Path("runs/one")) as run:
         played = [*iter_episodes(run.journal, "train/"), *iter_episodes(run.journal, "validation/")]
-    assert facts.chats == len(played) and len(facts.left_out) == 3
+    assert facts.chats == len(played) and len(facts.left_out) == 2
     assert facts.scores == {"correct": sum(episode.failure is None for episode in played)}
 
     def said(episodes):

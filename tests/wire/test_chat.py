@@ -24,7 +24,7 @@ from etude.wire.sampling import change_sampling
 from tests.support import tool_call
 from tests.wire.dialects import ASK, CALLING, anthropic_client, openai_client
 
-CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+ASKED: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 CHAT = ChatDialect(AnswerMemory())
 
@@ -117,7 +117,7 @@ def test_a_stream_says_the_same_in_pieces(completion: Completion, body: ChatBody
 )
 def test_what_cannot_be_honoured_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        CHAT.parse({**CHAT, **change})
+        CHAT.parse({**ASKED, **change})
 
 
 ADD, SUB = ({"type": "function", "function": {"name": name}} for name in ("add", "sub"))
@@ -135,7 +135,7 @@ ADD, SUB = ({"type": "function", "function": {"name": name}} for name in ("add",
     ],
 )
 def test_tools_are_chosen_from(choice: Any, chosen: str, tools: list[Any]) -> None:
-    body = CHAT.parse({**CHAT, "tools": [ADD, SUB], "tool_choice": choice, "parallel_tool_calls": False})
+    body = CHAT.parse({**ASKED, "tools": [ADD, SUB], "tool_choice": choice, "parallel_tool_calls": False})
     assert (body.tool_choice, list(body.tools), body.parallel_tool_calls) == (chosen, tools, False)
 
 
@@ -159,14 +159,14 @@ AS_SCHEMA = Constraint("json_schema", json.dumps(SCHEMA))
     ],
 )
 def test_the_form_of_an_answer_is_a_constraint(form: dict[str, Any], constraint: Constraint | None) -> None:
-    assert CHAT.parse({**CHAT, **form}).sampling.get("constraint") == constraint
+    assert CHAT.parse({**ASKED, **form}).sampling.get("constraint") == constraint
 
 
 def test_every_parameter_of_sampling_is_read() -> None:
     given = {"top_k": -1, "min_p": 0.1, "min_tokens": 2, "stop_token_ids": [5], "logit_bias": {"7": -2}}
     given |= {"frequency_penalty": 0.5, "presence_penalty": -0.5, "repetition_penalty": 1.2}
     asked = CHAT.parse(
-        {**CHAT, **given, "reasoning_effort": "none", "chat_template_kwargs": {"b": 1}, "thread": "t"}
+        {**ASKED, **given, "reasoning_effort": "none", "chat_template_kwargs": {"b": 1}, "thread": "t"}
     )
     expected = {**given, "top_k": 0, "stop_token_ids": (5,), "logit_bias": ((7, -2.0),)}
     assert asked.sampling == expected
