@@ -69,7 +69,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 72_065,
     "modules": 342,
-    "lines of tests": 57_889,
+    "lines of tests": 57_890,
     "benchmark files": 15,
     "config keys": 408,
 }
