@@ -122,7 +122,7 @@ def _policy(shape: Shape) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from etude.models.architecture import limit_threads
+    from etude.models.device import limit_threads
     from etude.models.policy import Policy
     from etude.models.tiny import build_tokenizer
 

@@ -13,7 +13,7 @@ from learning_task import Clock, Course, reversal_messages, right_order
 import etude
 from etude.core.episode import Example
 from etude.learner.learner import LearnerOptions
-from etude.models.architecture import choose_dtype, limit_threads
+from etude.models.device import choose_dtype, limit_threads
 from etude.models.source import locate
 from etude.store.episodes import EVALUATION
 

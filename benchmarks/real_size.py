@@ -43,7 +43,7 @@ from etude.inference.embedded import EmbeddedEngine
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.optimiser import Schedule
 from etude.learner.warm_up import Stage, warm_up
-from etude.models.architecture import multiplies_bfloat16
+from etude.models.device import multiplies_bfloat16
 from etude.models.policy import Policy
 from etude.models.tiny import build_tokenizer, texts_of
 from etude.rewards.evaluation_run import measure as evaluate

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from etude.config.finetuning import CurriculumLearningConfig
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
-from etude.loop.metrics import apply_curriculum, initial_state
+from etude.loop.curriculum import apply_curriculum, initial_state
 
 
 def config(**keys):

@@ -11,7 +11,7 @@ import pkgutil
 import etude.alarms
 import etude.algorithms
 import etude.backends.local
-import etude.backends.openai_adapters
+import etude.backends.openai_adapter
 import etude.cluster.component
 import etude.groups.opponents
 import etude.inference.local

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from etude.backup.copies import backed_up
-from etude.budget.bill import MeteredEngine
 from etude.budget.ledger import Ledger, open_ledger, within_budget
+from etude.budget.meter import MeteredEngine
 from etude.config.builder import Builder
 from etude.config.finetuning import TargetConfig
 from etude.config.schema import Config

@@ -10,7 +10,7 @@ import httpx
 from pydantic import SecretStr
 
 from etude.backends.lm_client import LanguageModelClient
-from etude.backends.openai_adapters import LmServerAdapter, LmServerAdapterConfig
+from etude.backends.lm_server import LmServerAdapter, LmServerAdapterConfig
 from etude.core.training_rows import ROWS
 from etude.wire.retries import RetryPolicy
 from tests.backends.openai_stand_in import BASE, FINAL, KEY, StandIn, error_response

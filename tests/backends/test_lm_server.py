@@ -13,9 +13,9 @@ import pytest
 
 from etude.algorithms.episodes import ScoredEpisode
 from etude.algorithms.samples import branches_of
-from etude.backends import openai_adapters
+from etude.backends import lm_server
 from etude.backends.lm_client import BadResponseError, ClientTimeoutError, LanguageModelClient
-from etude.backends.openai_adapters import LmServerAdapter, LmServerAdapterConfig
+from etude.backends.lm_server import LmServerAdapter, LmServerAdapterConfig
 from etude.backends.openai_api import connect
 from etude.config.finetuning import FinetuneConfig
 from etude.core.edge import sample_of, trajectory_of
@@ -133,7 +133,7 @@ async def test_an_engine_that_does_not_come_back_is_an_error():
 
 
 async def test_a_server_that_is_away_is_told_before_anything_is_sampled(monkeypatch):
-    monkeypatch.setattr(openai_adapters, "READY_SECONDS", 0)
+    monkeypatch.setattr(lm_server, "READY_SECONDS", 0)
     server = LmStandIn()
     server.faults["GET /health"] = ["lost"] * 6
     adapter = server.adapter()

@@ -7,7 +7,7 @@ import asyncio
 import httpx
 import pytest
 
-from etude.backends.openai_adapters import OpenAiAdapter, OpenAiAdapterConfig
+from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
 from etude.backends.openai_api import api_errors, connect
 from etude.core.errors import BackendError, RequestError
 from etude.inference.openai_config import OpenAiLlmConfig

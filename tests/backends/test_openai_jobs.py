@@ -10,7 +10,7 @@ from openai import AsyncOpenAI
 
 from etude.algorithms.samples import branches_of, sample_of
 from etude.backends import openai_jobs
-from etude.backends.openai_adapters import OpenAiAdapter, OpenAiAdapterConfig
+from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
 from etude.backends.openai_api import TrainingJobNotFoundClientError, dpo_row, supervised_row
 from etude.backends.trainer_adapter import pauses
 from etude.config.finetuning import FinetuneConfig

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from etude.backends.openai_adapters import OpenAiAdapter, OpenAiAdapterConfig
-from etude.budget.bill import MeteredEngine, Purpose, asking_for, bill_of, most_tokens
+from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
+from etude.budget.bill import bill_of
 from etude.budget.ledger import Ledger, prices_of, require_bounded, unpriced
+from etude.budget.meter import MeteredEngine, Purpose, asking_for, most_tokens
 from etude.config.finetuning import FinetuneConfig
 from etude.config.load import parse_config
 from etude.core.call import ChatRequest, Completion, Sampling, Usage

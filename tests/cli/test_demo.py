@@ -127,7 +127,7 @@ def short(monkeypatch):
         "trajectory_builders.grpo.num_generations": "2",
         "trajectory_builders.grpo.entropy_bonus": "0.01",
     }
-    monkeypatch.setattr("etude.cli.start.on_cluster", lambda on: [*few.items()])
+    monkeypatch.setattr("etude.cli.demo.on_cluster", lambda on: [*few.items()])
 
 
 def is_whole(told):

@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 
-from etude.cli.start import Project
+from etude.cli.init import Project
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.preflight.starter_files.larger.rows import HELD_OUT, TRAIN
 from tests.cli.projects import change, etude, events, finished, process, rows, started_anew

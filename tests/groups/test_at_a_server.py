@@ -18,7 +18,7 @@ from openai import BadRequestError
 from openai.types.fine_tuning import FineTuningJob
 
 from etude.backends.lm_client import LanguageModelClient
-from etude.backends.openai_adapters import LmServerAdapter, LmServerAdapterConfig
+from etude.backends.lm_server import LmServerAdapter, LmServerAdapterConfig
 from etude.backends.openai_api import connect
 from etude.core.errors import BackendError, RequestError
 from etude.groups import (

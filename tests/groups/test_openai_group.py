@@ -7,7 +7,7 @@ import pytest
 
 from etude.backends.capabilities import Capabilities
 from etude.backends.lm_client import ServerVersionError
-from etude.backends.openai_adapters import OpenAiAdapter, OpenAiAdapterConfig
+from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
 from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.core.errors import CapabilityError, EngineError, RequestError, TrainingError
 from etude.core.job import TrainingStatusEnum

@@ -16,7 +16,7 @@ from etude.inference import slot_decoder
 from etude.inference.decoder import make_decoder
 from etude.inference.sampler import Row, uniforms
 from etude.inference.slot_decoder import SlotDecoder, StepGraphs, cuda_graphs
-from etude.models.architecture import choose_device
+from etude.models.device import choose_device
 from tests.inference.test_decoder import IN_SLOTS, assert_right, rows_of_many_lengths, run
 from tests.models.tiny_models import family, policy
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from etude.backends.openai_adapters import OpenAiAdapter, OpenAiAdapterConfig
+from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import RequestError
 from etude.jobs.folders import JobContent, JobNameTakenError, StateFolders, data_hash

@@ -12,7 +12,7 @@ from etude.learner import kernels, tree_attention
 from etude.learner.lean import checkpointed, is_lean
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.objective import Likelihood
-from etude.models.architecture import choose_device
+from etude.models.device import choose_device
 from etude.models.policy import LoraOptions, Policy
 from tests.learner.gradients import Gradient, assert_same, batch_of, forest, gradient_of, train
 from tests.models.tiny_models import family, fresh_policy

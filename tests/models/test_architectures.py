@@ -20,8 +20,9 @@ from etude.core.errors import CapabilityError, RequestError
 from etude.inference.decoder import make_decoder
 from etude.inference.local import LocalLlmConfig
 from etude.learner.objective import Unit
-from etude.models import architecture
-from etude.models.architecture import merged, off_by
+from etude.models import lora
+from etude.models.architecture import off_by
+from etude.models.lora import merged
 from etude.models.policy import LoraOptions, Policy
 from etude.models.tiny import TinyShape, build_policy
 from etude.preflight.finding import Findings
@@ -168,7 +169,7 @@ def folder(tmp_path):
 
 
 def test_a_model_is_loaded_as_nf4_with_scales_that_are_quantised_too():
-    arguments = architecture.four_bits(torch.bfloat16, CUDA)
+    arguments = lora.four_bits(torch.bfloat16, CUDA)
     config = arguments["quantization_config"].to_dict()
     assert arguments["device_map"] == {"": CUDA}
     assert (config["load_in_4bit"], config["load_in_8bit"]) == (True, False)
@@ -179,7 +180,7 @@ def test_a_model_is_loaded_as_nf4_with_scales_that_are_quantised_too():
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_other_devices_are_refused_by_name(device):
     with pytest.raises(RequestError, match=f"needs a CUDA device.*'{device}': leave"):
-        architecture.require_four_bits(torch.device(device))
+        lora.require_four_bits(torch.device(device))
 
 
 def checked(folder, lora):

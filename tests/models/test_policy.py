@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from etude.core.call import ChatRequest
 from etude.core.errors import EngineError, RequestError
 from etude.core.job import ModelVersion
-from etude.models.architecture import choose_device, choose_dtype, limit_threads, usable_cores
+from etude.models.device import choose_device, choose_dtype, limit_threads, usable_cores
 from etude.models.policy import LoraOptions, Policy
 from etude.models.weights import digest, file_parts, load_tensors, load_with_digest, save_tensors
 from tests.models.tiny_models import chatml_policy, fresh_policy, policy, said, user

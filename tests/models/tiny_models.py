@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from etude.core.call import Call, ChatRequest, Completion
-from etude.models.architecture import limit_threads
+from etude.models.device import limit_threads
 from etude.models.policy import Policy
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 

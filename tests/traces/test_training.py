@@ -149,16 +149,7 @@ receiver = test_otel.receiver
 
 def test_the_spans_of_a_run_are_imported_as_its_episodes(project: Path, receiver: Receiver):
     json_format = pytest.importorskip("google.protobuf.json_format")
-    (project / "agent.py").write_text(test_otel.AGENT)
-    change(
-        project / "config.yml",
-        report={"_type": "otel", "endpoint": receiver.url, "content": True},
-        tools={"sums": {"_type": "functions", "functions": ["agent:add"]}},
-        eval__evaluators={"correct": "agent:correct"},
-        finetuning__num_epochs=1,
-    )
-    trained = etude("train", "config.yml", "--name", "one")
-    assert trained.exit_code == 0, trained.stdout + trained.stderr
+    test_otel.train_with_content(project, receiver)
     spans = []
     for span in receiver.spans:
         line = json_format.MessageToDict(span)

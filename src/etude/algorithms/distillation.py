@@ -17,7 +17,7 @@ from pydantic import Field, FiniteFloat
 from etude.algorithms.algorithm import OfGradient
 from etude.algorithms.episodes import UnitGroup
 from etude.algorithms.grpo import Grpo
-from etude.budget.bill import asking_for
+from etude.budget.meter import asking_for
 from etude.config.references import LlmRef
 from etude.core.errors import RequestError, TrainingError
 from etude.core.interfaces import bare

@@ -53,7 +53,7 @@ from etude.jobs.training import (
 from etude.learner.learner import Learner, TrainingCanceled
 from etude.learner.optimiser import Step
 from etude.learner.team import PeerLost, Team, joined
-from etude.models.architecture import dtype_name
+from etude.models.device import dtype_name
 from etude.models.policy import LoraOptions, Policy
 from etude.models.source import local_path
 from etude.store.files import private_folder, write_atomically

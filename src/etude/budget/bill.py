@@ -1,31 +1,17 @@
-"""The bill of a run, as its journal has it, and `MeteredEngine`, which counts calls for whom they are made.
-
-The bill has one line for each model, role and part of the run.
-"""
+"""The bill of a run, as its journal has it: one line for each model, role and part of the run."""
 
 from __future__ import annotations
 
-import inspect
-import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextvars import ContextVar
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any
 from urllib.parse import quote
 
-from pydantic_core import to_json
-
-from etude.config.component import LlmConfig
-from etude.core.call import NO_USAGE, ChatRequest, Completion, Usage
-from etude.core.implementations import checked
-from etude.core.interfaces import Engine
-from etude.core.job import ModelVersion
-from etude.inference.local import OpponentsConfig
+from etude.core.call import Usage
 from etude.store.journal import Journal
 from etude.store.run_folder import TIME_STEP, RunFolder
-from etude.wire.retries import Within, counting_charges
 
 _CALLS = "spent/calls/"
 _JOBS = "spent/jobs/"
@@ -148,171 +134,3 @@ def read_bill(run: Path) -> Bill:
     """The bill of the run in a folder. Raises StoreError."""
     with RunFolder.read(run) as folder:
         return bill_of(folder.journal)
-
-
-Role: TypeAlias = Literal["agent", "user", "judge", "teacher", "opponent", "other"]
-
-_EPOCH = re.compile(r"(warm-up|train|validation)/\d+")
-
-
-@dataclass(frozen=True, slots=True)
-class Purpose:
-    """Who asks a model, and in which part of a run."""
-
-    role: Role = "other"
-    phase: str = ""
-    """`train/3`, `validation/5`, `eval`; empty outside of episodes."""
-
-
-_OTHER = Purpose()
-_PURPOSE: ContextVar[Purpose] = ContextVar("purpose", default=_OTHER)
-
-
-def asking_for(role: Role, episode_id: str) -> Within[Purpose]:
-    """Have the calls within the block count for a role, and for the part of the run that has the episode."""
-    return Within(_PURPOSE, _purpose(role, episode_id))
-
-
-def restored(purpose: Purpose) -> Within[Purpose]:
-    """The same for a purpose that another process has told."""
-    return Within(_PURPOSE, purpose)
-
-
-@lru_cache(maxsize=1024)
-def _purpose(role: Role, episode_id: str) -> Purpose:
-    match = _EPOCH.match(episode_id)
-    return Purpose(role, episode_id.partition("/")[0] if match is None else match[0])
-
-
-def current_purpose() -> Purpose:
-    """The purpose of a call that is made now."""
-    return _PURPOSE.get()
-
-
-_FRAME_TOKENS = 16
-"""That a template may put around a message, at most."""
-_TEMPLATE_TOKENS = 256
-"""That it may put before all of them."""
-_PART_TOKENS = 40_000
-"""Of a part of a message that is no text, such as an image: what the dearest one takes."""
-_ANSWER_TOKENS = 4096
-"""Of an answer without any limit, of an engine that has none."""
-
-
-class Account(Protocol):
-    """Where calls are counted: the run's ledger, or the way to it from another process."""
-
-    @property
-    def bounds_calls(self) -> bool:
-        """Whether calls have to be held room for."""
-
-    async def hold(self, model: str, most: Usage) -> int:
-        """As `Ledger.hold`."""
-
-    async def settle(
-        self, number: int | None, model: str, purpose: Purpose, usage: Usage, version: int
-    ) -> None:
-        """As `Ledger.settle`."""
-
-
-class MeteredEngine(Engine):
-    """An engine whose calls are counted, whoever makes them and whoever wrote the engine.
-
-    All that is asked of it but calls is the engine's own; `bare` gives the engine itself.
-    """
-
-    def __init__(self, name: str, engine: Engine, account: Account, llms: Mapping[str, LlmConfig]) -> None:
-        """`name` is the entry of `llms`."""
-        self.metered = engine
-        self._name, self._account = name, account
-        llm = llms.get(name)
-        self._role: Role | None = "opponent" if isinstance(llm, OpponentsConfig) else None
-        llm = llms.get(llm.of) if isinstance(llm, OpponentsConfig) else llm
-        longest = getattr(llm, "max_tokens", None)
-        self._longest = longest if isinstance(longest, int) else None
-
-    @property
-    def version(self) -> int:
-        """The engine's."""
-        return self.metered.version
-
-    async def complete(self, request: ChatRequest) -> Completion:
-        """Have the engine sample. Raises WrongReturnError where it gives no completion."""
-        most = NO_USAGE
-        if self._account.bounds_calls:
-            if request.sampling.max_tokens is None and self._longest is not None:
-                request = replace(request, sampling=replace(request.sampling, max_tokens=self._longest))
-            most = most_tokens(request)
-
-        async def call() -> tuple[Any, Usage, int]:
-            value: Any = self.metered.complete(request)
-            done = await value if inspect.isawaitable(value) else value
-            done = checked(done, self.metered.complete, Engine.complete)
-            return done, done.usage, done.model_version
-
-        completion: Completion = await self._counted(most, call)
-        return completion
-
-    async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
-        """Have an engine that scores tokens do so."""
-        engine: Any = self.metered
-        usage = Usage(len(ids), 1)
-
-        async def call() -> tuple[Any, Usage, int]:
-            return await engine.score(ids), usage, engine.version
-
-        return tuple(await self._counted(usage, call))
-
-    async def adopt(self, version: ModelVersion) -> None:
-        """Have the engine adopt it."""
-        await self.metered.adopt(version)
-
-    async def close(self) -> None:
-        """Close the engine."""
-        await self.metered.close()
-
-    def __getattr__(self, name: str) -> Any:
-        """An attribute that only engines of this one's kind have."""
-        return getattr(self.metered, name)
-
-    async def _counted(self, most: Usage, call: Callable[[], Awaitable[tuple[Any, Usage, int]]]) -> Any:
-        account, name = self._account, self._name
-        number = await account.hold(name, most) if account.bounds_calls else None
-        usage, version = NO_USAGE, 0
-        try:
-            with counting_charges() as lost:
-                try:
-                    result, usage, version = await call()
-                finally:
-                    usage = usage.plus(lost.usage)
-            return result
-        finally:
-            purpose = current_purpose()
-            if self._role is not None:
-                purpose = Purpose(self._role, purpose.phase)
-            await account.settle(number, name, purpose, usage, version)
-
-
-def most_tokens(request: ChatRequest) -> Usage:
-    """The tokens that a call can take at most: a token of text stands for at least one byte of it."""
-    if isinstance(request.prompt, tuple):
-        prompt = len(request.prompt)
-    elif request.prompt is not None:
-        prompt = len(request.prompt.encode())
-    else:
-        parts = [_without_parts(message) for message in request.messages]
-        others = sum(count for _, count in parts)
-        text = to_json([message for message, _ in parts], fallback=str, inf_nan_mode="strings")
-        tools = to_json(request.tools, fallback=str) if request.tools else b""
-        frames = _FRAME_TOKENS * (len(parts) + len(request.tools)) + _TEMPLATE_TOKENS
-        prompt = len(text) + len(tools) + frames + others * _PART_TOKENS
-    return Usage(prompt, request.sampling.max_tokens or _ANSWER_TOKENS)
-
-
-def _without_parts(message: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
-    """The message without parts that are no text, and how many these are."""
-    content = message.get("content")
-    if not isinstance(content, list):
-        return message, 0
-    texts = [part for part in content if not isinstance(part, Mapping) or part.get("type") == "text"]
-    return {**message, "content": texts}, len(content) - len(texts)

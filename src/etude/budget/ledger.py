@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from etude.budget.bill import Bill, Line, Purpose, bill_of, line_key
+from etude.budget.bill import Bill, Line, bill_of, line_key
+from etude.budget.meter import Purpose
 from etude.config.component import LlmConfig, ModelPrices
 from etude.config.schema import Config
 from etude.core.call import NO_USAGE, Usage

@@ -9,7 +9,22 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from etude.cli import cluster, export, runs, serve, start, train
+from etude.cli import (
+    check,
+    cluster,
+    demo,
+    doctor,
+    episodes,
+    evaluate,
+    export,
+    import_traces,
+    init,
+    report,
+    runs,
+    serve,
+    train,
+    view,
+)
 from etude.cli.command import DEBUG, LOG_LEVEL, option, reported
 from etude.cli.console import remember_typing
 from etude.report.logs import LogLevel, show_logs
@@ -94,8 +109,9 @@ def etude(
 
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
-    *(start.init, start.demo, start.check, start.doctor, train.train, train.resume, train.evaluate),
-    *(runs.episodes, runs.jobs, export.report, export.export, export.import_traces, serve.serve, serve.view),
+    *(init.init, demo.demo, check.check, doctor.doctor, train.train, train.resume, evaluate.evaluate),
+    *(episodes.episodes, runs.jobs, report.report, export.export, import_traces.import_traces),
+    *(serve.serve, view.view),
 )
 for _command in _COMMANDS:
     app.command()(reported(_command))

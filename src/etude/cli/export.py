@@ -1,40 +1,20 @@
-"""`etude export RUN`: a model as a folder, as a GGUF file or on the hub; or the trajectories of a run.
-
-`etude import-traces LOG...`: chats that were logged in production become stored episodes. `etude report RUN`:
-send to the trackers of a stored run what was not sent yet.
-"""
+"""`etude export RUN`: a model as a folder, as a GGUF file or on the hub; or the trajectories of a run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from etude.cli import hints
-from etude.cli.command import (
-    RUNS,
-    AsJson,
-    OutputDir,
-    Overrides,
-    Run,
-    argument,
-    key_in,
-    option,
-    refuse,
-    run_async,
-    then,
-)
-from etude.cli.console import emit, next_step, path_shown, say, say_wrapped, table
-from etude.core.errors import EtudeError, RequestError
+from etude.cli.command import RUNS, AsJson, OutputDir, Run, key_in, option, refuse, run_async
+from etude.cli.console import emit, next_step, path_shown, say
+from etude.core.errors import RequestError
 
 if TYPE_CHECKING:
-    from etude.config.schema import Config
-    from etude.core.interfaces import Progress
     from etude.export.episodes import Written
     from etude.export.hub import Repository
     from etude.export.model import Conversion
-    from etude.store.run_folder import RunFolder
 
 Format = Literal["safetensors", "gguf", "rows", "openai"]
 Method = Literal["grpo", "dpo", "supervised"]
@@ -228,101 +208,3 @@ async def _write(run: Path, file: Path, format: Format, method: Method | None) -
         if format == "openai":
             require_openai_method(folder.path, method)
         return await write_jsonl(file, folder, phases, openai=format == "openai")
-
-
-class LogFormat(StrEnum):
-    """The formats of logs."""
-
-    OPENAI = "openai"
-    OTLP = "otlp"
-    LANGFUSE = "langfuse"
-
-
-def import_traces(
-    files: Annotated[
-        list[Path], argument("The log: JSON Lines, JSON (both also .gz) or Parquet; several files are one.")
-    ],
-    format: Annotated[
-        LogFormat | None, option("The format of the rows; by default each row tells it.", show_default=False)
-    ] = None,
-    hold_out: Annotated[
-        float, option("Share of the prompts that are held out, to validate on.", min=0, max=0.9)
-    ] = 0.2,
-    skip_broken: Annotated[
-        bool, option("Leave out rows that are broken, and count them.", "--skip-broken")
-    ] = False,
-    name: Annotated[str | None, option("Name of the run; made up by default.")] = None,
-    output_dir: OutputDir = RUNS,
-    as_json: AsJson = False,
-) -> None:
-    """Store the chats of a log as episodes: to look at, to score, and to learn from.
-
-    Reads chats of OpenAI's API, OTLP spans of the GenAI conventions, and Langfuse's exports.
-    """
-    from etude.report.words import imported_lines
-    from etude.store.run_folder import RunFolder
-    from etude.traces.importing import read_log, write_run
-
-    kind = None if format is None else format.value
-    episodes, imported = read_log(files, format=kind, skip_broken=skip_broken, hold_out=hold_out)
-    with RunFolder.create(output_dir, name) as run:
-        run_async(write_run(run, episodes, imported))
-    if as_json:
-        emit({"run": str(run.path), **imported.as_json()})
-        return
-    if imported.left_out:
-        rows = [(reason, count, first) for reason, (count, first) in imported.left_out.items()]
-        table(("left out", "count", "first at"), rows)
-    for label, text in imported_lines(imported.as_json()):
-        say(f"{label:<15} {text}")
-    say(f"run             {path_shown(run.path)}")
-    next_step(hints.command("episodes", run.path))
-
-
-def report(
-    run: Run,
-    override: Overrides = None,
-    wait: Annotated[float, option("Seconds to wait for each tracker at most.", min=0)] = 600.0,
-    output_dir: OutputDir = RUNS,
-    as_json: AsJson = False,
-) -> None:
-    """Send to the trackers of a run what was not sent to them yet.
-
-    `-o report=wandb` sends a whole run to a tracker that it did not have.
-    """
-    from etude.report.progress import progress_for
-    from etude.store.facts import find_run
-    from etude.store.run_folder import RunFolder
-    from etude.trackers.reporting import report_config
-
-    path = find_run(run, output_dir)
-    with (
-        RunFolder.open(path) as folder,
-        progress_for(json=as_json) as progress,
-        then(lambda: hints.command("report", path)),
-    ):
-        config = report_config(folder, override or ())
-        if not config.report:
-            raise RequestError(
-                f"run {path.name} has no trackers; name one, as in: etude report {run} -o report=tensorboard"
-            )
-        outcomes = run_async(_sent(config, folder, progress, wait))
-        behind = [each["tracker"] for each in outcomes if each["sent"] < each["records"]]
-        if as_json:
-            emit({"run": str(path), "trackers": outcomes})
-        else:
-            for each in outcomes:
-                say_wrapped(f"{each['tracker']}: {each['sent']} of {each['records']} records are there")
-        if behind:
-            raise EtudeError(f"not all of the run is there: {', '.join(behind)}")
-    if not as_json:
-        next_step(hints.show(path))
-
-
-async def _sent(config: Config, run: RunFolder, progress: Progress, wait: float) -> list[dict[str, Any]]:
-    from etude.trackers.reporting import Reporting
-
-    reporting = Reporting(config, run, progress, patience=wait)
-    async with reporting:
-        pass
-    return reporting.outcomes

@@ -1,8 +1,7 @@
-"""`etude train CONFIG`, `etude evaluate CONFIG`, and `etude resume [RUN]`: go on with what was stopped."""
+"""`etude train CONFIG`, and `etude resume [RUN]`: go on with what was stopped."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,140 +16,16 @@ from etude.cli.command import (
     argument,
     on_cluster,
     option,
-    refuse,
     run_async,
     run_configuration,
     then,
 )
-from etude.cli.console import (
-    emit,
-    next_step,
-    path_shown,
-    say,
-    say_wrapped,
-    show_outcome,
-    show_troubles,
-    table,
-    typed_words,
-    warn,
-)
-from etude.core.errors import RequestError
+from etude.cli.console import emit, next_step, path_shown, say, say_wrapped, show_outcome
 
 if TYPE_CHECKING:
     from etude.config.schema import Config
-    from etude.loop.evaluation import Evaluation
     from etude.store.run_folder import RunFolder
-    from etude.store.stored_config import EvaluationRequest
-
-
-def evaluate(
-    config: Annotated[
-        Path | None, argument("The config file; with --rescore by default the run's own.")
-    ] = None,
-    model: Annotated[
-        str | None, option("In place of the config's model: a folder, a name, or RUN[:v3|:best|:last|:base].")
-    ] = None,
-    repeat: Annotated[int, option("Episodes for each example.", min=1)] = 1,
-    greedy: Annotated[bool, option("Sample at temperature 0.", "--greedy")] = False,
-    dataset: Annotated[
-        Path | None,
-        option("Evaluate on this file; by default the held-out examples, else the training ones."),
-    ] = None,
-    rescore: Annotated[
-        str | None, option("Score the stored episodes of RUN; no agent is run.", metavar="RUN")
-    ] = None,
-    phase: Annotated[
-        str | None, option("With --rescore: which episodes, such as validation/5; by default the latest.")
-    ] = None,
-    override: Overrides = None,
-    on: OnCluster = None,
-    name: Annotated[str | None, option("Name of the run; made up by default.")] = None,
-    output_dir: OutputDir = RUNS,
-    as_json: AsJson = False,
-) -> None:
-    """Run the agent on examples and score it, with the same code as in training."""
-    from etude.config.load import load_config
-    from etude.loop.lifecycle import new_run
-    from etude.store.facts import find_run
-    from etude.store.stored_config import CONFIG
-    from etude.verbs import request_of
-
-    if rescore is not None:
-        refuse("--rescore, which runs no agent", model=model, dataset=dataset, name=name, greedy=greedy)
-        run = find_run(rescore, output_dir)
-        if config is None and not (run / CONFIG).is_file():  # Such as of a log that was imported.
-            raise RequestError(
-                f"run {run.name} has no config of its own; name one whose evaluators are to score it: etude "
-                f"evaluate config.yml --rescore {run.name}"
-            )
-        _rescore(run, load_config(config or run / CONFIG, override or ()), phase, as_json=as_json)
-        return
-    if config is None:
-        raise RequestError("name the config file: etude evaluate config.yml")
-    if phase is not None:
-        raise RequestError("--phase goes with --rescore RUN")
-    overrides = [*(override or ()), *on_cluster(on)]
-    if dataset is not None:
-        overrides += run_configuration(dataset=dataset)
-    settings, request, version = request_of(
-        config, overrides, model, output_dir, repeat=repeat, greedy=greedy
-    )
-    if version is not None and version.choice:
-        warn(f"model {version}: {version.choice}")
-    with new_run(settings, name, request) as folder:
-        evaluate_in(settings, folder, request, as_json=as_json)
-
-
-def evaluate_in(settings: Config, run: RunFolder, request: EvaluationRequest, *, as_json: bool) -> None:
-    """Evaluate in an open run folder, and show the scores; progress is told beside the JSON object."""
-    from etude.report.progress import progress_for
-    from etude.verbs import evaluate_in as evaluate_run
-
-    with (
-        then(lambda: hints.resume(run.path)),
-        progress_for(stream=sys.stderr if as_json else None) as progress,
-    ):
-        evaluation = run_async(evaluate_run(settings, run, request, progress=progress))
-    _show(evaluation, {"run": str(run.path)}, as_json=as_json)
-    if not as_json:
-        say(f"run             {path_shown(run.path)}")
-        next_step(hints.command("evaluate", "--rescore", run.path))
-
-
-def _rescore(run: Path, settings: Config, phase: str | None, *, as_json: bool) -> None:
-    """Score the stored episodes of a run with the evaluators of a config."""
-    from etude.loop.evaluation import rescore_run
-    from etude.report.progress import progress_for
-    from etude.store.run_folder import RunFolder
-
-    with (
-        RunFolder.open(run) as folder,
-        then(lambda: hints.command(*typed_words())),
-        progress_for(stream=sys.stderr if as_json else None) as progress,
-    ):
-        scored, evaluation = run_async(rescore_run(settings, folder, phase=phase, progress=progress))
-    _show(evaluation, {"run": str(run), "phase": scored}, as_json=as_json)
-    if not as_json:
-        next_step(hints.show(run))
-
-
-def _show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool) -> None:
-    """The scores as a table, or as a JSON object."""
-    from etude.loop.evaluation import item_rows
-    from etude.store.figures import shown_score
-
-    if as_json:
-        emit({**facts, **evaluation.as_json(), "items": item_rows(evaluation.output)})
-        return
-    rows = []
-    for name, scores in evaluation.scores().items():
-        label = f"{name} (reward)" if name == evaluation.reward else name
-        rows.append((label, shown_score(scores), scores["scored"], scores["unscored"]))
-    how = "greedy" if evaluation.greedy else "sampled"
-    title = f"{evaluation.model}, {how}, {evaluation.repeat} × {evaluation.examples} examples"
-    table(("evaluator", "mean, 95 % interval, examples", "scored", "unscored"), rows, title=title)
-    causes = [cause.model_dump() for cause in evaluation.output.causes]
-    show_troubles(Path(facts["run"]), evaluation.output.calls, causes)
+from etude.cli.evaluate import evaluate_in
 
 
 def train(

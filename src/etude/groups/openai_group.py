@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from etude.backends.lm_client import LanguageModelClient
-from etude.backends.openai_adapters import LmServerAdapter
+from etude.backends.lm_server import LmServerAdapter
 from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.backends.openai_jobs import OpenAiJobs
 from etude.core.errors import CapabilityError, TrainingError

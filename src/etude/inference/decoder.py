@@ -13,7 +13,8 @@ from etude.inference.kv_slots import ragged, span_of, tensor
 from etude.inference.sampler import Row, append_samples
 from etude.inference.single_tokens import Reading, SingleTokens, once, plan_of
 from etude.inference.slot_decoder import CHUNK, PATIENCE, STEP_TOKENS, SlotDecoder, cuda_graphs, fuses
-from etude.models.architecture import is_large, logits_after, takes_key_value_slots
+from etude.models.architecture import logits_after, takes_key_value_slots
+from etude.models.device import is_large
 from etude.models.policy import Policy
 
 _BESIDE, _BESIDE_SMALL = 256, 1024

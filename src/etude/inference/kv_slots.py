@@ -22,7 +22,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from etude.inference.sampler import Row
 from etude.inference.slot_table import Copy
-from etude.models.architecture import SLIDING, layer_kinds, sent, text_config
+from etude.models.architecture import SLIDING, layer_kinds, text_config
+from etude.models.device import sent
 from etude.models.policy import Policy
 
 _COLUMN_STEP = 64

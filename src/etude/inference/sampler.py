@@ -12,7 +12,7 @@ import torch
 from etude.core.call import Sampling
 from etude.core.errors import EngineError
 from etude.core.keys import generator
-from etude.models.architecture import sent
+from etude.models.device import sent
 from etude.models.distribution import Shaper, masked, shaped
 from etude.models.grammar import advance
 

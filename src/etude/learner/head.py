@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from etude.learner.kernels import fused, is_kernel
-from etude.models.architecture import logits_after, off_by, sent, text_config, without_lora
+from etude.models.architecture import logits_after, off_by, text_config, without_lora
+from etude.models.device import sent
 from etude.models.distribution import Shape, shaped
 
 _HELD = 1 << 27

@@ -18,8 +18,8 @@ from typing import Any, cast
 
 from pydantic import Field
 
-from etude.budget.bill import MeteredEngine
 from etude.budget.ledger import open_ledger, within_budget
+from etude.budget.meter import MeteredEngine
 from etude.config.builder import Builder
 from etude.config.component import EvaluatorConfig
 from etude.config.import_path import import_object

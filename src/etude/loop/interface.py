@@ -27,15 +27,10 @@ from etude.core.implementations import through_base, wrap_implementations
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import TrajectoryCollection
 from etude.loop.bookkeeper import Bookkeeper
+from etude.loop.curriculum import apply_curriculum, initial_state, with_sets
 from etude.loop.follower import Follower
 from etude.loop.lifecycle import recover
-from etude.loop.metrics import (
-    apply_curriculum,
-    initial_state,
-    reward_metrics,
-    validation_metrics,
-    with_sets,
-)
+from etude.loop.metrics import reward_metrics, validation_metrics
 from etude.loop.warm_up import warm_up
 from etude.rewards.collections import within
 from etude.runtime import Runtime

@@ -19,8 +19,9 @@ from etude.core.implementations import WrongReturnError
 from etude.core.interfaces import Progress
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import TrajectoryCollection
+from etude.loop.curriculum import with_sets
 from etude.loop.interface import BASE, Trainer
-from etude.loop.metrics import reason_for_skip, reason_to_stop, selection_metrics, with_sets
+from etude.loop.metrics import reason_for_skip, reason_to_stop, selection_metrics
 from etude.loop.record import pause_for, require_trained
 from etude.loop.warm_up import warm_up
 from etude.store.figures import summary_of, versions_to_keep

@@ -16,21 +16,9 @@ from safetensors import SafetensorError
 
 from etude.core.errors import EngineError, RequestError, StoreError
 from etude.core.job import ModelVersion
-from etude.models.architecture import (
-    choose_device,
-    choose_dtype,
-    dequantised,
-    four_bits,
-    language_parts,
-    limit_threads,
-    merged,
-    parameters_of,
-    prepared,
-    require_four_bits,
-    why_unusable,
-    with_lora,
-    without_lora,
-)
+from etude.models.architecture import language_parts, parameters_of, why_unusable, without_lora
+from etude.models.device import choose_device, choose_dtype, limit_threads
+from etude.models.lora import dequantised, four_bits, merged, prepared, require_four_bits, with_lora
 from etude.models.source import not_loaded, pretrained
 from etude.models.speech import Speech, load_tokenizer
 from etude.models.weights import (

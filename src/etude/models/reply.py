@@ -14,14 +14,7 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from etude.core.message import Message, Tool
-from etude.models.arguments import (
-    RAW_STRINGS,
-    TAGGED,
-    json_text,
-    python_calls,
-    tagged,
-    written_arguments,
-)
+from etude.models.arguments import RAW_STRINGS, TAGGED, json_text, python_calls, tagged, written_arguments
 
 _log = logging.getLogger(__name__)
 

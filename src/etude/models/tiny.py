@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from etude.core.message import Message, Tool
-from etude.models.architecture import limit_threads
+from etude.models.device import limit_threads
 from etude.models.policy import Policy
 
 CHAT_TEMPLATE = (

@@ -23,7 +23,7 @@ from etude.backends.capabilities import (
     check_tokens,
 )
 from etude.backends.local import check_learners
-from etude.backends.openai_adapters import OpenAiAdapterConfig
+from etude.backends.openai_adapter import OpenAiAdapterConfig
 from etude.backends.openai_api import JobsConfig
 from etude.backup.address import probe
 from etude.cluster.component import require_used

@@ -165,7 +165,7 @@ def _torch(findings: Findings) -> None:
     except (ImportError, OSError) as error:
         findings.fail("torch", f"is installed and cannot be imported: {error}; install it again")
         return
-    from etude.models.architecture import choose_device, multiplies_bfloat16, usable_cores
+    from etude.models.device import choose_device, multiplies_bfloat16, usable_cores
 
     device = choose_device()
     name = f" ({torch.cuda.get_device_name()})" if device.type == "cuda" else ""

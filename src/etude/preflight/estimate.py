@@ -13,7 +13,7 @@ from typing import Any
 
 from etude.algorithms.algorithm import groups_of
 from etude.algorithms.collecting import Collecting, CollectingBuilder
-from etude.backends.openai_adapters import AUTO_EPOCHS, OpenAiAdapterConfig
+from etude.backends.openai_adapter import AUTO_EPOCHS, OpenAiAdapterConfig
 from etude.budget.bill import Bill, Line, bill_of
 from etude.budget.ledger import how_to_price, prices_of, require_bounded, unpriced
 from etude.config.builder import Builder, TargetBuilder

@@ -18,8 +18,9 @@ from etude.core.errors import EngineError, EtudeError, RequestError
 from etude.core.message import Message
 from etude.inference.local import LocalLlmConfig
 from etude.learner.memory import ModelNumbers, fits
-from etude.models.architecture import choose_device, choose_dtype, require_four_bits
+from etude.models.device import choose_device, choose_dtype
 from etude.models.family import probed_turn
+from etude.models.lora import require_four_bits
 from etude.models.memory import available_memory, shown_bytes
 from etude.models.policy import LoraOptions, Policy
 from etude.models.probe import PROBES, QUESTION, TOOL

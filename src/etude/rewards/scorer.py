@@ -8,7 +8,7 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from etude.budget.bill import asking_for
+from etude.budget.meter import asking_for
 from etude.config.import_path import where_raised
 from etude.core.data_model import kind_of
 from etude.core.episode import EpisodeRecord, Example

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from etude.budget.bill import Role, asking_for
+from etude.budget.meter import Role, asking_for
 from etude.core.call import Call, ChatRequest, Completion, Delta, Sampling
 from etude.core.episode import SIMULATED_USER
 from etude.core.errors import EpisodeError, EtudeError, ModelOut, RequestError, StoreError, words_of

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Any, TypeAlias
 
-from etude.budget.bill import Purpose, restored
 from etude.budget.ledger import Ledger
+from etude.budget.meter import Purpose, restored
 from etude.core.call import Call, Usage
 from etude.core.errors import EtudeError, RequestError
 from etude.core.interfaces import Engine, KeepsConversations, Portable, bare

@@ -19,7 +19,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from etude.budget.bill import MeteredEngine, Purpose, current_purpose
+from etude.budget.meter import MeteredEngine, Purpose, current_purpose
 from etude.config.builder import Builder
 from etude.config.component import ComponentConfig
 from etude.config.registry import Kind

@@ -20,7 +20,8 @@ from etude.inference.vllm_child import VllmOptions
 from etude.inference.vllm_engine import VllmEngine
 from etude.inference.vllm_process import VllmProcess
 from etude.inference.vllm_processes import VllmProcesses
-from etude.models.architecture import choose_device, dtype_name, text_config
+from etude.models.architecture import text_config
+from etude.models.device import choose_device, dtype_name
 from etude.models.policy import Policy, dtype_of
 from etude.models.source import not_loaded, pretrained
 from etude.models.speech import Speech

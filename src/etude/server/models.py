@@ -229,7 +229,7 @@ def weights_routes(settings: ServerSettings, models: ModelStore) -> APIRouter:
 
 def _write(settings: ServerSettings, served: ServedModel, folder: Path, lora: bool) -> None:
     """Write the model as it is served, by the CPU: the device is the engine's and the jobs'."""
-    from etude.models.architecture import choose_device, dtype_name
+    from etude.models.device import choose_device, dtype_name
     from etude.models.policy import dtype_of
 
     kind: Any = dtype_name(dtype_of(settings.model, settings.dtype, choose_device(settings.device)))

@@ -33,7 +33,7 @@ class Team(_Value):
     """The processes of a job that trains now on a cluster, as a file of its folder tells."""
 
     wanted: int
-    """Processes that the job was asked for; it may go on with fewer."""
+    """Processes that the job was asked for."""
     nodes: tuple[str, ...]
     """The address of the node of each; none while the cluster has no room for them."""
     since: float

@@ -1,8 +1,8 @@
-"""The trainer adapters over OpenAI's fine-tuning API: `openai` for OpenAI, `lm_server` for `etude serve`."""
+"""Training at a language-model server: `_type: lm_server`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,150 +15,15 @@ from etude.backends.openai_api import JobsConfig, connect, run_key, trained_mode
 from etude.backends.openai_jobs import OpenAiJobs
 from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trainer_adapter
-from etude.core.edge import message_of, trajectory_of
-from etude.core.episode import Example
+from etude.core.edge import trajectory_of
 from etude.core.errors import CapabilityError
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
-from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Method, Trajectory, TrajectoryCollection
+from etude.core.trajectory import Method, TrajectoryCollection
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
     from etude.config.builder import Builder
-
-
-class OpenAiAdapterConfig(JobsConfig, name="openai"):
-    """Train at OpenAI, through its fine-tuning API."""
-
-    min_rows: int = Field(default=10, ge=1)
-    """The API refuses training files with fewer rows."""
-    reinforcement: dict[str, Any] | None = None
-    """OpenAI's reinforcement fine-tuning for the method `grpo`, as its API takes it: a `grader`, and
-    `hyperparameters` if any. It samples and grades by itself; a row has `item.expected` and `item.inputs`."""
-
-
-AUTO_EPOCHS = 3
-"""The epochs that `auto` is taken for: OpenAI's choice for data sets of a few hundred rows."""
-
-_FEWEST_BYTES_PER_TOKEN = 3
-"""For what a job may take at most."""
-_FRAME_TOKENS = 4
-"""Tokens around each message."""
-
-Examples = Callable[[], Awaitable[Mapping[str, Example]]]
-"""The examples of the run by id, read when they are needed."""
-
-
-class OpenAiAdapter(OpenAiJobs):
-    """Jobs at OpenAI: supervised and DPO; and its reinforcement fine-tuning, where a grader is given."""
-
-    adapter_config: OpenAiAdapterConfig
-
-    def __init__(
-        self,
-        adapter_config: OpenAiAdapterConfig,
-        client: AsyncOpenAI,
-        model: str,
-        log: Path | None = None,
-        examples: Examples | None = None,
-        run_key: str | None = None,
-    ) -> None:
-        """As OpenAiJobs; `examples` are for a grader to compare answers with."""
-        super().__init__(adapter_config, client, model, log, run_key)
-        self._read_examples = examples
-        self._examples: Mapping[str, Example] = {}
-
-    async def initialize(self, run_config: FinetuneConfig) -> None:
-        await super().initialize(run_config)
-        await self.check()
-
-    def capabilities(self) -> Capabilities:
-        """`grpo` is there with a grader only: OpenAI takes no rewards that somebody else gave."""
-        methods: frozenset[Method] = frozenset({"supervised", "dpo"})
-        if self.adapter_config.reinforcement is not None:
-            methods |= {"grpo"}
-        return Capabilities(methods=methods, options=frozenset({"beta"}), versions=True, from_base=True)
-
-    async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
-        """Upload the rows and make a job."""
-        if trajectories.method == "grpo" and not self._examples and self._read_examples is not None:
-            self._examples = await self._read_examples()
-        return await super().submit(trajectories)
-
-    def rows(self, trajectories: TrajectoryCollection) -> list[dict[str, Any]]:
-        """The rows of the training file; of GRPO, the prompt of each group with what its grader needs."""
-        if trajectories.method != "grpo":
-            return super().rows(trajectories)
-        return [
-            reinforcement_row(group, self._examples.get(str(group[0].example_id)))
-            for group in trajectories.trajectories
-            if group
-        ]
-
-    def method_of(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The `method` of a job; `grpo` is OpenAI's `reinforcement`."""
-        settings = self.adapter_config.reinforcement
-        if method != "grpo" or settings is None:
-            return super().method_of(method, options)
-        parameters = self.hyperparameters(method, options) | settings.get("hyperparameters", {})
-        return {"type": "reinforcement", "reinforcement": {**settings, "hyperparameters": parameters}}
-
-    def charged_tokens(self, trajectories: TrajectoryCollection) -> int | None:
-        """Three bytes of text are at most a token; of OpenAI's own reinforcement the price is by the hour."""
-        if trajectories.method == "grpo":
-            return None
-        texts = [text.encode() for row in self.rows(trajectories) for text in texts_of(row)]
-        tokens = sum(len(text) / _FEWEST_BYTES_PER_TOKEN + _FRAME_TOKENS for text in texts)
-        epochs = self.adapter_config.n_epochs
-        return round((AUTO_EPOCHS if epochs == "auto" else epochs) * tokens)
-
-
-@register_trainer_adapter(config_type=OpenAiAdapterConfig)
-async def openai(config: OpenAiAdapterConfig, builder: Builder) -> AsyncIterator[OpenAiAdapter]:
-    """The adapter of the run's target model. Raises CapabilityError when that is not OpenAI's."""
-    llm = trained_model(builder, "openai")
-
-    async def examples() -> Mapping[str, Example]:
-        dataset = await builder.get_dataset(builder.config.finetuning.run_configuration.dataset)
-        return {example.id: example for example in dataset.examples()}
-
-    log = None if builder.run is None else builder.run.path / "openai_jobs.jsonl"
-    client = connect(config, llm, needs_key=True)
-    try:
-        yield OpenAiAdapter(config, client, llm.model_name, log, examples, await run_key(builder))
-    finally:
-        await client.close()
-
-
-def reinforcement_row(group: Sequence[Trajectory], example: Example | None) -> dict[str, Any]:
-    """`{"messages": […], "expected": …, "inputs": {…}}`: the prompt of a group, for OpenAI to answer.
-
-    Raises CapabilityError where one answer to one prompt is not all that there is.
-    """
-    items = [item for item in group[0].episode if isinstance(item, EpisodeItem)]
-    sampled = [index for index, item in enumerate(items) if item.is_sampled]
-    if len(sampled) != 1 or items[sampled[0] - 1].role is not EpisodeItemRole.USER:
-        raise CapabilityError(
-            "OpenAI's reinforcement fine-tuning answers a user's message once, and an episode has "
-            f"{len(sampled)} answers; train agents with tools or several turns with another adapter"
-        )
-    row: dict[str, Any] = {"messages": [message_of(item) for item in items[: sampled[0]]]}
-    if example is not None:
-        row |= {"expected": example.expected, "inputs": dict(example.inputs)}
-    return row
-
-
-def texts_of(value: Any) -> Iterator[str]:
-    """All texts in a row that a model reads: contents, and what tool calls and tools say."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for name, inner in value.items():
-            if name not in ("role", "id", "type", "tool_call_id"):
-                yield from texts_of(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from texts_of(inner)
 
 
 class LmServerAdapterConfig(JobsConfig, name="lm_server"):

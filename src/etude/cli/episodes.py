@@ -1,0 +1,132 @@
+"""`etude episodes RUN` and `etude episodes show ID`: lists of episodes, filtered, and one of them."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from etude.cli import hints
+from etude.cli.command import RUNS, AsJson, OutputDir, option
+from etude.cli.console import emit, next_step, say, say_wrapped, table
+from etude.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from etude.store.outline import EpisodeOutline
+
+
+_WIDEST = 60
+"""Characters of what was asked and answered in a row."""
+
+
+def episodes(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN [WORDS]... | show ID",
+            help="A run, and words that filter its episodes; or `show` and the id of an episode.",
+            show_default=False,
+        ),
+    ],
+    phase: Annotated[
+        str | None,
+        option("The phase, such as validation/5 or train/1, or `all`; by default the latest.", "--phase"),
+    ] = None,
+    limit: Annotated[int, option("At most so many.", min=1)] = 50,
+    run: Annotated[
+        str | None, option("Of `show`: the run; by default the one changed last.", show_default=False)
+    ] = None,
+    output_dir: OutputDir = RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """List the episodes of a run that fit the words, or show one.
+
+    Words: failed, cut-off, drifted, retried, unscored; reward<0.5, and an evaluator's name likewise; calls,
+    tokens, seconds, version; agent:NAME, example:ID. Any other word is looked for in the text, and a dash
+    before a word means the others; words with a dash come after `--`.
+    """
+    if words[0] == "show":
+        _show_episode(words[1:], run, output_dir)
+    else:
+        _list_episodes(words[0], " ".join(map(shlex.quote, words[1:])), phase, limit, output_dir, as_json)
+
+
+def _list_episodes(
+    name: str, words: str, phase: str | None, limit: int, output_dir: Path, as_json: bool
+) -> None:
+    from etude.store.episodes import phases_of
+    from etude.store.facts import find_run
+    from etude.store.outline import find_episodes, parse_query
+    from etude.store.run_folder import RunFolder
+    from etude.store.stored_config import reward_names, stored_data
+
+    query, path = parse_query(words), find_run(name, output_dir)
+    with RunFolder.read(path) as folder:
+        phases = phases_of(folder.journal)
+        if phase not in (None, "all", *phases):
+            known = ", ".join(phases[:10]) or "none yet"
+            raise RequestError(f"there are no episodes of the phase '{phase}'; there are: {known}")
+        chosen = phases if phase == "all" else [phase or phases[0]] if phases else []
+        reward = next(iter(reward_names(stored_data(path, required=False)).values()), None)
+        selection = find_episodes(folder.journal, chosen, reward, query, limit=limit)
+    if as_json:
+        sets = ("agents", "versions")
+        rows = [
+            {**asdict(each), **{name: sorted(getattr(each, name)) for name in sets}}
+            for each in selection.episodes
+        ]
+        emit([{key: value for key, value in row.items() if key != "text"} for row in rows])
+        return
+    where = "all phases" if phase == "all" else chosen[0] if chosen else "no phase"
+    if not selection.episodes:
+        say(f"no episode of {where} fits, of {selection.looked_at}")
+        next_step(hints.show(path))
+        return
+    table(
+        ("episode", "reward", "marks", "version", "tokens", "asked", "output"),
+        [_row(episode) for episode in selection.episodes],
+    )
+    more = f"; there may be more: --limit {2 * limit}" if selection.phase else ""
+    say_wrapped(f"{len(selection.episodes)} episodes of {where}, of {selection.looked_at} looked at{more}")
+    next_step(hints.command("episodes", "show", selection.episodes[0].id, "--run", path))
+
+
+def _row(episode: EpisodeOutline) -> tuple[Any, ...]:
+    from etude.store.outline import question_of
+
+    failure = None if episode.failure is None else f"failed: {episode.failure.kind}"
+    counts = {"cut off": episode.cut_off, "drifted": episode.drifted, "retried": episode.retries}
+    marks = [failure, *(name for name, count in counts.items() if count)]
+    return (
+        episode.id,
+        episode.reward,
+        ", ".join(filter(None, marks)),
+        ", ".join(f"v{number}" for number in sorted(episode.versions)),
+        episode.tokens,
+        _in_short(question_of(episode.inputs)),
+        _in_short(episode.output if episode.failure is None else episode.failure.reason),
+    )
+
+
+def _in_short(value: Any) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
+
+
+def _show_episode(ids: list[str], run: str | None, output_dir: Path) -> None:
+    from etude.export.episodes import episode_transcript
+    from etude.store.facts import find_run, list_runs
+    from etude.store.run_folder import RunFolder
+
+    if len(ids) != 1:
+        raise RequestError("name one episode: etude episodes show train/1/EXAMPLE/0")
+    runs = list_runs(output_dir)
+    if run is None and not runs:
+        raise RequestError(f"there are no runs in {output_dir}; another folder is named with --output-dir")
+    path = runs[0].absolute() if run is None else find_run(run, output_dir)
+    with RunFolder.read(path) as folder:
+        say(episode_transcript(folder, ids[0]).rstrip())
+    next_step(hints.show(path))

@@ -1,0 +1,60 @@
+"""`etude import-traces LOG...`: chats that were logged in production become stored episodes."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+from etude.cli import hints
+from etude.cli.command import RUNS, AsJson, OutputDir, argument, option, run_async
+from etude.cli.console import emit, next_step, path_shown, say, table
+
+
+class LogFormat(StrEnum):
+    """The formats of logs."""
+
+    OPENAI = "openai"
+    OTLP = "otlp"
+    LANGFUSE = "langfuse"
+
+
+def import_traces(
+    files: Annotated[
+        list[Path], argument("The log: JSON Lines, JSON (both also .gz) or Parquet; several files are one.")
+    ],
+    format: Annotated[
+        LogFormat | None, option("The format of the rows; by default each row tells it.", show_default=False)
+    ] = None,
+    hold_out: Annotated[
+        float, option("Share of the prompts that are held out, to validate on.", min=0, max=0.9)
+    ] = 0.2,
+    skip_broken: Annotated[
+        bool, option("Leave out rows that are broken, and count them.", "--skip-broken")
+    ] = False,
+    name: Annotated[str | None, option("Name of the run; made up by default.")] = None,
+    output_dir: OutputDir = RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """Store the chats of a log as episodes: to look at, to score, and to learn from.
+
+    Reads chats of OpenAI's API, OTLP spans of the GenAI conventions, and Langfuse's exports.
+    """
+    from etude.report.words import imported_lines
+    from etude.store.run_folder import RunFolder
+    from etude.traces.importing import read_log, write_run
+
+    kind = None if format is None else format.value
+    episodes, imported = read_log(files, format=kind, skip_broken=skip_broken, hold_out=hold_out)
+    with RunFolder.create(output_dir, name) as run:
+        run_async(write_run(run, episodes, imported))
+    if as_json:
+        emit({"run": str(run.path), **imported.as_json()})
+        return
+    if imported.left_out:
+        rows = [(reason, count, first) for reason, (count, first) in imported.left_out.items()]
+        table(("left out", "count", "first at"), rows)
+    for label, text in imported_lines(imported.as_json()):
+        say(f"{label:<15} {text}")
+    say(f"run             {path_shown(run.path)}")
+    next_step(hints.command("episodes", run.path))

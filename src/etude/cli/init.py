@@ -1,0 +1,56 @@
+"""`etude init FOLDER`: a project to start from."""
+
+from __future__ import annotations
+
+import shlex
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Literal
+
+from etude.cli import hints
+from etude.cli.command import AsJson, argument, option
+from etude.cli.console import emit, next_step, path_shown, say
+
+Project = Literal["larger", "tickets", "sql", "game", "tool"]
+"""The folders of `preflight/starter_files`."""
+
+
+def init(
+    folder: Annotated[Path, argument("The folder to make.")],
+    task: Annotated[
+        Project | None,
+        option(
+            "What the agent does: names the larger of two numbers (the default), reads tickets, writes SQL, "
+            "plays a guessing game, uses a tool."
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, option("The model to start from: a folder, or a name on the Hugging Face hub.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a small project that runs: an agent, examples, a config."""
+    from etude.preflight.starter import MODEL, write_starter
+
+    chosen = MODEL if model is None else model
+    if Path(chosen).is_dir():
+        chosen = str(Path(chosen).absolute())
+    written = write_starter(folder, task or "larger", chosen)
+    if as_json:
+        emit({"folder": str(folder.absolute()), "files": [path.name for path in written], "model": chosen})
+        return
+    for path in written:
+        say(f"wrote {path_shown(path)}")
+    if model is None:
+        say(f"model {chosen}: {_origin(chosen)}; choose another with --model")
+    next_step(f"cd {shlex.quote(path_shown(folder))} && {hints.command('check', 'config.yml')}")
+
+
+def _origin(model: str) -> str:
+    """Where a model of the hub comes from when it is first used; the hub is not asked."""
+    from etude.models.source import cached_folder, packaged_folder
+
+    if find_spec("huggingface_hub") is not None and (cached := cached_folder(model)) is not None:
+        return f"here already, in {cached}"
+    made = f"; where the hub does not answer, {packaged_folder()}" if packaged_folder().is_dir() else ""
+    return f"downloaded from the Hugging Face hub when it is first used, 270 MB{made}"

@@ -1,0 +1,122 @@
+"""The curriculum: train on the easiest groups first, and widen.
+
+A pure function with a state that is JSON. Groups whose rewards hardly differ teach nothing and are left
+out. The rest are sorted by average reward, and the first share of them, the current percentile, is
+trained on. The share grows after `expansion_interval` epochs have trained at it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from etude.config.finetuning import CurriculumLearningConfig
+from etude.core.keys import generator
+from etude.core.trajectory import Trajectory
+
+State = dict[str, Any]
+"""`current_percentile`, `epochs_at_percentile`, `last_expansion_epoch` (-1: never), `total_groups` (with
+enough difference, in the last epoch) and `included_groups` (ids of the groups last trained on)."""
+
+T = TypeVar("T")
+
+Groups = list[list[Trajectory]]
+
+_ROUNDING = 1e-9
+"""10 groups at 0.1 + 0.2 are 3 groups, not 4."""
+
+
+def initial_state(config: CurriculumLearningConfig) -> State:
+    """The state before the first epoch."""
+    return {
+        "current_percentile": config.initial_percentile,
+        "epochs_at_percentile": 0,
+        "last_expansion_epoch": -1,
+        "total_groups": 0,
+        "included_groups": [],
+    }
+
+
+def with_sets(state: State, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The state as trainers hold it: `included_groups` is a set, and so is what is one in `like`."""
+    names = {"included_groups", *(key for key, value in (like or {}).items() if isinstance(value, set))}
+    return {key: set(value) if key in names else value for key, value in state.items()}
+
+
+def apply_curriculum(
+    groups: Sequence[Sequence[Trajectory]],
+    state: State,
+    config: CurriculumLearningConfig,
+    seed: int,
+    epoch: int,
+) -> tuple[Groups, State, dict[str, Any]]:
+    """The groups to train on in `epoch`, the state after it, and facts to show.
+
+    Disabled, everything is selected. A collection of one group is not filtered; `random_subsample` then
+    draws from its trajectories. When no group has rewards that differ enough, nothing is selected, and
+    the epoch does not count as one that trained at its percentile.
+    """
+    present = [list(group) for group in groups if group]
+    if not config.enabled:
+        return present, dict(state), {"curriculum_percentile": 1.0}
+    if len(present) == 1:
+        kept = _subsample(present[0], len(present[0]), config, seed, epoch)
+        share = state["current_percentile"]
+        return [kept], dict(state), {"curriculum_percentile": share, "curriculum_groups": 1}
+    valid = [group for group in present if _differs(group, config.min_reward_diff)]
+    facts: dict[str, Any] = {
+        "curriculum_groups": len(valid),
+        "curriculum_flat_groups": len(present) - len(valid),
+    }
+    if not valid:
+        return [], dict(state), facts | {"curriculum_percentile": state["current_percentile"]}
+    positions = {id(group): str(index) for index, group in enumerate(present)}
+    sign = 1 if config.sort_ascending else -1
+    valid.sort(key=lambda group: sign * _average(group))
+    expanded, share = dict(state), state["current_percentile"]
+    if share < 1 and state["epochs_at_percentile"] >= config.expansion_interval:
+        share = min(1.0, round(share + config.increment_percentile, 9))
+        expanded |= {"current_percentile": share, "epochs_at_percentile": 0, "last_expansion_epoch": epoch}
+    selected = valid[: max(1, math.ceil(len(valid) * share - _ROUNDING))]
+    selected = _subsample(selected, len(valid), config, seed, epoch)
+    after = expanded | {
+        "epochs_at_percentile": expanded["epochs_at_percentile"] + 1,
+        "total_groups": len(valid),
+        "included_groups": sorted(group[0].example_id or positions[id(group)] for group in selected),
+    }
+    averages = sorted(map(_average, valid), reverse=True)
+    facts |= {
+        "curriculum_percentile": share,
+        "curriculum_easiest": averages[0],
+        "curriculum_median": averages[len(averages) // 2],
+        "curriculum_hardest": averages[-1],
+    }
+    return selected, after, facts
+
+
+def rewards_of(group: Sequence[Trajectory]) -> list[float]:
+    """The rewards of all of a group's episodes where the builder tells them, else of its trajectories."""
+    known = group[0].group_rewards if group else None
+    return list(known or [trajectory.reward for trajectory in group])
+
+
+def _average(group: Sequence[Trajectory]) -> float:
+    rewards = rewards_of(group)
+    return math.fsum(rewards) / len(rewards)
+
+
+def _differs(group: Sequence[Trajectory], least: float) -> bool:
+    rewards = rewards_of(group)
+    return max(rewards) - min(rewards) >= least - _ROUNDING
+
+
+def _subsample(items: list[T], of: int, config: CurriculumLearningConfig, seed: int, epoch: int) -> list[T]:
+    """At most the share `random_subsample` of `of` items, in their order."""
+    if config.random_subsample is None:
+        return items
+    size = math.ceil(of * config.random_subsample - _ROUNDING)
+    if len(items) <= size:
+        return items
+    chosen = generator(seed, "curriculum", epoch).sample(range(len(items)), size)
+    return [items[index] for index in sorted(chosen)]

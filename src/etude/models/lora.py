@@ -1,0 +1,137 @@
+"""LoRA weights: which layers of a model take them, and how they become a part of it; bases of four bits."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import defaultdict
+from collections.abc import Mapping, Sequence, Set
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+
+from etude.core.errors import MissingExtraError, RequestError, first_line
+from etude.models.architecture import base_layer, lora_exclusions, text_config, without_lora
+
+_TIED = "Model has `tie_word_embeddings=True`"
+"""How a warning of peft begins: it would merge LoRA weights into a shared weight, and `merged` does not."""
+
+
+def with_lora(model: Any, config: Any) -> Any:
+    """Put LoRA weights on a model, by a `LoraConfig` of peft.
+
+    Raises RequestError for names of no layer that takes them, and for a layer whose weight others share.
+    """
+    from peft import get_peft_model
+
+    layers, is_named = dict(model.named_modules()), not isinstance(config.target_modules, str)
+    excluded, why = set(lora_exclusions(model)), None
+    config.exclude_modules = excluded or None
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=_TIED)
+            model = get_peft_model(model, config)
+    except ValueError as error:
+        why = first_line(error)
+    # peft has taken out the names of experts that transformers holds as one tensor.
+    names = sorted(config.target_modules) if is_named else []
+    if why := _why_not(layers, names, excluded) or why or _why_shared(model):
+        raise RequestError(f"LoRA weights do not fit this model: {why}")
+    return model
+
+
+def merged(model: Any) -> Any:
+    """A copy of a model with LoRA weights that has these in its own.
+
+    Where the head is the embedding and one of the two has LoRA weights, the copy has a head of its own.
+    """
+    model = copy.deepcopy(model)
+    plain = without_lora(model)
+    head, embedding = plain.get_output_embeddings(), plain.get_input_embeddings()
+    is_shared = head is not None and head.weight is embedding.weight
+    if is_shared and any(hasattr(layer, "base_layer") for layer in (head, embedding)):
+        own = base_layer(head)
+        own.weight = nn.Parameter(own.weight.detach().clone(), requires_grad=False)
+        plain.config.tie_word_embeddings = text_config(plain).tie_word_embeddings = False
+    return model.merge_and_unload()
+
+
+def _why_not(layers: Mapping[str, Any], names: Sequence[str], excluded: Set[str]) -> str | None:
+    """Why LoRA weights cannot be put on layers with these names, or ends of names; None if they can."""
+    from transformers.pytorch_utils import Conv1D
+
+    able = {
+        path
+        for path, layer in layers.items()
+        if isinstance(layer, nn.Linear | nn.Embedding | Conv1D) and path not in excluded
+    }
+    known = ", ".join(sorted({path.rpartition(".")[2] for path in able}))
+    for name in names:
+        meant = [path for path in layers if path == name or path.endswith(f".{name}")]
+        if not meant:
+            return f"it has no layer that is called '{name}'; 'target_modules' can name {known}"
+        odd = [path for path in meant if path not in able and path not in excluded]
+        if odd or not able.intersection(meant):
+            kind = type(layers[(odd or meant)[0]]).__name__
+            return f"none can be put on '{name}' ({kind}); 'target_modules' can name {known}"
+    return None
+
+
+def _why_shared(model: Any) -> str | None:
+    """Why LoRA weights on a model cannot be merged; None if they can.
+
+    A weight may be that of several layers. Head and embedding can be made two.
+    """
+    plain, paths = without_lora(model), defaultdict(list)
+    ends = {id(base_layer(end)) for end in (plain.get_output_embeddings(), plain.get_input_embeddings())}
+    for path, layer in plain.named_modules(remove_duplicate=False):
+        if id(layer) not in ends:
+            for weight in layer.parameters(recurse=False):
+                paths[id(weight)].append(path)
+    for shared in paths.values():
+        if len(shared) > 1 and any(path.endswith(".base_layer") for path in shared):
+            layers = " and ".join(path.removesuffix(".base_layer") for path in shared)
+            return f"{layers} have one weight; leave them out of 'target_modules'"
+    return None
+
+
+def require_four_bits(device: torch.device) -> None:
+    """Raise RequestError where there are no such weights, and MissingExtraError without bitsandbytes."""
+    if device.type != "cuda":
+        raise RequestError(
+            f"quantization '4bit' needs a CUDA device, and the model is to run on '{device.type}': leave "
+            "'quantization' out, or take a machine with an NVIDIA GPU"
+        )
+    if find_spec("bitsandbytes") is None:
+        raise MissingExtraError("quantization '4bit' (bitsandbytes not installed)", "bnb")
+
+
+def four_bits(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """Arguments of `from_pretrained` that quantise a model as it is loaded, onto a device."""
+    from transformers import BitsAndBytesConfig
+
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    return {"quantization_config": config, "device_map": {"": device}}
+
+
+def dequantised() -> dict[str, Any]:
+    """Arguments of `from_pretrained` that make a plain model of a GGUF file."""
+    import transformers
+
+    # Before there was that class, it was always so.
+    kind = getattr(transformers, "GgufConfig", None)
+    return {} if kind is None else {"quantization_config": kind(dequantize=True)}
+
+
+def prepared(model: Any) -> Any:
+    """A quantised model that is ready for LoRA weights: frozen, with float32 where it has no four bits."""
+    from peft import prepare_model_for_kbit_training
+
+    return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
