@@ -1,6 +1,6 @@
-"""The HTTP addresses of one model: sending to them, each with its key, and probing them.
+"""The HTTP addresses of one model: sending to them, and probing them.
 
-Imported by who samples, and not before: a command that samples nothing should not wait for the clients.
+Nothing imports this before it samples: a command that samples nothing should not wait for the clients.
 """
 
 from __future__ import annotations
