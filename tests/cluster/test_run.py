@@ -174,7 +174,7 @@ def test_a_run_on_the_cluster_whose_head_is_lost_goes_on_from_its_storage(
 ) -> None:
     """The folder is gone, and another process makes it anew from the backup: first here, then there."""
     count, expected = whole(deterministic_project)
-    there, address = ("--on", cluster.address), f"file://{project}/storage/run"
+    there, address = ("--on", cluster.address), f"file://{deterministic_project}/storage/run"
     command: tuple[str, ...] = ("train", "config.yml", "--name", "run", *there)
     choice = random.Random(1)
     for where in (HERE, there, there):

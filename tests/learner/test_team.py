@@ -42,8 +42,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("team")
     before = learner_of("tree", "full")
     train(before, batch("grpo", 1), Grpo(), batch_size=STEP)
-    before.policy.save_version(folder / "before", 1)
-    before.save(folder / "before")
+    (folder / "before").mkdir()
+    before.snapshot().save(folder / "before")
     done = launched("equal,few,resume,sharded,half", folder)
     assert done.returncode == 0, done.stderr
     return folder

@@ -100,6 +100,12 @@ class ClusterLearners:
     note: str | None = None
     """Something that a person should know of the last job."""
 
+    def keep(self) -> None:
+        """Each version is on the disk when its job is over."""
+
+    def close(self) -> None:
+        """There is nothing here to be freed."""
+
     def go_to(self, number: int) -> None:
         """The processes take the optimiser's state from the folder of the version that they start from."""
 
@@ -307,7 +313,9 @@ def _train(
 
     with asked_to_end(look) as (canceled, stopping):
         metrics = work.train(learner, _Reporter(seat), canceled, stopping, checkpoints)
-        work.write(learner, versions, metrics)
+        made = work.made(learner, metrics)
+        if team.leads:
+            made.write(versions)
     if team.leads and learner.note is not None:
         seat.call("noted", learner.note)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from etude.backends.capabilities import LocalAdapterConfig
+from etude.backends.capabilities import LocalAdapterConfig, opponents_of
 from etude.config.registry import register_trainer_adapter
 from etude.core.errors import CapabilityError, RequestError
 from etude.core.interfaces import bare
@@ -59,7 +59,14 @@ async def local(config: LocalAdapterConfig, builder: Builder) -> AsyncIterator[L
     assert isinstance(llm, LocalLlmConfig)
     check_learners(config, llm, builder.config.cluster)
     seed = builder.config.finetuning.seed
-    yield LocalAdapter(config, engine.policy, builder.checkpoints, seed, await _learners(builder, llm))
+    yield LocalAdapter(
+        config,
+        engine.policy,
+        builder.checkpoints,
+        seed,
+        await _learners(builder, llm),
+        plays_old_versions=bool(opponents_of(builder.config.llms, target)),
+    )
 
 
 async def _learners(builder: Builder, llm: LocalLlmConfig) -> Learners | None:

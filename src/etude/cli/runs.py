@@ -229,6 +229,7 @@ def _show_facts(facts: RunFacts) -> None:
 
 def _show_history(target: str | None, history: History, run: Path) -> None:
     from etude.store.figures import causes_in, drift_of, failed_counts
+    from etude.store.versions import kept_of
 
     validations = {entry.epoch: entry.metrics for entry in history.validations}
     reasons = said_once([entry.skipped or entry.resting for entry in history.epochs])
@@ -249,6 +250,8 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
     if rows:
         counts = ("episodes", "failed", "cut off", "trained on")
         table(("epoch", "reward", *counts, "version", "validation", "skipped"), rows, title=target)
+    if (kept := kept_of(run, history)) is not None:
+        say_wrapped(f"on the disk     {kept}")
     for recovery in history.recoveries:
         say_wrapped(f"recovered       {recovery.timestamp}: {recovery}")
     show_evaluators(history)

@@ -118,7 +118,7 @@ class WarmUpEntry(BaseModel, frozen=True):
 
 
 class Recovery(BaseModel, frozen=True):
-    """Stored weights that were not as they were written, and how the run went on without them."""
+    """Stored weights that were not there, or not as written, and how the run went on without them."""
 
     timestamp: str = Field(default_factory=_now)
     damage: tuple[str, ...]
@@ -139,7 +139,8 @@ class Recovery(BaseModel, frozen=True):
         else:
             which = f"epoch {first}" if first == last else f"epochs {first} to {last}"
             again = f"{which} will be trained again, on the episodes that are there"
-        return f"stored weights are damaged: {'; '.join(self.damage)}. The run goes back to {start}: {again}"
+        why = f"stored weights are damaged or were not written: {'; '.join(self.damage)}"
+        return f"{why}. The run goes back to {start}: {again}"
 
     def differs(self, version: ModelVersion) -> bool:
         """Whether a version has been made again, and is not what it was."""

@@ -24,7 +24,7 @@ from etude.loop.interface import BASE, Trainer
 from etude.loop.metrics import reason_for_skip, reason_to_stop, selection_metrics
 from etude.loop.record import pause_for, require_trained
 from etude.loop.warm_up import warm_up
-from etude.store.figures import summary_of, versions_to_keep
+from etude.store.figures import best_version, summary_of, versions_to_keep
 
 
 async def run_loop(
@@ -273,6 +273,9 @@ class EpochTrainer(Trainer):
         if self.runtime.validation_examples and is_due:
             metrics = await self.run_validation_evaluation(epoch, self.history.run_id)
             await self.bookkeeper.validated(epoch, metrics)
+            version, best = self.bookkeeper.line.version, best_version(self.history)
+            if version is not None and best is not None and version.number == best.number:
+                await self.bookkeeper.adapter.keep(version)
 
     async def prune(self) -> None:
         """Delete versions that are not worth keeping, and that no opponent plays any more."""
