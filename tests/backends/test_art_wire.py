@@ -111,13 +111,8 @@ def test_an_answer_is_a_choice_with_the_sampled_tokens_and_their_logprobs():
             "refusal": None,
         },
     }
-    assert made["metadata"] == {
-        "id": "e",
-        "generation": 0,
-        "episode": "train/1/e/0",
-        "branch": 0,
-        "drifted": False,
-    }
+    facts = {"id": "e", "generation": 0, "episode": "train/1/e/0", "branch": 0, "drifted": False}
+    assert made["metadata"] == facts
     check_messages(ArtTrajectory.model_validate(made))
 
 

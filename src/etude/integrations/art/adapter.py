@@ -127,9 +127,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         """Raise ValueError for an episode that ART cannot train on, as `check_episode_order` has it."""
         check_episode_order(traj)
 
-    async def _construct_trajectory_groups(
-        self, trajectory_lists: list[list[Trajectory]]
-    ) -> list[ArtGroup]:
+    async def _construct_trajectory_groups(self, trajectory_lists: list[list[Trajectory]]) -> list[ArtGroup]:
         """ART's groups, one for each example. Raises ValueError for a trajectory that is not valid."""
         return [group_of(trajectories) for trajectories in trajectory_lists]
 
