@@ -292,14 +292,11 @@ class LiveTrackerConfig(TrackerConfig, name="live"):
 class FunctionTracker:
     """Calls a function, plain or async, with each record."""
 
-    def __init__(self, function: Callable[[RunRecord], Any], missing: str = "") -> None:
-        """`missing` says why there is no function, as where its program is not running."""
-        self._function, self._missing = function, missing
+    def __init__(self, function: Callable[[RunRecord], Any]) -> None:
+        self._function = function
 
     def open(self, run: TrackedRun) -> str:
-        """There is nothing to begin. Raises RequestError without a function."""
-        if self._missing:
-            raise RequestError(self._missing)
+        """There is nothing to begin."""
         return ""
 
     def send(self, record: RunRecord) -> None:
@@ -341,12 +338,12 @@ register_tracker(config_type=FunctionTrackerConfig)(
 @register_tracker(config_type=LiveTrackerConfig)
 async def live_tracker(config: LiveTrackerConfig, builder: Builder) -> AsyncIterator[Tracker]:
     """The function; where its program is not running, what says so as soon as it is needed."""
-    if config.value is not None:
-        yield as_tracker(config.value)
-        return
-    run = "run" if builder.run is None else str(builder.run.path)
-    yield FunctionTracker(
-        print,
-        f"the run was started by a program with its own function '{config.name}', which is not in the "
-        f"config; give it again, in Python: etude.resume({run!r}, report=…)",
-    )
+
+    def missing(record: RunRecord) -> None:
+        run = "run" if builder.run is None else str(builder.run.path)
+        raise RequestError(
+            f"the run was started by a program with its own function '{config.name}', which is not in the "
+            f"config; give it again, in Python: etude.resume({run!r}, report=…)"
+        )
+
+    yield as_tracker(missing if config.value is None else config.value)
