@@ -30,7 +30,6 @@ from etude.models.architecture import (
     without_lora,
 )
 from etude.models.policy import Policy
-from etude.models.speech import Speech
 
 
 class PackedStep:
@@ -53,8 +52,7 @@ class PackedStep:
         units: Sequence[Sequence[Numbered]],
         shares: Shares,
         token_budget: int,
-        speech: Speech,
-        device: torch.device,
+        policy: Policy,
     ) -> Iterator[Pass]:
         """Packs of at most `token_budget` tokens of the tree; the arguments are those of `padded_passes`."""
         packed = packs(self._tree, self._paths, token_budget)
@@ -62,7 +60,8 @@ class PackedStep:
             samples = [sample for index in pack for sample in self._units[index]]
             rows = [row for index in pack for row in units[index]]
             tree = self._tree if len(packed) == 1 else token_tree([sample.ids for sample in samples])
-            yield make_pass(samples, tree.paths, rows, shares, speech, device, partial(_states, tree, device))
+            states = partial(_states, tree, policy.device)
+            yield make_pass(samples, tree.paths, rows, shares, policy, states)
 
     def row(self) -> Row:
         """The units for dealing, in depth-first order."""
@@ -142,7 +141,7 @@ def logprobs_of(policy: Policy, samples: Sequence[Sample], token_budget: int = 1
     units: list[Unit] = [(replace(sample, weights=None, advantages=None),) for sample in samples]
     rows, step = numbered(units, [[1.0]] * len(units)), PackedStep(units)
     with policy.lock, torch.no_grad():
-        given = rows, (1.0, 1.0), token_budget, policy.speech, policy.device
+        given = rows, (1.0, 1.0), token_budget, policy
         is_tree = step.pays and why_not_trees(policy.model) is None
         passes = step.passes(*given) if is_tree else padded_passes(*given, has_plain_head(policy.model))
         logprobs = [np.zeros(len(sample.ids)) for sample in samples]

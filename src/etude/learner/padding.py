@@ -24,7 +24,7 @@ from etude.learner.tree import Places
 from etude.models.architecture import logits_after
 from etude.models.distribution import Shape, Shaper
 from etude.models.grammar import Grammars
-from etude.models.speech import Speech
+from etude.models.policy import Policy
 
 _LOG = logging.getLogger("etude.learner")
 
@@ -45,31 +45,29 @@ def padded_passes(
     units: Sequence[Sequence[Numbered]],
     shares: Shares,
     token_budget: int,
-    speech: Speech,
-    device: torch.device,
+    policy: Policy,
     plain_head: bool,
 ) -> Iterator[Pass]:
     """Cut an optimiser step into micro-batches of at most `token_budget` padded tokens.
 
     Units of like length go together. A unit is never split, and one above the budget goes alone. `shares` are
-    those of the whole step, `speech` is the model's. Unless the model `has_plain_head`, it makes the logits
+    those of the whole step. Unless the model `has_plain_head`, it makes the logits
     after all tokens that any row of a micro-batch trains on.
     """
     rows: list[Numbered] = []
     for index in by_length([[sample for sample, *_ in unit] for unit in units]):
         longest = max(len(sample.ids) for sample, *_ in units[index])
         if rows and (len(rows) + len(units[index])) * longest > token_budget:
-            yield _padded(rows, shares, speech, device, plain_head)
+            yield _padded(rows, shares, policy, plain_head)
             rows = []
         rows += units[index]
     if rows:
-        yield _padded(rows, shares, speech, device, plain_head)
+        yield _padded(rows, shares, policy, plain_head)
 
 
-def _padded(
-    rows: Sequence[Numbered], shares: Shares, speech: Speech, device: torch.device, plain_head: bool
-) -> Pass:
+def _padded(rows: Sequence[Numbered], shares: Shares, policy: Policy, plain_head: bool) -> Pass:
     width = max(len(sample.ids) for sample, *_ in rows)
+    device = policy.device
     padded = [[*sample.ids, *[0] * (width - len(sample.ids))] for sample, *_ in rows]
     ids_BT = torch.tensor(padded, device=device)
 
@@ -87,7 +85,7 @@ def _padded(
 
     paths = [np.arange(len(sample.ids)) + row * width for row, (sample, *_) in enumerate(rows)]
     samples = [Trained(sample) for sample, *_ in rows]
-    return make_pass(samples, paths, rows, shares, speech, device, states)
+    return make_pass(samples, paths, rows, shares, policy, states)
 
 
 def by_length(units: Sequence[Unit]) -> list[int]:
@@ -173,15 +171,14 @@ def make_pass(
     paths: Sequence[Places],
     rows: Sequence[Numbered],
     shares: Shares,
-    speech: Speech,
-    device: torch.device,
+    policy: Policy,
     states: Callable[[Places], States],
 ) -> Pass:
     """The samples' choices; those of the same token in the same place, drawn in the same way, are one.
 
     `paths` are the places of the samples' tokens, and `states` gives those after the tokens in some places.
     """
-    lengths = np.array([len(sample.positions) for sample in samples])
+    device, lengths = policy.device, np.array([len(sample.positions) for sample in samples])
     is_choice_BT = np.arange(lengths.max()) < lengths[:, None]
 
     def column(field: Callable[[Sample], Sequence[float]]) -> np.ndarray:
@@ -195,7 +192,7 @@ def make_pass(
     along = zip(paths, samples, strict=True)
     places = np.concatenate([path[sample.positions - 1] for path, sample in along])
     targets = column(lambda sample: sample.ids).astype(np.int64)
-    kinds, shapes = _drawn(samples, speech.grammars)
+    kinds, shapes = _drawn(samples, policy.speech.grammars)
     needed, after = np.unique(places, return_inverse=True)
     names = (after * (targets.max(initial=0) + 1) + targets) * (kinds.max(initial=0) + 1) + kinds
     _, first, choice = np.unique(names, return_index=True, return_inverse=True)
