@@ -116,27 +116,6 @@ class Objective(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Likelihood:
-    """L = -Σ w·log π / Σ w: the mean negative log-likelihood of the trained tokens."""
-
-    skips_idle: bool = False
-
-    def needs(self) -> Collection[str]:
-        """Nothing."""
-        return ()
-
-    def normalised(self, units: Sequence[Unit]) -> list[list[float]]:
-        """One over the weight of all tokens of the step."""
-        total = sum(sum(sample.loss_weights) for unit in units for sample in unit)
-        return [[1.0 / max(total, 1e-9)] * len(unit) for unit in units]
-
-    def loss(self, logprobs_BT: torch.Tensor, micro: MicroBatch) -> tuple[torch.Tensor, dict[str, float]]:
-        """The micro-batch's share of that mean, which is the metric `nll` too."""
-        loss = -(micro.weights_BT * logprobs_BT).sum()
-        return loss, {"nll": float(loss.detach())}
-
-
 def has_gradient(unit: Unit) -> bool:
     """Whether there is something to learn from a unit."""
     return any(sample.has_gradient for sample in unit)
