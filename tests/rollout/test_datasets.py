@@ -18,8 +18,8 @@ from etude.rollout.datasets import (
     JsonlDatasetConfig,
     ParquetDatasetConfig,
     PythonDatasetConfig,
-    RowsConfig,
     SeedsConfig,
+    load_examples,
 )
 from tests.rollout.running import write
 
@@ -70,7 +70,7 @@ def test_every_format_gives_the_same_examples(
     make: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
-    assert RowsConfig.examples(make(tmp_path)) == EXAMPLES
+    assert load_examples(make(tmp_path)) == EXAMPLES
 
 
 def test_python_may_also_give_examples_or_be_an_iterable(tmp_path: Path) -> None:
@@ -79,22 +79,22 @@ def test_python_may_also_give_examples_or_be_an_iterable(tmp_path: Path) -> None
         "from etude.core.episode import Example\nROWS = [Example('x', {'n': 1}), {'id': 'y', 'n': 2}]\n",
     )
     make_importable(tmp_path)
-    found = RowsConfig.examples(PythonDatasetConfig(function="my_examples_module:ROWS"))
+    found = load_examples(PythonDatasetConfig(function="my_examples_module:ROWS"))
     assert found == [Example("x", {"n": 1}), Example("y", {"n": 2})]
 
 
 def test_columns_are_mapped_as_asked(tmp_path: Path) -> None:
     rows = [{"key": 7, "prompt": "1+1?", "label": "2", "hint": "small", "expected": "no"}]
     config = jsonl(tmp_path, rows, id_key="key", expected="label", inputs=["prompt"])
-    assert RowsConfig.examples(config) == [Example("7", {"prompt": "1+1?"}, "2")]
+    assert load_examples(config) == [Example("7", {"prompt": "1+1?"}, "2")]
     everything = jsonl(tmp_path, rows, id_key="key", expected="label")
-    assert set(RowsConfig.examples(everything)[0].inputs) == {"prompt", "hint", "expected"}
+    assert set(load_examples(everything)[0].inputs) == {"prompt", "hint", "expected"}
 
 
 def test_a_structure_renames_the_question(tmp_path: Path) -> None:
     rows = [{"id": 1, "prompt": "1+1?", "label": "2", "hint": "small"}]
     structure = DatasetStructure(question_key="prompt", answer_key="label")
-    [example] = RowsConfig.examples(jsonl(tmp_path, rows, structure=structure))
+    [example] = load_examples(jsonl(tmp_path, rows, structure=structure))
     assert example == Example("1", {"hint": "small", "question": "1+1?"}, "2")
 
 
@@ -102,41 +102,38 @@ def test_a_column_that_is_not_there_names_the_row_and_the_nearest(tmp_path: Path
     with pytest.raises(
         DatasetError, match=r"train\.jsonl:1: there is no column 'anwser'; did you mean 'answer'"
     ):
-        RowsConfig.examples(jsonl(tmp_path, expected="anwser"))
+        load_examples(jsonl(tmp_path, expected="anwser"))
     with pytest.raises(DatasetError, match="there is no column 'text'"):
-        RowsConfig.examples(jsonl(tmp_path, inputs=["text"]))
+        load_examples(jsonl(tmp_path, inputs=["text"]))
 
 
 def test_shuffling_is_seeded_and_comes_before_the_limit(tmp_path: Path) -> None:
     rows = [{"id": index} for index in range(50)]
     orders = [
-        [
-            example.id
-            for example in RowsConfig.examples(jsonl(tmp_path, rows, shuffle=True, seed=seed, limit=40))
-        ]
+        [example.id for example in load_examples(jsonl(tmp_path, rows, shuffle=True, seed=seed, limit=40))]
         for seed in (1, 1, 2)
     ]
     assert orders[0] == orders[1] != orders[2]
     assert len(orders[0]) == 40
     assert any(int(name) >= 40 for name in orders[0])
-    assert [example.id for example in RowsConfig.examples(jsonl(tmp_path, rows, limit=2))] == ["0", "1"]
+    assert [example.id for example in load_examples(jsonl(tmp_path, rows, limit=2))] == ["0", "1"]
 
 
 @pytest.mark.parametrize("row", [{"question": "?"}, {"id": None}, {"id": ""}])
 def test_a_row_without_an_id_says_how_to_get_one(tmp_path: Path, row: dict[str, Any]) -> None:
     with pytest.raises(DatasetError, match=r"train\.jsonl:2: there is no id in column 'id'.*`ids: from_row`"):
-        RowsConfig.examples(jsonl(tmp_path, [{"id": 1}, row]))
+        load_examples(jsonl(tmp_path, [{"id": 1}, row]))
 
 
 def test_an_id_that_is_taken_names_both_rows(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"train\.jsonl:3: id '1' is taken already by .*train\.jsonl:1"):
-        RowsConfig.examples(jsonl(tmp_path, [{"id": 1}, {"id": 2}, {"id": "1"}]))
+        load_examples(jsonl(tmp_path, [{"id": 1}, {"id": 2}, {"id": "1"}]))
 
 
 def test_ids_made_from_rows_are_stable_and_unique(tmp_path: Path) -> None:
     rows = [{"q": "a"}, {"q": "b"}, {"q": "a"}]
-    first = [example.id for example in RowsConfig.examples(jsonl(tmp_path, rows, ids="from_row"))]
-    moved = [example.id for example in RowsConfig.examples(jsonl(tmp_path, rows[::-1], ids="from_row"))]
+    first = [example.id for example in load_examples(jsonl(tmp_path, rows, ids="from_row"))]
+    moved = [example.id for example in load_examples(jsonl(tmp_path, rows[::-1], ids="from_row"))]
     assert len(set(first)) == 3
     assert first[2] == f"{first[0]}-2"
     assert set(moved) == set(first)
@@ -169,7 +166,7 @@ def test_a_broken_row_is_named(tmp_path: Path, name: str, text: str, message: st
     }
     file = write(tmp_path / name, text)
     with pytest.raises(DatasetError, match=message):
-        RowsConfig.examples(types[file.suffix](file_path=file))
+        load_examples(types[file.suffix](file_path=file))
 
 
 @pytest.mark.parametrize(
@@ -188,7 +185,7 @@ def test_a_python_dataset_that_is_wrong_says_how(
     write(tmp_path / f"{module}.py", body)
     make_importable(tmp_path)
     with pytest.raises(DatasetError, match=message):
-        RowsConfig.examples(PythonDatasetConfig(function=f"{module}:rows"))
+        load_examples(PythonDatasetConfig(function=f"{module}:rows"))
 
 
 @pytest.mark.parametrize(("make", "module"), [(as_parquet, "pyarrow"), (as_huggingface, "datasets")])
@@ -198,7 +195,7 @@ def test_without_the_extra_it_is_named(
     config = make(tmp_path)
     monkeypatch.setitem(__import__("sys").modules, module, None)
     with pytest.raises(MissingExtraError, match=r"pip install .*\[data\]"):
-        RowsConfig.examples(config)
+        load_examples(config)
 
 
 def seed_ids(**fields) -> list[str]:

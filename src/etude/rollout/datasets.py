@@ -79,6 +79,10 @@ class RowsConfig(DatasetConfig):
         return examples[: self.limit]
 
 
+load_examples = RowsConfig.examples
+"""The examples that a config describes."""
+
+
 class FileDatasetConfig(RowsConfig):
     """A dataset in one file."""
 
