@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from examples.warm_up import Stage, warm_up
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +19,6 @@ from etude.core.job import ModelVersion
 from etude.core.keys import generator
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.optimiser import Schedule
-from etude.learner.warm_up import Stage, warm_up
 from etude.models.policy import LoraOptions
 from tests.learner.gradients import assert_same, batch_of, forest, gradient_of, sequences, train
 from tests.models.tiny_models import family, fresh_policy, policy, said, user

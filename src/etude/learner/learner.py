@@ -338,10 +338,8 @@ class Learner:
             mine = row.part(self.team.rank, self.team.size)
             rows = [rows[index] for index in mine]
             tree = None if tree is None else PackedStep([units[index] for index in mine])
-        budget, speech, device = self.token_budget, self.policy.speech, self.policy.device
-        if tree is None:
-            return self.team.in_step(padded_passes(rows, shares, budget, speech, device, plain_head))
-        return self.team.in_step(tree.passes(rows, shares, budget, speech, device))
+        given = rows, shares, self.token_budget, self.policy
+        return self.team.in_step(padded_passes(*given, plain_head) if tree is None else tree.passes(*given))
 
     def restore(self, folder: Path) -> None:
         """Go on from a saved state of the weights in memory.

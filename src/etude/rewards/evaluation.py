@@ -292,22 +292,20 @@ class Gathering:
             return
         group = self._waiting.setdefault(item.id, [])
         group.append((record, item, scores))
-        if len(group) == self._group_sizes[item.id]:
-            await self._finish_group(self._waiting.pop(item.id))
-
-    def _add_retries(self, causes: Mapping[str, int], waited: float) -> None:
-        if causes:
-            self._retried.update(causes)
-            self._waited += waited
-
-    async def _finish_group(self, group: list[tuple[EpisodeRecord, EvalInputItem, Scores]]) -> None:
-        group.sort(key=lambda scored: scored[0].generation)
+        if len(group) < self._group_sizes[item.id]:
+            return
+        group = sorted(self._waiting.pop(item.id), key=lambda scored: scored[0].generation)
         with_output = [(item, scores) for record, item, scores in group if record.failure is None]
         compared = await self._scorer.score_group([item for item, _ in with_output])
         for (_, scores), relative in zip(with_output, compared, strict=True):
             scores |= relative
         for scored in group:
             await self._finish(*scored)
+
+    def _add_retries(self, causes: Mapping[str, int], waited: float) -> None:
+        if causes:
+            self._retried.update(causes)
+            self._waited += waited
 
     async def _finish(self, record: EpisodeRecord, item: EvalInputItem, scores: Scores) -> None:
         if record.failure is None:
