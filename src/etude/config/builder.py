@@ -127,7 +127,7 @@ class Builder:
         return await self._once("workflow", "workflow", self.config.workflow)
 
     async def get_cluster(self) -> Any:
-        """The `etude.runners.process.Cluster` of the `cluster` block; None where there is none."""
+        """The `etude.runners.pool.Cluster` of the `cluster` block; None where there is none."""
         cluster = self.config.cluster
         return None if cluster is None else await self._once("cluster", "cluster", cluster)
 

@@ -251,7 +251,7 @@ def register_alarm(*, config_type: type[AlarmConfig]) -> Callable[[FactoryT], Fa
 
 
 def register_cluster(*, config_type: type[ClusterConfig]) -> Callable[[FactoryT], FactoryT]:
-    """Decorate an async generator `f(config, builder)` that yields an `etude.runners.process.Cluster`."""
+    """Decorate an async generator `f(config, builder)` that yields an `etude.runners.pool.Cluster`."""
     return _decorator("cluster", config_type)
 
 

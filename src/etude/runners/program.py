@@ -35,6 +35,7 @@ from etude.rewards.scorer import Scorer
 from etude.rollout.collector import Collector, EpisodeJob
 from etude.runners.link import (
     Disconnected,
+    Invitation,
     Known,
     Link,
     Note,
@@ -44,7 +45,6 @@ from etude.runners.link import (
     encode_request,
     introduce,
 )
-from etude.runners.process import Invitation
 from etude.runners.shipping import build_collector, build_scorer, received
 from etude.store.journal import Json
 from etude.wire.retries import note_model_out, note_retries
