@@ -514,7 +514,7 @@ class VirtualWriter(Writer):
 class VirtualProcess:
     """A runner on a node of its own."""
 
-    log = Path("nothing")
+    log, begin = Path("nothing"), 0
 
     def __init__(self, cluster: Cluster, place: int) -> None:
         self.node = f"node{place}"

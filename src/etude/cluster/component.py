@@ -52,18 +52,17 @@ def _require_no_secrets(config: Config) -> None:
 
     Ray keeps runtime environments in its head, and writes them into its logs.
     """
-    for path, text in config._as_written.items():
-        is_sent = path[:2] == ("cluster", "runtime_env") and path[2] not in ("working_dir", "py_modules")
-        if is_sent and "$" in text:
-            raise RequestError(
-                f"{dotted(path)} comes from the environment ({text}), and Ray writes runtime environments "
-                "into its logs for everybody to read; set the variable on every node before `ray start`"
-            )
-    for path in secrets_of(config, config.model_dump(mode="json", fallback=str), sure=True):
+    reasons = {
+        path: f"comes from the environment ({text})"
+        for path, text in config._as_written.items()
+        if "$" in text and path[2:3] not in (("working_dir",), ("py_modules",))
+    }
+    secrets = secrets_of(config, config.model_dump(mode="json", fallback=str), sure=True)
+    for path, reason in [*reasons.items(), *((path, "is a secret") for path in secrets)]:
         if path[:2] == ("cluster", "runtime_env"):
             raise RequestError(
-                f"{dotted(path)} is a secret, and Ray writes runtime environments into its logs for "
-                "everybody to read; set the variable on every node before `ray start`"
+                f"{dotted(path)} {reason}, and Ray writes runtime environments into its logs for everybody "
+                "to read; set the variable on every node before `ray start`"
             )
 
 

@@ -130,15 +130,14 @@ class RayChild(Child):
         if not following.done():
             following.cancel()
             return ProcessEnd("was lost with its node", is_lost=True)
+        ray.kill(self._actor)
         try:
-            end = following.result()
+            return following.result()
         except ray.exceptions.RayError as error:
             reason = first_line(error)
             if isinstance(error, ray.exceptions.RayActorError) and not error.actor_init_failed:
                 return ProcessEnd(f"was lost with its actor or its node: {reason}", is_lost=True)
             return ProcessEnd(f"has no actor: {reason}")
-        ray.kill(self._actor)
-        return end
 
     async def _fetch(self) -> None:
         async with self._turn:

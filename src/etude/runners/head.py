@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
@@ -194,7 +194,7 @@ class RemoteRunner:
                 purpose, usage = Purpose(*parameters["purpose"]), Usage(*parameters["usage"])
                 await self._head.ledger.settle(number, model, purpose, usage, version)
             case "put", {"key": key, "value": value}:
-                if not _is_step_of(key, self.playing):
+                if not any(key == each or key.startswith(f"{each}/") for each in self.playing):
                     raise RequestError(f"a runner may only write steps of its own episodes, not {key!r}")
                 await self._head.journal.put(key, value)
                 await self._tell_versions()
@@ -249,13 +249,6 @@ class RemoteRunner:
             report = await self._link.ask("ping", {})
             self.calls = report["calls"]
             await self._tell_versions()
-
-
-def _is_step_of(key: str, episodes: Collection[str]) -> bool:
-    """Whether a key of the journal is that of one of these episodes, or of a step of one."""
-    while key and key not in episodes:
-        key = key.rpartition("/")[0]
-    return bool(key)
 
 
 @dataclass(slots=True, eq=False)

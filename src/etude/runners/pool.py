@@ -276,7 +276,7 @@ async def _first_of(calling: asyncio.Future[Stream], process: Child) -> Stream:
         end = ending.result()
     finally:
         ending.cancel()
-    last_words = last_exception(process.log) or last_lines(process.log)
+    last_words = last_exception(process.log, process.begin) or last_lines(process.log)
     how = f"{end.how}: {last_words}\nits log: {process.log}"
     raise RunnerDied(replace(end, how=how))
 
