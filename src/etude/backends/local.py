@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from etude.backends.local_adapter import LocalAdapter
     from etude.config.builder import Builder
     from etude.config.component import ClusterConfig
-    from etude.runners.process import Cluster
+    from etude.runners.pool import Cluster
 
 _DESK = "etude.backends.local_job:JobDesk"
 
