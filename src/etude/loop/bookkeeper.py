@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -12,18 +12,17 @@ from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import FinetuneConfig
 from etude.core.data_model import finite
-from etude.core.episode import EpisodeRecord, cut_off_share
-from etude.core.errors import TrainingError
-from etude.core.history import Entry, WarmUpEntry
-from etude.core.implementations import entered
+from etude.core.episode import EpisodeRecord
+from etude.core.errors import EtudeError, RunPaused, RunStopped, TrainingError
+from etude.core.history import Entry, EpochEntry, WarmUpEntry
 from etude.core.interfaces import bare
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import TrajectoryCollection
 from etude.groups.line import LineRules, ModelLine
 from etude.groups.opponents import OpponentPool
 from etude.jobs.folders import JobNameTakenError
-from etude.loop.metrics import collection_metrics, selection_metrics
-from etude.loop.record import Record
+from etude.loop.metrics import call_metrics, collection_metrics, selection_metrics
+from etude.loop.record import Record, pause_for
 from etude.loop.training_data import JobRecord, Provenance, TargetWatch
 from etude.rewards.collections import Collections, within, worked_on
 from etude.runtime import Runtime
@@ -36,8 +35,12 @@ from etude.store.plain import json_facts
 class Bookkeeper:
     """Episodes are handed out fresh, data is checked where it is submitted, each job is made and noted once.
 
-    A trainer's builder collects through `collections`, and its adapter's `submit` leads here, so that what is
-    promised holds for all of them. `EpochTrainer` says what became of an epoch, a `Follower` finds it out.
+    A trainer's builder collects through `collections`, and what it is handed for its adapter leads here, so
+    that what is promised holds for all of them. `EpochTrainer` says what became of an epoch. Of any other
+    trainer that `follows` from what it submits and asks after: the weights of a job are adopted when the
+    trainer learns that it is completed. Such a run is resumed by doing the same again. Episodes come from the
+    journal, a job that was submitted is not submitted again, and one that ended ends at once, in the same
+    way.
     """
 
     def __init__(
@@ -48,6 +51,8 @@ class Bookkeeper:
         adapter: TrainerAdapter,
         curriculum_state: Callable[[], dict[str, Any]],
         facts: Callable[[], dict[str, Any]],
+        *,
+        follows: bool,
     ) -> None:
         """`facts` are what the trainer knows of the epoch's data, as metrics.
 
@@ -57,6 +62,7 @@ class Bookkeeper:
         self.config = config
         self.builder = builder
         self.adapter = adapter
+        self.follows = follows
         self.record = Record(runtime, config)
         warn = partial(runtime.progress.message, warning=True)
         self.line = ModelLine(
@@ -85,6 +91,17 @@ class Bookkeeper:
         self.opponents = [pool for pool in pools if pool.config.of == runtime.target_model]
         self._built: dict[int, tuple[TrajectoryCollection, dict[str, Any]]] = {}
         self.jobs: dict[int, int] = {}
+        """How many jobs this process has submitted for an epoch, or found submitted."""
+        self.begun: dict[str, tuple[int, float]] = {}
+        """By the names of those jobs: the epoch, and when the trainer submitted it."""
+        self.over: set[int] = set()
+        """The epochs that the trainer is through with, of those that follow."""
+        self.reasons: dict[int, str] = {}
+        """Why nothing was submitted for an epoch."""
+        self.failure: EtudeError | None = None
+        """Why data was refused or weights could not be adopted, whatever the trainer made of that."""
+        self.stopped_because: str | None = None
+        """The alarm that has ended the run, once the trainer was told."""
         self._entered: int | None = None
 
     @property
@@ -142,11 +159,28 @@ class Bookkeeper:
         The job is called by the run, the epoch and how often it has failed, whatever the collection was
         called. Raises TrainingError when the data are not of the weights that they are said to come from.
         """
-        epoch, log = self.epoch, self.record.log
+        epoch = self.epoch
         job = self.jobs.get(epoch, 0) + 1
+        try:
+            ref = await self._submitted(collection, epoch, job)
+        except EtudeError as error:
+            self.reasons[epoch], self.failure = str(error), error
+            raise
+        if isinstance(ref, Skipped):
+            self.reasons[epoch] = ref.reason
+            return ref
+        self.jobs[epoch] = job
+        self.begun.setdefault(ref.run_id, (epoch, time.monotonic()))
+        if self.follows and self.record.ended(ref) is None:
+            self._progress.phase("training")
+        return ref
+
+    async def _submitted(
+        self, collection: TrajectoryCollection, epoch: int, job: int
+    ) -> TrainingJobRef | Skipped:
+        log = self.record.log
         known = log.submission(epoch, job)
         if known is not None and (self.record.ended(known.ref) or await self.line.is_known(known.ref)):
-            self.jobs[epoch] = job
             return known.ref
         self.check(collection, epoch)
         try:
@@ -165,14 +199,12 @@ class Bookkeeper:
                 sampled_from=await self.sampled_from(epoch),
             )
             await log.add_submission(epoch, submission, job)
-            self.jobs[epoch] = job
         return ref
 
     async def _start(
         self, collection: TrajectoryCollection, epoch: int, job: int
     ) -> TrainingJobRef | Skipped:
-        with entered(self.adapter, "submit"):
-            return await self.line.submit(collection.model_copy(update={"run_id": self.job_name(epoch, job)}))
+        return await self.line.submit(collection.model_copy(update={"run_id": self.job_name(epoch, job)}))
 
     def job_name(self, epoch: int, job: int = 1) -> str:
         """The idempotency key of the `job`-th job of an epoch (from 0): another for each target and attempt.
@@ -206,34 +238,42 @@ class Bookkeeper:
         return self.config.collect_ahead and self.record.history.went_back(epoch) is not None
 
     async def label_for(self, epoch: int) -> str:
-        """A word that tells the epoch's episodes from those that were collected for it, and are void."""
+        """A word that tells the epoch's episodes from those that were collected for it, and are void.
+
+        Nothing new is collected where an alarm has ended or paused the run.
+        """
+        if self.follows:
+            await self.require_going(epoch)
         return "again" if self._is_collected_again(epoch) else ""
 
-    async def followed(
-        self, ref: TrainingJobRef, ask: Callable[[], Awaitable[TrainingJobStatus]]
-    ) -> TrainingJobStatus:
-        """How a job stands, as the backend says."""
-        return await ask()
+    async def require_going(self, epoch: int) -> None:
+        """Raise RunStopped or RunPaused where an alarm asks for it; not in what is only done again."""
+        if self.record.is_done(epoch):
+            return
+        reason = self.record.reason_to_stop()
+        if reason is not None:
+            self.stopped_because = reason
+            raise RunStopped(f"the run has ended: {reason}")
+        try:
+            pause_for(await self.record.take_pauses())
+        except RunPaused as pause:
+            self.failure = pause
+            raise
 
     async def metrics(self, epoch: int) -> dict[str, Any]:
         """The figures of what was collected for the epoch: of the episodes that were handed out.
 
         Of itself the builder says what only it knows: what it left out, and how it shaped rewards.
         """
-        seen, reward = self.collections.of(epoch), self.config.reward_function
+        seen, run_id = self.collections.of(epoch), self.record.history.run_id
+        output, reward = seen.output, self.config.reward_function
         name = None if reward is None else reward.name
-        output = seen.output
         scored = {name: result.eval_output_items for name, result in output.evaluation_results}
         items = scored.get(reward.name, []) if reward is not None else []
-        run_id = self.record.history.run_id
         collection, facts = self._built.get(epoch, (TrajectoryCollection(run_id=run_id), {}))
         counted = {
             "episodes": seen.episodes,
-            "failures": output.failures,
-            "failure_causes": [cause.model_dump() for cause in output.causes],
-            "calls": output.calls,
-            "remote": output.remote(),
-            "cut_off_share": cut_off_share(output.calls),
+            **call_metrics(output),
             **seen.sampled.metrics(),
             "unscored": sum(not item.is_scored for item in items),
             "completion_tokens": seen.completion_tokens,
@@ -247,7 +287,9 @@ class Bookkeeper:
         metrics = collection_metrics(collection, {**counted, **facts, **given})
         return self.record.with_name({**metrics, **self._facts()})
 
-    async def adopt(self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus, since: float) -> None:
+    async def adopt(
+        self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus, since: float
+    ) -> EpochEntry:
         """Have the model sample from the weights that a job made, and record its epoch.
 
         `since` is when the job began, by `time.monotonic`. Raises TrainingError when the weights are not new.
@@ -268,7 +310,7 @@ class Bookkeeper:
             "training_seconds": time.monotonic() - since,
             "model_version": None if version is None else version.number,
         }
-        await self._add_epoch(
+        return await self._add_epoch(
             epoch,
             metrics,
             status=status,
@@ -306,11 +348,12 @@ class Bookkeeper:
         )
         self.record.report()
 
-    async def _add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> None:
+    async def _add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> EpochEntry:
         self._targeted.epoch_over(is_empty="skipped" in outcome and not self.record.history.trained)
         entry = await self.record.add_epoch(epoch, metrics, version=self.line.version, **outcome)
         self._let_go(epoch)
         await self._go_back(entry)
+        return entry
 
     def _let_go(self, epoch: int) -> None:
         self.collections.forget(epoch)

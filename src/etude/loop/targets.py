@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 from etude.config.builder import TargetBuilder
 from etude.config.finetuning import FinetuneConfig, TrainerConfig
@@ -17,6 +17,7 @@ from etude.core.interfaces import Progress
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.loop.interface import Trainer
 from etude.loop.record import require_trained
+from etude.loop.recorded import RecordedTrainer
 from etude.loop.trainer import EpochTrainer, run_loop, submit_epoch
 from etude.runtime import Runtime
 from etude.store.facts import SUMMARY
@@ -24,8 +25,8 @@ from etude.store.figures import summary_of_targets
 from etude.store.log import note_targets
 
 
-async def assemble_trainer(runtime: Runtime) -> Trainer:
-    """The config's trainer with its builder, its adapter and the runtime bound; not initialized yet.
+async def assemble_trainer(runtime: Runtime) -> AssembledTrainer:
+    """The config's trainer with its builder, its adapter and the runtime; not initialized yet.
 
     Where there are `finetuning.targets`, it is a `TargetsTrainer`. Raises RequestError when the config's
     trainer is not made for several.
@@ -40,19 +41,17 @@ async def assemble_trainer(runtime: Runtime) -> Trainer:
     return together
 
 
-async def _assemble(runtime: Runtime) -> Trainer:
+async def _assemble(runtime: Runtime) -> RecordedTrainer:
     finetuning, builder = runtime.config.finetuning, runtime.builder
     trajectory_builder = await builder.get_trajectory_builder(
         _named(finetuning.trajectory_builder, "trajectory_builder")
     )
     adapter = await builder.get_trainer_adapter(_named(finetuning.trainer_adapter, "trainer_adapter"))
     trainer: Trainer = await builder.get_trainer(_named(finetuning.trainer, "trainer"))
-    await trainer.bind_components(trajectory_builder=trajectory_builder, trainer_adapter=adapter)
-    trainer.bind_runtime(runtime)
-    return trainer
+    return RecordedTrainer(trainer, trajectory_builder, adapter, runtime)
 
 
-async def _assemble_member(name: str, runtime: Runtime, shared: SharedProgress) -> EpochTrainer:
+async def _assemble_member(name: str, runtime: Runtime, shared: SharedProgress) -> RecordedTrainer:
     builder = TargetBuilder(runtime.builder, name)
     own = builder.config.finetuning
     member = replace(
@@ -64,13 +63,14 @@ async def _assemble_member(name: str, runtime: Runtime, shared: SharedProgress) 
         target_config=runtime.config.finetuning.targets[name],
         progress=shared.view(name),
     )
-    trainer = await _assemble(member)
-    if not isinstance(trainer, EpochTrainer):
+    recorded = await _assemble(member)
+    if not isinstance(recorded.trainer, EpochTrainer):
+        kind = type(recorded.trainer).__name__
         raise RequestError(
-            f"finetuning.trainer '{own.trainer}' is a {type(trainer).__name__}, which trains one model; "
+            f"finetuning.trainer '{own.trainer}' is a {kind}, which trains one model; "
             "'finetuning.targets' needs `_type: epochs`, or a trainer that inherits from EpochTrainer"
         )
-    return trainer
+    return recorded
 
 
 def _named(name: str | None, key: str) -> str:
@@ -87,17 +87,18 @@ class TargetsTrainer(Trainer):
     others they are in the journal, scored.
     """
 
-    def __init__(self, trainer_config: TrainerConfig, members: Mapping[str, EpochTrainer]) -> None:
-        """`members` are the trainers by target, their components and runtime bound."""
+    def __init__(self, trainer_config: TrainerConfig, recorded: Mapping[str, RecordedTrainer]) -> None:
+        """`recorded` are the `EpochTrainer`s by target."""
         super().__init__(trainer_config)
-        self.members = dict(members)
+        self.recorded = dict(recorded)
+        self.members = {name: cast("EpochTrainer", each.trainer) for name, each in recorded.items()}
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Prepare all targets, and take up the run where it was left."""
         self.run_config = run_config
         await note_targets(self.runtime.run.journal, self.members)
-        for name, member in self.members.items():
-            await member.initialize(run_config.for_target(name))
+        for name, recorded in self.recorded.items():
+            await recorded.initialize(run_config.for_target(name))
 
     async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
         """Train for `num_epochs` epochs, those of earlier processes included.
@@ -147,7 +148,7 @@ class TargetsTrainer(Trainer):
     async def cleanup(self) -> None:
         """Free what the targets hold; what one of them raises does not stop the others."""
         outcomes = await asyncio.gather(
-            *(member.cleanup() for member in self.members.values()), return_exceptions=True
+            *(recorded.cleanup() for recorded in self.recorded.values()), return_exceptions=True
         )
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
@@ -163,6 +164,9 @@ class TargetsTrainer(Trainer):
     def _summary(self) -> dict[str, Any]:
         histories = {name: member.history for name, member in self.members.items()}
         return summary_of_targets(self.runtime.run.name, histories)
+
+
+AssembledTrainer: TypeAlias = RecordedTrainer | TargetsTrainer
 
 
 class SharedProgress(Progress):
