@@ -20,10 +20,9 @@ from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobSta
 from etude.core.trajectory import TrajectoryCollection
 from etude.groups.line import LineRules, ModelLine
 from etude.groups.opponents import OpponentPool
-from etude.jobs.folders import JobNameTakenError
-from etude.loop.metrics import call_metrics, collection_metrics, selection_metrics
+from etude.loop.metrics import call_metrics, collection_metrics, reason_for_skip, selection_metrics
 from etude.loop.record import Record, pause_for
-from etude.loop.training_data import JobRecord, Provenance, TargetWatch
+from etude.loop.training_data import Provenance, TargetWatch
 from etude.rewards.collections import Collections, within, worked_on
 from etude.runtime import Runtime
 from etude.store.facts import SUMMARY
@@ -84,7 +83,6 @@ class Bookkeeper:
         self._progress = runtime.progress
         self._provenance = Provenance(runtime.target_model)
         self._targeted = TargetWatch(config.target_functions, runtime.target_model, warn, runtime.target)
-        self._samples = JobRecord(runtime.run.path, runtime.target, adapter)
         self._curriculum_state = curriculum_state
         self._facts = facts
         pools = [each for each in map(bare, runtime.engines.values()) if isinstance(each, OpponentPool)]
@@ -102,6 +100,9 @@ class Bookkeeper:
         """Why data was refused or weights could not be adopted, whatever the trainer made of that."""
         self.stopped_because: str | None = None
         """The alarm that has ended the run, once the trainer was told."""
+        self.num_epochs = 0
+        """How many the trainer was asked for, of those that follow."""
+        self._visited: set[int] = set()
         self._entered: int | None = None
 
     @property
@@ -153,58 +154,32 @@ class Bookkeeper:
         """Take what the builder says of a collection that it has finished."""
         self._built[self.epoch] = (collection, facts)
 
-    async def submit(self, collection: TrajectoryCollection) -> TrainingJobRef | Skipped:
-        """Start the job of the epoch, or give back the one that it has.
+    async def begin(self, epoch: int) -> int:
+        """`run_epoch` begins; the number of its epoch: another one where a trainer gives one twice.
 
-        The job is called by the run, the epoch and how often it has failed, whatever the collection was
-        called. Raises TrainingError when the data are not of the weights that they are said to come from.
+        Raises RunStopped or RunPaused where an alarm asks for it.
         """
-        epoch = self.epoch
-        job = self.jobs.get(epoch, 0) + 1
-        try:
-            ref = await self._submitted(collection, epoch, job)
-        except EtudeError as error:
-            self.reasons[epoch], self.failure = str(error), error
-            raise
-        if isinstance(ref, Skipped):
-            self.reasons[epoch] = ref.reason
-            return ref
-        self.jobs[epoch] = job
-        self.begun.setdefault(ref.run_id, (epoch, time.monotonic()))
-        if self.follows and self.record.ended(ref) is None:
-            self._progress.phase("training")
-        return ref
+        if epoch in self._visited:
+            epoch = max(self._visited) + 1
+        await self.require_going(epoch)
+        self._visited.add(epoch)
+        if not self.record.is_done(epoch):
+            self._progress.epoch_started(epoch + 1, self.num_epochs)
+            self._progress.phase("collecting")
+        return epoch
 
-    async def _submitted(
-        self, collection: TrajectoryCollection, epoch: int, job: int
-    ) -> TrainingJobRef | Skipped:
-        log = self.record.log
-        known = log.submission(epoch, job)
-        if known is not None and (self.record.ended(known.ref) or await self.line.is_known(known.ref)):
-            return known.ref
-        self.check(collection, epoch)
-        try:
-            ref = await self._start(collection, epoch, job)
-        except JobNameTakenError:
-            # A process that was killed before it noted this job had made it of other data: of episodes that
-            # have been tried again since.
-            await log.forget_submission(epoch, job)
-            ref = await self._start(collection, epoch, job)
-        if isinstance(ref, TrainingJobRef):
-            await self._samples.submitted(epoch + 1, collection, ref)
-            submission = Submission(
-                ref=ref,
-                metrics=json_facts({**await self.metrics(epoch), **selection_metrics(collection)}),
-                curriculum_state=finite(self._curriculum_state()),
-                sampled_from=await self.sampled_from(epoch),
-            )
-            await log.add_submission(epoch, submission, job)
-        return ref
-
-    async def _start(
-        self, collection: TrajectoryCollection, epoch: int, job: int
-    ) -> TrainingJobRef | Skipped:
-        return await self.line.submit(collection.model_copy(update={"run_id": self.job_name(epoch, job)}))
+    async def end(self, epoch: int, outcome: object) -> None:
+        """`run_epoch` is over; without a job there was nothing to train on."""
+        if epoch in self.jobs:
+            await self.record.flush()
+            return
+        self.over.add(epoch)
+        if self.record.is_done(epoch):
+            return
+        reason = outcome.reason if isinstance(outcome, Skipped) else self.reasons.get(epoch)
+        if reason is None:
+            reason = f"run_epoch submitted nothing; {reason_for_skip(await self.metrics(epoch))}"
+        await self.skip(epoch, reason)
 
     def job_name(self, epoch: int, job: int = 1) -> str:
         """The idempotency key of the `job`-th job of an epoch (from 0): another for each target and attempt.
@@ -226,6 +201,17 @@ class Bookkeeper:
             versions_made(self.record.history),
             int(self.config.collect_ahead),
             epoch,
+        )
+
+    async def submission(
+        self, epoch: int, ref: TrainingJobRef, collection: TrajectoryCollection
+    ) -> Submission:
+        """What is recorded of a job when it is submitted."""
+        return Submission(
+            ref=ref,
+            metrics=json_facts({**await self.metrics(epoch), **selection_metrics(collection)}),
+            curriculum_state=finite(self._curriculum_state()),
+            sampled_from=await self.sampled_from(epoch),
         )
 
     async def sampled_from(self, epoch: int) -> ModelVersion | None:

@@ -6,7 +6,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeAlias
 
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.trainer_adapter import TrainerAdapter
@@ -20,58 +20,83 @@ from etude.core.trajectory import TrajectoryCollection
 from etude.loop.bookkeeper import Bookkeeper
 from etude.loop.curriculum import apply_curriculum, initial_state, with_sets
 from etude.loop.metrics import reward_metrics, validation_metrics
+from etude.rewards.collections import within, worked_on
 from etude.runtime import Runtime
-
-C = TypeVar("C", bound=Callable[..., Any])
-
-
-class Recorder(Protocol):
-    """What a run has around a trainer: an `etude.loop.recorded.RecordedTrainer`.
-
-    It is handed the trainer's own method, and what that was called with.
-    """
-
-    @property
-    def books(self) -> Bookkeeper:
-        """The record of the epochs."""
-
-    async def record_epoch(self, run_epoch: Callable[..., Any], epoch: int, *args: Any, **kwargs: Any) -> Any:
-        """Have an epoch run."""
-
-    async def record_validation(
-        self, validate: Callable[..., Any], epoch: int, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Have the model validated."""
-
-    def record_progress(
-        self, log_progress: Callable[..., Any], epoch: int, metrics: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> None:
-        """Have metrics logged."""
-
-
-_RECORDED = {
-    "run_epoch": "record_epoch",
-    "run_validation_evaluation": "record_validation",
-    "log_progress": "record_progress",
-}
-"""The methods that a trainer calls itself, which nothing around it would see: of each, the `Recorder`'s."""
-
-
-def _recorded(name: str, own: C) -> C:
-    """`own`, the trainer's method of that name, through the `Recorder` around it where there is one."""
-
-    @functools.wraps(own)
-    def through(self: Trainer, *args: Any, **kwargs: Any) -> Any:
-        if self._recorder is None:
-            self._require_components()
-            return own(self, *args, **kwargs)
-        return getattr(self._recorder, _RECORDED[name])(functools.partial(own, self), *args, **kwargs)
-
-    return through  # type: ignore[return-value]  # It takes and gives what `own` does.
-
 
 BASE = -1
 """In place of an epoch: the validation of the base model, before a warm-up."""
+
+
+Method: TypeAlias = Callable[..., Any]
+
+
+def _recorded_epoch(run_epoch: Method) -> Method:
+    """Count to the epoch all that is collected and submitted in it.
+
+    Without a job there was nothing to train on. Where a trainer gives a number twice, the epoch is another
+    one. Raises RunStopped or RunPaused where an alarm asks for it.
+    """
+
+    @functools.wraps(run_epoch)
+    async def recorded(self: Trainer, epoch: int, *args: Any, **kwargs: Any) -> Any:
+        books = self._require_components()
+        if books is None or worked_on("train") is not None:  # Outside of a run, or called by `super()`.
+            return await run_epoch(self, epoch, *args, **kwargs)
+        if not books.follows:
+            with books.working_on(epoch):
+                return await run_epoch(self, epoch, *args, **kwargs)
+        number = await books.begin(epoch)
+        self._curriculum_facts = {}
+        with books.working_on(number):
+            outcome = await run_epoch(self, epoch, *args, **kwargs)
+            await books.end(number, outcome)
+        return outcome
+
+    return recorded
+
+
+def _recorded_validation(validate: Method) -> Method:
+    """Record what was measured, with the weights that were."""
+
+    @functools.wraps(validate)
+    async def recorded(self: Trainer, epoch: int, *args: Any, **kwargs: Any) -> Any:
+        books = self._require_components()
+        is_within = (worked_on("validation"), worked_on("warm-up")) != (None, None)
+        if books is None or is_within:  # Outside of a run, or called by `super()`.
+            return await validate(self, epoch, *args, **kwargs)
+        number = len(books.over) if books.follows else epoch
+        if not (books.follows and books.record.is_validated(number)):
+            self.runtime.progress.phase("validating", len(self.runtime.validation_examples))
+        with within("validation", number) if number != BASE else within("warm-up", 0):
+            metrics = await validate(self, epoch, *args, **kwargs)
+        if books.follows:
+            await books.validated(number, {**metrics, "epoch": number})
+        return metrics
+
+    return recorded
+
+
+def _recorded_progress(log_progress: Method) -> Method:
+    """Have the metrics in the run's files too; also those that an override hands to `super()`."""
+
+    @functools.wraps(log_progress)
+    def recorded(self: Trainer, epoch: int, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        books = self._require_components()
+        if books is not None:
+            books.record.add_metrics(epoch, metrics)
+        log_progress(self, epoch, metrics, *args, **kwargs)
+        if books is not None and books.follows:
+            books.record.report()
+
+    return recorded
+
+
+_RECORDED = {
+    "run_epoch": _recorded_epoch,
+    "run_validation_evaluation": _recorded_validation,
+    "log_progress": _recorded_progress,
+}
+"""The methods that a trainer calls itself: nothing around it would see that."""
 
 
 class Trainer(ABC):
@@ -94,14 +119,14 @@ class Trainer(ABC):
     trainer_adapter: TrainerAdapter
     """Set by `bind_components`."""
     _runtime: Runtime | None = None
-    _recorder: Recorder | None = None
+    _books: Bookkeeper | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Have every implementation held to the interface, and what a trainer calls itself recorded."""
         super().__init_subclass__(**kwargs)
         wrap_implementations(cls, Trainer)
         for name in _RECORDED.keys() & vars(cls).keys():
-            setattr(cls, name, _recorded(name, vars(cls)[name]))
+            setattr(cls, name, _RECORDED[name](vars(cls)[name]))
 
     def __init__(self, trainer_config: TrainerConfig, **kwargs: Any) -> None:
         """Keep the config. Nothing is started here; further keywords are for subclasses."""
@@ -125,16 +150,16 @@ class Trainer(ABC):
         """Hand over the parts of the run, before `initialize`."""
         self._runtime = runtime
 
-    def bind_recorder(self, recorder: Recorder) -> None:
-        """Hand over what records the epochs, validations and metrics of the trainer, before `initialize`."""
-        self._recorder = recorder
+    def bind_books(self, books: Bookkeeper) -> None:
+        """Hand over what records the epochs, before `initialize`."""
+        self._books = books
 
     @property
     def bookkeeper(self) -> Bookkeeper:
         """The record of the epochs. Raises EtudeError outside of a run."""
-        if self._recorder is None:
+        if self._books is None:
             raise EtudeError(f"{type(self).__name__} keeps its books in a run alone")
-        return self._recorder.books
+        return self._books
 
     async def bind_components(
         self, trajectory_builder: TrajectoryBuilder, trainer_adapter: TrainerAdapter
@@ -143,9 +168,11 @@ class Trainer(ABC):
         self.trajectory_builder = trajectory_builder
         self.trainer_adapter = trainer_adapter
 
-    def _require_components(self) -> None:
-        if self.trajectory_builder is None and self.run_config is None:
+    def _require_components(self) -> Bookkeeper | None:
+        """The record of the epochs, if there is a run. Raises EtudeError before `bind_components`."""
+        if self._books is None and self.trajectory_builder is None and self.run_config is None:
             raise self._not_ready("bind_components(trajectory_builder, trainer_adapter)")
+        return self._books
 
     def _not_ready(self, call: str) -> EtudeError:
         return EtudeError(f"{type(self).__name__} is not ready for this: call {call} first")
@@ -190,7 +217,7 @@ class Trainer(ABC):
     def log_progress(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
         """Record the metrics of an epoch, in `output_dir` when one is given."""
 
-    @functools.partial(_recorded, "run_validation_evaluation")
+    @_recorded_validation
     async def run_validation_evaluation(self, epoch: int, run_id: str) -> dict[str, Any]:
         """Run the workflow once on each validation example; the metrics of the rewards.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -23,13 +24,13 @@ from etude.core.errors import EtudeError, TrainingError
 from etude.core.implementations import WrongReturnError
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.trajectory import TrajectoryCollection
+from etude.jobs.folders import JobNameTakenError
 from etude.loop.bookkeeper import Bookkeeper
-from etude.loop.interface import BASE, Trainer
+from etude.loop.interface import Trainer
 from etude.loop.lifecycle import recover
-from etude.loop.metrics import reason_for_skip
 from etude.loop.record import pause_for, require_trained
+from etude.loop.training_data import record_samples
 from etude.loop.warm_up import warm_up
-from etude.rewards.collections import within, worked_on
 from etude.runtime import Runtime
 
 
@@ -68,8 +69,52 @@ class RecordedAdapter(RecordedPart):
     """A trainer adapter, whose jobs are checked, journalled, made once and followed."""
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
-        """Start the job of the epoch, or give back the one that it has."""
-        return await self._books.submit(trajectories)
+        """Start the job of the epoch, or give back the one that it has.
+
+        The job is called by the run, the epoch and how often it has failed, whatever the collection was
+        called. Raises TrainingError when the data are not of the weights that they are said to come from.
+        """
+        books, epoch = self._books, self._books.epoch
+        job = books.jobs.get(epoch, 0) + 1
+        try:
+            ref = await self._submitted(trajectories, epoch, job)
+        except EtudeError as error:
+            books.reasons[epoch], books.failure = str(error), error
+            raise
+        if isinstance(ref, Skipped):
+            books.reasons[epoch] = ref.reason
+            return ref
+        books.jobs[epoch] = job
+        books.begun.setdefault(ref.run_id, (epoch, time.monotonic()))
+        if books.follows and books.record.ended(ref) is None:
+            books.runtime.progress.phase("training")
+        return ref
+
+    async def _submitted(
+        self, collection: TrajectoryCollection, epoch: int, job: int
+    ) -> TrainingJobRef | Skipped:
+        books, log = self._books, self._books.record.log
+        known = log.submission(epoch, job)
+        if known is not None and (books.record.ended(known.ref) or await books.line.is_known(known.ref)):
+            return known.ref
+        books.check(collection, epoch)
+
+        async def start() -> TrainingJobRef | Skipped:
+            name = books.job_name(epoch, job)
+            return await books.line.submit(collection.model_copy(update={"run_id": name}))
+
+        try:
+            ref = await start()
+        except JobNameTakenError:
+            # A process that was killed before it noted this job had made it of other data: of episodes that
+            # have been tried again since.
+            await log.forget_submission(epoch, job)
+            ref = await start()
+        if isinstance(ref, TrainingJobRef):
+            run, target = books.runtime.run.path, books.runtime.target
+            await record_samples(run, target, self._part, epoch + 1, collection, ref)
+            await log.add_submission(epoch, await books.submission(epoch, ref, collection), job)
+        return ref
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
         """How a job stands."""
@@ -131,8 +176,6 @@ class RecordedTrainer:
         self.trainer = trainer
         self.builder, self.adapter, self._given = builder, adapter, runtime
         self._books: Bookkeeper | None = None
-        self._num_epochs = 0
-        self._visited: set[int] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["trainer"], name)
@@ -163,7 +206,7 @@ class RecordedTrainer:
         parts: Any = RecordedBuilder(builder, books), RecordedAdapter(adapter, books)
         await trainer.bind_components(trajectory_builder=parts[0], trainer_adapter=parts[1])
         trainer.bind_runtime(replace(runtime, evaluation=books.collections))
-        trainer.bind_recorder(self)
+        trainer.bind_books(books)
         builder.bind_runtime(trainer.runtime)
         self._check(run_config)
         await recover(books)
@@ -194,7 +237,7 @@ class RecordedTrainer:
             raise trainer._not_ready("super().initialize(run_config) in `initialize`, and await it,")
         if trainer.journals_epochs:
             return await trainer.run(num_epochs)
-        self._num_epochs = num_epochs
+        books.num_epochs = num_epochs
         progress.run_started(self._given.run.name, num_epochs, books.describe())
         await warm_up(books)
         try:
@@ -229,64 +272,6 @@ class RecordedTrainer:
         await books.record.flush()
         books.finish()
         return statuses
-
-    async def record_epoch(self, run_epoch: Callable[..., Any], epoch: int, *args: Any, **kwargs: Any) -> Any:
-        """Count to the epoch all that is collected and submitted in it; without a job there was nothing to
-        train on. Where a trainer gives a number twice, the epoch is another one.
-
-        Raises RunStopped or RunPaused where an alarm asks for it.
-        """
-        trainer, books, number = self.trainer, self.books, epoch
-        if worked_on("train") is not None:  # It was called by `super()`.
-            return await run_epoch(epoch, *args, **kwargs)
-        if not books.follows:
-            with books.working_on(epoch):
-                return await run_epoch(epoch, *args, **kwargs)
-        if epoch in self._visited:
-            number = max(self._visited) + 1
-        await books.require_going(number)
-        self._visited.add(number)
-        if not books.record.is_done(number):
-            self._given.progress.epoch_started(number + 1, self._num_epochs)
-            self._given.progress.phase("collecting")
-        trainer._curriculum_facts = {}
-        with books.working_on(number):
-            outcome = await run_epoch(epoch, *args, **kwargs)
-            if number in books.jobs:
-                await books.record.flush()
-                return outcome
-            books.over.add(number)
-            if not books.record.is_done(number):
-                reason = outcome.reason if isinstance(outcome, Skipped) else books.reasons.get(number)
-                if reason is None:
-                    reason = f"run_epoch submitted nothing; {reason_for_skip(await books.metrics(number))}"
-                await books.skip(number, reason)
-        return outcome
-
-    async def record_validation(
-        self, validate: Callable[..., Any], epoch: int, *args: Any, **kwargs: Any
-    ) -> dict[str, Any]:
-        """Record what was measured."""
-        books = self.books
-        if (worked_on("validation"), worked_on("warm-up")) != (None, None):  # It was called by `super()`.
-            return dict(await validate(epoch, *args, **kwargs))
-        number = len(books.over) if books.follows else epoch
-        if not (books.follows and books.record.is_validated(number)):
-            self._given.progress.phase("validating", len(self._given.validation_examples))
-        with within("validation", number) if number != BASE else within("warm-up", 0):
-            metrics: dict[str, Any] = await validate(epoch, *args, **kwargs)
-        if books.follows:
-            await books.validated(number, {**metrics, "epoch": number})
-        return metrics
-
-    def record_progress(
-        self, log_progress: Callable[..., Any], epoch: int, metrics: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> None:
-        """Have the metrics in the run's files too; also those that an override hands to `super()`."""
-        self.books.record.add_metrics(epoch, metrics)
-        log_progress(epoch, metrics, *args, **kwargs)
-        if self.books.follows:
-            self.books.record.report()
 
     async def cleanup(self) -> None:
         """Nobody goes on collecting; the parts are freed, whatever one of them raises."""
