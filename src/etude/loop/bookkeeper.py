@@ -100,8 +100,6 @@ class Bookkeeper:
         """Why data was refused or weights could not be adopted, whatever the trainer made of that."""
         self.stopped_because: str | None = None
         """The alarm that has ended the run, once the trainer was told."""
-        self.num_epochs = 0
-        """How many the trainer was asked for, of those that follow."""
         self._visited: set[int] = set()
         self._entered: int | None = None
 
@@ -164,7 +162,7 @@ class Bookkeeper:
         await self.require_going(epoch)
         self._visited.add(epoch)
         if not self.record.is_done(epoch):
-            self._progress.epoch_started(epoch + 1, self.num_epochs)
+            self._progress.epoch_started(epoch + 1, self.config.num_epochs)
             self._progress.phase("collecting")
         return epoch
 

@@ -237,7 +237,6 @@ class RecordedTrainer:
             raise trainer._not_ready("super().initialize(run_config) in `initialize`, and await it,")
         if trainer.journals_epochs:
             return await trainer.run(num_epochs)
-        books.num_epochs = num_epochs
         progress.run_started(self._given.run.name, num_epochs, books.describe())
         await warm_up(books)
         try:
