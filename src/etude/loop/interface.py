@@ -42,14 +42,13 @@ def _recorded_epoch(run_epoch: Method) -> Method:
         books = self._require_components()
         if books is None or worked_on("train") is not None:  # Outside of a run, or called by `super()`.
             return await run_epoch(self, epoch, *args, **kwargs)
-        if not books.follows:
-            with books.working_on(epoch):
-                return await run_epoch(self, epoch, *args, **kwargs)
-        number = await books.begin(epoch)
-        self._curriculum_facts = {}
+        number = epoch
+        if books.follows:
+            number, self._curriculum_facts = await books.begin(epoch), {}
         with books.working_on(number):
             outcome = await run_epoch(self, epoch, *args, **kwargs)
-            await books.end(number, outcome)
+            if books.follows:
+                await books.end(number, outcome)
         return outcome
 
     return recorded
@@ -156,9 +155,9 @@ class Trainer(ABC):
 
     @property
     def bookkeeper(self) -> Bookkeeper:
-        """The record of the epochs. Raises EtudeError outside of a run."""
+        """The record of the epochs. Raises EtudeError outside of a run, and before it is initialized."""
         if self._books is None:
-            raise EtudeError(f"{type(self).__name__} keeps its books in a run alone")
+            raise EtudeError(f"{type(self).__name__} has no books yet: a run that is initialized keeps them")
         return self._books
 
     async def bind_components(

@@ -175,17 +175,9 @@ class RecordedTrainer:
     ) -> None:
         self.trainer = trainer
         self.builder, self.adapter, self._given = builder, adapter, runtime
-        self._books: Bookkeeper | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["trainer"], name)
-
-    @property
-    def books(self) -> Bookkeeper:
-        """The record of the epochs. Raises EtudeError before `initialize`."""
-        if self._books is None:
-            raise EtudeError("the trainer was not initialized; call initialize(run_config) first")
-        return self._books
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Hand the trainer its parts, have it prepare them, and take up the run where it was left.
@@ -194,7 +186,7 @@ class RecordedTrainer:
         the backend is not healthy: nothing was sampled by then.
         """
         trainer, builder, adapter, runtime = self.trainer, self.builder, self.adapter, self._given
-        self._books = books = Bookkeeper(
+        books = Bookkeeper(
             runtime,
             run_config,
             builder,
@@ -203,10 +195,10 @@ class RecordedTrainer:
             lambda: trainer._curriculum_facts,
             follows=not trainer.journals_epochs,
         )
+        trainer.bind_books(books)
         parts: Any = RecordedBuilder(builder, books), RecordedAdapter(adapter, books)
         await trainer.bind_components(trajectory_builder=parts[0], trainer_adapter=parts[1])
         trainer.bind_runtime(replace(runtime, evaluation=books.collections))
-        trainer.bind_books(books)
         builder.bind_runtime(trainer.runtime)
         self._check(run_config)
         await recover(books)
@@ -232,7 +224,7 @@ class RecordedTrainer:
         Raises TrainingError when a job is not over, or has not been adopted, and WrongReturnError where there
         are jobs and no statuses.
         """
-        trainer, books, progress = self.trainer, self.books, self._given.progress
+        trainer, books, progress = self.trainer, self.trainer.bookkeeper, self._given.progress
         if trainer.run_config is self.builder.run_config is None:
             raise trainer._not_ready("super().initialize(run_config) in `initialize`, and await it,")
         if trainer.journals_epochs:
@@ -277,8 +269,8 @@ class RecordedTrainer:
         async with AsyncExitStack() as exits:
             exits.push_async_callback(self.adapter.cleanup)
             exits.push_async_callback(self.builder.cleanup)
-            if self._books is not None:
-                exits.push_async_callback(self._books.collections.stop)
+            if self.trainer._books is not None:
+                exits.push_async_callback(self.trainer.bookkeeper.collections.stop)
                 await self.trainer.cleanup()
 
 

@@ -102,7 +102,7 @@ class RecordedTargets:
         Raises TrainingError when a job failed, new weights are not alive, or nothing was trained on.
         """
         run, progress, block = self._runtime.run, self._runtime.progress, self._runtime.config.finetuning
-        books = {name: member.books for name, member in self.members.items()}
+        books = {name: member.trainer.bookkeeper for name, member in self.members.items()}
         facts = {name: each.describe() for name, each in books.items()}
         # What all targets share, and the rest joined under the name of each.
         first, *others = facts.values()
