@@ -189,6 +189,8 @@ async def test_a_trainer_that_keeps_its_components_elsewhere_is_held_to_the_same
 
         async def run_epoch(self, epoch, run_id):
             builder, adapter = self.parts
+            assert isinstance(builder, guide.CachingBuilder) and isinstance(adapter, FakeAdapter)
+            builder.generations = 2  # An attribute of its own.
             await builder.start_run(run_id)
             return await adapter.submit(await builder.finalize(run_id))
 
@@ -202,7 +204,7 @@ async def test_a_trainer_that_keeps_its_components_elsewhere_is_held_to_the_same
     use(run, "caching", Elsewhere)
     await run.start(num_epochs=1)
     assert run.engine.version == 1
-    assert training_metrics(run)[0]["episodes"] == 12
+    assert training_metrics(run)[0]["episodes"] == 6
 
 
 async def test_a_failed_job_of_an_own_trainer_is_submitted_again_by_a_resumed_run(run):

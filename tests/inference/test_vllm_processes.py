@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 import pytest_asyncio
+from etude.inference.vllm_child import VllmOptions
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -24,8 +25,7 @@ from starlette.testclient import TestClient
 import etude.inference
 from etude.core.errors import EngineAway, EngineError
 from etude.inference.answer import Sampled, TokenRequest
-from etude.inference.child_process import MaskedLines, MaskedLog, guard_of
-from etude.inference.vllm_child import VllmOptions
+from etude.inference.child_process import MaskedLines, MaskedLog
 from etude.inference.vllm_engine import VllmEngine
 from etude.inference.vllm_process import VllmProcess
 from etude.inference.vllm_processes import VllmProcesses

@@ -65,7 +65,8 @@ async def local(config: LocalAdapterConfig, builder: Builder) -> AsyncIterator[L
         builder.checkpoints,
         seed,
         await _learners(builder, llm),
-        plays_old_versions=bool(opponents_of(builder.config.llms, target)),
+        # A run makes lost ones again, of what is in its journal; opponents are loaded from the disk.
+        writes_each=bool(opponents_of(builder.config.llms, target)),
     )
 
 

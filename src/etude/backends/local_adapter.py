@@ -19,7 +19,7 @@ from etude.backends.capabilities import (
 )
 from etude.backends.learning import ClusterLearners, Learners
 from etude.backends.local_job import FinishedJob, Job, LocalLearner, learner_options
-from etude.backends.trainer_adapter import Jobs, TrainerAdapter, job_status
+from etude.backends.trainer_adapter import TrainerAdapter, job_status
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
@@ -67,11 +67,12 @@ class LocalAdapter(TrainerAdapter):
         seed: int,
         learners: Learners | None = None,
         *,
-        plays_old_versions: bool = False,
+        writes_each: bool = True,
     ) -> None:
         """`learners` train on the nodes of a cluster; without them this process does.
 
-        `plays_old_versions`: opponents are loaded from the folders of versions.
+        `writes_each`: each version is on the disk when its job is over, since others read it there or nobody
+        would make a lost one again.
         """
         super().__init__(adapter_config)
         self._policy = policy
@@ -87,15 +88,9 @@ class LocalAdapter(TrainerAdapter):
         """Held by the job that trains."""
         self._workplace: LocalLearner | ClusterLearners | None = None
         self._hyperparameters = JobHyperparameters()
-        self._plays_old_versions = plays_old_versions
+        self._writes_each = writes_each
         self._is_warm = False
         """Whether a warm-up is over."""
-        self._remakes_lost = False
-        """Whether a version that is lost is made again: a run does that, of what is in its journal."""
-
-    def bind_jobs(self, jobs: Jobs) -> None:
-        super().bind_jobs(jobs)
-        self._remakes_lost = True
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Put LoRA weights on the model where the config asks for them, and make the optimiser."""
@@ -172,7 +167,7 @@ class LocalAdapter(TrainerAdapter):
         skipped = await asyncio.to_thread(algorithm.reason_to_skip, groups)
         if skipped is not None:
             return skipped
-        at_once = self._needs_each_version()
+        at_once = self._is_written_at_once()
         self._jobs[name] = job = Job(name, algorithm, config, trajectories, groups, content, at_once)
         job.task = asyncio.create_task(self._train(job))
         return ref
@@ -255,18 +250,12 @@ class LocalAdapter(TrainerAdapter):
         if self._workplace is not None:
             await asyncio.to_thread(self._workplace.close)
 
-    def _needs_each_version(self) -> bool:
-        """Whether others read versions from the disk, or a lost one would not be made again."""
+    def _is_written_at_once(self) -> bool:
+        """Whether the next version is on the disk when its job is over."""
         run = self.run_config
         is_in_warm_up = bool(run.warm_ups) and not self._is_warm
         goes_back = any(alarm.action == "rollback" for alarm in run.alarms.values())
-        return (
-            not self._remakes_lost
-            or self._plays_old_versions
-            or run.collect_ahead
-            or goes_back
-            or is_in_warm_up
-        )
+        return self._writes_each or run.collect_ahead or goes_back or is_in_warm_up
 
     def _current_version(self) -> ModelVersion:
         with self._policy.lock:

@@ -261,16 +261,17 @@ async def way_back(history: History, warm_up: Sequence[WarmUpJob], damage_of: Da
     # One after the other: nearly always the first is whole, and a run may have thousands.
     steps = ((each.epoch, history.went_back(each.epoch) or each.version) for each in reversed(history.epochs))
     damaged: dict[int, list[str]] = {}
+    whole: tuple[int, ModelVersion] | None = None
     for epoch, version in chain(steps, [(0, start)]):
-        if version is None or version.number in damaged:
-            continue
-        damage = await damage_of(version)
-        if not damage:
-            lost = tuple(clause for clauses in reversed(damaged.values()) for clause in clauses)
-            return WayBack(lost, epoch, version, keeps_warm_up=True) if damaged else None
-        damaged[version.number] = damage
+        if version is not None and version.number not in damaged:
+            if not (damage := await damage_of(version)):
+                whole = (epoch, version)
+                break
+            damaged[version.number] = damage
+    if not damaged:
+        return None
     lost = tuple(clause for clauses in reversed(damaged.values()) for clause in clauses)
-    return WayBack(lost) if damaged else None
+    return WayBack(lost) if whole is None else WayBack(lost, *whole, keeps_warm_up=True)
 
 
 async def go_back(

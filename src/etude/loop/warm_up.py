@@ -14,7 +14,6 @@ from etude.core.data_model import finite
 from etude.core.edge import transcript_of
 from etude.core.errors import EtudeError, JobStillRunning, TrainingError
 from etude.core.history import WarmUpEntry, WarmUpJob
-from etude.core.implementations import entered
 from etude.core.job import Skipped, TrainingJobStatus
 from etude.core.keys import shuffled_forever
 from etude.core.trajectory import TrajectoryCollection
@@ -148,8 +147,7 @@ class WarmUp:
         retry = f"-retry-{attempt}" if attempt else ""
         name = f"{record.history.run_id}-warm-up-{len(self._jobs) + 1}{whose}{retry}"
         collection = TrajectoryCollection(trajectories=groups, run_id=name, method="supervised")
-        with entered(line.adapter, "submit"):
-            ref = await line.submit(collection)
+        ref = await line.submit(collection)
         if isinstance(ref, Skipped):
             raise TrainingError(f"the warm-up cannot begin: {ref.reason}")
         try:
