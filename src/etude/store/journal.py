@@ -218,9 +218,13 @@ class Journal:
         for each in self._beginnings:
             each.note(key)
 
-    def scan(self, prefix: str = "") -> Iterator[tuple[str, Json]]:
-        """All keys that start with `prefix` and their values, in the order of the keys, a page at a time."""
+    def scan(self, prefix: str = "", *, start: str | None = None) -> Iterator[tuple[str, Json]]:
+        """All keys that start with `prefix` and their values, in the order of the keys, a page at a time.
+
+        `start` is the first that is wanted, where that is not the first of all.
+        """
         first, end = _range(prefix)
+        first = start or first
         while True:
             rows = self.select(
                 f"SELECT key, value FROM steps WHERE key >= ? AND key < ? ORDER BY key LIMIT {_PAGE}",
