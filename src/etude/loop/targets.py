@@ -13,6 +13,7 @@ from etude.config.finetuning import FinetuneConfig, TrainerConfig
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutputItem
+from etude.core.history import History
 from etude.core.interfaces import Progress
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.loop.interface import Trainer
@@ -20,7 +21,7 @@ from etude.loop.record import require_trained
 from etude.loop.trainer import EpochTrainer, run_loop, submit_epoch
 from etude.runtime import Runtime
 from etude.store.facts import SUMMARY
-from etude.store.figures import summary_of_targets
+from etude.store.figures import summary_in
 from etude.store.log import note_targets
 
 
@@ -161,8 +162,8 @@ class TargetsTrainer(Trainer):
             member.bookkeeper.record.report(output_dir=output_dir)
 
     def _summary(self) -> dict[str, Any]:
-        histories = {name: member.history for name, member in self.members.items()}
-        return summary_of_targets(self.runtime.run.name, histories)
+        histories: dict[str | None, History] = {name: member.history for name, member in self.members.items()}
+        return summary_in(histories, self.runtime.run.name).as_json()
 
 
 class SharedProgress(Progress):

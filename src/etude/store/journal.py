@@ -247,14 +247,15 @@ class Journal:
         rows = self.select("SELECT key, created FROM steps WHERE key >= ? AND key < ?", _range(prefix))
         return dict(rows)
 
-    async def delete(self, prefix: str) -> None:
-        """Delete all keys that start with `prefix`; returns when that is committed.
+    async def delete(self, prefix: str, *, start: str | None = None) -> None:
+        """Delete all keys that start with `prefix`, or those from `start` on; returns when that is committed.
 
         Raises ValueError for an empty prefix, StoreError when it cannot be done.
         """
         if not prefix:
             raise ValueError("delete needs a prefix; to delete everything, delete the run folder")
-        await self._commit(Delete(*_range(prefix)))
+        first, end = _range(prefix)
+        await self._commit(Delete(start or first, end))
 
     async def forget(self, key: str) -> None:
         """Delete one key, so that its step is taken anew; returns when that is committed."""

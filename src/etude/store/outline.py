@@ -123,8 +123,8 @@ def _add_call(outline: EpisodeOutline, stored: Json) -> None:
     outline.retries += sum(stored.get("retried", {}).values())
     if (completion := stored.get("completion")) is not None:
         if not stored.get("logged"):
-            outline.versions.add(completion["model_version"])
-        outline.cut_off += completion["finish_reason"] == "length"
+            outline.versions.add(completion.get("model_version", 0))
+        outline.cut_off += completion.get("finish_reason") == "length"
         outline.drifted += completion.get("drifted", False)
         outline.tokens += completion["usage"][1]
 
