@@ -15,7 +15,6 @@ from pathlib import Path
 import httpx
 import pytest
 import pytest_asyncio
-from etude.inference.vllm_child import VllmOptions
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse

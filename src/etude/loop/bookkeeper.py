@@ -378,7 +378,7 @@ class Bookkeeper:
 
     def finish(self) -> None:
         """Record the end of the run."""
-        summary = summary_of(self.record.history)
+        summary = summary_of(self.record.history).as_json()
         self.runtime.run.write_json(SUMMARY, summary)
         self.record.report(final=True)
         self._progress.finished(summary)

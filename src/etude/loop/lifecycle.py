@@ -34,7 +34,7 @@ from etude.rewards.evaluation_run import forget_failures
 from etude.store.database import DATABASE, damage_of, open_database
 from etude.store.facts import SUMMARY, histories_of
 from etude.store.figures import last_version
-from etude.store.files import damage_in
+from etude.store.files import damage_in, write_atomically
 from etude.store.journal import Journal
 from etude.store.log import EpochLog, histories
 from etude.store.run_folder import LOCK, RunFolder, RunLock, new_run_name
@@ -161,7 +161,7 @@ def note_changes(run: RunFolder, config: Config) -> dict[str, tuple[Any, Any]]:
     if changed.keys() & {_NUM_EPOCHS, _ALARMS}:
         (run.path / SUMMARY).unlink(missing_ok=True)
     if changed:
-        run.write_text(CONFIG, config_text(resolved_yaml(config)), exact=True)
+        write_atomically(run.path / CONFIG, config_text(resolved_yaml(config)), exact=True)
     return changed
 
 
