@@ -355,6 +355,7 @@ class _Reporter(JobListener):
         """Write the model and the table of steps. Raises TrainingError when no weight has changed."""
         folder = self._data_dir / "models" / self._id
         with draft_of(folder) as draft:
+            draft.mkdir(parents=True)
             digest = save_tensors(weights, draft / WEIGHTS_FILE)
             if digest == before:
                 raise TrainingError("training changed no weight; raise learning_rate_multiplier")
