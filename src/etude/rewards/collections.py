@@ -9,8 +9,7 @@ import asyncio
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -20,6 +19,7 @@ from etude.core.episode import SIMULATED_USER, EpisodeRecord, Example
 from etude.core.evaluation import EvalInput, EvaluationRunOutput
 from etude.core.keys import generator
 from etude.rewards.evaluation import Evaluation, EvaluationRequest, together
+from etude.wire.retries import Within
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +175,8 @@ class Collections(Evaluation):
         evaluation: Evaluation,
         model: str,
         epoch: Callable[[], int],
-        observer: Callable[[int, EpisodeRecord], None] = lambda epoch, episode: None,
-        label: Callable[[int], Awaitable[str]] | None = None,
+        observer: Callable[[int, EpisodeRecord], None],
+        label: Callable[[int], Awaitable[str]],
     ) -> None:
         """`model` is the entry of `llms` that is trained; `epoch` says which one is collected for where
         `within` does not. `observer` is called with the epoch (from 0) and each of its training episodes.
@@ -194,7 +194,7 @@ class Collections(Evaluation):
     async def answer(self, request: EvaluationRequest) -> EvaluationRunOutput:
         """Collect under a phase of its own; `request.phase` is left out where there is only one kind."""
         stage, number = _within.get() or ("train", self._epoch())
-        label = await self._label(number) if self._label is not None and stage == "train" else ""
+        label = await self._label(number) if stage == "train" else ""
         key = phase_name(stage, number, "-".join(filter(None, (request.phase, label))))
         self._calls[key] += 1
         call = self._calls[key]
@@ -238,14 +238,9 @@ class Collections(Evaluation):
 _within: ContextVar[tuple[Stage, int] | None] = ContextVar("within", default=None)
 
 
-@contextmanager
-def within(stage: Stage, number: int) -> Iterator[None]:
-    """Collect for an epoch (from 0) or a validation here, and in tasks that are started here."""
-    token = _within.set((stage, number))
-    try:
-        yield
-    finally:
-        _within.reset(token)
+def within(stage: Stage, number: int) -> Within[tuple[Stage, int]]:
+    """Collect for an epoch (from 0) or a validation in the block, and in tasks that are started there."""
+    return Within(_within, (stage, number))
 
 
 def worked_on(stage: Stage) -> int | None:

@@ -118,12 +118,11 @@ class OtelTracker:
         happened: tuple[Call | ToolUse, ...] = (*episode.calls, *uses)
         timed = [each for each in happened if each.began]
         began = min([ended - episode.seconds, *(each.began for each in timed)])
-        usages = [call.completion.usage for call in episode.calls if call.completion is not None]
         about: dict[str, Any] = {
             "gen_ai.operation.name": "invoke_agent",
             "gen_ai.conversation.id": episode.id,
-            "gen_ai.usage.input_tokens": sum(usage.prompt_tokens for usage in usages),
-            "gen_ai.usage.output_tokens": sum(usage.completion_tokens for usage in usages),
+            "gen_ai.usage.input_tokens": episode.usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": episode.usage.completion_tokens,
             "etude.example": episode.example.id,
             "etude.generation": episode.generation,
         }

@@ -43,7 +43,7 @@ from etude.integrations.nat.evaluation import (
     to_toolkit,
 )
 from etude.integrations.nat.run import LogStream, etude_config, logger, run_of
-from etude.loop import interface as trainer
+from etude.loop.recorded import RecordedTrainer
 from etude.loop.targets import assemble_trainer
 from etude.report.files import RunReport
 from etude.report.progress import LineProgress
@@ -177,7 +177,7 @@ class EtudeTrainer(Trainer):
         super().__init__(trainer_config, **kwargs)
         self._config: Config | None = None
         self._open = AsyncExitStack()
-        self._etude: trainer.Trainer | None = None
+        self._etude: RecordedTrainer | None = None
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Check all that was asked for. Nothing is opened: the toolkit closes its own workflow after this.
@@ -243,12 +243,12 @@ class EtudeTrainer(Trainer):
         self._etude = None
         await self._open.aclose()
 
-    def _running(self) -> trainer.Trainer:
+    def _running(self) -> RecordedTrainer:
         if self._etude is None:
             raise EtudeError("no run is open; call run(num_epochs) or run_epoch(epoch, run_id) first")
         return self._etude
 
-    async def _opened(self) -> trainer.Trainer:
+    async def _opened(self) -> RecordedTrainer:
         """Etude's trainer in its run folder, opened the first time."""
         if self._etude is None:
             if self._config is None:
@@ -259,10 +259,11 @@ class EtudeTrainer(Trainer):
                 self._open = stack.pop_all()
         return self._etude
 
-    async def _assembled(self, config: Config, run: RunFolder, stack: AsyncExitStack) -> trainer.Trainer:
+    async def _assembled(self, config: Config, run: RunFolder, stack: AsyncExitStack) -> RecordedTrainer:
         logger.info("the run folder is %s", run.path)
         opened = open_runtime(config, run, progress=LineProgress(LogStream()), report=RunReport())
         etude = await assemble_trainer(await stack.enter_async_context(opened))
+        assert isinstance(etude, RecordedTrainer)  # The toolkit trains one model.
         stack.push_async_callback(etude.cleanup)
         await etude.initialize(run_config=config.finetuning)
         self.trajectory_builder.bind(etude.trajectory_builder)
