@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from etude.cli import hints
 from etude.cli.command import RUNS, AsJson, OutputDir, argument, option, run_async
 from etude.cli.console import emit, next_step, path_shown, say, table
 
-
-class LogFormat(StrEnum):
-    """The formats of logs."""
-
-    OPENAI = "openai"
-    OTLP = "otlp"
-    LANGFUSE = "langfuse"
+Format = Literal["openai", "otlp", "langfuse"]
 
 
 def import_traces(
@@ -24,7 +17,7 @@ def import_traces(
         list[Path], argument("The log: JSON Lines, JSON (both also .gz) or Parquet; several files are one.")
     ],
     format: Annotated[
-        LogFormat | None, option("The format of the rows; by default each row tells it.", show_default=False)
+        Format | None, option("The format of the rows; by default each row tells it.", show_default=False)
     ] = None,
     hold_out: Annotated[
         float, option("Share of the prompts that are held out, to validate on.", min=0, max=0.9)
@@ -44,8 +37,7 @@ def import_traces(
     from etude.store.run_folder import RunFolder
     from etude.traces.importing import read_log, write_run
 
-    kind = None if format is None else format.value
-    episodes, imported = read_log(files, format=kind, skip_broken=skip_broken, hold_out=hold_out)
+    episodes, imported = read_log(files, format=format, skip_broken=skip_broken, hold_out=hold_out)
     with RunFolder.create(output_dir, name) as run:
         run_async(write_run(run, episodes, imported))
     if as_json:

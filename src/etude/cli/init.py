@@ -12,7 +12,7 @@ from etude.cli.command import AsJson, argument, option
 from etude.cli.console import emit, next_step, path_shown, say
 
 Project = Literal["larger", "tickets", "sql", "game", "tool"]
-"""The folders of `preflight/starter_files`."""
+"""Folders of `preflight/starter_files`."""
 
 
 def init(

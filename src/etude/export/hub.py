@@ -23,7 +23,7 @@ from etude.core.errors import BackendError, EtudeError, RequestError, first_line
 from etude.core.secrets import keep_secret
 from etude.export.model import CARD, Conversion, Kind, convert, plain_name, require_replaceable, usage
 from etude.store.files import draft_of
-from etude.wire.retries import error_text, reason_of
+from etude.wire.retries import failure_of, reason_of
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -218,8 +218,9 @@ def _fetch(url: str, folder: Path, key: str | None, lora_only: bool) -> None:
     try:
         with httpx.stream("GET", url, params=query, headers=headers, timeout=timeout) as response:
             if not response.is_success:
-                status, problem = response.status_code, _problem(response)
-                raise BackendError(f"GET {url} answered {status}: {problem}{_REMEDIES.get(status, '')}")
+                status = response.status_code
+                failure = failure_of(status, response.headers, response.read())
+                raise BackendError(f"GET {url} answered {failure}{_REMEDIES.get(status, '')}")
             _unpack(response, folder)
     except httpx.InvalidURL as error:
         raise BackendError(f"{url} is no address: {error}") from error
@@ -229,14 +230,6 @@ def _fetch(url: str, folder: Path, key: str | None, lora_only: bool) -> None:
         raise BackendError(
             f"GET {url}: the answer is no archive, or broke off ({error}); try again"
         ) from error
-
-
-def _problem(response: httpx.Response) -> str:
-    response.read()
-    try:
-        return error_text(response.json())
-    except ValueError:
-        return error_text(response.text)
 
 
 def _unpack(response: httpx.Response, folder: Path) -> None:

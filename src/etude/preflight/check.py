@@ -164,12 +164,9 @@ def _check_cluster(config: Config, findings: Findings) -> None:
         devices = [llm.device for llm in config.llms.values() if isinstance(llm, LocalLlmConfig)]
         on_gpus = any(device != "cpu" for device in devices)
         for placement in cluster.check(folder, on_gpus=on_gpus):
-            if not placement.is_ready:
-                findings.fail(placement.what, placement.detail)
-            elif placement.what == "runners":
-                findings.ok("runners", f"{placement.detail}; {general.max_concurrency} episodes at a time")
-            else:
-                findings.ok(placement.what, placement.detail)
+            has_room = placement.is_ready and placement.what == "runners"
+            more = f"; {general.max_concurrency} episodes at a time" if has_room else ""
+            (findings.ok if placement.is_ready else findings.fail)(placement.what, placement.detail + more)
 
 
 async def _check_workflow(builder: Builder, findings: Findings) -> Any:

@@ -23,15 +23,14 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from etude.config.document import dump
 from etude.core.errors import EtudeError, MissingExtraError, install_command
 from etude.core.secrets import masked
 from etude.inference.local import require_local_extra
 from etude.models.memory import available_memory, shown_bytes, total_memory
 from etude.preflight.finding import Findings
+from etude.preflight.starter import write_starter
 from etude.store.database import DATABASE
 from etude.store.facts import facts_of
-from etude.store.files import write_new_files
 from etude.store.journal import Journal
 
 _PACKAGE = Path(__file__).parents[1]
@@ -203,25 +202,10 @@ def _memory_and_disk(folder: Path, findings: Findings) -> None:
 
 
 _RUN = "trial"
-_EPOCHS, _EXAMPLES, _GENERATIONS = 3, 4, 4
+_EPOCHS, _EPISODES = 3, 16
+"""Of the project in `starter_files/trial`: all epochs, and the episodes of each."""
 _SECONDS = 150.0
 """That one of the two processes may take; on two idle cores each takes about ten."""
-
-_AGENT = '''
-import etude
-
-
-@etude.workflow
-async def play(example: etude.Example, episode: etude.Episode) -> str:
-    reply = await episode.chat([{"role": "user", "content": example.inputs["question"]}])
-    return reply.text
-
-
-@etude.evaluator
-def varied(example: etude.Example, output: str) -> float:
-    """The share of different letters: even a model that has learnt nothing gets some."""
-    return len(set(output)) / 8
-'''
 
 
 def try_loop(findings: Findings) -> None:
@@ -248,7 +232,7 @@ def _try(folder: Path, findings: Findings) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait(_SECONDS)
     before = _steps(run)
-    findings.ok("loop: collect", f"the first epoch's {_EXAMPLES * _GENERATIONS} episodes are in a journal")
+    findings.ok("loop: collect", f"the first epoch's {_EPISODES} episodes are in a journal")
     made = [path for path in (run / "checkpoints").glob("v*") if path.name != "v0"]
     findings.ok("loop: train", f"{len(made)} versions of the weights were made before it was killed")
     with _started(folder, "resume", _RUN) as process:
@@ -319,16 +303,6 @@ def _steps(run: Path) -> dict[str, str]:
 def _write_project(folder: Path) -> None:
     from etude.models.tiny import build_policy, build_tokenizer
 
-    questions = [f"{number} and {number + 1}?" for number in range(_EXAMPLES)]
-    build_policy(build_tokenizer([*questions, "0123456789"], splits=["[0-9]"]), 0).export(folder / "base")
-    rows = [{"id": str(number), "question": text} for number, text in enumerate(questions)]
-    config = {
-        "llms": {"policy": {"_type": "local", "model": str(folder / "base"), "max_tokens": 8}},
-        "workflow": "agent:play",
-        "eval": {"general": {"dataset": "train.jsonl"}, "evaluators": {"varied": "agent:varied"}},
-        "trajectory_builders": {"grpo": {"_type": "grpo", "num_generations": _GENERATIONS}},
-        "trainer_adapters": {"local": {"_type": "local", "learning_rate": 3e-3}},
-        "finetuning": {"enabled": True, "num_epochs": _EPOCHS},
-    }
-    contents = {"agent.py": _AGENT, "train.jsonl": "".join(json.dumps(row) + "\n" for row in rows)}
-    write_new_files(folder, contents | {"config.yml": dump(config)})
+    write_starter(folder, "trial", str(folder / "base"))
+    questions = (folder / "train.jsonl").read_text(encoding="utf-8")
+    build_policy(build_tokenizer([questions], splits=["[0-9]"]), 0).export(folder / "base")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -116,10 +117,9 @@ def check_spending(config: Config, findings: Findings) -> None:
 
 
 def _spread(values: Sequence[float]) -> float:
-    mean = math.fsum(values) / max(len(values), 1)
-    if len(values) < 2 or not mean or min(values) == max(values):
+    if len(values) < 2 or min(values) == max(values):
         return math.nan  # Values that are all equal tell nothing about how far others spread.
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)) / mean
+    return statistics.stdev(values) / statistics.fmean(values)
 
 
 @dataclass(frozen=True, slots=True)

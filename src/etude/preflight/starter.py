@@ -12,7 +12,7 @@ MODEL = PACKAGED
 """Small enough for a laptop, and trained to chat."""
 
 FILES = Path(__file__).parent / "starter_files"
-"""A folder for each task: its files, each with `.txt` after its name."""
+"""A folder for each task, and for the trial of `etude doctor`: files, each with `.txt` after its name."""
 
 
 def write_starter(folder: Path, task: str, model: str = MODEL) -> list[Path]:

@@ -34,6 +34,23 @@ _STATUS: dict[State, str] = {"finished": "FINISHED", "failed": "FAILED", "stoppe
 _UNNAMED = re.compile(r"[^\w\-. :/]")  # What the name of a metric cannot have.
 
 
+class _ServiceTracker:
+    """Holds what a package has open of a run."""
+
+    def __init__(self, config: Any) -> None:
+        self._config = config
+        self._held: Any = None
+
+    def close(self, state: State) -> None:
+        """End it as far as this process goes, once all of it is sent or on the disk."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._end(held, state)
+
+    def _end(self, held: Any, state: State) -> None:
+        raise NotImplementedError
+
+
 class MlflowConfig(TrackerConfig, name="mlflow"):
     """A run of MLflow. Users, passwords and tokens are those of MLflow's own environment variables."""
 
@@ -52,13 +69,11 @@ class MlflowConfig(TrackerConfig, name="mlflow"):
         return f"experiment {self.experiment}" + (f" at {self.tracking_uri}" if self.tracking_uri else "")
 
 
-class MlflowTracker:
+class MlflowTracker(_ServiceTracker):
     """Logs the records of a run. A database of MLflow's keeps a metric once that is sent twice."""
 
-    def __init__(self, config: MlflowConfig) -> None:
-        self._config = config
-        self._client: Any = None
-        self._id = ""
+    _config: MlflowConfig
+    _id = ""
 
     def open(self, run: TrackedRun) -> str:
         """Find the run by its tag, or create it. Raises EtudeError where there is no server."""
@@ -82,25 +97,22 @@ class MlflowTracker:
             rows = [Param(_UNNAMED.sub("_", name), text[:500]) for name, text in run.flat_config.items()]
             for begin in range(0, len(rows), 100):
                 client.log_batch(self._id, params=rows[begin : begin + 100])
-        self._client = client
+        self._held = client
         return f"{uri}/#/experiments/{number}/runs/{self._id}" if uri.startswith("http") else ""
 
     def send(self, record: RunRecord) -> None:
         """Log its metrics with its own time, and the alarms as a text."""
         from mlflow.entities import Metric
 
-        at, step, client = int(record.at * 1000), record.step, self._client
+        at, step, client = int(record.at * 1000), record.step, self._held
         metrics = [Metric(_UNNAMED.sub("_", name), value, at, step) for name, value in record.metrics.items()]
         place = f"{record.kind}-{step:06d}" + ("" if record.target is None else f"-{record.target}")
         if record.alarms:
             client.log_text(self._id, "\n".join(record.alarms), f"alarms/{place}.txt")
         client.log_batch(self._id, metrics=metrics)
 
-    def close(self, state: State) -> None:
-        """Say how this process's part of the run has ended."""
-        if self._client is not None:
-            self._client.set_terminated(self._id, _STATUS[state])
-            self._client = None
+    def _end(self, held: Any, state: State) -> None:
+        held.set_terminated(self._id, _STATUS[state])
 
 
 class TensorBoardConfig(TrackerConfig, name="tensorboard"):
@@ -118,21 +130,20 @@ class TensorBoardConfig(TrackerConfig, name="tensorboard"):
         return "" if self.folder is None else str(self.folder)
 
 
-class TensorBoardTracker:
+class TensorBoardTracker(_ServiceTracker):
     """Writes the records of a run as events."""
 
-    def __init__(self, config: TensorBoardConfig) -> None:
-        self._folder = config.folder
-        self._writer: Any = None
+    _config: TensorBoardConfig
 
     def open(self, run: TrackedRun) -> str:
         """Begin a file, with the config."""
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self.close("stopped")
-        place = run.folder / "tensorboard" if self._folder is None else self._folder / run.unique_name
+        folder = self._config.folder
+        place = run.folder / "tensorboard" if folder is None else folder / run.unique_name
         private_folder(place)
-        self._writer = EventFileWriter(str(place))
+        self._held = EventFileWriter(str(place))
         self._write(0, time.time(), [], {"config": _markdown(run.code | run.flat_config)})
         return f"tensorboard --logdir {place}"
 
@@ -144,11 +155,8 @@ class TensorBoardTracker:
         values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers]
         self._write(record.step, record.at, values, {"alarms": "\n\n".join(record.alarms)})
 
-    def close(self, state: State) -> None:
-        """Close the file."""
-        if self._writer is not None:
-            writer, self._writer = self._writer, None
-            writer.close()
+    def _end(self, held: Any, state: State) -> None:
+        held.close()
 
     def _write(self, step: int, at: float, values: list[Any], texts: Mapping[str, str]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -156,8 +164,8 @@ class TensorBoardTracker:
         from tensorboard.plugins.text.summary_v2 import text_pb
 
         shown = [value for name, text in texts.items() if text for value in text_pb(name, text).value]
-        self._writer.add_event(Event(wall_time=at, step=step, summary=Summary(value=[*values, *shown])))
-        self._writer.flush()
+        self._held.add_event(Event(wall_time=at, step=step, summary=Summary(value=[*values, *shown])))
+        self._held.flush()
 
 
 def _markdown(rows: Mapping[str, str]) -> str:
@@ -187,12 +195,10 @@ class TrackioConfig(TrackerConfig, name="trackio"):
         return f"project {self.project}" + ("" if self.space_id is None else f" in {self.space_id}")
 
 
-class TrackioTracker:
+class TrackioTracker(_ServiceTracker):
     """Logs the records of a run."""
 
-    def __init__(self, config: TrackioConfig) -> None:
-        self._config = config
-        self._run: Any = None
+    _config: TrackioConfig
 
     def open(self, run: TrackedRun) -> str:
         """Begin the run, or go on with it by its name."""
@@ -200,7 +206,7 @@ class TrackioTracker:
 
         self.close("stopped")
         with redirect_stdout(sys.stderr):  # It prints where it keeps things, also into a command's JSON.
-            self._run = trackio.init(
+            self._held = trackio.init(
                 project=self._config.project,
                 name=run.unique_name,
                 space_id=self._config.space_id,
@@ -216,24 +222,21 @@ class TrackioTracker:
         """Log it, and wait until it is in the local store."""
         import trackio
 
-        self._run.log({**record.logged(trackio), _KEY: record.key}, step=record.step)
+        self._held.log({**record.logged(trackio), _KEY: record.key}, step=record.step)
         until = time.monotonic() + _SECONDS_TO_STORE
         while self._config.space_id is None and record.key not in self._stored():
             if time.monotonic() > until:
                 raise EtudeError(f"Trackio has not stored what it was given in {_SECONDS_TO_STORE:g} s")
             time.sleep(0.05)
 
-    def close(self, state: State) -> None:
-        """Finish the run as far as this process goes."""
-        if self._run is not None:
-            run, self._run = self._run, None
-            with redirect_stdout(sys.stderr):
-                run.finish()
+    def _end(self, held: Any, state: State) -> None:
+        with redirect_stdout(sys.stderr):
+            held.finish()
 
     def _stored(self) -> set[str]:
         from trackio.sqlite_storage import SQLiteStorage
 
-        logs = SQLiteStorage.get_logs(self._config.project, self._run.name)
+        logs = SQLiteStorage.get_logs(self._config.project, self._held.name)
         return {str(log.get(_KEY)) for log in logs}
 
 
@@ -249,12 +252,10 @@ class WandbConfig(TrackerConfig, name="wandb"):
         return f"project {self.project}" + (", offline" if self.mode == "offline" else "")
 
 
-class WandbTracker:
+class WandbTracker(_ServiceTracker):
     """Logs the records of a run."""
 
-    def __init__(self, config: WandbConfig) -> None:
-        self._config = config
-        self._run: Any = None
+    _config: WandbConfig
 
     def open(self, run: TrackedRun) -> str:
         """Begin the run, or go on with it. Raises EtudeError where there is no server."""
@@ -265,7 +266,7 @@ class WandbTracker:
         if (config.mode or settings.mode) == "online":
             # It tries for a minute itself, and no program ends meanwhile.
             require_server(settings.base_url)
-        self._run = wandb.init(
+        self._held = wandb.init(
             project=config.project,
             id=run.token,
             name=run.name,
@@ -283,24 +284,21 @@ class WandbTracker:
                 finish_timeout=config.patience or 1.0,
             ),
         )
-        self._run.define_metric("epoch")
-        self._run.define_metric("*", step_metric="epoch")
-        if self._run.offline:
+        self._held.define_metric("epoch")
+        self._held.define_metric("*", step_metric="epoch")
+        if self._held.offline:
             return f"wandb sync {run.folder / 'wandb' / f'offline-run-*-{run.token}'}"
-        return str(self._run.url or "")
+        return str(self._held.url or "")
 
     def send(self, record: RunRecord) -> None:
         """Log its metrics and alarms as one step."""
         import wandb
 
         data = {**record.logged(wandb), "epoch": record.step}
-        self._run.log(data, step=record.number, commit=True)
+        self._held.log(data, step=record.number, commit=True)
 
-    def close(self, state: State) -> None:
-        """Finish the run as far as this process goes, once all of it is uploaded or on the disk."""
-        if self._run is not None:
-            run, self._run = self._run, None
-            run.finish(exit_code=int(state != "finished"))
+    def _end(self, held: Any, state: State) -> None:
+        held.finish(exit_code=int(state != "finished"))
 
 
 def _register(config_type: type[TrackerConfig], tracker: Callable[[Any], Tracker]) -> None:

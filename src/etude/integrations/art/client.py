@@ -34,11 +34,9 @@ from etude.wire.retries import (
     Disturbed,
     Refused,
     RetryPolicy,
-    error_text,
-    is_worth_retrying,
+    failure_of,
     reason_of,
     retried,
-    retry_after,
 )
 
 
@@ -103,14 +101,9 @@ class _Peer:
 
     def _refused(self, request: str, status: int, content: bytes, headers: Mapping[str, str]) -> ArtError:
         """The error of an answer that is not 200, in one line."""
-        try:
-            body = read_json(content)
-        except ValueError:
-            body = content.decode(errors="replace")
-        text = error_text(body)
-        reason = f": {text}" if text else ""
-        later = Again(f"http_{status}", retry_after(headers)) if is_worth_retrying(status) else None
-        return ArtError(f"{self._name} answered {request} with HTTP {status}{reason}", status, later)
+        failure = failure_of(status, headers, content)
+        later = Again(failure.cause, failure.retry_after) if isinstance(failure, Disturbed) else None
+        return ArtError(f"{self._name} answered {request} with {failure}", status, later)
 
 
 class ArtClient(_Peer):
@@ -170,12 +163,13 @@ class ArtClient(_Peer):
 
         The end of the stream says nothing: the protocol has no word for success.
         """
-        training = self._config.training
+        training, beta = self._config.training, self._config.training.beta
         body = {
             "model": self._model,
             "trajectory_groups": groups,
-            "config": training.config(),
-            "dev_config": training.all_dev_config(),
+            # KL by the names of 0.4 and of 0.5, which drop each other's; 0.5's loss reads `dev_config`.
+            "config": {"learning_rate": training.learning_rate, "beta": beta, "kl_penalty_coef": beta},
+            "dev_config": {"kl_penalty_coef": beta} | training.dev_config,
             "verbose": False,
         }
         path = "/_train_model"

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from etude.config.registry import register_trainer_adapter
-from etude.core.errors import CapabilityError, RequestError
-from etude.inference.openai_config import OpenAiLlmConfig
+from etude.core.errors import CapabilityError
 from etude.integrations.art.config import ARTTrainerAdapterConfig
 from etude.server.extensions import register_server_extension
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
+    from etude.inference.openai_config import OpenAiLlmConfig
     from etude.integrations.art.adapter import ARTTrainerAdapter
 
 register_server_extension("etude.integrations.art.serving:ArtExtension")
@@ -28,13 +28,12 @@ async def openpipe_art(config: ARTTrainerAdapterConfig, builder: Builder) -> Asy
     Raises CapabilityError when that cannot be sampled from as ART needs it, or the run asks for what ART
     cannot train on.
     """
+    from etude.backends.openai_api import trained_model
     from etude.integrations.art.adapter import ARTTrainerAdapter
     from etude.integrations.art.client import ArtInference
 
-    target = builder.config.finetuning.target_model
-    if target is None:
-        raise RequestError("'finetuning.target_model' is missing: name the entry of `llms` to train")
-    llm = _check_model(target, builder)
+    llm, target = trained_model(builder, "openpipe_art"), str(builder.config.finetuning.target_model)
+    _check_model(target, llm)
     name = builder.config.finetuning.trajectory_builder
     if getattr(builder.config.trajectory_builders.get(name or ""), "credit", None) == "turn":
         raise CapabilityError(
@@ -54,13 +53,7 @@ async def openpipe_art(config: ARTTrainerAdapterConfig, builder: Builder) -> Asy
         await adapter.cleanup()
 
 
-def _check_model(target: str, builder: Builder) -> OpenAiLlmConfig:
-    llm = builder.config.llms[target]
-    if not isinstance(llm, OpenAiLlmConfig):
-        raise CapabilityError(
-            f"the trainer adapter 'openpipe_art' trains a model that an ART server serves, and llms.{target} "
-            f"is `_type: {llm.type_name}`; make it `_type: openai`, with the server's inference address"
-        )
+def _check_model(target: str, llm: OpenAiLlmConfig) -> None:
     if llm.base_url is None:
         raise CapabilityError(
             f"llms.{target} has no 'base_url', and would be sampled from OpenAI; give it the address where "
@@ -71,4 +64,3 @@ def _check_model(target: str, builder: Builder) -> OpenAiLlmConfig:
             f"ART trains on sampled tokens and their logprobs, and llms.{target} does not ask for them; set "
             "'provider: vllm' there, which is what an ART server samples with"
         )
-    return llm

@@ -69,18 +69,6 @@ class ArtTrainingConfig(BaseModel, extra="forbid"):
     trainer_args: dict[str, Any] = Field(default_factory=dict)
     """Further `TrainerArgs` of ART, given to the server with the model."""
 
-    def config(self) -> dict[str, float]:
-        """ART's `TrainConfig`: KL under the name of 0.4 and under that of 0.5, which drop each other's."""
-        return {"learning_rate": self.learning_rate, "beta": self.beta, "kl_penalty_coef": self.beta}
-
-    def all_dev_config(self) -> dict[str, Any]:
-        """ART's `dev.TrainConfig`, from which 0.5's loss reads the weight of the KL."""
-        return {"kl_penalty_coef": self.beta} | self.dev_config
-
-    def all_trainer_args(self) -> dict[str, Any]:
-        """ART's `TrainerArgs`, registered with the model."""
-        return {"learning_rate": self.learning_rate, "beta": self.beta} | self.trainer_args
-
 
 class ARTTrainerAdapterConfig(TrainerAdapterConfig, name="openpipe_art"):
     """Train on an OpenPipe ART server (`art run`, releases 0.4.11 to 0.5.17), over HTTP."""

@@ -56,17 +56,18 @@ class ArtModel(BaseModel):
     @classmethod
     def of(cls, config: ARTTrainerAdapterConfig) -> ArtModel:
         """The model that a config trains."""
-        backend = config.backend
-        internal: Json = {"trainer_args": config.training.all_trainer_args()}
-        if backend.init_args is not None:
-            internal["init_args"] = backend.init_args
-        if backend.engine_args is not None:
-            internal["engine_args"] = backend.engine_args
+        backend, training = config.backend, config.training
+        options = {"learning_rate": training.learning_rate, "beta": training.beta}
+        internal = {
+            "trainer_args": options | training.trainer_args,
+            "init_args": backend.init_args,
+            "engine_args": backend.engine_args,
+        }
         return cls(
             name=backend.name,
             project=backend.project,
             base_model=backend.base_model,
-            internal_config=internal,
+            internal_config={key: value for key, value in internal.items() if value is not None},
         )
 
 

@@ -68,7 +68,9 @@ class NatWorkflow(Workflow):
 @register_workflow(config_type=NatWorkflowConfig)
 async def nat_workflow(config: NatWorkflowConfig, builder: Builder) -> AsyncIterator[NatWorkflow]:
     """Build the toolkit's workflow. Raises MissingExtraError without the toolkit."""
-    require_toolkit()
+    for name in ("nat", "nat.plugins", "nat.plugins.eval"):
+        if find_spec(name) is None:
+            raise MissingExtraError("a workflow of the NeMo Agent Toolkit", "nat")
     from etude.integrations.nat.agent import open_agent
     from etude.integrations.nat.transport import Steps
 
@@ -83,14 +85,10 @@ def only_model(llms: Mapping[str, Any]) -> str:
     """The name of the only entry. Raises RequestError when there are none or several."""
     if len(llms) != 1:
         raise RequestError(
-            f"say which of `llms` is trained with `finetuning.target_model`; there are: {listed(llms)}"
+            "say which of `llms` is trained with `finetuning.target_model`; there are: "
+            f"{', '.join(llms) or 'none'}"
         )
     return next(iter(llms))
-
-
-def listed(llms: Mapping[str, Any]) -> str:
-    """The names of entries."""
-    return ", ".join(llms) or "none"
 
 
 async def agent_of(builder: Builder) -> NatAgent:
@@ -99,13 +97,6 @@ async def agent_of(builder: Builder) -> NatAgent:
     if not isinstance(workflow, NatWorkflow) or workflow.agent is None:
         raise RequestError("the evaluators and datasets of `_type: nat` need the workflow `_type: nat`")
     return workflow.agent
-
-
-def require_toolkit() -> None:
-    """Raise MissingExtraError when the toolkit or its evaluations are not installed."""
-    for name in ("nat", "nat.plugins", "nat.plugins.eval"):
-        if find_spec(name) is None:
-            raise MissingExtraError("a workflow of the NeMo Agent Toolkit", "nat")
 
 
 def _read(path: Path) -> Any:

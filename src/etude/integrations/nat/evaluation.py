@@ -202,14 +202,25 @@ def from_toolkit(collection: TrajectoryCollection) -> trajectory.TrajectoryColle
 
     Raises RequestError for trajectories that Etude did not record, or for several algorithms.
     """
-    groups = [[_checked(each) for each in group] for group in collection.trajectories]
-    sources = {each._source.method: each._source for group in groups for each in group}
+    given = [each for group in collection.trajectories for each in group]
+    if not all(isinstance(each, RecordedTrajectory) for each in given):
+        raise RequestError(
+            "a trajectory has no recorded tokens: `etude_trainer_adapter` trains on what "
+            "`etude_traj_builder` collects"
+        )
+    sources = {each._source.method: each._source for each in given}
     if len(sources) > 1:
         raise RequestError(
             f"trajectories of several algorithms in one collection: {', '.join(sorted(sources))}"
         )
     source = next(iter(sources.values()), trajectory.TrajectoryCollection(run_id=collection.run_id))
-    recorded = [[_recorded(each) for each in group] for group in groups]
+    recorded = [
+        [
+            each._recorded.model_copy(update={"reward": each.reward, "shaped_rewards": each.shaped_rewards})
+            for each in group
+        ]
+        for group in collection.trajectories
+    ]
     return source.model_copy(update={"trajectories": recorded, "run_id": collection.run_id})
 
 
@@ -268,35 +279,17 @@ def _trajectory(
     return known
 
 
-def _checked(given: Trajectory) -> RecordedTrajectory:
-    if not isinstance(given, RecordedTrajectory):
-        raise RequestError(
-            "a trajectory has no recorded tokens: `etude_trainer_adapter` trains on what "
-            "`etude_traj_builder` collects"
-        )
-    return given
-
-
-def _recorded(given: RecordedTrajectory) -> trajectory.Trajectory:
-    rewards = {"reward": given.reward, "shaped_rewards": given.shaped_rewards}
-    return given._recorded.model_copy(update=rewards)
-
-
 def _episode_item(item: trajectory.EpisodeItem | trajectory.DPOItem) -> EpisodeItem | DPOItem:
     if isinstance(item, trajectory.DPOItem):
-        prompt = (
-            item.prompt if isinstance(item.prompt, str) else [_message(message) for message in item.prompt]
-        )
+        prompt: Any = item.prompt
+        if not isinstance(prompt, str):
+            prompt = [{"role": message.role, "content": message.content or ""} for message in prompt]
         return DPOItem(
             prompt=prompt, chosen_response=item.chosen_response, rejected_response=item.rejected_response
         )
     return EpisodeItem(
         role=item.role.value, content=item.content, logprobs=item.logprobs, metadata=item.metadata
     )
-
-
-def _message(message: Any) -> dict[str, str]:
-    return {"role": message.role, "content": message.content or ""}
 
 
 def _scores(output: evaluation.EvalOutput) -> list[EvalOutputItem]:

@@ -42,10 +42,11 @@ from etude.integrations.nat.evaluation import (
     status_to_toolkit,
     to_toolkit,
 )
-from etude.integrations.nat.run import etude_config, logged_progress, logger, run_of
+from etude.integrations.nat.run import LogStream, etude_config, logger, run_of
 from etude.loop.recorded import RecordedTrainer
 from etude.loop.targets import assemble_trainer
 from etude.report.files import RunReport
+from etude.report.progress import LineProgress
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder
 
@@ -260,7 +261,7 @@ class EtudeTrainer(Trainer):
 
     async def _assembled(self, config: Config, run: RunFolder, stack: AsyncExitStack) -> RecordedTrainer:
         logger.info("the run folder is %s", run.path)
-        opened = open_runtime(config, run, progress=logged_progress(), report=RunReport())
+        opened = open_runtime(config, run, progress=LineProgress(LogStream()), report=RunReport())
         etude = await assemble_trainer(await stack.enter_async_context(opened))
         assert isinstance(etude, RecordedTrainer)  # The toolkit trains one model.
         stack.push_async_callback(etude.cleanup)

@@ -18,11 +18,9 @@ from etude.integrations.nat.components import (
     NatDatasetConfig,
     NatEvaluatorConfig,
     NatWorkflowConfig,
-    listed,
     only_model,
 )
 from etude.loop.lifecycle import new_run, note_changes, without_changeable
-from etude.report.progress import LineProgress
 from etude.store.facts import facts_of, list_runs
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import CONFIG, stored_data
@@ -78,7 +76,8 @@ def trained_model(llms: Mapping[str, Any], wanted: str | None) -> str:
     named = [name for name, llm in llms.items() if getattr(llm, "model_name", None) == wanted]
     if len(named) != 1:
         raise RequestError(
-            f"finetuning.target_model: there is no model '{wanted}' in `llms`; there are: {listed(llms)}"
+            f"finetuning.target_model: there is no model '{wanted}' in `llms`; there are: "
+            f"{', '.join(llms) or 'none'}"
         )
     return named[0]
 
@@ -218,8 +217,3 @@ class LogStream(io.StringIO):
             if line.strip():
                 logger.info("%s", line)
         return len(text)
-
-
-def logged_progress() -> LineProgress:
-    """Plain lines, as log records of the level INFO."""
-    return LineProgress(LogStream())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import os
 import random
@@ -34,15 +35,6 @@ def require_verifiers() -> None:
         raise MissingExtraError("an environment of verifiers", "verifiers")
 
 
-def taskset_id(block: Block) -> str:
-    """The id of the tasks; empty where the block names none."""
-    if isinstance(block, str):
-        return block
-    taskset = block.get("taskset")
-    named = taskset.get("id") if isinstance(taskset, Mapping) else taskset
-    return str(named or "")
-
-
 def read_block(block: Block) -> Any:
     """The block as verifiers' `EnvConfig`, narrowed to the environment's own.
 
@@ -57,11 +49,13 @@ def read_block(block: Block) -> Any:
 
     install()
 
-    ident = taskset_id(block)
+    taskset = block if isinstance(block, str) else block.get("taskset")
+    ident = str((taskset.get("id") if isinstance(taskset, Mapping) else taskset) or "")
     if not ident:
         raise RequestError("workflow.environment: name its tasks: `environment: {taskset: {id: …}}`")
     note_user_module(ident.rpartition("/")[2].partition("@")[0].replace("-", "_"))
-    raw = {"taskset": {"id": block}} if isinstance(block, str) else _copy(block)
+    # A copy: verifiers writes into what it validates.
+    raw = {"taskset": {"id": block}} if isinstance(block, str) else copy.deepcopy({**block})
     try:
         return vf.resolve_env_config(raw)
     except ModuleNotFoundError as error:
@@ -77,13 +71,6 @@ def read_block(block: Block) -> Any:
         raise RequestError(
             f"workflow.environment: '{ident}' cannot be read: {where_raised(error)}"
         ) from error
-
-
-def _copy(block: Any) -> Any:
-    """Dicts and lists of their own: verifiers writes into what it validates."""
-    if isinstance(block, Mapping):
-        return {key: _copy(value) for key, value in block.items()}
-    return [_copy(value) for value in block] if isinstance(block, list) else block
 
 
 def agents_of(config: Any) -> dict[str, Any]:
