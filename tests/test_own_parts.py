@@ -144,7 +144,7 @@ async def test_an_own_trainer_that_is_stopped_is_resumed_to_the_same_end(
 
 
 @pytest.mark.parametrize(
-    "trainer, record", [("guide", "add_status"), ("guide", "add_epoch"), ("epochs", "add_epoch")]
+    "trainer, record", [("guide", "add_status"), ("guide", "add_entry"), ("epochs", "add_entry")]
 )
 @pytest.mark.parametrize("lose_jobs", [False, True], ids=["the backend kept the job", "the job was lost"])
 async def test_a_run_that_is_stopped_when_an_epoch_is_recorded_does_not_make_its_job_again(
@@ -189,6 +189,8 @@ async def test_a_trainer_that_keeps_its_components_elsewhere_is_held_to_the_same
 
         async def run_epoch(self, epoch, run_id):
             builder, adapter = self.parts
+            assert isinstance(builder, guide.CachingBuilder) and isinstance(adapter, FakeAdapter)
+            builder.generations = 2  # An attribute of its own.
             await builder.start_run(run_id)
             return await adapter.submit(await builder.finalize(run_id))
 
@@ -202,7 +204,7 @@ async def test_a_trainer_that_keeps_its_components_elsewhere_is_held_to_the_same
     use(run, "caching", Elsewhere)
     await run.start(num_epochs=1)
     assert run.engine.version == 1
-    assert training_metrics(run)[0]["episodes"] == 12
+    assert training_metrics(run)[0]["episodes"] == 6
 
 
 async def test_a_failed_job_of_an_own_trainer_is_submitted_again_by_a_resumed_run(run):

@@ -72,11 +72,7 @@ async def test_everybody_collects_before_anybody_is_trained_and_is_trained_befor
         async with open_runtime(settings, folder, engines=run.engines) as runtime:
             trainer = await assemble_trainer(runtime)
             for name, member in trainer.members.items():
-                builder, adapter, engine = (
-                    member.trajectory_builder,
-                    member.trainer_adapter,
-                    run.engines[name],
-                )
+                builder, adapter, engine = member.builder, member.adapter, run.engines[name]
                 monkeypatch.setattr(builder, "finalize", noting("collect", name, builder.finalize))
                 monkeypatch.setattr(adapter, "submit", noting("submit", name, adapter.submit))
                 monkeypatch.setattr(engine, "adopt", noting("adopt", name, engine.adopt))

@@ -18,6 +18,7 @@ from etude.core.call import ChatRequest
 from etude.core.episode import Example
 from etude.core.interfaces import Progress
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from etude.loop.recorded import RecordedTrainer
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
 from etude.report.files import MetricsFiles
 from etude.rewards.evaluation_run import EvaluationRun
@@ -234,8 +235,7 @@ class Run:
             else self.make_trainer()
         )
         with folder:
-            await trainer.bind_components(trajectory_builder=self.builder, trainer_adapter=self.adapter)
-            trainer.bind_runtime(self._runtime(folder))
+            trainer = RecordedTrainer(trainer, self.builder, self.adapter, self._runtime(folder))
             try:
                 await trainer.initialize(run_config=self.finetuning)
                 self.statuses = await trainer.run(num_epochs)

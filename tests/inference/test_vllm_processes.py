@@ -26,10 +26,10 @@ from etude.core.call import Completion
 from etude.core.errors import EngineAway, EngineError
 from etude.inference.answer import TokenRequest
 from etude.inference.child_process import MaskedLines, MaskedLog
-from etude.inference.vllm_child import VllmOptions
 from etude.inference.vllm_engine import VllmEngine
 from etude.inference.vllm_process import VllmProcess
 from etude.inference.vllm_processes import VllmProcesses
+from etude.inference.vllm_program import VllmOptions
 from etude.models.speech import Speech
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from tests.inference.test_vllm import options_of, until

@@ -11,7 +11,7 @@ from etude.core.history import History
 from etude.core.job import TrainingJobRef
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
 from etude.loop.lifecycle import WayBack, way_back
-from etude.loop.training_data import JobRecord
+from etude.loop.training_data import record_samples
 from etude.store.learned import Source, read_learned
 from tests.report.histories import history, version
 from tests.training import FakeAdapter
@@ -40,8 +40,8 @@ def episode(number, reward, ids=(3, 4)):
 
 async def test_rewards_are_shown_with_the_advantages_that_the_runs_algorithm_has(tmp_path):
     given = collection("grpo", episode(0, 1.0), episode(1, 0.0))
-    record = JobRecord(tmp_path, None, FakeAdapter(tmp_path / "jobs"))
-    await record.submitted(1, given, JOB)
+    adapter = FakeAdapter(tmp_path / "jobs")
+    await record_samples(tmp_path, None, adapter, 1, given, JOB)
     (best,) = read_learned(tmp_path, "train/1/a/0", epoch=1)
     (worst,) = read_learned(tmp_path, "train/1/a/1", epoch=1)
     assert best.source == Source("r-epoch-1", backend="fake", makes_advantages=True)
@@ -49,22 +49,22 @@ async def test_rewards_are_shown_with_the_advantages_that_the_runs_algorithm_has
 
 
 async def test_what_has_no_token_ids_is_not_in_it(tmp_path):
-    record = JobRecord(tmp_path, "policy", FakeAdapter(tmp_path / "jobs"))
-    await record.submitted(1, collection("grpo", episode(0, 1.0, ids=None)), JOB)
+    adapter = FakeAdapter(tmp_path / "jobs")
+    await record_samples(tmp_path, "policy", adapter, 1, collection("grpo", episode(0, 1.0, ids=None)), JOB)
     assert read_learned(tmp_path, "train/1/a/0") == []
 
 
 async def test_training_goes_on_without_a_record(tmp_path, caplog: pytest.LogCaptureFixture):
     (tmp_path / "submitted").write_text("in the way")
-    record = JobRecord(tmp_path, None, FakeAdapter(tmp_path / "jobs"))
+    adapter = FakeAdapter(tmp_path / "jobs")
     with caplog.at_level(logging.WARNING):
-        await record.submitted(1, collection("grpo", episode(0, 1.0)), JOB)
+        await record_samples(tmp_path, None, adapter, 1, collection("grpo", episode(0, 1.0)), JOB)
     assert "is not recorded" in caplog.text
 
 
 async def test_a_backend_that_keeps_a_record_itself_gets_no_second_one(tmp_path):
     adapter = FakeAdapter(tmp_path / "jobs", capabilities=Capabilities(records_samples=True))
-    await JobRecord(tmp_path, None, adapter).submitted(1, collection("grpo", episode(0, 1.0)), JOB)
+    await record_samples(tmp_path, None, adapter, 1, collection("grpo", episode(0, 1.0)), JOB)
     assert not (tmp_path / "submitted").exists()
 
 
@@ -92,5 +92,5 @@ async def test_it_goes_back_to_the_last_version_that_is_whole():
 
     lost = ("v3 is missing", "v4 is missing")
     assert await way_back(whole, [], damage_of) == WayBack(lost, 2, version(2), keeps_warm_up=True)
-    went_back = await way_back(whole.with_epoch(after), [], damage_of)
+    went_back = await way_back(whole.with_entry(after), [], damage_of)
     assert went_back == WayBack(("v4 is missing",), 3, version(1), keeps_warm_up=True)

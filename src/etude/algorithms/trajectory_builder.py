@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from etude.config.finetuning import FinetuneConfig, TrajectoryBuilderConfig
@@ -14,10 +13,6 @@ from etude.core.trajectory import Method, TrajectoryCollection
 
 if TYPE_CHECKING:
     from etude.runtime import Runtime
-
-
-Built = Callable[[TrajectoryCollection, dict[str, Any]], None]
-"""Called with a finished collection and the builder's `facts` of it."""
 
 
 class TrajectoryBuilder(ABC):
@@ -43,25 +38,10 @@ class TrajectoryBuilder(ABC):
         self.run_config = None  # type: ignore[assignment]  # the seed interface starts it as None
         self._runtime: Runtime | None = None
 
-    __built: Built | None = None  # With two underscores: subclasses have attributes of their own.
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Have every implementation held to the interface, and what `finalize` returns noted by the run."""
+        """Have every implementation held to the interface."""
         super().__init_subclass__(**kwargs)
         wrap_implementations(cls, TrajectoryBuilder)
-
-    async def around_finalize(
-        self,
-        proceed: Callable[..., Awaitable[TrajectoryCollection]],
-        run_id: str,
-        *args: Any,
-        **kwargs: Any,
-    ) -> TrajectoryCollection:
-        """Called for `finalize` of every subclass."""
-        collection = await proceed(run_id, *args, **kwargs)
-        if self.__built is not None:
-            self.__built(collection, self.facts(run_id))
-        return collection
 
     @property
     def runtime(self) -> Runtime:
@@ -76,10 +56,6 @@ class TrajectoryBuilder(ABC):
     def bind_runtime(self, runtime: Runtime) -> None:
         """Hand over what is running. Called once before `initialize`, and again around a validation."""
         self._runtime = runtime
-
-    def bind_built(self, built: Built) -> None:
-        """Hand over what is called with each finished collection."""
-        self.__built = built
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Take the `finetuning` block, and its reward function into the own config."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from etude.backends.capabilities import Capabilities, JobHyperparameters
 from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
-from etude.core.errors import TrainingError
-from etude.core.implementations import WrongReturnError, is_entered, wrap_implementations
+from etude.core.implementations import wrap_implementations
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.trajectory import TrajectoryCollection
 from etude.store.files import append_json_line
@@ -23,24 +22,12 @@ _FIRST_PAUSE = 0.25
 _BACKOFF = 1.5
 
 
-class Jobs(Protocol):
-    """The jobs of a run, which are journalled and followed whoever submits them: `etude.loop.bookkeeper`."""
-
-    async def submit(self, collection: TrajectoryCollection) -> TrainingJobRef | Skipped:
-        """Check the collection and start its job, once."""
-
-    async def followed(
-        self, ref: TrainingJobRef, ask: Callable[[], Awaitable[TrainingJobStatus]]
-    ) -> TrainingJobStatus:
-        """How a job stands; `ask` asks the backend."""
-
-
 class TrainerAdapter(ABC):
     """Sends trajectories to a training backend and follows the jobs.
 
     Connections, models and processes belong into `initialize`, not into the constructor. Within a run,
-    `submit`, `status` and `wait_until_complete` of every subclass are called through the run's `Jobs`. What a
-    method returns that is not what it is declared to raises WrongReturnError.
+    its jobs are recorded around it (`etude.loop.recorded`). What a method returns that is not what it is
+    declared to raises WrongReturnError.
     """
 
     run_config: FinetuneConfig
@@ -53,55 +40,10 @@ class TrainerAdapter(ABC):
         self.job_log = JobLog(None)
         """For facts about jobs that come without a folder; it keeps nothing unless it is replaced."""
 
-    __jobs: Jobs | None = None  # With two underscores: subclasses have attributes of their own.
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Have every implementation called through the run's jobs."""
+        """Have every implementation held to the interface."""
         super().__init_subclass__(**kwargs)
         wrap_implementations(cls, TrainerAdapter)
-
-    def bind_jobs(self, jobs: Jobs) -> None:
-        """Hand over what checks, journals and follows the jobs of a run."""
-        self.__jobs = jobs
-
-    async def around_submit(
-        self, proceed: Callable[..., Awaitable[TrainingJobRef | Skipped]], trajectories: TrajectoryCollection
-    ) -> TrainingJobRef | Skipped:
-        """Called for `submit` of every subclass."""
-        return await (proceed if self.__jobs is None else self.__jobs.submit)(trajectories)
-
-    async def around_status(
-        self, proceed: Callable[..., Awaitable[TrainingJobStatus]], ref: TrainingJobRef
-    ) -> TrainingJobStatus:
-        """Called for `status` of every subclass; not for what `wait_until_complete` asks itself."""
-        if is_entered(self, "wait_until_complete"):
-            return await proceed(ref)
-        return await self._followed(ref, lambda: proceed(ref))
-
-    async def around_wait_until_complete(
-        self,
-        proceed: Callable[..., Awaitable[TrainingJobStatus]],
-        ref: TrainingJobRef,
-        *args: Any,
-        **kwargs: Any,
-    ) -> TrainingJobStatus:
-        """Called for `wait_until_complete` of every subclass."""
-        return await self._followed(ref, lambda: proceed(ref, *args, **kwargs))
-
-    async def _followed(
-        self, ref: TrainingJobRef, ask: Callable[[], Awaitable[TrainingJobStatus]]
-    ) -> TrainingJobStatus:
-        if isinstance(ref, Skipped):
-            raise TrainingError(
-                f"there is no job to ask after, because nothing was submitted: {ref.reason}. Where `submit` "
-                "returns an `etude.Skipped`, go on with the next epoch"
-            )
-        if not hasattr(ref, "run_id"):  # A job's status names it too.
-            raise WrongReturnError(
-                f"{type(self).__name__} was asked after job {ref!r:.60}, and a TrainingJobRef is expected, "
-                "as `submit` and `run_epoch` return it (is a `return` missing?)"
-            )
-        return await ask() if self.__jobs is None else await self.__jobs.followed(ref, ask)
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Prepare the backend. Raises an EtudeError that says what to do when that cannot be done."""
@@ -212,6 +154,12 @@ class TrainerAdapter(ABC):
         Called before `initialize`; gives the names under which they are now.
         """
         return []
+
+    async def keep(self, version: ModelVersion) -> None:  # noqa: B027  # a hook with a sound default
+        """Have `version`, which was measured and is the best so far, outlast this process.
+
+        A backend that stores each version when its job ends needs nothing here.
+        """
 
     async def prune(self, keep: Collection[ModelVersion]) -> None:  # noqa: B027  # a hook with a sound default
         """Delete the stored weights of this run's versions that are not in `keep`, never the base model.

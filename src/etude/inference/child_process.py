@@ -103,6 +103,7 @@ class MaskedLog:
     def __init__(self, path: Path) -> None:
         """Raises OSError where the file cannot be opened."""
         file = open_private(path, "ab")
+        self.path = path
         self.begin = file.tell()
         """The number of bytes that the file had before."""
         reading, self._writing = os.pipe()
@@ -170,7 +171,7 @@ _ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*: (\d+).*?exitcode\s*: (-?\d+)", 
 """In the words of torch's launcher."""
 
 
-class Launcher(Protocol):
+class TeamLauncher(Protocol):
     """A way to start the processes of a team: a command that lives for as long as they do.
 
     Whoever runs the command watches and ends it as any process. It exits with 0 once all processes have done
@@ -188,7 +189,7 @@ class Launcher(Protocol):
         """Which process ended first and how, by the output of the command; None where it does not say."""
 
 
-class LocalLauncher:
+class LocalTeams:
     """Processes on this machine, started by `accelerate launch`."""
 
     def command(self, module: str, arguments: Sequence[str], processes: int, folder: Path) -> list[str]:

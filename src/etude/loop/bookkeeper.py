@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -12,23 +12,21 @@ from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import FinetuneConfig
 from etude.core.data_model import finite
-from etude.core.episode import EpisodeRecord, cut_off_share
-from etude.core.errors import TrainingError
-from etude.core.history import Entry, WarmUpEntry
-from etude.core.implementations import entered
+from etude.core.episode import EpisodeRecord
+from etude.core.errors import EtudeError, RunPaused, RunStopped, TrainingError
+from etude.core.history import Entry, EpochEntry, WarmUpEntry
 from etude.core.interfaces import bare
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import TrajectoryCollection
 from etude.groups.line import LineRules, ModelLine
 from etude.groups.opponents import OpponentPool
-from etude.jobs.folders import JobNameTakenError
-from etude.loop.metrics import collection_metrics, selection_metrics
-from etude.loop.record import Record
-from etude.loop.training_data import JobRecord, Provenance, TargetWatch
+from etude.loop.metrics import call_metrics, collection_metrics, reason_for_skip, selection_metrics
+from etude.loop.record import Record, pause_for
+from etude.loop.training_data import Provenance, TargetWatch
 from etude.rewards.collections import Collections, within, worked_on
 from etude.runtime import Runtime
 from etude.store.facts import SUMMARY
-from etude.store.figures import last_version, summary_of, versions_made
+from etude.store.figures import best_version, last_version, summary_of, versions_made
 from etude.store.log import Submission
 from etude.store.plain import json_facts
 
@@ -36,8 +34,12 @@ from etude.store.plain import json_facts
 class Bookkeeper:
     """Episodes are handed out fresh, data is checked where it is submitted, each job is made and noted once.
 
-    A trainer's builder collects through `collections`, and its adapter's `submit` leads here, so that what is
-    promised holds for all of them. `EpochTrainer` says what became of an epoch, a `Follower` finds it out.
+    A trainer's builder collects through `collections`, and what it is handed for its adapter leads here, so
+    that what is promised holds for all of them. `EpochTrainer` says what became of an epoch. Of any other
+    trainer that `follows` from what it submits and asks after: the weights of a job are adopted when the
+    trainer learns that it is completed. Such a run is resumed by doing the same again. Episodes come from the
+    journal, a job that was submitted is not submitted again, and one that ended ends at once, in the same
+    way.
     """
 
     def __init__(
@@ -48,6 +50,8 @@ class Bookkeeper:
         adapter: TrainerAdapter,
         curriculum_state: Callable[[], dict[str, Any]],
         facts: Callable[[], dict[str, Any]],
+        *,
+        follows: bool,
     ) -> None:
         """`facts` are what the trainer knows of the epoch's data, as metrics.
 
@@ -57,6 +61,7 @@ class Bookkeeper:
         self.config = config
         self.builder = builder
         self.adapter = adapter
+        self.follows = follows
         self.record = Record(runtime, config)
         warn = partial(runtime.progress.message, warning=True)
         self.line = ModelLine(
@@ -78,13 +83,24 @@ class Bookkeeper:
         self._progress = runtime.progress
         self._provenance = Provenance(runtime.target_model)
         self._targeted = TargetWatch(config.target_functions, runtime.target_model, warn, runtime.target)
-        self._samples = JobRecord(runtime.run.path, runtime.target, adapter)
         self._curriculum_state = curriculum_state
         self._facts = facts
         pools = [each for each in map(bare, runtime.engines.values()) if isinstance(each, OpponentPool)]
         self.opponents = [pool for pool in pools if pool.config.of == runtime.target_model]
         self._built: dict[int, tuple[TrajectoryCollection, dict[str, Any]]] = {}
         self.jobs: dict[int, int] = {}
+        """How many jobs this process has submitted for an epoch, or found submitted."""
+        self.begun: dict[str, tuple[int, float]] = {}
+        """By the names of those jobs: the epoch, and when the trainer submitted it."""
+        self.over: set[int] = set()
+        """The epochs that the trainer is through with, of those that follow."""
+        self.reasons: dict[int, str] = {}
+        """Why nothing was submitted for an epoch."""
+        self.failure: EtudeError | None = None
+        """Why data was refused or weights could not be adopted, whatever the trainer made of that."""
+        self.stopped_because: str | None = None
+        """The alarm that has ended the run, once the trainer was told."""
+        self._visited: set[int] = set()
         self._entered: int | None = None
 
     @property
@@ -136,43 +152,32 @@ class Bookkeeper:
         """Take what the builder says of a collection that it has finished."""
         self._built[self.epoch] = (collection, facts)
 
-    async def submit(self, collection: TrajectoryCollection) -> TrainingJobRef | Skipped:
-        """Start the job of the epoch, or give back the one that it has.
+    async def begin(self, epoch: int) -> int:
+        """`run_epoch` begins; the number of its epoch: another one where a trainer gives one twice.
 
-        The job is called by the run, the epoch and how often it has failed, whatever the collection was
-        called. Raises TrainingError when the data are not of the weights that they are said to come from.
+        Raises RunStopped or RunPaused where an alarm asks for it.
         """
-        epoch, log = self.epoch, self.record.log
-        job = self.jobs.get(epoch, 0) + 1
-        known = log.submission(epoch, job)
-        if known is not None and (self.record.ended(known.ref) or await self.line.is_known(known.ref)):
-            self.jobs[epoch] = job
-            return known.ref
-        self.check(collection, epoch)
-        try:
-            ref = await self._start(collection, epoch, job)
-        except JobNameTakenError:
-            # A process that was killed before it noted this job had made it of other data: of episodes that
-            # have been tried again since.
-            await log.forget_submission(epoch, job)
-            ref = await self._start(collection, epoch, job)
-        if isinstance(ref, TrainingJobRef):
-            await self._samples.submitted(epoch + 1, collection, ref)
-            submission = Submission(
-                ref=ref,
-                metrics=json_facts({**await self.metrics(epoch), **selection_metrics(collection)}),
-                curriculum_state=finite(self._curriculum_state()),
-                sampled_from=await self.sampled_from(epoch),
-            )
-            await log.add_submission(epoch, submission, job)
-            self.jobs[epoch] = job
-        return ref
+        if epoch in self._visited:
+            epoch = max(self._visited) + 1
+        await self.require_going(epoch)
+        self._visited.add(epoch)
+        if not self.record.is_done(epoch):
+            self._progress.epoch_started(epoch + 1, self.config.num_epochs)
+            self._progress.phase("collecting")
+        return epoch
 
-    async def _start(
-        self, collection: TrajectoryCollection, epoch: int, job: int
-    ) -> TrainingJobRef | Skipped:
-        with entered(self.adapter, "submit"):
-            return await self.line.submit(collection.model_copy(update={"run_id": self.job_name(epoch, job)}))
+    async def end(self, epoch: int, outcome: object) -> None:
+        """`run_epoch` is over; without a job there was nothing to train on."""
+        if epoch in self.jobs:
+            await self.record.flush()
+            return
+        self.over.add(epoch)
+        if self.record.is_done(epoch):
+            return
+        reason = outcome.reason if isinstance(outcome, Skipped) else self.reasons.get(epoch)
+        if reason is None:
+            reason = f"run_epoch submitted nothing; {reason_for_skip(await self.metrics(epoch))}"
+        await self.skip(epoch, reason)
 
     def job_name(self, epoch: int, job: int = 1) -> str:
         """The idempotency key of the `job`-th job of an epoch (from 0): another for each target and attempt.
@@ -196,6 +201,17 @@ class Bookkeeper:
             epoch,
         )
 
+    async def submission(
+        self, epoch: int, ref: TrainingJobRef, collection: TrajectoryCollection
+    ) -> Submission:
+        """What is recorded of a job when it is submitted."""
+        return Submission(
+            ref=ref,
+            metrics=json_facts({**await self.metrics(epoch), **selection_metrics(collection)}),
+            curriculum_state=finite(self._curriculum_state()),
+            sampled_from=await self.sampled_from(epoch),
+        )
+
     async def sampled_from(self, epoch: int) -> ModelVersion | None:
         """The weights that the epoch's episodes are sampled from: those of when it is asked first."""
         again = self._is_collected_again(epoch)
@@ -206,34 +222,42 @@ class Bookkeeper:
         return self.config.collect_ahead and self.record.history.went_back(epoch) is not None
 
     async def label_for(self, epoch: int) -> str:
-        """A word that tells the epoch's episodes from those that were collected for it, and are void."""
+        """A word that tells the epoch's episodes from those that were collected for it, and are void.
+
+        Nothing new is collected where an alarm has ended or paused the run.
+        """
+        if self.follows:
+            await self.require_going(epoch)
         return "again" if self._is_collected_again(epoch) else ""
 
-    async def followed(
-        self, ref: TrainingJobRef, ask: Callable[[], Awaitable[TrainingJobStatus]]
-    ) -> TrainingJobStatus:
-        """How a job stands, as the backend says."""
-        return await ask()
+    async def require_going(self, epoch: int) -> None:
+        """Raise RunStopped or RunPaused where an alarm asks for it; not in what is only done again."""
+        if self.record.is_done(epoch):
+            return
+        reason = self.record.reason_to_stop()
+        if reason is not None:
+            self.stopped_because = reason
+            raise RunStopped(f"the run has ended: {reason}")
+        try:
+            pause_for(await self.record.take_pauses())
+        except RunPaused as pause:
+            self.failure = pause
+            raise
 
     async def metrics(self, epoch: int) -> dict[str, Any]:
         """The figures of what was collected for the epoch: of the episodes that were handed out.
 
         Of itself the builder says what only it knows: what it left out, and how it shaped rewards.
         """
-        seen, reward = self.collections.of(epoch), self.config.reward_function
+        seen, run_id = self.collections.of(epoch), self.record.history.run_id
+        output, reward = seen.output, self.config.reward_function
         name = None if reward is None else reward.name
-        output = seen.output
         scored = {name: result.eval_output_items for name, result in output.evaluation_results}
         items = scored.get(reward.name, []) if reward is not None else []
-        run_id = self.record.history.run_id
         collection, facts = self._built.get(epoch, (TrajectoryCollection(run_id=run_id), {}))
         counted = {
             "episodes": seen.episodes,
-            "failures": output.failures,
-            "failure_causes": [cause.model_dump() for cause in output.causes],
-            "calls": output.calls,
-            "remote": output.remote(),
-            "cut_off_share": cut_off_share(output.calls),
+            **call_metrics(output),
             **seen.sampled.metrics(),
             "unscored": sum(not item.is_scored for item in items),
             "completion_tokens": seen.completion_tokens,
@@ -247,7 +271,9 @@ class Bookkeeper:
         metrics = collection_metrics(collection, {**counted, **facts, **given})
         return self.record.with_name({**metrics, **self._facts()})
 
-    async def adopt(self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus, since: float) -> None:
+    async def adopt(
+        self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus, since: float
+    ) -> EpochEntry:
         """Have the model sample from the weights that a job made, and record its epoch.
 
         `since` is when the job began, by `time.monotonic`. Raises TrainingError when the weights are not new.
@@ -268,7 +294,7 @@ class Bookkeeper:
             "training_seconds": time.monotonic() - since,
             "model_version": None if version is None else version.number,
         }
-        await self._add_epoch(
+        return await self._add_epoch(
             epoch,
             metrics,
             status=status,
@@ -306,11 +332,12 @@ class Bookkeeper:
         )
         self.record.report()
 
-    async def _add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> None:
+    async def _add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> EpochEntry:
         self._targeted.epoch_over(is_empty="skipped" in outcome and not self.record.history.trained)
         entry = await self.record.add_epoch(epoch, metrics, version=self.line.version, **outcome)
         self._let_go(epoch)
         await self._go_back(entry)
+        return entry
 
     def _let_go(self, epoch: int) -> None:
         self.collections.forget(epoch)
@@ -342,13 +369,16 @@ class Bookkeeper:
         metrics = self.record.with_name(metrics)
         entry = await self.record.add_validation(epoch, metrics, version=self.line.version)
         self._progress.validated(epoch, entry.metrics)
+        version, best = self.line.version, best_version(self.record.history)
+        if version is not None and best is not None and version.number == best.number:
+            await self.adapter.keep(version)
         self.record.warn()
         self.record.report()
         await self._go_back(entry)
 
     def finish(self) -> None:
         """Record the end of the run."""
-        summary = summary_of(self.record.history)
+        summary = summary_of(self.record.history).as_json()
         self.runtime.run.write_json(SUMMARY, summary)
         self.record.report(final=True)
         self._progress.finished(summary)

@@ -34,7 +34,7 @@ from etude.rewards.evaluation_run import forget_failures
 from etude.store.database import DATABASE, damage_of, open_database
 from etude.store.facts import SUMMARY, histories_of
 from etude.store.figures import last_version
-from etude.store.files import damage_in
+from etude.store.files import damage_in, write_atomically
 from etude.store.journal import Journal
 from etude.store.log import EpochLog, histories
 from etude.store.run_folder import LOCK, RunFolder, RunLock, new_run_name
@@ -161,7 +161,7 @@ def note_changes(run: RunFolder, config: Config) -> dict[str, tuple[Any, Any]]:
     if changed.keys() & {_NUM_EPOCHS, _ALARMS}:
         (run.path / SUMMARY).unlink(missing_ok=True)
     if changed:
-        run.write_text(CONFIG, config_text(resolved_yaml(config)), exact=True)
+        write_atomically(run.path / CONFIG, config_text(resolved_yaml(config)), exact=True)
     return changed
 
 
@@ -224,10 +224,20 @@ class WayBack:
 
 
 async def recover(books: Bookkeeper) -> None:
-    """Where the version to go on from is damaged, go back to the last whole one, and say so."""
+    """Where the version to go on from is damaged or not there, go back to the last whole one, and say so.
+
+    A version that was adopted, and whose epoch was not recorded before the process was killed, is made again
+    without a word.
+    """
     log, adapter, run = books.record.log, books.adapter, books.runtime.run
     way = await way_back(books.record.history, log.warm_up_jobs(), adapter.damage)
     if way is None:
+        lineage, epochs = books.line.log, books.record.history.epochs
+        adopted, recorded = lineage.entry(lineage.last()), last_version(books.record.history)
+        known = 0 if recorded is None else recorded.number
+        if adopted and adopted.version.number > known and await adapter.damage(adopted.version):
+            await lineage.forget_after(known)
+            await log.forget_after(epochs[-1].epoch if epochs else 0)
         return
     recovery = await go_back(
         run.journal, log, books.line.log, books.record.history, way, set_aside=adapter.go_back
@@ -251,16 +261,17 @@ async def way_back(history: History, warm_up: Sequence[WarmUpJob], damage_of: Da
     # One after the other: nearly always the first is whole, and a run may have thousands.
     steps = ((each.epoch, history.went_back(each.epoch) or each.version) for each in reversed(history.epochs))
     damaged: dict[int, list[str]] = {}
+    whole: tuple[int, ModelVersion] | None = None
     for epoch, version in chain(steps, [(0, start)]):
-        if version is None or version.number in damaged:
-            continue
-        damage = await damage_of(version)
-        if not damage:
-            lost = tuple(clause for clauses in reversed(damaged.values()) for clause in clauses)
-            return WayBack(lost, epoch, version, keeps_warm_up=True) if damaged else None
-        damaged[version.number] = damage
+        if version is not None and version.number not in damaged:
+            if not (damage := await damage_of(version)):
+                whole = (epoch, version)
+                break
+            damaged[version.number] = damage
+    if not damaged:
+        return None
     lost = tuple(clause for clauses in reversed(damaged.values()) for clause in clauses)
-    return WayBack(lost) if damaged else None
+    return WayBack(lost) if whole is None else WayBack(lost, *whole, keeps_warm_up=True)
 
 
 async def go_back(

@@ -69,6 +69,13 @@ def validation_metrics(output: EvaluationRunOutput, evaluator: str) -> dict[str,
         "num_examples": len(rewards),
         "num_unscored": len(items) - len(rewards) + len(output.left_out),
         "evaluators": _by_evaluator(scores, bounds),
+        **call_metrics(output),
+    }
+
+
+def call_metrics(output: EvaluationRunOutput) -> dict[str, Any]:
+    """How the episodes and the calls of their models went."""
+    return {
         "failures": dict(output.failures),
         "failure_causes": [cause.model_dump() for cause in output.causes],
         "calls": dict(output.calls),

@@ -2,57 +2,55 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import cast
 
 from etude.config.builder import TargetBuilder
-from etude.config.finetuning import FinetuneConfig, TrainerConfig
+from etude.config.finetuning import FinetuneConfig
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutputItem
+from etude.core.history import History
 from etude.core.interfaces import Progress
-from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
+from etude.core.job import TrainingJobStatus
 from etude.loop.interface import Trainer
 from etude.loop.record import require_trained
-from etude.loop.trainer import EpochTrainer, run_loop, submit_epoch
+from etude.loop.recorded import RecordedTrainer
+from etude.loop.trainer import EpochTrainer, run_loop
 from etude.runtime import Runtime
 from etude.store.facts import SUMMARY
-from etude.store.figures import summary_of_targets
+from etude.store.figures import summary_in
 from etude.store.log import note_targets
 
 
-async def assemble_trainer(runtime: Runtime) -> Trainer:
-    """The config's trainer with its builder, its adapter and the runtime bound; not initialized yet.
+async def assemble_trainer(runtime: Runtime) -> RecordedTrainer | RecordedTargets:
+    """The config's trainer with its builder, its adapter and the runtime; not initialized yet.
 
-    Where there are `finetuning.targets`, it is a `TargetsTrainer`. Raises RequestError when the config's
-    trainer is not made for several.
+    Where there are `finetuning.targets`, one for each. Raises RequestError when the config's trainer is not
+    made for several.
     """
     config = runtime.config
     if not config.finetuning.targets:
         return await _assemble(runtime)
     shared = SharedProgress(runtime.progress)
     members = {name: await _assemble_member(name, runtime, shared) for name in config.finetuning.targets}
-    together = TargetsTrainer(config.trainers[_named(config.finetuning.trainer, "trainer")], members)
-    together.bind_runtime(replace(runtime, progress=shared))
-    return together
+    return RecordedTargets(members, replace(runtime, progress=shared))
 
 
-async def _assemble(runtime: Runtime) -> Trainer:
+async def _assemble(runtime: Runtime) -> RecordedTrainer:
     finetuning, builder = runtime.config.finetuning, runtime.builder
     trajectory_builder = await builder.get_trajectory_builder(
         _named(finetuning.trajectory_builder, "trajectory_builder")
     )
     adapter = await builder.get_trainer_adapter(_named(finetuning.trainer_adapter, "trainer_adapter"))
     trainer: Trainer = await builder.get_trainer(_named(finetuning.trainer, "trainer"))
-    await trainer.bind_components(trajectory_builder=trajectory_builder, trainer_adapter=adapter)
-    trainer.bind_runtime(runtime)
-    return trainer
+    return RecordedTrainer(trainer, trajectory_builder, adapter, runtime)
 
 
-async def _assemble_member(name: str, runtime: Runtime, shared: SharedProgress) -> EpochTrainer:
+async def _assemble_member(name: str, runtime: Runtime, shared: SharedProgress) -> RecordedTrainer:
     builder = TargetBuilder(runtime.builder, name)
     own = builder.config.finetuning
     member = replace(
@@ -64,13 +62,14 @@ async def _assemble_member(name: str, runtime: Runtime, shared: SharedProgress) 
         target_config=runtime.config.finetuning.targets[name],
         progress=shared.view(name),
     )
-    trainer = await _assemble(member)
-    if not isinstance(trainer, EpochTrainer):
+    recorded = await _assemble(member)
+    if not isinstance(recorded.trainer, EpochTrainer):
+        kind = type(recorded.trainer).__name__
         raise RequestError(
-            f"finetuning.trainer '{own.trainer}' is a {type(trainer).__name__}, which trains one model; "
+            f"finetuning.trainer '{own.trainer}' is a {kind}, which trains one model; "
             "'finetuning.targets' needs `_type: epochs`, or a trainer that inherits from EpochTrainer"
         )
-    return trainer
+    return recorded
 
 
 def _named(name: str | None, key: str) -> str:
@@ -79,7 +78,7 @@ def _named(name: str | None, key: str) -> str:
     return name
 
 
-class TargetsTrainer(Trainer):
+class RecordedTargets:
     """Trains the targets of a run side by side, on one set of episodes for each epoch.
 
     Each target has an `EpochTrainer` of its own: its own builder, adapter, versions, history and files
@@ -87,15 +86,14 @@ class TargetsTrainer(Trainer):
     others they are in the journal, scored.
     """
 
-    def __init__(self, trainer_config: TrainerConfig, members: Mapping[str, EpochTrainer]) -> None:
-        """`members` are the trainers by target, their components and runtime bound."""
-        super().__init__(trainer_config)
+    def __init__(self, members: Mapping[str, RecordedTrainer], runtime: Runtime) -> None:
+        """`members` are the `EpochTrainer`s by target."""
         self.members = dict(members)
+        self._runtime = runtime
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Prepare all targets, and take up the run where it was left."""
-        self.run_config = run_config
-        await note_targets(self.runtime.run.journal, self.members)
+        await note_targets(self._runtime.run.journal, self.members)
         for name, member in self.members.items():
             await member.initialize(run_config.for_target(name))
 
@@ -104,9 +102,9 @@ class TargetsTrainer(Trainer):
 
         Raises TrainingError when a job failed, new weights are not alive, or nothing was trained on.
         """
-        run, progress = self.runtime.run, self.runtime.progress
-        members = list(self.members.values())
-        facts = {name: member.bookkeeper.describe() for name, member in self.members.items()}
+        run, progress, block = self._runtime.run, self._runtime.progress, self._runtime.config.finetuning
+        books = {name: member.trainer.bookkeeper for name, member in self.members.items()}
+        facts = {name: each.describe() for name, each in books.items()}
         # What all targets share, and the rest joined under the name of each.
         first, *others = facts.values()
         shared = {key: value for key, value in first.items() if all(other[key] == value for other in others)}
@@ -115,54 +113,23 @@ class TargetsTrainer(Trainer):
             for name, each in facts.items()
         }
         progress.run_started(run.name, num_epochs, shared | own)
-        await run_loop(members, num_epochs, self.run_config, run.name, progress)
-        summary = self._summary()
+        trainers = [cast("EpochTrainer", member.trainer) for member in self.members.values()]
+        await run_loop(trainers, num_epochs, block, run.name, progress)
+        histories: dict[str | None, History] = {name: each.record.history for name, each in books.items()}
+        summary = summary_in(histories, run.name).as_json()
         run.write_json(SUMMARY, summary)
-        for name, member in self.members.items():
-            member.bookkeeper.record.report(final=True)
-            if not member.history.trained and not member.runtime.target_config.frozen:
+        for name, each in books.items():
+            each.record.report(final=True)
+            if not each.record.history.trained and not each.runtime.target_config.frozen:
                 progress.message(f"{name}: was never trained in this run", warning=True)
         progress.finished(summary)
-        return require_trained([member.history for member in members])
-
-    async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | Skipped:
-        """Collect and submit the epoch of every target that is due.
-
-        The ref names the jobs of all targets under `jobs` in its metadata.
-        """
-        jobs = await submit_epoch(list(self.members.values()), epoch, run_id)
-        if not jobs:
-            reasons = [member.history.epochs[-1].skipped for member in self.members.values()]
-            listed = "; ".join(reason for reason in reasons if reason is not None)
-            return Skipped(reason=listed or "no target is due in this epoch")
-        refs = {str(member.runtime.target): ref.model_dump(mode="json") for member, ref in jobs}
-        name = f"{run_id}-epoch-{epoch + 1}"
-        return TrainingJobRef(run_id=name, backend="targets", metadata={"jobs": refs})
-
-    async def get_metrics(self, run_id: str) -> dict[str, Any]:
-        """The metrics of each target under `targets`. Raises ValueError for another run's id."""
-        metrics = {name: await member.get_metrics(run_id) for name, member in self.members.items()}
-        return self._summary() | {"targets": metrics}
+        return require_trained([*histories.values()])
 
     async def cleanup(self) -> None:
         """Free what the targets hold; what one of them raises does not stop the others."""
-        outcomes = await asyncio.gather(
-            *(member.cleanup() for member in self.members.values()), return_exceptions=True
-        )
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
-
-    def log_progress(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
-        """Tell who watches, and write the metrics files of all targets."""
-        self.runtime.progress.trained(epoch + 1, metrics)
-        for member in self.members.values():
-            member.bookkeeper.record.add_metrics(epoch, metrics)
-            member.bookkeeper.record.report(output_dir=output_dir)
-
-    def _summary(self) -> dict[str, Any]:
-        histories = {name: member.history for name, member in self.members.items()}
-        return summary_of_targets(self.runtime.run.name, histories)
+        async with AsyncExitStack() as exits:
+            for member in self.members.values():
+                exits.push_async_callback(member.cleanup)
 
 
 class SharedProgress(Progress):

@@ -122,39 +122,34 @@ async def _train(
     if not jobs:
         return
     progress.phase("training")
-    following = [asyncio.ensure_future(member.follow_job(epoch, job)) for member, job in jobs]
 
-    async def collect(epoch: int) -> None:
-        await _prepare(members, epoch, run_id)
-        progress.phase("training")
+    async def collect() -> None:
+        if ahead is not None:
+            await _prepare(members, ahead, run_id)
+            progress.phase("training")
 
-    collecting = [] if ahead is None else [asyncio.ensure_future(collect(ahead))]
+    collecting = asyncio.ensure_future(collect())
     try:
-        await asyncio.wait(following)
-        if all(_error_of(task) is None for task in following):
-            await asyncio.gather(*collecting, return_exceptions=True)
+        following = (member.follow_job(epoch, job) for member, job in jobs)
+        outcomes = await asyncio.gather(*following, return_exceptions=True)
+        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if not errors:
+            await collecting
     finally:
-        for task in (*following, *collecting):
-            task.cancel()
-        await asyncio.gather(*following, *collecting, return_exceptions=True)
-    errors = [error for error in map(_error_of, (*following, *collecting)) if error is not None]
-    if errors and collecting:
+        collecting.cancel()
+        await asyncio.gather(collecting, return_exceptions=True)
+    if errors and ahead is not None:
         # Nobody adopts before all is collected: a resumed run collects the rest from the same weights.
         raise errors[0]
-    for (member, job), task in zip(jobs, following, strict=True):
+    for (member, job), outcome in zip(jobs, outcomes, strict=True):
         # One job that failed does not make the others' work void.
-        if _error_of(task) is None:
+        if not isinstance(outcome, BaseException):
             try:
-                await member.finish_epoch(epoch, job, task.result())
+                await member.finish_epoch(epoch, job, outcome)
             except EtudeError as failure:
                 errors.append(failure)
     if errors:
         raise errors[0]
-
-
-def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
-    """The error that a task which is done ended with, if it did not end well."""
-    return asyncio.CancelledError() if task.cancelled() else task.exception()
 
 
 class EpochTrainerConfig(TrainerConfig, name="epochs"):
@@ -220,7 +215,7 @@ class EpochTrainer(Trainer):
             return selected
         if not len(selected):
             return Skipped(reason=reason_for_skip(await self.bookkeeper.metrics(epoch)))
-        return await self.bookkeeper.submit(selected)
+        return await self.trainer_adapter.submit(selected)
 
     async def prepare_epoch(self, epoch: int, run_id: str) -> None:
         """Collect and choose what `run_epoch` submits, unless that was done."""
@@ -310,7 +305,7 @@ class EpochTrainer(Trainer):
         if run_id != self.history.run_id:
             raise ValueError(f"this trainer runs {self.history.run_id!r} and knows nothing of {run_id!r}")
         return {
-            **summary_of(self.history),
+            **summary_of(self.history).as_json(),
             "epochs": [{"epoch": entry.epoch, **entry.metrics} for entry in self.history.epochs],
             "validations": [{"epoch": entry.epoch, **entry.metrics} for entry in self.history.validations],
         }

@@ -12,7 +12,7 @@ import logging
 from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -202,26 +202,26 @@ class TargetWatch:
 _LOG = logging.getLogger("etude.submitted")
 
 
-@dataclass(frozen=True, slots=True)
-class JobRecord:
-    """The record of the token sequences of one model's jobs, for people to look at: training goes on without.
+async def record_samples(
+    run: Path,
+    target: str | None,
+    adapter: TrainerAdapter,
+    epoch: int,
+    collection: TrajectoryCollection,
+    job: TrainingJobRef,
+) -> None:
+    """Write down the token sequences that a backend was handed for an epoch (from 1).
 
-    Where something cannot be written, the log says so.
+    They are for people to look at, and training goes on without: where something cannot be written, the log
+    says so.
     """
-
-    run: Path
-    target: str | None
-    adapter: TrainerAdapter
-
-    async def submitted(self, epoch: int, collection: TrajectoryCollection, job: TrainingJobRef) -> None:
-        """Write down what the backend was handed for an epoch (from 1)."""
-        if self.adapter.capabilities().records_samples:
-            return
-        try:
-            lines = await asyncio.to_thread(_lines, self.adapter, collection, Source(job.run_id, self.target))
-            await asyncio.to_thread(write_submitted, self.run, epoch, job.run_id, lines)
-        except StoreError as error:
-            _LOG.warning("what job %s was given is not recorded: %s", job.run_id, error)
+    if adapter.capabilities().records_samples:
+        return
+    try:
+        lines = await asyncio.to_thread(_lines, adapter, collection, Source(job.run_id, target))
+        await asyncio.to_thread(write_submitted, run, epoch, job.run_id, lines)
+    except StoreError as error:
+        _LOG.warning("what job %s was given is not recorded: %s", job.run_id, error)
 
 
 def _lines(adapter: TrainerAdapter, collection: TrajectoryCollection, job: Source) -> str:

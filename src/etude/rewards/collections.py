@@ -175,8 +175,8 @@ class Collections(Evaluation):
         evaluation: Evaluation,
         model: str,
         epoch: Callable[[], int],
-        observer: Callable[[int, EpisodeRecord], None] = lambda epoch, episode: None,
-        label: Callable[[int], Awaitable[str]] | None = None,
+        observer: Callable[[int, EpisodeRecord], None],
+        label: Callable[[int], Awaitable[str]],
     ) -> None:
         """`model` is the entry of `llms` that is trained; `epoch` says which one is collected for where
         `within` does not. `observer` is called with the epoch (from 0) and each of its training episodes.
@@ -194,7 +194,7 @@ class Collections(Evaluation):
     async def answer(self, request: EvaluationRequest) -> EvaluationRunOutput:
         """Collect under a phase of its own; `request.phase` is left out where there is only one kind."""
         stage, number = _within.get() or ("train", self._epoch())
-        label = await self._label(number) if self._label is not None and stage == "train" else ""
+        label = await self._label(number) if stage == "train" else ""
         key = phase_name(stage, number, "-".join(filter(None, (request.phase, label))))
         self._calls[key] += 1
         call = self._calls[key]

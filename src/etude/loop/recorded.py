@@ -1,0 +1,278 @@
+"""The parts of a run as others have them: whoever wrote them, what they make is recorded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any
+
+from etude.algorithms.algorithm import kind_of
+from etude.algorithms.trajectory_builder import TrajectoryBuilder
+from etude.backends.capabilities import (
+    check_block,
+    check_method,
+    check_opponents,
+    check_options,
+    check_tokens,
+)
+from etude.backends.trainer_adapter import TrainerAdapter
+from etude.config.component import ComponentConfig
+from etude.config.finetuning import FinetuneConfig
+from etude.core.errors import EtudeError, TrainingError
+from etude.core.implementations import WrongReturnError
+from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from etude.core.trajectory import TrajectoryCollection
+from etude.jobs.folders import JobNameTakenError
+from etude.loop.bookkeeper import Bookkeeper
+from etude.loop.interface import Trainer
+from etude.loop.lifecycle import recover
+from etude.loop.record import pause_for, require_trained
+from etude.loop.training_data import record_samples
+from etude.loop.warm_up import warm_up
+from etude.runtime import Runtime
+
+
+class RecordedPart:
+    """Stands around a part. All that it does not record is the part's own: methods, attributes, and class."""
+
+    _part: Any
+    _books: Bookkeeper
+
+    def __init__(self, part: Any, books: Bookkeeper) -> None:
+        vars(self).update(_part=part, _books=books)
+
+    @property  # type: ignore[misc]  # That of `object` can be set.
+    def __class__(self) -> type:
+        """The part's, so that `isinstance` says what it says of the part."""
+        return type(self._part)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_part"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._part, name, value)
+
+
+class RecordedBuilder(RecordedPart):
+    """A trajectory builder, of whose collections it is recorded what the builder says of them."""
+
+    async def finalize(self, run_id: str, *args: Any, **kwargs: Any) -> TrajectoryCollection:
+        """The builder's collection."""
+        collection: TrajectoryCollection = await self._part.finalize(run_id, *args, **kwargs)
+        self._books.built(collection, self._part.facts(run_id))
+        return collection
+
+
+class RecordedAdapter(RecordedPart):
+    """A trainer adapter, whose jobs are checked, journalled, made once and followed."""
+
+    async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
+        """Start the job of the epoch, or give back the one that it has.
+
+        The job is called by the run, the epoch and how often it has failed, whatever the collection was
+        called. Raises TrainingError when the data are not of the weights that they are said to come from.
+        """
+        books, epoch = self._books, self._books.epoch
+        job = books.jobs.get(epoch, 0) + 1
+        try:
+            ref = await self._submitted(trajectories, epoch, job)
+        except EtudeError as error:
+            books.reasons[epoch], books.failure = str(error), error
+            raise
+        if isinstance(ref, Skipped):
+            books.reasons[epoch] = ref.reason
+            return ref
+        books.jobs[epoch] = job
+        books.begun.setdefault(ref.run_id, (epoch, time.monotonic()))
+        if books.follows and books.record.ended(ref) is None:
+            books.runtime.progress.phase("training")
+        return ref
+
+    async def _submitted(
+        self, collection: TrajectoryCollection, epoch: int, job: int
+    ) -> TrainingJobRef | Skipped:
+        books, log = self._books, self._books.record.log
+        known = log.submission(epoch, job)
+        if known is not None and (books.record.ended(known.ref) or await books.line.is_known(known.ref)):
+            return known.ref
+        books.check(collection, epoch)
+
+        async def start() -> TrainingJobRef | Skipped:
+            name = books.job_name(epoch, job)
+            return await books.line.submit(collection.model_copy(update={"run_id": name}))
+
+        try:
+            ref = await start()
+        except JobNameTakenError:
+            # A process that was killed before it noted this job had made it of other data: of episodes that
+            # have been tried again since.
+            await log.forget_submission(epoch, job)
+            ref = await start()
+        if isinstance(ref, TrainingJobRef):
+            run, target = books.runtime.run.path, books.runtime.target
+            await record_samples(run, target, self._part, epoch + 1, collection, ref)
+            await log.add_submission(epoch, await books.submission(epoch, ref, collection), job)
+        return ref
+
+    async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
+        """How a job stands."""
+        return await self._followed(ref, lambda: self._part.status(ref))
+
+    async def wait_until_complete(self, ref: TrainingJobRef, *args: Any, **kwargs: Any) -> TrainingJobStatus:
+        """How a job ended."""
+        return await self._followed(ref, lambda: self._part.wait_until_complete(ref, *args, **kwargs))
+
+    async def _followed(
+        self, ref: TrainingJobRef, ask: Callable[[], Awaitable[TrainingJobStatus]]
+    ) -> TrainingJobStatus:
+        """How a job stands: as the backend says or, of one that is over, as it was recorded.
+
+        When a job is over for the first time and what becomes of its epoch follows from that, its weights are
+        adopted and the epoch is recorded.
+        """
+        if isinstance(ref, Skipped):
+            raise TrainingError(
+                f"there is no job to ask after, because nothing was submitted: {ref.reason}. Where `submit` "
+                "returns an `etude.Skipped`, go on with the next epoch"
+            )
+        if not hasattr(ref, "run_id"):  # A job's status names it too.
+            raise WrongReturnError(
+                f"{type(self._part).__name__} was asked after job {ref!r:.60}, and a TrainingJobRef is "
+                "expected, as `submit` and `run_epoch` return it (is a `return` missing?)"
+            )
+        books, log = self._books, self._books.record.log
+        if not books.follows:
+            return await ask()
+        recorded, (epoch, since) = books.record.ended(ref), books.begun.get(ref.run_id, (None, 0.0))
+        status = books.line.remembered(ref, await ask()) if recorded is None else recorded
+        if epoch is None or not status.status.is_final or status.status is TrainingStatusEnum.NOT_FOUND:
+            return status
+        books.over.add(epoch)
+        if recorded is None:
+            if status.status is TrainingStatusEnum.COMPLETED:
+                try:
+                    entry = await books.adopt(epoch, ref, status, since)
+                except EtudeError as error:
+                    books.failure = error
+                    raise
+                books.trained(epoch, entry.metrics)
+            await books.line.noted(ref, status)
+        if log.status(ref) is None:
+            await log.add_status(ref, status)
+        return status
+
+
+class RecordedTrainer:
+    """A trainer within a run: it is handed recorded parts, and what it does is reported, whatever it is.
+
+    All that is not recorded is the trainer's own.
+    """
+
+    def __init__(
+        self, trainer: Trainer, builder: TrajectoryBuilder, adapter: TrainerAdapter, runtime: Runtime
+    ) -> None:
+        self.trainer = trainer
+        self.builder, self.adapter, self._given = builder, adapter, runtime
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["trainer"], name)
+
+    async def initialize(self, run_config: FinetuneConfig) -> None:
+        """Hand the trainer its parts, have it prepare them, and take up the run where it was left.
+
+        Raises CapabilityError when the adapter cannot do what the builder makes data for, TrainingError when
+        the backend is not healthy: nothing was sampled by then.
+        """
+        trainer, builder, adapter, runtime = self.trainer, self.builder, self.adapter, self._given
+        books = Bookkeeper(
+            runtime,
+            run_config,
+            builder,
+            adapter,
+            trainer.get_curriculum_state,
+            lambda: trainer._curriculum_facts,
+            follows=not trainer.journals_epochs,
+        )
+        trainer.bind_books(books)
+        parts: Any = RecordedBuilder(builder, books), RecordedAdapter(adapter, books)
+        await trainer.bind_components(trajectory_builder=parts[0], trainer_adapter=parts[1])
+        trainer.bind_runtime(replace(runtime, evaluation=books.collections))
+        builder.bind_runtime(trainer.runtime)
+        self._check(run_config)
+        await recover(books)
+        await trainer.initialize(run_config)
+        await books.take_up()
+
+    def _check(self, run_config: FinetuneConfig) -> None:
+        builder, adapter, runtime = self.builder, self.adapter, self._given
+        backend, capabilities = _name(adapter, adapter.adapter_config), adapter.capabilities()
+        for method in builder.methods:
+            check_method(backend, capabilities, method, _name(builder, builder.trajectory_builder_config))
+        check_options(backend, capabilities, builder.trajectory_builder_config)
+        check_block(backend, capabilities, run_config)
+        needing = {*builder.methods, *map(kind_of, builder.methods)} & capabilities.token_ids_for
+        builder.token_ids_required = bool(needing)
+        if (target := runtime.target_model) in runtime.config.llms:
+            check_tokens(backend, capabilities, builder.methods, runtime.config.llms[target], target)
+            check_opponents(backend, capabilities, runtime.config.llms, target)
+
+    async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
+        """Have the trainer run, and record the beginning and the end of it.
+
+        Raises TrainingError when a job is not over, or has not been adopted, and WrongReturnError where there
+        are jobs and no statuses.
+        """
+        trainer, books, progress = self.trainer, self.trainer.bookkeeper, self._given.progress
+        if trainer.run_config is self.builder.run_config is None:
+            raise trainer._not_ready("super().initialize(run_config) in `initialize`, and await it,")
+        if trainer.journals_epochs:
+            return await trainer.run(num_epochs)
+        progress.run_started(self._given.run.name, num_epochs, books.describe())
+        await warm_up(books)
+        try:
+            statuses = await trainer.run(num_epochs)
+        except Exception:  # A trainer may make another error of RunStopped.
+            if books.stopped_because is None:
+                raise
+            statuses = require_trained([books.record.history])
+        if books.stopped_because is not None:
+            progress.message(
+                f"stopped after epoch {len(books.record.history.epochs)}: {books.stopped_because}"
+            )
+        for name in books.begun:
+            submission = books.record.log.submission_of(name)
+            if submission is not None and books.record.ended(submission.ref) is None:
+                status = await self.adapter.status(submission.ref)
+                if not status.status.is_final:
+                    raise TrainingError(
+                        f"the trainer returned while job {name} is '{status.status}'. Await "
+                        "`trainer_adapter.wait_until_complete(ref)` before `run` returns; resume the run to "
+                        "go on"
+                    )
+        if books.failure is None:
+            pause_for(await books.record.take_pauses())
+        if books.failure is not None:
+            raise books.failure
+        if not statuses and books.begun and books.stopped_because is None:
+            raise WrongReturnError(
+                f"{type(trainer).__name__}.run returned no status, and {len(books.begun)} jobs were "
+                "submitted; return what `wait_until_complete` says of each, and resume the run"
+            )
+        await books.record.flush()
+        books.finish()
+        return statuses
+
+    async def cleanup(self) -> None:
+        """Nobody goes on collecting; the parts are freed, whatever one of them raises."""
+        async with AsyncExitStack() as exits:
+            exits.push_async_callback(self.adapter.cleanup)
+            exits.push_async_callback(self.builder.cleanup)
+            if self.trainer._books is not None:
+                exits.push_async_callback(self.trainer.bookkeeper.collections.stop)
+                await self.trainer.cleanup()
+
+
+def _name(component: object, config: ComponentConfig) -> str:
+    return f"'{config.type_name}'" if config.type_name else type(component).__name__
