@@ -221,17 +221,6 @@ class InputMaker:
         dtype = next(policy.model.parameters()).dtype
         self._hide = torch.tensor(torch.finfo(dtype).min, dtype=dtype, device=policy.device)
 
-    def padded(
-        self, rows: Sequence[Row], slots: Sequence[int], shape: tuple[int, int], kv: KvSlots, *, leading: bool
-    ) -> StepPlan:
-        """The step of `kv`, for up to as many tokens of each row as `shape`, width and span, allows.
-
-        `leading` says whether the slots are 0…B-1 and may be read in place.
-        """
-        width, span = shape
-        numbers_3BT = self.numbers(rows, (len(slots), width), kv)
-        return self.planned(numbers_3BT, tensor(slots, self._device), span, kv, leading=leading)
-
     def numbers(self, rows: Sequence[Row], shape: tuple[int, int], kv: KvSlots) -> torch.Tensor:
         """Ids, positions and columns of the next tokens, [3, B, T].
 
@@ -248,7 +237,7 @@ class InputMaker:
     def planned(
         self, numbers_3BT: torch.Tensor, slot_B: torch.Tensor, span: int, kv: KvSlots, *, leading: bool
     ) -> StepPlan:
-        """The step of `kv` on these numbers."""
+        """The step of `kv` on these numbers; with `leading` the slots are 0…B-1, and are read in place."""
         ids_BT, position_BT, column_BT = numbers_3BT
         masks = self.masks(position_BT, span)
         kv.plan = StepPlan(ids_BT, position_BT, slot_B, column_BT, span, masks, leading)

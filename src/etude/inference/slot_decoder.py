@@ -158,7 +158,9 @@ class SlotDecoder:
             slots += islice((slot for slot in range(len(self._table)) if slot not in taken), fill)
         # In deterministic mode slots are always copied, so that memory looks the same wherever they are.
         leading = not self._deterministic and slots == list(range(len(slots)))
-        plan = self._inputs.padded(rows, slots, (width, span), self._kv, leading=leading)
+        numbers_3BT = self._inputs.numbers(rows, (len(slots), width), self._kv)
+        slot_B = tensor(slots, self._policy.device)
+        plan = self._inputs.planned(numbers_3BT, slot_B, span, self._kv, leading=leading)
         for row, count in zip(rows, counts, strict=True):
             row.cached += count
         read = tensor([index for index, row in enumerate(rows) if row.pending == 0], self._policy.device)
