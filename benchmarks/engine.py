@@ -33,8 +33,8 @@ from common import parse_arguments, print_json, print_table, progress, silent
 from transformers import GenerationConfig
 from transformers.utils import logging as hf_logging
 
-from etude.core.call import Constraint, Sampling
-from etude.inference.answer import Sampled, TokenRequest
+from etude.core.call import Completion, Constraint, Sampling
+from etude.inference.answer import TokenRequest
 from etude.inference.embedded import EmbeddedEngine
 from etude.models.policy import Policy
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
@@ -274,7 +274,7 @@ def random_prompts(choose: random.Random, count: int, length: int = PROMPT) -> l
     return [[choose.randrange(7, 400) for _ in range(length)] for _ in range(count)]
 
 
-Ask = Callable[[Sequence[TokenRequest]], list[Sampled]]
+Ask = Callable[[Sequence[TokenRequest]], list[Completion]]
 """Sends all requests at once and waits for all answers."""
 
 
@@ -297,7 +297,7 @@ def embedded(ask: Ask, names: Iterator[int], constraint: Constraint | None = Non
     return sample
 
 
-async def _all(engine: EmbeddedEngine, requests: Sequence[TokenRequest]) -> list[Sampled]:
+async def _all(engine: EmbeddedEngine, requests: Sequence[TokenRequest]) -> list[Completion]:
     return await asyncio.gather(*(engine.sample(request) for request in requests))
 
 
@@ -360,7 +360,9 @@ def conversations(own: Sample, ask: Ask, choose: random.Random, *, keep: bool, p
         ]
         found = ask(requests)
         told = random_prompts(choose, 8, 20)
-        contexts = [[*one.prompt_ids, *one.ids, *more] for one, more in zip(found, told, strict=True)]
+        contexts = [
+            [*one.prompt_ids, *one.completion_ids, *more] for one, more in zip(found, told, strict=True)
+        ]
     return time.process_time() - cpu
 
 

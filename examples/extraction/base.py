@@ -22,13 +22,14 @@ from etude.inference.embedded import EmbeddedEngine
 from etude.learner.learner import LearnerOptions
 from etude.learner.optimiser import Schedule
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer, texts_of
+from etude.rewards.evaluation_run import measure
 
 from agent import extract, fields_right
 from task import Order, draw_notes, draw_order
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from warm_up import Stage, StageReport, measure, warm_up
+from warm_up import Stage, StageReport, warm_up
 
 TRAINING, HELD_OUT = 4096, 512
 """Numbers of notes, all different."""

@@ -21,12 +21,13 @@ from etude.core.message import Message
 from etude.inference.embedded import EmbeddedEngine
 from etude.learner.learner import LearnerOptions
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
+from etude.rewards.evaluation_run import measure
 
 from agent import in_place, sort
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from warm_up import Stage, StageReport, measure, warm_up
+from warm_up import Stage, StageReport, warm_up
 
 ALPHABET, COUNT = "abcdefghijkl", 6
 TRAIN, HELD_OUT, TRANSCRIPTS = 4096, 512, 20_000

@@ -21,13 +21,14 @@ from etude.core.keys import generator
 from etude.core.message import Message
 from etude.inference.embedded import EmbeddedEngine
 from etude.models.tiny import build_policy, build_tokenizer
+from etude.rewards.evaluation_run import measure
 
 from agent import play, points
 from task import EMPTY, agent_moves, free_cells, has_won, opponent_moves, put, say, show
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from warm_up import Stage, StageReport, measure, warm_up
+from warm_up import Stage, StageReport, warm_up
 
 TRAIN, HELD_OUT = 1024, 512
 SINGLE_POSITIONS, GAMES = 20_000, 4_000

@@ -171,7 +171,7 @@ async def test_a_real_vllm_on_a_node_samples_from_the_weights_that_it_was_given(
     engine = real_engine_of(process, "lora-1", first)
     engine._processes = processes
     sampled = await engine.sample(TokenRequest(PROMPT, key=7))
-    expected = logprobs_of(trained, PROMPT, sampled.ids)
+    expected = logprobs_of(trained, PROMPT, sampled.completion_ids)
     assert torch.tensor(sampled.logprobs) == pytest.approx(expected, abs=1e-4)
     await engine.close()
     await processes.remove_lora("lora-1")

@@ -109,9 +109,9 @@ def test_every_answer_of_two_hundred_random_forms_has_its_form():
     given = answers(policy(), *asked)
     assert [answer.finish_reason for answer in given] == ["stop"] * 200
     for schema, answer in zip(schemas, given, strict=False):
-        jsonschema.validate(json.loads(answer.text), schema)
+        jsonschema.validate(json.loads(answer.message["content"]), schema)
     for regex, answer in zip(regexes, given[100:], strict=True):
-        assert re.fullmatch(regex, answer.text)
+        assert re.fullmatch(regex, answer.message["content"])
 
 
 def test_other_forms():
@@ -123,9 +123,9 @@ def test_other_forms():
     )
     complete = [answer for answer in given[:8] if answer.finish_reason == "stop"]
     assert complete
-    assert all(isinstance(json.loads(answer.text), dict) for answer in complete)
-    assert {answer.text for answer in given[8:16]} <= {"yes", "no", 'a/"b"'}
-    assert all(re.fullmatch("x[0-9]{3}", answer.text) for answer in given[16:])
+    assert all(isinstance(json.loads(answer.message["content"]), dict) for answer in complete)
+    assert {answer.message["content"] for answer in given[8:16]} <= {"yes", "no", 'a/"b"'}
+    assert all(re.fullmatch("x[0-9]{3}", answer.message["content"]) for answer in given[16:])
 
 
 MIXED = [
@@ -143,7 +143,7 @@ def test_an_answer_does_not_depend_on_its_company():
     alone = [answers(of, one)[0] for one in asked]
     together = answers(of, *asked, *(TokenRequest((9, 8), Sampling(max_tokens=7), key) for key in range(9)))
     for one, other in zip(alone, together, strict=False):
-        assert one.ids == other.ids
+        assert one.completion_ids == other.completion_ids
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
@@ -259,8 +259,8 @@ def test_thoughts_come_before_the_form():
     given = [answer for answer in answers(model, *asked) if answer.finish_reason == "stop"]
     assert given
     for answer in given:
-        assert re.fullmatch(r"(?s)((<think>)?.*</think>\s*)?[ab]{3}", answer.text)
-    assert any("</think>" in answer.text for answer in given)
+        assert re.fullmatch(r"(?s)((<think>)?.*</think>\s*)?[ab]{3}", answer.message["content"])
+    assert any("</think>" in answer.message["content"] for answer in given)
 
 
 def test_an_answer_is_as_long_as_it_must_be_and_ends_where_it_may():
@@ -273,8 +273,8 @@ def test_an_answer_is_as_long_as_it_must_be_and_ends_where_it_may():
         TokenRequest(PROMPT, Sampling(max_tokens=20, logit_bias=likely, min_tokens=7)),
         TokenRequest(PROMPT, Sampling(max_tokens=20, logit_bias=((20, 100.0),), stop_token_ids=(20,))),
     )
-    assert (len(short.ids), len(long.ids)) == (1, 8)
-    assert (cut.ids, cut.text, cut.finish_reason) == ((20,), "", "stop")
+    assert (len(short.completion_ids), len(long.completion_ids)) == (1, 8)
+    assert (cut.completion_ids, cut.message["content"], cut.finish_reason) == ((20,), "", "stop")
 
 
 def test_a_stop_string_waits_for_the_tokens_that_there_must_be():
@@ -282,10 +282,10 @@ def test_a_stop_string_waits_for_the_tokens_that_there_must_be():
     letter = model.tokenizer.convert_tokens_to_ids("a")
     always = Sampling(max_tokens=20, logit_bias=((letter, 100.0),), stop=("aa",))
     (soon,) = answers(model, TokenRequest(PROMPT, always))
-    assert (len(soon.ids), soon.text) == (2, "")
+    assert (len(soon.completion_ids), soon.message["content"]) == (2, "")
     (late,) = answers(model, TokenRequest(PROMPT, Sampling(**{**always.changed(), "min_tokens": 6})))
-    assert len(late.ids) == 6
-    assert late.text == "aaaa"
+    assert len(late.completion_ids) == 6
+    assert late.message["content"] == "aaaa"
 
 
 def test_the_prompts_own_logprobs():

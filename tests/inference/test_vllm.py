@@ -120,12 +120,13 @@ async def test_logprobs_are_those_of_the_learner_for_the_base_and_for_lora_weigh
     for name, policy in ((str(source), Policy.load(source)), ("lora-1", trained)):
         engine, told = engine_of(served, name, source), list[SampledToken]()
         sampled = await engine.sample(TokenRequest(PROMPT, key=7, top=2), told.append)
-        expected = logprobs_of(policy, PROMPT, sampled.ids)
+        expected = logprobs_of(policy, PROMPT, sampled.completion_ids)
         assert torch.tensor(sampled.logprobs) == pytest.approx(expected, abs=1e-4)
-        assert [token.id for token in told] == list(sampled.ids)
-        assert (await engine.sample(TokenRequest(PROMPT, key=7, top=2))).ids == sampled.ids
-        assert [len(top) for top in sampled.top] == [2] * len(sampled.ids)
-        answers[name] = sampled.ids
+        assert [token.id for token in told] == list(sampled.completion_ids)
+        again = await engine.sample(TokenRequest(PROMPT, key=7, top=2))
+        assert again.completion_ids == sampled.completion_ids
+        assert [len(top) for top in sampled.top_logprobs] == [2] * len(sampled.completion_ids)
+        answers[name] = sampled.completion_ids
         await engine.close()
     assert len(set(answers.values())) == 2
     await served.remove_lora("lora-1")
@@ -148,7 +149,8 @@ async def test_a_crash_is_noticed_and_mended_with_its_lora_weights(command, sour
         os.kill(first, signal.SIGKILL)
         await until(lambda: process.state == "restarting")
         assert "code -9" in process.reason and "vllm.log" in process.reason
-        assert (await engine.sample(request)).ids == before.ids, "it waited until vLLM was back"
+        again = await engine.sample(request)
+        assert again.completion_ids == before.completion_ids, "it waited until vLLM was back"
         assert process.pid != first and process.restarts == 1
         await engine.close()
 
@@ -215,7 +217,7 @@ async def test_the_prompts_logprobs_are_the_models_own(served, source):
     expected = logprobs_of(Policy.load(source), PROMPT[:1], PROMPT[1:])
     assert torch.tensor(sampled.prompt_logprobs) == pytest.approx(expected, abs=1e-4)
     assert [len(top) for top in sampled.prompt_top] == [2] * 3
-    assert [token.id for token in heard] == list(sampled.ids)
+    assert [token.id for token in heard] == list(sampled.completion_ids)
     assert (await engine.sample(TokenRequest(PROMPT))).prompt_logprobs == ()
     await engine.close()
 
@@ -232,11 +234,12 @@ async def test_the_real_vllm_samples_under_the_learners_grammars(served, source,
     sampling = Sampling(temperature=0.8, top_k=9, max_tokens=24, constraint=constraint)
     for key in range(4):
         sampled = await engine.sample(TokenRequest(PROMPT, sampling, key=key))
-        shapes = policy.speech.grammars.replayed(sampling, PROMPT, sampled.ids)
+        shapes = policy.speech.grammars.replayed(sampling, PROMPT, sampled.completion_ids)
         assert shapes is not None, "it has the form as the learner reads that"
         with torch.no_grad():
-            logits = policy.model(torch.tensor([[*PROMPT, *sampled.ids]])).logits[0, len(PROMPT) - 1 : -1]
-        ids = torch.tensor(sampled.ids)
+            all_ids = torch.tensor([[*PROMPT, *sampled.completion_ids]])
+            logits = policy.model(all_ids).logits[0, len(PROMPT) - 1 : -1]
+        ids = torch.tensor(sampled.completion_ids)
         expected = shaped(logits, shapes, ids).log_softmax(-1)[torch.arange(len(ids)), ids]
         assert torch.tensor(sampled.logprobs) == pytest.approx(expected, abs=1e-4)
     await engine.close()
@@ -346,7 +349,7 @@ async def require_weights(processes: VllmProcesses, name: Path, weights: Path) -
     engine = engine_of(process, str(name), weights)
     engine._processes = processes
     sampled = await engine.sample(TokenRequest(PROMPT, key=3))
-    expected = logprobs_of(Policy.load(weights), PROMPT, sampled.ids)
+    expected = logprobs_of(Policy.load(weights), PROMPT, sampled.completion_ids)
     assert torch.tensor(sampled.logprobs) == pytest.approx(expected, abs=1e-4)
     await engine.close()
 

@@ -22,8 +22,9 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 import etude.inference
+from etude.core.call import Completion
 from etude.core.errors import EngineAway, EngineError
-from etude.inference.answer import Sampled, TokenRequest
+from etude.inference.answer import TokenRequest
 from etude.inference.child_process import MaskedLines, MaskedLog
 from etude.inference.vllm_engine import VllmEngine
 from etude.inference.vllm_process import VllmProcess
@@ -75,7 +76,7 @@ def engine_of(processes: VllmProcesses, name: str | Path, source: Path, wait: fl
     return VllmEngine(processes, str(name), Speech.load(source), max_tokens=4, wait=wait)
 
 
-async def ask(engine: VllmEngine, episode: str, **fields: object) -> Sampled:
+async def ask(engine: VllmEngine, episode: str, **fields: object) -> Completion:
     return await engine.sample(TokenRequest((5, 40, 41), conversation=episode, **fields))
 
 

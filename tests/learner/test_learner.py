@@ -16,7 +16,6 @@ from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import Supervised
 from etude.core.errors import RequestError, StoreError, TrainingError
 from etude.core.job import ModelVersion
-from etude.core.keys import generator
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.optimiser import Schedule
 from etude.models.policy import LoraOptions
@@ -279,18 +278,6 @@ def test_a_model_that_does_not_say_what_its_layers_are_is_refused():
 TALKS = [[user(f"what is {number} plus 1?"), said(f"it is {number + 1}.")] for number in range(9)]
 
 
-class Counted(list):
-    """Transcripts that know which of them were looked at."""
-
-    def __init__(self, talks):
-        super().__init__(talks)
-        self.seen = []
-
-    def __getitem__(self, number):
-        self.seen.append(number)
-        return super().__getitem__(number)
-
-
 def stage(talks, **changes):
     options = LearnerOptions(learning_rate=1e-3)
     return Stage("talking", talks, **{"options": options, "batch_size": 2, "check_interval": 2, **changes})
@@ -302,20 +289,9 @@ def run(policy, one):
     return reports[0], told
 
 
-def test_transcripts_are_rendered_in_shuffled_order_when_their_turn_comes():
-    talks = Counted(TALKS)
-    report, told = run(fresh_policy(), stage(talks, at_most=100.0))
-    order = list(range(len(TALKS)))
-    generator(5, "warm-up", 0).shuffle(order)
-    assert talks.seen == order[:4]
-    assert (report.steps, told) == (2, [report.value])
-
-
-def test_each_transcript_is_rendered_once_however_often_it_is_imitated():
-    talks = Counted(TALKS)
+def test_a_stage_that_is_out_of_reach_says_how_far_it_got():
     with pytest.raises(TrainingError, match="after 20 steps the loss is"):
-        run(fresh_policy(), stage(talks, at_most=0.0, max_steps=20))
-    assert sorted(talks.seen) == list(range(len(TALKS)))
+        run(fresh_policy(), stage(TALKS, at_most=0.0, max_steps=20))
 
 
 def test_a_stage_is_over_when_what_is_measured_lies_between_its_bounds():

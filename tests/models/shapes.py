@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.message import Message, Tool
+from etude.models.family import written_answers
+from etude.models.probe import Roles
+from etude.models.reply import RendererReader
 from etude.models.template import ChatTemplate
 from etude.preflight.local_model import unread_values
 
@@ -65,7 +68,8 @@ SHAPES = (
 def ways(template: ChatTemplate) -> dict[str, str]:
     """The way of reading answers, of extending conversations, of tool calls, thinking and system messages."""
     family = template.family()
-    reading = f"{family.reader.name}, by {family.reader.way}"
+    is_package = isinstance(family.reader, RendererReader)
+    reading = f"{family.reader.name}, by {'renderers' if is_package else 'a response template of Etude'}"
     if family.extender is None:
         extending = "the difference of the template's renderings"
     else:
@@ -76,14 +80,14 @@ def ways(template: ChatTemplate) -> dict[str, str]:
         "conversations are extended by": extending,
         "tool calls": _tools(template),
         "thinking": _thinking(template),
-        "system messages": template.rendering.roles.way,
+        "system messages": system_messages(template.rendering.roles),
     }
 
 
 def _tools(template: ChatTemplate) -> str:
     family = template.family()
-    if missing := family.missing("call"):
-        return f"not understood: {', '.join(missing)}"
+    if lacking := missing(template, "call"):
+        return f"not understood: {', '.join(lacking)}"
     if unread := unread_values(template):
         return f"understood, but for {', '.join(unread)}"
     if any("call" in kind for kind in family.written):
@@ -95,8 +99,8 @@ def _tools(template: ChatTemplate) -> str:
 
 
 def _thinking(template: ChatTemplate) -> str:
-    if missing := template.family().missing("thinking"):
-        return f"not separated: {', '.join(missing)}"
+    if lacking := missing(template, "thinking"):
+        return f"not separated: {', '.join(lacking)}"
     if template.rendering.thinking_key is None:
         return "the template knows none"
     kept = "dropped once the user speaks again" if template.drops_thinking else "kept"
@@ -133,3 +137,17 @@ def _prompts(shape: Shape) -> list[int]:
     roles = [message["role"] for message in shape.messages]
     answers = [index for index, role in enumerate(roles) if role == "assistant"]
     return answers if roles[-1] == "assistant" else [*answers, len(roles)]
+
+
+def system_messages(roles: Roles) -> str:
+    """How they are written."""
+    if not roles._takes_first:
+        return "in the user's turns"
+    first = "as they are" if roles._takes_several else "the first ones as one"
+    return first if roles._takes_later else f"{first}, later ones in the user's turns"
+
+
+def missing(template: ChatTemplate, part: str) -> list[str]:
+    """The kinds of answers with `part`, like `call` or `thinking`, that are written and not understood."""
+    reader, answers = template.family().reader, written_answers(template.rendering, {})
+    return [each.kind for each in answers if part in each.kind and not each.is_read_by(reader)]

@@ -17,7 +17,7 @@ from etude.models.probe import MORE, NAME, PROBES, QUESTION, RESULT, THOUGHT, TO
 from etude.preflight.local_model import VALUES, unread_values
 from tests.models import families
 from tests.models.families import FAMILIES, template
-from tests.models.shapes import Shape, played
+from tests.models.shapes import Shape, missing, played
 from tests.models.test_template import template_of
 from tests.models.tiny_models import CHATML, answered
 
@@ -58,7 +58,7 @@ def test_the_table_in_the_docs_is_up_to_date():
 def test_tool_calls_of_every_family_with_tools_are_read(name):
     family = template(name).family()
     assert "a call" in family.written
-    assert not family.missing("call")
+    assert not missing(template(name), "call")
     message = read(name, *cut(name, "a call"))
     (call,) = message["tool_calls"]
     assert call["function"]["name"] == NAME

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from etude.core.call import ChatRequest, Completion, Delta, Sampling, TopLogprobs, Usage
+from etude.core.call import ChatRequest, Completion, Delta, Sampling, TopLogprobs
 from etude.core.errors import EngineError, ImpossibleCall, PromptTooLong
 from etude.core.message import Message, text_of
 from etude.core.threads import beside_loop
@@ -54,28 +54,6 @@ OnToken: TypeAlias = Callable[[SampledToken], None]
 """Called with each token in its turn, in the event loop that waits for the request."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """A continuation."""
-
-    prompt_ids: tuple[int, ...]
-    ids: tuple[int, ...]
-    """The end of turn included."""
-    logprobs: tuple[float, ...]
-    top: tuple[TopLogprobs, ...]
-    """One for each token; empty where none were asked for."""
-    text: str
-    """Without the end of turn, and cut before a stop string."""
-    finish_reason: str
-    """`stop` or `length`."""
-    version: int
-    """Of the weights that sampled the last token."""
-    prompt_logprobs: tuple[float, ...] = ()
-    """Of the prompt's tokens but the first, under the model at temperature 1; empty where not asked for."""
-    prompt_top: tuple[TopLogprobs, ...] = ()
-    """In the places of the same tokens."""
-
-
 class TokenEngine(Protocol):
     """An engine that continues token ids."""
 
@@ -83,10 +61,11 @@ class TokenEngine(Protocol):
     def speech(self) -> Speech:
         """How the model reads and writes."""
 
-    async def sample(self, request: TokenRequest, on_token: OnToken | None = None) -> Sampled:
+    async def sample(self, request: TokenRequest, on_token: OnToken | None = None) -> Completion:
         """Continue a prompt; `on_token` is called with each token as it is sampled.
 
-        Raises EngineError when that cannot be; cancelling the call frees what it held.
+        The message's content is the text as it was sampled, without the end of turn and cut before a stop
+        string. Raises EngineError when that cannot be; cancelling the call frees what it held.
         """
 
     async def complete(self, request: ChatRequest) -> Completion:
@@ -120,7 +99,7 @@ async def answer(engine: TokenEngine, request: ChatRequest) -> Completion:
     ids = prompt.ids
     stream = AnswerStream(speech, request, ids) if request.on_delta is not None else None
     try:
-        sampled = await engine.sample(
+        completion = await engine.sample(
             TokenRequest(
                 ids,
                 sampling,
@@ -135,18 +114,11 @@ async def answer(engine: TokenEngine, request: ChatRequest) -> Completion:
         if error.param == FORM and request.sampling.constraint is None:
             error.param = "tools"  # The form is theirs.
         raise
-    message = read(speech, request, sampled.text, ids, sampled.ids)
-    return Completion(
+    message = read(speech, request, completion.message["content"], ids, completion.completion_ids or ())
+    return replace(
+        completion,
         message=message,
-        finish_reason="tool_calls" if message.get("tool_calls") else sampled.finish_reason,
-        prompt_ids=sampled.prompt_ids,
-        completion_ids=sampled.ids,
-        logprobs=sampled.logprobs,
-        top_logprobs=sampled.top,
-        prompt_logprobs=sampled.prompt_logprobs,
-        prompt_top=sampled.prompt_top,
-        usage=Usage(len(sampled.prompt_ids), len(sampled.ids)),
-        model_version=sampled.version,
+        finish_reason="tool_calls" if message.get("tool_calls") else completion.finish_reason,
         drifted=prompt.drifted,
         fault="" if prompt.fault is None else prompt.fault.reason,
         constraint=None if sampling is request.sampling else sampling.constraint,

@@ -12,13 +12,12 @@ from typing import TypeAlias
 
 import torch
 
-from etude.core.call import ChatRequest, Completion, Sampling, TopLogprobs
+from etude.core.call import ChatRequest, Completion, Sampling, TopLogprobs, Usage
 from etude.core.errors import EngineError, ImpossibleCall
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
 from etude.inference.answer import (
     OnToken,
-    Sampled,
     SampledToken,
     TokenEngine,
     TokenRequest,
@@ -62,14 +61,14 @@ class _Job:
     limit: int
     """Length at which the row is cut."""
     loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Sampled]
+    future: asyncio.Future[Completion]
     on_token: OnToken | None
     prompt_top: int | None
     """How many of the most likely tokens in the places of the prompt's are asked for, if any are."""
     prompt_scores: tuple[tuple[float, ...], tuple[TopLogprobs, ...]] = ((), ())
 
 
-_News: TypeAlias = SampledToken | Sampled | str
+_News: TypeAlias = SampledToken | Completion | str
 """A token, the result, or why there is none."""
 
 
@@ -115,7 +114,7 @@ class EmbeddedEngine(Engine, TokenEngine):
         """Sample one assistant message; others are sampled beside it."""
         return await answer(self, request)
 
-    async def sample(self, request: TokenRequest, on_token: OnToken | None = None) -> Sampled:
+    async def sample(self, request: TokenRequest, on_token: OnToken | None = None) -> Completion:
         sampling, length = request.sampling, len(request.prompt_ids)
         if sampling.constraint is None:
             shaper = self.speech.grammars.shaper(sampling, request.prompt_ids)
@@ -239,7 +238,7 @@ class EmbeddedEngine(Engine, TokenEngine):
         _hand_over(news)
         return [job for job in alive if job not in finished] if finished else alive
 
-    def _result(self, job: _Job, version: int) -> Sampled | None:
+    def _result(self, job: _Job, version: int) -> Completion | None:
         """The result where the last token, sampled from weights of `version`, ends the job."""
         row, start = job.row, job.prompt_length
         ids, sampling = row.ids, row.sampling
@@ -252,9 +251,19 @@ class EmbeddedEngine(Engine, TokenEngine):
             reason, text = "length", decode(ids[start:])
         else:
             return None
-        logprobs, top = tuple(row.logprobs), tuple(row.top_logprobs)
-        scores = job.prompt_scores
-        return Sampled(tuple(ids[:start]), tuple(ids[start:]), logprobs, top, text, reason, version, *scores)
+        prompt_logprobs, prompt_top = job.prompt_scores
+        return Completion(
+            message={"role": "assistant", "content": text},
+            finish_reason=reason,
+            prompt_ids=tuple(ids[:start]),
+            completion_ids=tuple(ids[start:]),
+            logprobs=tuple(row.logprobs),
+            top_logprobs=tuple(row.top_logprobs),
+            prompt_logprobs=prompt_logprobs,
+            prompt_top=prompt_top,
+            usage=Usage(start, len(ids) - start),
+            model_version=version,
+        )
 
     def _before_stop_string(self, sampled: Sequence[int], sampling: Sampling) -> str | None:
         """The text before the first stop string, once one has appeared that may end the answer."""
@@ -285,7 +294,7 @@ def _receive(news: Sequence[tuple[_Job, _News]]) -> None:
             continue
         if isinstance(new, str):
             job.future.set_exception(EngineError(new))
-        elif isinstance(new, Sampled):
+        elif isinstance(new, Completion):
             job.future.set_result(new)
         elif job.on_token is not None:
             job.on_token(new)

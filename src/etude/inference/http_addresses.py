@@ -179,9 +179,19 @@ class HttpAddresses:
         """Raises RequestError where a key is missing."""
         self._config = config
         self.routes = Routes(config.addresses, config.model_name, self.lacking)
-        self._client = HttpClient(
-            self._headers(), most_megabytes=config.max_answer_mb, setting="`max_answer_mb`"
-        )
+        headers = {"content-type": "application/json"}
+        key = config.api_key.get_secret_value() if config.api_key else os.environ.get("OPENAI_API_KEY", "")
+        if key := key.strip():
+            keep_secret(key)
+            headers["authorization"] = f"Bearer {key}"
+        elif OPENAI_URL in config.addresses:
+            raise RequestError(
+                f"model '{config.model_name}' is to be sampled from OpenAI, but there is no API key. "
+                "Set OPENAI_API_KEY, or `api_key`, or `base_url` for another endpoint."
+            )
+        headers |= {name: value.get_secret_value() for name, value in config.headers.items()}
+        keep_secret(*(value.get_secret_value() for value in config.headers.values()))
+        self._client = HttpClient(headers, most_megabytes=config.max_answer_mb, setting="`max_answer_mb`")
         self.wanted: str | None = None
         """The model that an address must list before it is used again; None where any will do."""
 
@@ -238,19 +248,3 @@ class HttpAddresses:
         """Close all connections. Calling it twice is fine."""
         await self.routes.close()
         await self._client.close()
-
-    def _headers(self) -> dict[str, str]:
-        headers, configured = {"content-type": "application/json"}, self._config.api_key
-        key = configured.get_secret_value() if configured else os.environ.get("OPENAI_API_KEY", "")
-        key = key.strip()
-        if key:
-            keep_secret(key)
-            headers["authorization"] = f"Bearer {key}"
-        elif OPENAI_URL in self._config.addresses:
-            raise RequestError(
-                f"model '{self._config.model_name}' is to be sampled from OpenAI, but there is no API key. "
-                "Set OPENAI_API_KEY, or `api_key`, or `base_url` for another endpoint."
-            )
-        more = {name: value.get_secret_value() for name, value in self._config.headers.items()}
-        keep_secret(*more.values())
-        return headers | more

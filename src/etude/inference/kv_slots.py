@@ -40,14 +40,18 @@ _CPU = torch.device("cpu")
 
 @dataclass(slots=True)
 class StepPlan:
-    """Where one forward pass reads and writes."""
+    """One forward pass: its tokens, and where their keys and values are read and written."""
 
+    ids_BT: torch.Tensor
+    position_BT: torch.Tensor
     rows: torch.Tensor
     """[B] slot of each row."""
     columns: torch.Tensor
     """[B, T] column that each new token is written to."""
     span: int
     """Columns that attention looks at."""
+    masks: dict[str, torch.Tensor]
+    """Additive, [B, 1, T, span], by kind of layer."""
     leading: bool
     """Whether `rows` is 0…B-1, so that slots can be read without a copy."""
 
@@ -145,10 +149,13 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 class KvSlots(Cache):  # type: ignore[misc]
     """The slots of all layers. Slots and columns grow on demand and never shrink."""
 
+    plan: StepPlan
+    """Of the pass that the model's own modules make."""
+
     def __init__(self, layers: int, slots: int) -> None:
         self.slots = slots
         self.columns = _COLUMN_STEP + 1
-        self.plan = StepPlan(torch.zeros(0, dtype=torch.long), torch.zeros(0, 0, dtype=torch.long), 0, True)
+
         super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
 
     @property
@@ -203,16 +210,6 @@ def span_of(length: int) -> int:
     return -(-length // _SPAN_STEP) * _SPAN_STEP
 
 
-@dataclass(frozen=True, slots=True)
-class StepInputs:
-    """Of one forward pass."""
-
-    ids_BT: torch.Tensor
-    position_BT: torch.Tensor
-    masks: dict[str, torch.Tensor]
-    """Additive, [B, 1, T, span], by kind of layer."""
-
-
 class InputMaker:
     """Makes inputs for one model."""
 
@@ -223,17 +220,6 @@ class InputMaker:
         self._window: int | None = window if SLIDING in self._kinds else None
         dtype = next(policy.model.parameters()).dtype
         self._hide = torch.tensor(torch.finfo(dtype).min, dtype=dtype, device=policy.device)
-
-    def padded(
-        self, rows: Sequence[Row], slots: Sequence[int], shape: tuple[int, int], kv: KvSlots, *, leading: bool
-    ) -> StepInputs:
-        """For up to as many tokens of each row as `shape`, width and span, allows; plans the step of `kv`.
-
-        `leading` says whether the slots are 0…B-1 and may be read in place.
-        """
-        width, span = shape
-        numbers_3BT = self.numbers(rows, (len(slots), width), kv)
-        return self.planned(numbers_3BT, tensor(slots, self._device), span, kv, leading=leading)
 
     def numbers(self, rows: Sequence[Row], shape: tuple[int, int], kv: KvSlots) -> torch.Tensor:
         """Ids, positions and columns of the next tokens, [3, B, T].
@@ -250,11 +236,12 @@ class InputMaker:
 
     def planned(
         self, numbers_3BT: torch.Tensor, slot_B: torch.Tensor, span: int, kv: KvSlots, *, leading: bool
-    ) -> StepInputs:
-        """Inputs of these numbers; plans the step of `kv`."""
+    ) -> StepPlan:
+        """The step of `kv` on these numbers; with `leading` the slots are 0…B-1, and are read in place."""
         ids_BT, position_BT, column_BT = numbers_3BT
-        kv.plan = StepPlan(slot_B, column_BT, span, leading)
-        return StepInputs(ids_BT, position_BT, self.masks(position_BT, span))
+        masks = self.masks(position_BT, span)
+        kv.plan = StepPlan(ids_BT, position_BT, slot_B, column_BT, span, masks, leading)
+        return kv.plan
 
     def looks_back(self, span: int) -> bool:
         """Whether every layer looks back over so many tokens."""
@@ -310,12 +297,12 @@ class Ragged:
     groups: list[Group]
 
 
-def padded(inputs: StepInputs, plan: StepPlan) -> Ragged:
+def padded(plan: StepPlan) -> Ragged:
     """All rows in one group, padding included."""
-    rows, width = inputs.ids_BT.shape
-    group = Group(slice(0, rows * width), (rows, width), None, plan.slots, plan.span, inputs.masks)
+    rows, width = plan.ids_BT.shape
+    group = Group(slice(0, rows * width), (rows, width), None, plan.slots, plan.span, plan.masks)
     slot_BT = plan.rows[:, None].expand(-1, width)
-    ids_N, position_N = inputs.ids_BT.flatten(), inputs.position_BT.flatten()
+    ids_N, position_N = plan.ids_BT.flatten(), plan.position_BT.flatten()
     return Ragged(ids_N, position_N, slot_BT.flatten(), plan.columns.flatten(), [group])
 
 

@@ -12,7 +12,7 @@ import torch
 
 from etude.inference.fused_llama import FusedLlama
 from etude.inference.fused_weights import can_fuse
-from etude.inference.kv_slots import InputMaker, KvSlots, StepInputs, padded, span_for, span_of, tensor
+from etude.inference.kv_slots import InputMaker, KvSlots, StepPlan, padded, span_for, span_of, tensor
 from etude.inference.sampler import Row, append_samples
 from etude.inference.slot_table import SlotTable
 from etude.models.architecture import layer_kinds, off_by
@@ -158,11 +158,13 @@ class SlotDecoder:
             slots += islice((slot for slot in range(len(self._table)) if slot not in taken), fill)
         # In deterministic mode slots are always copied, so that memory looks the same wherever they are.
         leading = not self._deterministic and slots == list(range(len(slots)))
-        inputs = self._inputs.padded(rows, slots, (width, span), self._kv, leading=leading)
+        numbers_3BT = self._inputs.numbers(rows, (len(slots), width), self._kv)
+        slot_B = tensor(slots, self._policy.device)
+        plan = self._inputs.planned(numbers_3BT, slot_B, span, self._kv, leading=leading)
         for row, count in zip(rows, counts, strict=True):
             row.cached += count
         read = tensor([index for index, row in enumerate(rows) if row.pending == 0], self._policy.device)
-        logits_BV = self._logits(inputs)
+        logits_BV = self._logits(plan)
         return logits_BV if len(read) == len(slots) else logits_BV[read]
 
     def _replayed(self, rows: list[Row], graphs: StepGraphs) -> torch.Tensor:
@@ -181,16 +183,15 @@ class SlotDecoder:
         slot_B = torch.arange(numbers_3B1.shape[1], device=numbers_3B1.device)
         return self._logits(self._inputs.planned(numbers_3B1, slot_B, span, self._kv, leading=True))
 
-    def _logits(self, inputs: StepInputs) -> torch.Tensor:
+    def _logits(self, plan: StepPlan) -> torch.Tensor:
         """After each row's last token, [B, V]."""
         if self._fused is not None:
-            count, width = inputs.ids_BT.shape
-            last = torch.arange(width - 1, count * width, width)
-            return self._fused(padded(inputs, self._kv.plan), self._kv, last)
-        masks = inputs.masks
+            count, width = plan.ids_BT.shape
+            return self._fused(padded(plan), self._kv, torch.arange(width - 1, count * width, width))
+        masks = plan.masks
         output = self._policy.model(
-            input_ids=inputs.ids_BT,
-            position_ids=inputs.position_BT,
+            input_ids=plan.ids_BT,
+            position_ids=plan.position_BT,
             attention_mask=masks if len(masks) > 1 else masks[self._kinds[0]],
             past_key_values=self._kv,
             use_cache=True,

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 from pydantic_core import from_json, to_json
 
-from etude.core.call import ChatRequest, Completion, TopLogprobs
+from etude.core.call import ChatRequest, Completion, TopLogprobs, Usage
 from etude.core.errors import EngineAway, EngineError, ImpossibleCall
-from etude.inference.answer import OnToken, Sampled, SampledToken, TokenRequest, answer, before_stop
+from etude.inference.answer import OnToken, SampledToken, TokenRequest, answer, before_stop
 from etude.inference.http_addresses import HttpClient
 from etude.inference.routes import FIRST_TOKENS, beginning, conversation_of
 from etude.inference.vllm_processes import VllmProcesses
@@ -53,7 +53,7 @@ class VllmEngine:
             headers, read_seconds=600.0, most_megabytes=512.0, setting="a limit of etude"
         )
 
-    async def sample(self, request: TokenRequest, on_token: OnToken | None = None) -> Sampled:
+    async def sample(self, request: TokenRequest, on_token: OnToken | None = None) -> Completion:
         """Continue a prompt of token ids; waits first where vLLM is being restarted.
 
         The logprobs are those of the distribution that was sampled from: temperature and top_p included.
@@ -97,7 +97,7 @@ class VllmEngine:
 
     async def _sampled(
         self, request: TokenRequest, url: str, body: Mapping[str, Any], on_token: OnToken | None
-    ) -> Sampled:
+    ) -> Completion:
         """The continuation by the process at `url`."""
         ids, logprobs, tops = list[int](), list[float](), list[TopLogprobs]()
         scores, finish_reason = list[tuple[float, TopLogprobs]](), ""
@@ -115,14 +115,15 @@ class VllmEngine:
         ends = {*self.speech.stop_ids, *request.sampling.stop_token_ids}
         text = self.speech.template.decode(ids[:-1] if ids and ids[-1] in ends else ids)
         cut = before_stop(text, request.sampling.stop)
-        return Sampled(
-            prompt_ids=request.prompt_ids,
-            ids=tuple(ids),
-            logprobs=tuple(logprobs),
-            top=tuple(tops),
-            text=text if cut is None else cut,
+        return Completion(
+            message={"role": "assistant", "content": text if cut is None else cut},
             finish_reason="length" if finish_reason == "length" else "stop",
-            version=self.version,
+            prompt_ids=request.prompt_ids,
+            completion_ids=tuple(ids),
+            logprobs=tuple(logprobs),
+            top_logprobs=tuple(tops),
+            usage=Usage(len(request.prompt_ids), len(ids)),
+            model_version=self.version,
             prompt_logprobs=tuple([own for own, _ in scores]),
             prompt_top=tuple([top for _, top in scores]),
         )
@@ -193,7 +194,7 @@ class VllmEngine:
         Raises EngineError for what cannot be.
         """
         try:
-            ids, fields = choice.get("token_ids") or [], choice.get("logprobs") or {}
+            ids, fields, most = choice.get("token_ids") or [], choice.get("logprobs") or {}, request.top
             logprobs = fields.get("token_logprobs") or []
             tops = fields.get("top_logprobs") or [{}] * len(ids)
             if not len(ids) == len(logprobs) == len(tops):
@@ -205,7 +206,13 @@ class VllmEngine:
             return (
                 require_ids(ids, self.speech.vocabulary, "token_ids"),
                 require_logprobs(logprobs, "logprobs.token_logprobs[#]"),
-                [_top(top or {}, request.top) for top in tops] if request.top else [],
+                # vLLM says `token_id:` before ids that stand for token texts.
+                [
+                    likeliest(
+                        {int(name.removeprefix("token_id:")): float(p) for name, p in top.items()}, most
+                    )
+                    for top in (each or {} for each in tops if most)
+                ],
                 read_prompt_logprobs(rows, request.prompt_ids, count or 0),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -224,10 +231,3 @@ def _failure(status: int, body: bytes) -> EngineError:
 def _unreadable(error: Exception) -> EngineError:
     reason = str(error) if isinstance(error, Impossible) else f"{type(error).__name__}: {error}"
     return EngineError(f"vLLM's answer cannot be read: {reason}")
-
-
-def _top(wire: Mapping[str, float], count: int) -> TopLogprobs:
-    """vLLM says `token_id:` before ids that stand for token texts."""
-    return likeliest(
-        {int(name.removeprefix("token_id:")): float(value) for name, value in wire.items()}, count
-    )

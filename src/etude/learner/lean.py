@@ -100,21 +100,14 @@ def lean_hidden(model: Any, ids_N: Tensor, layout: TreeLayout) -> Tensor:
         layout.windows.append(window)
         queries = layout.last if layer is body.layers[-1] else layout.all
         spec = AttentionSpec(layout, queries, layout.binding(window), layer.self_attn.scaling)
-        run = _twice if is_checkpointed(layer) else _layer
-        x_NE, more_NE = run(layer, x_NE, more_NE, turn_N1C, spec)
+        if is_checkpointed(layer):  # Only its input and what it attended to are kept for the gradient.
+            args = layer, x_NE if more_NE is None else x_NE + more_NE, None, turn_N1C, replace(spec, kept=[])
+            x_NE, more_NE = checkpoint(_layer, *args, use_reentrant=False, preserve_rng_state=False)
+        else:
+            x_NE, more_NE = _layer(layer, x_NE, more_NE, turn_N1C, spec)
     if layout.kernel != "blocks" and more_NE is not None:  # All tokens were in the last layer too.
         x_NE, more_NE = (x.index_select(0, layout.last.places_Q) for x in (x_NE, more_NE))
     return _summed(body.norm, x_NE, more_NE)[1]
-
-
-def _twice(
-    layer: Any, x_NE: Tensor, more_NE: Tensor | None, turn_N1C: Tensor, spec: AttentionSpec
-) -> tuple[Tensor, Tensor]:
-    """A layer, of which only its input and what it attended to are kept for the gradient."""
-    run: Callable[..., tuple[Tensor, Tensor]] = checkpoint
-    input_NE = x_NE if more_NE is None else x_NE + more_NE
-    args = layer, input_NE, None, turn_N1C, replace(spec, kept=[])
-    return run(_layer, *args, use_reentrant=False, preserve_rng_state=False)
 
 
 def _layer(

@@ -160,7 +160,16 @@ class Learner:
             self.optimiser.drop_gradient()
             start = time.perf_counter()
             try:
-                metrics, tokens = self._gradient(units, objective, canceled or threading.Event())
+                canceled = canceled or threading.Event()
+                try:
+                    metrics, tokens = self.add_gradient(units, objective, canceled)
+                except TrainingCanceled:
+                    metrics, tokens = {}, 0
+                counts = {"tokens": float(tokens), "canceled": float(canceled.is_set())}
+                totals = self.team.sum(metrics | counts)
+                if totals.pop("canceled"):
+                    raise TrainingCanceled("canceled")
+                self.team.sum_gradients(self.optimiser.gradients)
                 norm = self.optimiser.clip(self.options.max_grad_norm)
                 if not math.isfinite(norm):
                     failed = f"the gradient of step {self.step + 1} is not finite"
@@ -170,8 +179,8 @@ class Learner:
                 self.optimiser.step(rate)
             finally:
                 self.optimiser.drop_gradient()
-            seconds = max(time.perf_counter() - start, 1e-9)
-        return metrics | {"grad_norm": norm, "learning_rate": rate, "tokens_per_s": tokens / seconds}
+            speed = totals.pop("tokens") / max(time.perf_counter() - start, 1e-9)
+        return totals | {"grad_norm": norm, "learning_rate": rate, "tokens_per_s": speed}
 
     def largest_pass(self, units: Sequence[Unit], *, by_length: bool = False) -> tuple[int, int, bool]:
         """Tokens that a step on `units` runs through the model at a time at most, how many are trained, and
@@ -248,21 +257,6 @@ class Learner:
         for name, value in self.team.sum(found).items():
             logprobs[int(name.partition("/")[0])].append(value)
         return logprobs
-
-    def _gradient(
-        self, units: Sequence[Unit], objective: Objective, canceled: threading.Event
-    ) -> tuple[dict[str, float], int]:
-        """The gradient of a step over all processes, its metrics and trained tokens."""
-        try:
-            metrics, tokens = self.add_gradient(units, objective, canceled)
-        except TrainingCanceled:
-            metrics, tokens = {}, 0
-        counts = {"tokens": float(tokens), "canceled": float(canceled.is_set())}
-        totals = self.team.sum(metrics | counts)
-        if totals.pop("canceled"):
-            raise TrainingCanceled("canceled")
-        self.team.sum_gradients(self.optimiser.gradients)
-        return totals, int(totals.pop("tokens"))
 
     def add_gradient(
         self, units: Sequence[Unit], objective: Objective, canceled: threading.Event | None = None

@@ -56,8 +56,6 @@ class Family:
     there is no extender, the difference of the template's renderings extends."""
     written: tuple[str, ...]
     """The kinds of probe answers that the template can write."""
-    read: tuple[str, ...]
-    """Those of them that the reader understands."""
 
     def extend(
         self,
@@ -73,17 +71,13 @@ class Family:
         before = (*prompt_ids, *completion_ids)
         return extended if extended is not None and extended[: len(before)] == before else None
 
-    def missing(self, part: str) -> list[str]:
-        """The kinds of answers with `part`, like `call` or `thinking`, that are not understood."""
-        return [kind for kind in self.written if part in kind and kind not in self.read]
-
 
 def find_family(rendering: Rendering, options: Options, names: Sequence[str] = ()) -> Family:
     """The family whose answers the template writes under these options.
 
     With `names` of families of `renderers` only those are tried.
     """
-    written = tuple(_written(rendering, options))
+    written = tuple(written_answers(rendering, options))
     text_reader = max(_text_readers(rendering), key=lambda each: _score(each, written))
     reader: Reader = text_reader
     extender, roles = None, frozenset[str]()
@@ -105,9 +99,7 @@ def find_family(rendering: Rendering, options: Options, names: Sequence[str] = (
         best = max(tried, key=lambda each: (len(each.extends_after), each.alike, each.score), default=None)
         if best is not None and best.extends_after:
             extender, roles = best.reader, best.extends_after
-    kinds = tuple(dict.fromkeys(answer.kind for answer in written))
-    failed = {answer.kind for answer in written if not answer.is_read_by(reader)}
-    return Family(reader, extender, roles, kinds, tuple(kind for kind in kinds if kind not in failed))
+    return Family(reader, extender, roles, tuple(dict.fromkeys(answer.kind for answer in written)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +144,7 @@ def _text_readers(rendering: Rendering) -> Iterator[TemplateReader]:
         yield TemplateReader(name, rendering.decode, {**SYNTAXES[name], "fields": fields})
 
 
-def _written(rendering: Rendering, options: Options) -> Iterator[WrittenAnswer]:
+def written_answers(rendering: Rendering, options: Options) -> Iterator[WrittenAnswer]:
     """The probe answers that the template can write."""
     shows_thinking = False
     for kind, message in PROBES.items():

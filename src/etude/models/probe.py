@@ -177,14 +177,6 @@ class Roles:
                 first, later = [_joined([*first, later[0]])], later[1:]
         return self._in_turn([*first, *later])
 
-    @property
-    def way(self) -> str:
-        """How system messages are written."""
-        if not self._takes_first:
-            return "in the user's turns"
-        first = "as they are" if self._takes_several else "the first ones as one"
-        return first if self._takes_later else f"{first}, later ones in the user's turns"
-
     def _in_turn(self, messages: list[Message]) -> list[Message]:
         runs = [(role, [*run]) for role, run in groupby(messages, key=lambda message: message.get("role"))]
         if all(role != "user" or len(run) == 1 for role, run in runs) or self._takes_users:

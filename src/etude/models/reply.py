@@ -62,8 +62,6 @@ class Answer:
 class TemplateReader:
     """A response template of a known syntax, as `transformers` reads it."""
 
-    way = "a response template of Etude"
-
     def __init__(self, name: str, decode: Decode, template: Mapping[str, Any]) -> None:
         from transformers.utils.chat_parsing.response_templates import load_response_template
 
@@ -132,8 +130,6 @@ class TemplateReader:
 
 class RendererReader:
     """A family of the `renderers` package. It scans token ids: a typed-out `<tool_call>` is no call."""
-
-    way = "renderers"
 
     fallback: TemplateReader | None = None
     """Reads answers with a call that is broken by its tokens, or stands in a thought."""
@@ -208,7 +204,7 @@ class RendererReader:
 
 
 Reader: TypeAlias = TemplateReader | RendererReader
-"""Reads what a model writes. Its `name` is that of the family or syntax, its `way` where that comes from."""
+"""Reads what a model writes. Its `name` is that of the family or syntax."""
 
 
 def _attempted(attempts: Sequence[Any], tools: Sequence[Tool]) -> tuple[tuple[str, str], ...] | None:

@@ -86,7 +86,12 @@ class ChatTemplate:
         Raises ImpossibleCall where the template refuses the messages or does not know an option.
         """
         continued = [call for call in request.earlier if continues(request.messages, call)]
-        messages = _with_thinking(request.messages, continued)
+        messages = list(request.messages)
+        for each in continued:  # A client may have sent answers back without their thinking.
+            index = len(each.request.messages)
+            if each.completion is not None and not messages[index].get("reasoning_content"):
+                thinking = each.completion.message.get("reasoning_content")
+                messages[index] = messages[index] | ({"reasoning_content": thinking} if thinking else {})
         # Of calls that the messages continue alike, the last one is what the agent went on from.
         call = max(reversed(continued), key=lambda call: len(call.request.messages), default=None)
         text = self.rendering.text(messages, request.tools, request.template_options, ask=True)
@@ -267,17 +272,6 @@ class ChatTemplate:
         end = self.rendering.end_of_turn(asked, closed, longer)
         tokens = self.rendering.end_tokens
         return str(self.tokenizer.eos_token or next(iter(tokens))) if end is None else longer[slice(*end)]
-
-
-def _with_thinking(messages: Sequence[Message], continued: Sequence[Call]) -> list[Message]:
-    """The messages, with the thinking of recorded answers that a client has sent back without it."""
-    restored = list(messages)
-    for call in continued:
-        index = len(call.request.messages)
-        if call.completion is not None and not restored[index].get("reasoning_content"):
-            thinking = call.completion.message.get("reasoning_content")
-            restored[index] = restored[index] | ({"reasoning_content": thinking} if thinking else {})
-    return restored
 
 
 def _named(messages: Sequence[Message]) -> list[Message]:

@@ -65,6 +65,15 @@ def load_model(config: Any, location: str, **options: Any) -> Any:
                 "a file of its weights is damaged, or holds more than numbers; get the files again, as "
                 "safetensors where there are any"
             ) from error
+    weight = model.get_parameter_or_buffer
+    tied = model.get_expanded_tied_weights_keys(all_submodels=True).items()
+    apart = [
+        f"{one} and {other}"
+        for one, other in tied
+        if weight(one) is not weight(other)
+        # Without numbers in memory, transformers has left the comparison out.
+        and (not weight(one).is_meta or _differ(location, one, other))
+    ]
     shapes = [
         f"{name} ({[*there]}, and {[*wanted]} by the config)"
         for name, there, wanted in found["mismatched_keys"]
@@ -73,9 +82,7 @@ def load_model(config: Any, location: str, **options: Any) -> Any:
         *_fault("have no", found["missing_keys"]),
         *_fault("have another shape of", shapes),
         *_fault("have weights that the model has no use for:", found["unexpected_keys"]),
-        *_fault(
-            "have two weights that the config says are one (tie_word_embeddings):", _apart(model, location)
-        ),
+        *_fault("have two weights that the config says are one (tie_word_embeddings):", apart),
     ]
     if faults:
         raise ValueError(
@@ -139,19 +146,6 @@ def _fault(what: str, names: Iterable[str]) -> list[str]:
     listed = sorted(names)
     more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
     return [f"{what} {', '.join(listed[:_SHOWN])}{more}"] if listed else []
-
-
-def _apart(model: Any, location: str) -> list[str]:
-    """Pairs of weights that the config ties, and the files have as two that differ."""
-    weight = model.get_parameter_or_buffer
-    pairs = model.get_expanded_tied_weights_keys(all_submodels=True).items()
-    apart = [pair for pair in pairs if weight(pair[0]) is not weight(pair[1])]
-    return [
-        f"{one} and {other}"
-        for one, other in apart
-        # Without numbers in memory, transformers has left the comparison out.
-        if not weight(one).is_meta or _differ(location, one, other)
-    ]
 
 
 def _differ(location: str, *names: str) -> bool:

@@ -327,21 +327,16 @@ def _acting(log: Log, agent: str, length: str) -> str:
     """The choices that an agent that decides has in its turns."""
     if log.own_turns == 1:
         return "You have one turn, and decide in it."
-    asking = _asking(log.protocol, agent)
+    turns = [turn for turn in log.protocol.turns if turn.agent == agent]
+    widest = max(turns, key=lambda turn: len(turn.writes))
+    asking = "To ask, write the question and nothing else."
+    if len(widest.writes) > 1:
+        headers = _list(f"`{header}`" for _, header in widest.parts)
+        asking = f"To ask, write a part for each expert; the parts start on new lines with {headers}."
     return (
         "In each of your turns you either ask or decide. "
         f"You can ask in at most {log.own_turns - 1} of your turns. {asking} {length}"
     )
-
-
-def _asking(protocol: Protocol, agent: str) -> str:
-    """How a question is written: where there are several channels, each has its part."""
-    turns = [turn for turn in protocol.turns if turn.agent == agent]
-    widest = max(turns, key=lambda turn: len(turn.writes))
-    if len(widest.writes) < 2:
-        return "To ask, write the question and nothing else."
-    headers = _list(f"`{header}`" for _, header in widest.parts)
-    return f"To ask, write a part for each expert; the parts start on new lines with {headers}."
 
 
 def _word(stance: object) -> str:

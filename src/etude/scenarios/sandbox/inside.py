@@ -198,8 +198,20 @@ def _run(job: Mapping[str, Any], report: Callable[[Mapping[str, Any]], None]) ->
     # `site`, which brings these, is not loaded.
     builtins.__dict__.update(exit=sys.exit, quit=sys.exit)
     exec(compile(source, FILE, "exec"), module.__dict__)
-    if job["function"] is not None:
-        _call_all(_find(module, job["function"]), job["calls"], report)
+    if job["function"] is None:
+        return
+    function = _find(module, job["function"])
+    for index, arguments in enumerate(job["calls"]):
+        try:
+            value = function(*arguments)
+            try:
+                report({"call": index, "value": value})
+            except (TypeError, ValueError, RecursionError):
+                raise TypeError(f"the value is a {type(value).__name__} that JSON cannot keep") from None
+        except (MemoryError, PermissionError, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - it is untrusted code
+            report({"call": index, "error": _describe(error)})
 
 
 def _find(module: types.ModuleType, name: str) -> Callable[..., Any]:
@@ -212,22 +224,6 @@ def _find(module: types.ModuleType, name: str) -> Callable[..., Any]:
         raise NameError(f"there is no function '{name}'")
     function: Callable[..., Any] = attribute
     return function
-
-
-def _call_all(
-    function: Callable[..., Any], calls: list[list[Any]], report: Callable[[Mapping[str, Any]], None]
-) -> None:
-    for index, arguments in enumerate(calls):
-        try:
-            value = function(*arguments)
-            try:
-                report({"call": index, "value": value})
-            except (TypeError, ValueError, RecursionError):
-                raise TypeError(f"the value is a {type(value).__name__} that JSON cannot keep") from None
-        except (MemoryError, PermissionError, SystemExit):
-            raise
-        except BaseException as error:  # noqa: BLE001 - it is untrusted code
-            report({"call": index, "error": _describe(error)})
 
 
 def _finish(failed: list[BaseException]) -> None:

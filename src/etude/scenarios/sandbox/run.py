@@ -94,7 +94,13 @@ async def _run(
             "Linux from 6.2 on, with Landlock and seccomp"
         )
     status, reason = _status(ended, reports, limits)
-    output, returned = ended.output.decode(errors="replace"), _returned(reports, len(calls))
+    results = dict[int, Returned]()
+    for report in reports:
+        if report.call is not None:
+            results.setdefault(report.call, Returned(report.value, report.error))
+    # Up to the first call that did not come to an end.
+    done = next((index for index in range(len(calls)) if index not in results), len(calls))
+    returned, output = tuple(results[index] for index in range(done)), ended.output.decode(errors="replace")
     return SandboxResult(status, reason, output, returned, ended.seconds)
 
 
@@ -129,13 +135,3 @@ def _status(ended: Exit, reports: Sequence[_Report], limits: Limits) -> tuple[St
     last = next((report for report in reversed(reports) if report.end is not None), None)
     # Without a last word it left through `os._exit(0)`.
     return ("ok", "") if last is None or last.end is None else (last.end, last.reason)
-
-
-def _returned(reports: Sequence[_Report], calls: int) -> tuple[Returned, ...]:
-    """Up to the first call that did not come to an end."""
-    results: dict[int, Returned] = {}
-    for report in reports:
-        if report.call is not None:
-            results.setdefault(report.call, Returned(report.value, report.error))
-    done = next((index for index in range(calls) if index not in results), calls)
-    return tuple(results[index] for index in range(done))
