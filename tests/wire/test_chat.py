@@ -68,7 +68,7 @@ bodies = st.builds(
 @given(completions(), bodies)
 def test_answers_are_what_the_sdk_says_they_are(completion: Completion, body: ChatBody) -> None:
     recorded = RecordedCompletion("id", "m", completion=completion)
-    wire = json.loads(json.dumps(CHAT.reply([recorded], body, {}, created=1)))
+    wire = json.loads(json.dumps(CHAT.reply([recorded], body)))
     answer = ChatCompletion.model_validate(wire, strict=True)
     [choice] = answer.choices
     assert choice.message.content == completion.message["content"]
@@ -86,7 +86,7 @@ def test_answers_are_what_the_sdk_says_they_are(completion: Completion, body: Ch
 @given(completions(), bodies)
 def test_a_stream_says_the_same_in_pieces(completion: Completion, body: ChatBody) -> None:
     recorded = RecordedCompletion("id", "m", completion=completion)
-    reply, stream = CHAT.reply([recorded], body, {}, created=1), CHAT.stream(body, {}, created=1)
+    reply, stream = CHAT.reply([recorded], body), CHAT.stream(body)
     events = [*stream.finish(0, recorded), *stream.end(reply)]
     *wire, end = json.loads(json.dumps([data for _, data in events]))
     assert end == "[DONE]"

@@ -136,7 +136,7 @@ DIALECTS = [(ResponsesDialect, responses_request), (MessagesDialect, messages_re
 def test_an_answer_that_is_sent_back_is_the_one_that_was_recorded(dialect_type, request_with, said):
     dialect: Dialect = dialect_type(AnswerMemory())
     recorded = RecordedCompletion("chatcmpl-1", "policy", completion=completion(said))
-    wire = dialect.reply([recorded], ChatBody("m", tuple(ASK)), {}, 1)
+    wire = dialect.reply([recorded], ChatBody("m", tuple(ASK), created=1))
     assert dialect.parse(request_with(wire)).messages == (*ASK, said, *ASK)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import anthropic.types as claude
@@ -433,7 +433,7 @@ def seen(path: str, more: Mapping[str, Any]) -> tuple[Any, Any]:
         prompt_top=((),),
     )
     answer = RecordedCompletion("id", "m", completion=said)
-    return asked, dialect.reply([answer], asked, body, 1)
+    return asked, dialect.reply([answer], replace(asked, body=body))
 
 
 @pytest.mark.parametrize(("part", "name", "verdict"), CASES)

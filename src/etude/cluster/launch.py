@@ -48,9 +48,7 @@ class RayConfig(ClusterConfig, name="ray"):
 
     def learner_room(self, cluster: Mapping[str, float], *, on_gpus: bool) -> dict[str, float]:
         """The resources for each learner on a cluster that has these in all."""
-        gpus = self.learner_gpus
-        if gpus is None:
-            gpus = 1.0 if on_gpus and cluster.get("GPU") else 0.0
+        gpus = gpus_each(self.learner_gpus, cluster, on_gpus=on_gpus)
         return {"CPU": 1.0} | ({"GPU": gpus} if gpus else {})
 
     def check(self, folder: Path | None, *, on_gpus: bool = True) -> list[Placement]:
@@ -64,6 +62,16 @@ class RayConfig(ClusterConfig, name="ray"):
         runner_room = {name: amount for name, amount in asked.items() if amount}
         groups = [("runners", self.runners, runner_room), ("learners", self.learners or 0, learner_room)]
         return [placed(*group, nodes) for group in groups if group[1]]
+
+
+def gpus_each(asked: float | None, cluster: Mapping[str, float], *, on_gpus: bool) -> float:
+    """GPUs for each process, on a cluster that has these resources in all.
+
+    With None asked for it is one where the cluster has any, and they are to be used.
+    """
+    if asked is not None:
+        return asked
+    return 1.0 if on_gpus and cluster.get("GPU") else 0.0
 
 
 def placed(what: str, count: int, room: Mapping[str, float], nodes: Sequence[dict[str, float]]) -> Placement:

@@ -254,15 +254,3 @@ class SamplerLauncher(RayLauncher):
                 f"Ray had no room for a vLLM of {self._room} within {self._seconds:g} s{lost}; ask for fewer "
                 "--samplers, or add nodes: ray start --address=…"
             ) from error
-
-
-def sampler_gpus(asked: float | None, *, on_gpus: bool) -> float:
-    """GPUs for each, of the cluster that this process is connected with.
-
-    With None asked for it is one where the cluster has any, and they are to be used.
-    """
-    import ray
-
-    if asked is not None:
-        return asked
-    return 1.0 if on_gpus and ray.cluster_resources().get("GPU") else 0.0

@@ -152,13 +152,16 @@ class VllmBackend(Backend):
     def _connect(self) -> None:
         """Connect with the cluster, and have the processes placed there. Not in the main thread: there Ray
         would take SIGTERM for itself."""
-        from etude.cluster.launch import connected
-        from etude.cluster.nodes import SamplerLauncher, sampler_gpus
+        from etude.cluster.launch import connected, gpus_each
+        from etude.cluster.nodes import SamplerLauncher
 
         settings = self._settings
         assert settings.cluster is not None
         self._exits.enter_context(connected(settings.cluster.address, settings.cluster.runtime_env, None))
-        gpus = sampler_gpus(settings.sampler_gpus, on_gpus=self._device != "cpu")
+        import ray  # Without it there is no connection, and an error that says so.
+
+        on_gpus = self._device != "cpu"
+        gpus = gpus_each(settings.sampler_gpus, ray.cluster_resources(), on_gpus=on_gpus)
         for process in self._processes.processes:
             seconds = process.options.start_seconds
             process.launcher = SamplerLauncher(settings.sampler_cpus, gpus, seconds)

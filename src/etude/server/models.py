@@ -27,7 +27,7 @@ from etude.server.settings import ServerSettings
 from etude.wire.http_server import ApiError
 
 if TYPE_CHECKING:
-    from etude.models.policy import LoraOptions, Policy
+    from etude.models.policy import Policy
 
 OWNER = "etude"
 
@@ -141,19 +141,12 @@ class ModelStore:
         return ServedModel(row["id"], row["created"], folder, row["lora"], row["digest"])
 
 
-def load_policy(
-    settings: ServerSettings,
-    model: ServedModel,
-    *,
-    lora: LoraOptions | None = None,
-    seed: int = 0,
-    keep_base: bool = False,
-) -> Policy:
+def load_policy(settings: ServerSettings, model: ServedModel, *, keep_base: bool = False) -> Policy:
     """Load the server's own model with the trained tensors of `model` on it.
 
-    `lora` puts new LoRA weights on a model that has none. `keep_base` keeps the server's own tensors beside
-    the trained ones. Raises RequestError when the server's model cannot be loaded, StoreError and
-    EngineError when the tensors are missing, damaged or of another model.
+    `keep_base` keeps the server's own tensors beside the trained ones. Raises RequestError when the server's
+    model cannot be loaded, StoreError and EngineError when the tensors are missing, damaged or of another
+    model.
     """
     from etude.models.policy import LoraOptions, Policy
 
@@ -164,8 +157,6 @@ def load_policy(
         policy.keep_base()
     if model.folder is not None:
         policy.adopt(ModelVersion(number=1, location=str(model.folder), digest=model.digest))
-    if lora is not None:
-        policy.use_lora(lora, seed)
     return policy
 
 
@@ -179,10 +170,11 @@ def load_policy_of_job(
     from etude.models.policy import LoraOptions
 
     values = job["hyperparameters"]
-    fresh = values["lora_rank"] > 0 and model.lora is None
-    lora = LoraOptions(values["lora_rank"], values["lora_alpha"]) if fresh else None
     from_base = keeps_reference and values.get("reference") == "base"
-    policy = load_policy(settings, model, lora=lora, seed=fold(job["seed"], "lora"), keep_base=from_base)
+    policy = load_policy(settings, model, keep_base=from_base)
+    if values["lora_rank"] > 0 and model.lora is None:
+        options = LoraOptions(values["lora_rank"], values["lora_alpha"])
+        policy.use_lora(options, fold(job["seed"], "lora"))
     if keeps_reference:
         # Where the server's own model is not the reference: the one that the job starts from.
         policy.keep_base()

@@ -30,15 +30,13 @@ class ChatDialect(Dialect):
         """Read a chat completion request, which may leave the model to the episode."""
         return validated(ChatCompletionBody, body, model="").request()
 
-    def reply(
-        self, answers: Sequence[RecordedCompletion], asked: ChatBody, body: Any, created: int
-    ) -> dict[str, Any]:
+    def reply(self, answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, Any]:
         """The `chat.completion` object."""
         first = answers[0].completion
         reply = {
             "id": answers[0].id,
             "object": "chat.completion",
-            "created": created,
+            "created": asked.created,
             "model": answers[0].model,
             "choices": [_choice(index, answer, asked) for index, answer in enumerate(answers)],
             "usage": usage_of(answers, asked),
@@ -47,9 +45,9 @@ class ChatDialect(Dialect):
             reply["prompt_logprobs"] = prompt_logprobs_object(answers[0])
         return reply | ({"prompt_token_ids": first.prompt_ids} if asked.return_token_ids else {})
 
-    def stream(self, asked: ChatBody, body: Any, created: int) -> Stream:
+    def stream(self, asked: ChatBody) -> Stream:
         """`chat.completion.chunk` objects."""
-        return _ChatStream(asked, created)
+        return _ChatStream(asked)
 
 
 def _choice(index: int, answer: RecordedCompletion, asked: ChatBody) -> dict[str, Any]:
@@ -69,9 +67,9 @@ class ChunkStream(Stream):
 
     kind = "chat.completion.chunk"
 
-    def __init__(self, asked: ChatBody, created: int) -> None:
+    def __init__(self, asked: ChatBody) -> None:
         super().__init__(asked)
-        self._head: dict[str, Any] = {"object": self.kind, "created": created}
+        self._head: dict[str, Any] = {"object": self.kind, "created": asked.created}
 
     def begin(self, index: int, heading: Heading, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
         """Take the id and model of the first answer of which there is anything."""
@@ -204,9 +202,7 @@ class CompletionsDialect(Dialect):
         """Read a request, which may leave the model to the episode."""
         return validated(CompletionBody, body, model="").request()
 
-    def reply(
-        self, answers: Sequence[RecordedCompletion], asked: ChatBody, body: Any, created: int
-    ) -> dict[str, Any]:
+    def reply(self, answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, Any]:
         """The `text_completion` object."""
         choices = []
         for index, answer in enumerate(answers):
@@ -221,15 +217,15 @@ class CompletionsDialect(Dialect):
         return {
             "id": _text_id(answers[0]),
             "object": "text_completion",
-            "created": created,
+            "created": asked.created,
             "model": answers[0].model,
             "choices": choices,
             "usage": usage_of(answers, asked),
         }
 
-    def stream(self, asked: ChatBody, body: Any, created: int) -> Stream:
+    def stream(self, asked: ChatBody) -> Stream:
         """Pieces of `text_completion` objects."""
-        return _TextStream(asked, created)
+        return _TextStream(asked)
 
 
 class _TextStream(ChunkStream):

@@ -76,6 +76,10 @@ class ChatBody:
     """The one of them that is asked for."""
     function: str | None = None
     """The function of the agent that asks, when the request's headers name one."""
+    body: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """The request as it came."""
+    created: int = field(default=0, compare=False)
+    """When that was, in Unix seconds."""
     on_delta: Callable[[Heading, Delta], None] | None = field(default=None, compare=False)
     """Called with each piece of the answer, by whoever can give any."""
 
@@ -109,7 +113,7 @@ class AnswerMemory:
 
     def keep(self, name: str, conversation: ChatBody) -> None:
         """Remember a conversation up to the answer of that name."""
-        self.conversations[name] = replace(conversation, on_delta=None)
+        self.conversations[name] = replace(conversation, body={}, on_delta=None)
         if self._shared and len(self.conversations) > _KEPT_CONVERSATIONS:
             del self.conversations[next(iter(self.conversations))]
 
@@ -158,13 +162,11 @@ class Dialect(ABC):
         return next((name for name in own if name in body), own[0])
 
     @abstractmethod
-    def reply(
-        self, answers: Sequence[RecordedCompletion], asked: ChatBody, body: Any, created: int
-    ) -> dict[str, Any]:
-        """The reply to `body`, which was read as `asked`; `created` in Unix seconds."""
+    def reply(self, answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, Any]:
+        """The reply to a request."""
 
     @abstractmethod
-    def stream(self, asked: ChatBody, body: Any, created: int) -> Stream:
+    def stream(self, asked: ChatBody) -> Stream:
         """A new stream that says the same as a reply."""
 
     @staticmethod

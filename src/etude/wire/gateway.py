@@ -111,25 +111,25 @@ class Gateway:
             data = await beside_loop(len(body), _value, body)
             return json_reply(await token_reply(path, data, len(body), self._readers))
         dialect = self._dialects[path]
-        data, asked = await beside_loop(len(body), self._read, dialect, body)
+        asked = await beside_loop(len(body), self._read, dialect, body)
         if (function := headers.get(FUNCTION_HEADER)) is not None:
             asked = replace(asked, function=function)
         try:
             if asked.stream:
-                return await self._streamed(dialect, asked, data)
+                return await self._streamed(dialect, asked)
             answers = await _all(self._answered, asked.each())
         except ImpossibleCall as error:
-            error.param = dialect.own_name(error.param, data)
+            error.param = dialect.own_name(error.param, asked.body)
             raise
-        return json_reply(dialect.reply(answers, asked, data, int(time.time())))
+        return json_reply(dialect.reply(answers, asked))
 
-    def _read(self, dialect: Dialect, body: bytes) -> tuple[Any, ChatBody]:
-        """The value of a body, and what it asks for. Raises RequestError."""
+    def _read(self, dialect: Dialect, body: bytes) -> ChatBody:
+        """The request of a body. Raises RequestError."""
         data = _value(body)
         if isinstance(data, dict):
             given = {name: value for name, value in data.items() if value is not None}
             data = {**self._defaults(str(data.get("model"))), **given}
-        return data, dialect.parse(data)
+        return replace(dialect.parse(data), body=data, created=int(time.time()))
 
     async def _answered(self, asked: ChatBody) -> RecordedCompletion:
         """One answer. Raises as the handler does, and ImpossibleCall where it lacks what was asked for."""
@@ -138,7 +138,7 @@ class Gateway:
         require_asked(answer.completion, logprobs=asked.logprobs, top=top, prompt=prompt)
         return answer
 
-    async def _streamed(self, dialect: Dialect, asked: ChatBody, data: Any) -> Reply:
+    async def _streamed(self, dialect: Dialect, asked: ChatBody) -> Reply:
         """A stream, once there is something to put into it: before that, a failure has a status."""
         news: asyncio.Queue[_News] = asyncio.Queue()
         sampling = asyncio.create_task(_listen(self._answered, asked.each(), news))
@@ -152,7 +152,7 @@ class Gateway:
         if isinstance(first, Exception):
             raise first
 
-        events = _events(dialect, (asked, data, int(time.time())), first, news)
+        events = _events(dialect, asked, first, news)
 
         async def sent() -> AsyncIterator[bytes]:
             try:
@@ -191,11 +191,11 @@ _STREAM_HEADERS = {
 
 
 async def _events(
-    dialect: Dialect, request: tuple[ChatBody, Any, int], item: _News, news: asyncio.Queue[_News]
+    dialect: Dialect, asked: ChatBody, item: _News, news: asyncio.Queue[_News]
 ) -> AsyncIterator[bytes]:
     """The events of a stream: those of `item`, of all that comes after it, and of the end."""
     answers: dict[int, RecordedCompletion] = {}
-    stream = dialect.stream(*request)
+    stream = dialect.stream(asked)
     while item is not None:
         if isinstance(item, Exception):
             failure = item if isinstance(item, EtudeError) else EngineError(str(item))
@@ -211,7 +211,7 @@ async def _events(
         if text := b"".join(server_sent(data, name) for name, data in made):
             yield text
         item = await news.get()
-    reply = dialect.reply([answers[index] for index in sorted(answers)], *request)
+    reply = dialect.reply([answers[index] for index in sorted(answers)], asked)
     yield b"".join(server_sent(data, name) for name, data in stream.end(reply))
 
 

@@ -229,26 +229,24 @@ class MessagesDialect(Dialect):
         messages = self._memory.restored(asked.messages)
         return replace(asked, messages=messages, tools=tools, tool_choice=tool_choice)
 
-    def reply(
-        self, answers: Sequence[RecordedCompletion], asked: ChatBody, body: Any, created: int
-    ) -> dict[str, Any]:
+    def reply(self, answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, Any]:
         """The `message` object."""
         [answer] = answers
         completion = answer.completion
         self._memory.add(completion.message)
         reply = _message(answer)
-        if body.get("thread"):
+        if asked.body.get("thread"):
             thread = replace(asked, messages=(*asked.messages, completion.message))
             self._memory.keep(reply["id"], thread)
         return reply | {
-            "content": list(_blocks(completion.message, shows_thoughts=_shows_thoughts(body))),
+            "content": list(_blocks(completion.message, shows_thoughts=_shows_thoughts(asked))),
             "stop_reason": _STOP_REASONS.get(completion.finish_reason, "end_turn"),
             "usage": _usage(completion.usage.prompt_tokens, completion.usage.completion_tokens),
         }
 
-    def stream(self, asked: ChatBody, body: Any, created: int) -> Stream:
+    def stream(self, asked: ChatBody) -> Stream:
         """The message, block by block."""
-        return _MessageStream(asked, _shows_thoughts(body))
+        return _MessageStream(asked)
 
     @staticmethod
     def error(status: int, message: str, *, param: str | None, code: str | None) -> dict[str, Any]:
@@ -280,8 +278,8 @@ def _usage(prompt: int, completion: int) -> dict[str, int]:
     return {"input_tokens": prompt, "output_tokens": completion, **cache}
 
 
-def _shows_thoughts(body: Any) -> bool:
-    return (body.get("thinking") or {}).get("display") != "omitted"
+def _shows_thoughts(asked: ChatBody) -> bool:
+    return (asked.body.get("thinking") or {}).get("display") != "omitted"
 
 
 def _blocks(message: Message, *, shows_thoughts: bool = True) -> Iterator[dict[str, Any]]:
@@ -302,10 +300,6 @@ def _block(kind: Kind, text: str) -> dict[str, Any]:
 
 
 class _MessageStream(BlockStream):
-    def __init__(self, asked: ChatBody, shows_thoughts: bool) -> None:
-        super().__init__(asked)
-        self._shows_thoughts = shows_thoughts
-
     def begin(self, index: int, heading: Heading, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
         yield _event("message_start", message=_message(heading))
 
@@ -313,7 +307,7 @@ class _MessageStream(BlockStream):
         yield _event("content_block_start", index=self.number, content_block=_block(kind, ""))
 
     def piece(self, kind: Kind, text: str) -> Iterator[Event]:
-        if kind == "reasoning" and not self._shows_thoughts:
+        if kind == "reasoning" and not _shows_thoughts(self.asked):
             return
         field = "thinking" if kind == "reasoning" else "text"
         yield _event("content_block_delta", index=self.number, delta={"type": f"{field}_delta", field: text})

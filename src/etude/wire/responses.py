@@ -178,23 +178,21 @@ class ResponsesDialect(Dialect):
             raise RequestError(f"input: {error}", param="input") from error
         return replace(asked, messages=messages)
 
-    def reply(
-        self, answers: Sequence[RecordedCompletion], asked: ChatBody, body: Any, created: int
-    ) -> dict[str, Any]:
+    def reply(self, answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, Any]:
         """The `response` object, which is remembered by its name."""
         [answer] = answers
         completion = answer.completion
         self._memory.add(completion.message)
-        response = _response(answer, asked, body, created)
+        response = _response(answer, asked)
         # Instructions are of one request; the API does not carry them over.
-        own = asked.messages[1 if body.get("instructions") else 0 :]
+        own = asked.messages[1 if asked.body.get("instructions") else 0 :]
         if response["store"]:
             self._memory.keep(response["id"], replace(asked, messages=(*own, completion.message)))
         cut, usage = completion.finish_reason == "length", completion.usage
         return response | {
             "status": "incomplete" if cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": list(_output(answer, asked, body)),
+            "output": list(_output(answer, asked)),
             "usage": {
                 "input_tokens": usage.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
@@ -204,9 +202,9 @@ class ResponsesDialect(Dialect):
             },
         }
 
-    def stream(self, asked: ChatBody, body: Any, created: int) -> Stream:
+    def stream(self, asked: ChatBody) -> Stream:
         """The response item by item, the events numbered in order."""
-        return _ResponseStream(asked, body, created)
+        return _ResponseStream(asked)
 
 
 def _messages(items: Iterable[_Item]) -> list[Message]:
@@ -240,12 +238,13 @@ def _text(parts: Iterable[_Part]) -> str:
     return "".join(part.text for part in parts)
 
 
-def _response(heading: Heading, asked: ChatBody, body: Any, created: int) -> dict[str, Any]:
+def _response(heading: Heading, asked: ChatBody) -> dict[str, Any]:
     """A response without output. Its id is as much a function of the request as the completion's."""
+    body = asked.body
     return {
         "id": _id(heading, "resp"),
         "object": "response",
-        "created_at": created,
+        "created_at": asked.created,
         "status": "in_progress",
         "incomplete_details": None,
         "error": None,
@@ -267,7 +266,7 @@ def _id(heading: Heading, prefix: str) -> str:
     return f"{prefix}_{heading.id.removeprefix('chatcmpl-')}"
 
 
-def _output(answer: RecordedCompletion, asked: ChatBody, body: Any) -> Iterator[dict[str, Any]]:
+def _output(answer: RecordedCompletion, asked: ChatBody) -> Iterator[dict[str, Any]]:
     """The items of a response: its thoughts, its text, and a call of a tool each."""
     completion = answer.completion
     message = completion.message
@@ -278,7 +277,7 @@ def _output(answer: RecordedCompletion, asked: ChatBody, body: Any) -> Iterator[
     if text or not (calls or thoughts):
         tokens = answer.tokens if asked.logprobs else []
         yield _item(answer, "content", text or "", _logprobs(answer, tokens), status=status)
-    names = names_of_calls(body.get("tools"))
+    names = names_of_calls(asked.body.get("tools"))
     for index, call in enumerate(calls):
         name = call["function"]["name"]
         yield {
@@ -315,10 +314,8 @@ def _logprobs(heading: Heading, tokens: Sequence[TokenLogprob]) -> list[dict[str
 
 
 class _ResponseStream(BlockStream):
-    def __init__(self, asked: ChatBody, body: Any, created: int) -> None:
+    def __init__(self, asked: ChatBody) -> None:
         super().__init__(asked)
-        self._body = body
-        self._created = created
         self._events = count()
         self._heading = Heading("", "")
         self._given: list[dict[str, Any]] = []
@@ -326,7 +323,7 @@ class _ResponseStream(BlockStream):
 
     def begin(self, index: int, heading: Heading, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
         self._heading = heading
-        response = _response(heading, self.asked, self._body, self._created)
+        response = _response(heading, self.asked)
         yield self._event("response.created", response=response)
         yield self._event("response.in_progress", response=response)
 
@@ -355,7 +352,7 @@ class _ResponseStream(BlockStream):
 
     def calls(self, answer: RecordedCompletion) -> Iterator[Event]:
         name = "response.function_call_arguments"
-        for item in _output(answer, self.asked, self._body):
+        for item in _output(answer, self.asked):
             if item["type"] == "function_call":
                 self.number += 1
                 at = {"output_index": self.number}
