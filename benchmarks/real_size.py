@@ -42,11 +42,9 @@ from etude.inference.answer import TokenRequest
 from etude.inference.embedded import EmbeddedEngine
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.optimiser import Schedule
-from etude.learner.warm_up import Stage, warm_up
 from etude.models.device import multiplies_bfloat16
 from etude.models.policy import Policy
 from etude.models.tiny import build_tokenizer, texts_of
-from etude.rewards.evaluation_run import measure as evaluate
 from etude.rollout.reply import describe_tools
 from learner import Step, conversations, groups, long, short, steps
 
@@ -510,6 +508,7 @@ def measure_run(folder: Path, plan: Plan, dtype: str, note: Note) -> dict[str, A
     if not (base / "model").is_dir():
         note("the base model of the run")
         shutil.copytree(EXAMPLE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("base", "runs"))
+        shutil.copy(EXAMPLE.parent / "warm_up.py", folder)
         made = asyncio.run(_make_base(base, plan, dtype, note))
     note("etude train")
     return made | _train(folder, plan, dtype)
@@ -525,6 +524,7 @@ async def _make_base(base: Path, plan: Plan, dtype: str, note: Note) -> dict[str
         write_examples,
     )
     from task import calculator, draw_questions  # type: ignore[import-not-found]
+    from warm_up import Stage, measure, warm_up  # type: ignore[import-not-found]
 
     questions = draw_questions(TRAINING + plan.held_out, generator(0, "questions"))
     examples = [Example(f"question-{i}", {"question": q.text}, q.answer) for i, q in enumerate(questions)]
@@ -542,7 +542,7 @@ async def _make_base(base: Path, plan: Plan, dtype: str, note: Note) -> dict[str
     engine = EmbeddedEngine(policy, max_tokens=24)
 
     async def reward() -> float:
-        return (await evaluate(solve, correct, engine, examples[:64], max_concurrency=64)).mean
+        return (await measure(solve, correct, engine, examples[:64], max_concurrency=64)).mean
 
     stage = Stage(
         "imitating an agent",

@@ -31,13 +31,13 @@ from etude.config.schema import Config
 from etude.core.call import Call, ChatRequest, Completion, Usage
 from etude.core.episode import EpisodeRecord, Example
 from etude.core.keys import fold, generator
+from etude.inference.programs import Launcher, ProcessEnd
 from etude.rewards.scorer import Scorer
 from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.workflow import Workflow
 from etude.runners.head import Head
-from etude.runners.link import Disconnected, Link, Note, Stream, introduce
+from etude.runners.link import Disconnected, Invitation, Link, Note, Stream, introduce
 from etude.runners.pool import RunnerPool
-from etude.runners.process import Invitation, Launcher, ProcessEnd
 from etude.store.database import Operation, Put, Waiter, Writer, _Item, _settle
 from etude.store.encode import encode_call, encode_episode
 from etude.store.episodes import call_key
@@ -188,7 +188,8 @@ async def playing(
     head = Head(journal, {}, frozenset(), patience=3600.0, ledger=Ledger(journal, Config()))
     scorer = Scorer({EVALUATOR: _never}, journal, timeout=60.0, max_concurrency=at_once)
     limits = Limits(at_once, None)
-    async with RunnerPool(head, launcher, scorer, {}, runners=runners, episodes_each=episodes_each) as pool:
+    sizes = {"runners": runners, "episodes_each": episodes_each}
+    async with RunnerPool(head, launcher, scorer, {}, logs=Path(), **sizes) as pool:
         collector = Collector(
             Workflow("shaped", _unused), {"policy": StubEngine()}, journal, limits=limits, runner=pool
         )
@@ -513,7 +514,7 @@ class VirtualWriter(Writer):
 class VirtualProcess:
     """A runner on a node of its own."""
 
-    log = "nothing"
+    log, begin = Path("nothing"), 0
 
     def __init__(self, cluster: Cluster, place: int) -> None:
         self.node = f"node{place}"
@@ -560,14 +561,7 @@ class VirtualProcess:
         """End it."""
         if self._running is not None:
             self._running.cancel()
-        self._finish(ProcessEnd("was killed by SIGKILL", by_others=True))
-
-    def bound_log(self) -> None:
-        """It has no log."""
-
-    def last_words(self) -> str:
-        """Nothing."""
-        return ""
+        self._finish(ProcessEnd("was killed by SIGKILL", -9))
 
 
 class VirtualLauncher:
@@ -581,8 +575,9 @@ class VirtualLauncher:
         self.away: dict[int, float] = {}
         """When a place's node is back that was lost."""
 
-    async def launch(self, invitation: Invitation, place: int) -> VirtualProcess:
+    async def launch(self, invitation: Any, log: Path) -> VirtualProcess:
         """Start one, when its node is there."""
+        place = int(log.stem)
         costs, now = self._cluster.costs, self._cluster.loop.time()
         spread = generator(0, "start", invitation.number).random()
         wait = max(0.0, self.away.get(place, 0.0) - now) + costs.start * (0.5 + spread)

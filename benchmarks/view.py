@@ -106,7 +106,7 @@ async def write_run(root: Path, epochs: int) -> None:
                     await put(run, id, calls, float(rng.random() < 0.5))
             metrics = {"avg_reward": 0.5, "episodes": EXAMPLES * GENERATIONS, "training": {"loss": 1.0}}
             stamp = "2026-01-01T00:00:00+00:00"
-            await EpochLog(run.journal).add_epoch(EpochEntry(epoch=epoch, timestamp=stamp, metrics=metrics))
+            await EpochLog(run.journal).add_entry(EpochEntry(epoch=epoch, timestamp=stamp, metrics=metrics))
         await put(run, "eval/long/0", calls_of(rng, LONG_CALLS, LONG_ANSWER), 1.0)
 
 

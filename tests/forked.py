@@ -129,7 +129,8 @@ class Forked:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless the process is over."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # It has ended meanwhile.
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Kill the process."""

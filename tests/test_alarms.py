@@ -12,7 +12,7 @@ from etude.backends.capabilities import Capabilities
 from etude.core.errors import RunPaused
 from etude.core.history import EpochEntry
 from etude.groups.lineage import LineageLog
-from etude.store.figures import summary_in
+from etude.store.figures import Summary, summary_in
 from etude.store.log import EpochLog, histories
 from etude.store.run_folder import RunFolder
 from tests import guide_parts as guide
@@ -97,7 +97,7 @@ def history_of(run: Run) -> Any:
         return EpochLog(folder.journal).history("run")
 
 
-def summary_of(run: Run) -> dict[str, Any]:
+def summary_of(run: Run) -> Summary:
     with RunFolder.read(run.path) as folder:
         return summary_in(histories(folder.journal, "run"), "run")
 
@@ -122,7 +122,7 @@ async def test_a_warning_is_told_once_and_is_in_the_journal_the_files_and_the_su
     ]
     assert held == [[], [("mine", True, 2)], [("mine", False, 2)], []]
     assert {"answer_tokens", "sampled_entropy", "repeated_share"} <= lines[0].keys()
-    warnings = [text for text in summary_of(run)["warnings"] if "trusted" in text]
+    warnings = [text for text in summary_of(run).warnings if "trusted" in text]
     assert warnings == ["epoch 3 (and 1 other): this epoch is not to be trusted, since epoch 2"]
     resumed = again(run)
     await resumed.start(num_epochs=5)
@@ -134,7 +134,7 @@ async def test_stop_ends_the_run_early_with_the_reason_also_when_it_is_resumed(r
     await run.start(num_epochs=4)
     assert epochs_done(run) == [1, 2]
     assert len(run.engine.requests) == 2 * OF_AN_EPOCH
-    assert summary_of(run)["stopped"] == "epoch 2: this epoch is not to be trusted"
+    assert summary_of(run).stopped == "epoch 2: this epoch is not to be trusted"
     assert any(text.startswith("stopped after epoch 2: epoch 2: this") for text in run.watcher.events)
     resumed = again(run)
     await resumed.start(num_epochs=4)

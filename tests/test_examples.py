@@ -292,6 +292,7 @@ def test_the_configs_are_sound_as_they_are(load):
 def copied(example: str, folder: Path, *options: str) -> Path:
     """A copy of an example; with options a base is made for it."""
     there = folder / example
+    shutil.copy(EXAMPLES / "warm_up.py", folder)
     shutil.copytree(EXAMPLES / example, there, ignore=shutil.ignore_patterns("base", "runs", "__pycache__"))
     if options:
         subprocess.run([sys.executable, "base.py", *options], cwd=there, check=True, timeout=600)

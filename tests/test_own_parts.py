@@ -144,7 +144,7 @@ async def test_an_own_trainer_that_is_stopped_is_resumed_to_the_same_end(
 
 
 @pytest.mark.parametrize(
-    "trainer, record", [("guide", "add_status"), ("guide", "add_epoch"), ("epochs", "add_epoch")]
+    "trainer, record", [("guide", "add_status"), ("guide", "add_entry"), ("epochs", "add_entry")]
 )
 @pytest.mark.parametrize("lose_jobs", [False, True], ids=["the backend kept the job", "the job was lost"])
 async def test_a_run_that_is_stopped_when_an_epoch_is_recorded_does_not_make_its_job_again(

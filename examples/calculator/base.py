@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import random
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -21,13 +22,15 @@ from etude.core.message import Message
 from etude.inference.embedded import EmbeddedEngine
 from etude.learner.learner import LearnerOptions
 from etude.learner.optimiser import Schedule
-from etude.learner.warm_up import Stage, StageReport, warm_up
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer, texts_of
-from etude.rewards.evaluation_run import measure
 from etude.rollout.reply import describe_tools
 
 from agent import correct, solve
 from task import Question, calculator, draw_questions
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from warm_up import Stage, StageReport, measure, warm_up
 
 TRAINING, HELD_OUT = 4096, 512
 """Numbers of questions, all different."""

@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import random
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,12 +21,14 @@ from etude.core.message import Message
 from etude.inference.embedded import EmbeddedEngine
 from etude.learner.learner import LearnerOptions
 from etude.learner.optimiser import Schedule
-from etude.learner.warm_up import Stage, StageReport, warm_up
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer, texts_of
-from etude.rewards.evaluation_run import measure
 
 from agent import extract, fields_right
 from task import Order, draw_notes, draw_order
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from warm_up import Stage, StageReport, measure, warm_up
 
 TRAINING, HELD_OUT = 4096, 512
 """Numbers of notes, all different."""

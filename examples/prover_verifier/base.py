@@ -14,6 +14,7 @@ import asyncio
 import json
 import random
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,12 +23,15 @@ from typing import Any
 from etude.core.episode import Example
 from etude.core.keys import generator
 from etude.core.message import Message
-from etude.learner.warm_up import Stage, StageReport, warm_up
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer, texts_of
 from etude.protocols import Act, find_protocol
 from etude.protocols.growing import FinalAnswer, Play, Question
 
 from task import LINES, PROTOCOLS, VERIFIER, HiddenBug
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from warm_up import Stage, StageReport, warm_up
 
 TRAIN, HELD_OUT = 1024, 1024
 CAREFUL_PLAYS, CARELESS_PLAYS = 8_000, 4_000

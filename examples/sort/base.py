@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import random
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,11 +20,13 @@ from etude.core.keys import generator
 from etude.core.message import Message
 from etude.inference.embedded import EmbeddedEngine
 from etude.learner.learner import LearnerOptions
-from etude.learner.warm_up import Stage, StageReport, warm_up
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
-from etude.rewards.evaluation_run import measure
 
 from agent import in_place, sort
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from warm_up import Stage, StageReport, measure, warm_up
 
 ALPHABET, COUNT = "abcdefghijkl", 6
 TRAIN, HELD_OUT, TRANSCRIPTS = 4096, 512, 20_000

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import random
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,12 +20,14 @@ from etude.core.episode import Example
 from etude.core.keys import generator
 from etude.core.message import Message
 from etude.inference.embedded import EmbeddedEngine
-from etude.learner.warm_up import Stage, StageReport, warm_up
 from etude.models.tiny import build_policy, build_tokenizer
-from etude.rewards.evaluation_run import measure
 
 from agent import play, points
 from task import EMPTY, agent_moves, free_cells, has_won, opponent_moves, put, say, show
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from warm_up import Stage, StageReport, measure, warm_up
 
 TRAIN, HELD_OUT = 1024, 512
 SINGLE_POSITIONS, GAMES = 20_000, 4_000

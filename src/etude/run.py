@@ -100,7 +100,7 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """A training run in numbers, as `summary.json` has them; of an evaluation its result."""
         facts = self.facts
-        return dict(facts.summary if facts.kind == "train" else facts.result or {})
+        return facts.summary.as_json() if facts.kind == "train" else dict(facts.result or {})
 
     @property
     def scores(self) -> dict[str, dict[str, Any]]:
@@ -163,11 +163,10 @@ def _metric_rows(folder: Path) -> list[dict[str, Any]]:
         whose: Mapping[str, Any] = {} if target is None else {"target": target}
         entries: list[Entry] = [*history.epochs, *history.validations]
         for entry in sorted(entries, key=lambda entry: entry.epoch):
-            kind = "epoch" if isinstance(entry, EpochEntry) else "validation"
             job = entry.status if isinstance(entry, EpochEntry) else None
             training = ((job and job.metadata) or {}).get("metrics") or {}
             learned = {f"training/{name}": value for name, value in training.items()}
-            rows.append({**entry.metrics, **learned, **whose, "kind": kind, "epoch": entry.epoch})
+            rows.append({**entry.metrics, **learned, **whose, "kind": entry.kind, "epoch": entry.epoch})
     return rows
 
 

@@ -20,8 +20,7 @@ from etude.inference.local import LocalLlmConfig
 from etude.models.source import keep_base
 from etude.rewards.evaluation import Evaluation
 from etude.rewards.evaluation_run import EvaluationRun
-from etude.runners.pool import open_runner
-from etude.runners.process import Cluster
+from etude.runners.pool import Cluster, open_runner
 from etude.runners.shipping import build_collector, build_evaluators, target_model
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import keep_config

@@ -91,7 +91,7 @@ def test_what_is_taken_begins_with_the_environment_and_ends_with_the_model(roles
 
 
 def test_an_answer_is_a_choice_with_the_sampled_tokens_and_their_logprobs():
-    made = trajectory_of(said("hi", "ok"))
+    made = trajectory_of(said("hi", "ok")).model_dump()
     question, answer = made["messages_and_choices"]
     assert question == {"role": "user", "content": "hi"}
     assert answer == {
@@ -111,13 +111,8 @@ def test_an_answer_is_a_choice_with_the_sampled_tokens_and_their_logprobs():
             "refusal": None,
         },
     }
-    assert made["metadata"] == {
-        "id": "e",
-        "generation": 0,
-        "episode": "train/1/e/0",
-        "branch": 0,
-        "drifted": False,
-    }
+    facts = {"id": "e", "generation": 0, "episode": "train/1/e/0", "branch": 0, "drifted": False}
+    assert made["metadata"] == facts
     check_messages(ArtTrajectory.model_validate(made))
 
 
@@ -133,7 +128,7 @@ def test_tool_calls_and_results_stay_what_they_are_and_given_answers_are_not_tra
     )
     (branch,) = branches_of(record, ["*"], None)
     tools = ({"type": "function", "function": {"name": "look"}},)
-    made = trajectory_of(built(replace(sample_of(branch, record, 1.0), tools=tools)))
+    made = trajectory_of(built(replace(sample_of(branch, record, 1.0), tools=tools))).model_dump()
     *context, answer = made["messages_and_choices"]
     assert context == messages
     assert answer["message"]["tool_calls"] == [wire]

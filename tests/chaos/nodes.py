@@ -43,7 +43,10 @@ def add_node(cluster: Any, cpus: int) -> Any:
     """Start a node with so many CPUs.
 
     It has a folder of its own, as a machine has: where nodes share one, each that starts unpacks the code
-    that goes along anew, and takes it from the processes of the others.
+    that goes along anew, and takes it from the processes of the others. What its workers print comes to the
+    driver by a log monitor, which `Cluster` leaves out of all nodes but the head.
     """
     folder = mkdtemp(dir=cluster.folders)
-    return cluster.add_node(num_cpus=cpus, object_store_memory=MEMORY, temp_dir=folder)
+    return cluster.add_node(
+        num_cpus=cpus, object_store_memory=MEMORY, temp_dir=folder, include_log_monitor=True
+    )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
-from etude.core.keys import generator
 from etude.models.source import packaged_folder
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
-from etude.preflight.starter_files.tickets import rows
+from etude.preflight.starter import FILES
 from tests.cli.projects import etude, events
 from tests.models.test_source import hub_away as hub_away
 from tests.pretrained import needs_real_model
@@ -115,10 +115,12 @@ def test_a_demo_is_not_written_over(small_example):
 
 
 @pytest.fixture
-def short(monkeypatch):
+def short(monkeypatch, tmp_path):
     """The demo with a pretrained model is over in seconds."""
-    monkeypatch.setattr(rows, "TRAIN", 8)
-    monkeypatch.setattr(rows, "HELD_OUT", 4)
+    shutil.copytree(FILES / "tickets", tmp_path / "files" / "tickets")
+    for file in (tmp_path / "files" / "tickets").glob("*.jsonl.txt"):
+        file.write_text("".join(file.read_text().splitlines(keepends=True)[:4]))
+    monkeypatch.setattr("etude.preflight.starter.FILES", tmp_path / "files")
     few = {
         "finetuning.num_epochs": "1",
         "finetuning.warm_up.steps": "1",
@@ -137,9 +139,8 @@ def is_whole(told):
 
 
 def test_a_model_that_is_there_is_measured_at_three_points(short, tmp_path, monkeypatch):
-    texts = [row["message"] for row in rows.rows(generator(0))[0]]
-    model = build_policy(build_tokenizer(texts), 0, TinyShape(max_context=2048))
-    model.export(tmp_path / "tiny")
+    texts = (FILES / "tickets" / "train.jsonl.txt").read_text()
+    build_policy(build_tokenizer([texts]), 0, TinyShape(max_context=2048)).export(tmp_path / "tiny")
     monkeypatch.setattr("etude.demo.demo.packaged_folder", lambda: tmp_path / "tiny")
     monkeypatch.chdir(tmp_path)
     shown = etude("demo", "--real")

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -177,11 +178,12 @@ def deterministic(tmp_path: Path, base: Path) -> Path:
 
 
 def check_kills(folder: Path, kills: int, seed: int) -> None:
+    """A run that is killed so many times ends as one that was not, but that it has trained epochs again."""
     arguments = ["train", "config.yml", "--name", "run"]
     whole = finished(*arguments, "--json", folder=folder)
     assert whole.returncode == 0, whole.stderr
     count, chance = len(events(whole.stdout)), random.Random(seed)
-    expected = everything(folder / "runs" / "run")
+    expected, last_version = left(folder)
     shutil.rmtree(folder / "runs")
     for _ in range(kills):
         if not killed_after(chance.randint(2, count - 2), *arguments, folder=folder):
@@ -189,18 +191,39 @@ def check_kills(folder: Path, kills: int, seed: int) -> None:
         arguments = ["resume", "run"]
     last = finished("resume", "run", "--json", folder=folder)
     assert last.returncode == 0, last.stderr
-    assert everything(folder / "runs" / "run") == expected
+    kept, version = left(folder)
+    assert {key: kept[key] for key in kept if "/recovery/" not in key} == expected
+    assert version == last_version
 
 
-@pytest.mark.parametrize("ahead", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["now", "ahead"])
-def test_a_run_killed_at_random_ends_as_one_that_was_not(deterministic, ahead):
-    change(deterministic / "config.yml", finetuning__collect_ahead=ahead)
+def left(folder: Path) -> tuple[dict[str, Any], bytes]:
+    """The records of a run, and the weights of its last version."""
+    run = folder / "runs" / "run"
+    return everything(run), (run / "checkpoints" / "v3" / "trained.safetensors").read_bytes()
+
+
+NEVER = 1e9
+
+
+@pytest.mark.parametrize(
+    ("ahead", "seconds"),
+    [(False, None), (False, NEVER), pytest.param(True, None, marks=pytest.mark.slow)],
+    ids=["now", "never", "ahead"],
+)
+def test_a_run_killed_at_random_ends_as_one_that_was_not(deterministic, ahead, seconds):
+    change(
+        deterministic / "config.yml",
+        finetuning__collect_ahead=ahead,
+        trainer_adapters__local__checkpoint_seconds=seconds,
+    )
     check_kills(deterministic, kills=2, seed=1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 8))
-def test_a_run_killed_many_times_ends_as_one_that_was_not(deterministic, seed):
+@pytest.mark.parametrize("seconds", [0, 1, 60, NEVER])
+@pytest.mark.parametrize("seed", range(2, 5))
+def test_a_run_killed_many_times_ends_as_one_that_was_not(deterministic, seed, seconds):
+    change(deterministic / "config.yml", trainer_adapters__local__checkpoint_seconds=seconds)
     check_kills(deterministic, kills=6, seed=seed)
 
 

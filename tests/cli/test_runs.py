@@ -172,7 +172,7 @@ async def make_collapse(run):
             entry = entry.model_copy(update={"metrics": {**entry.metrics, **figures}})
             events = events_of({"reward_collapse": RewardCollapse()}, entry, earlier)
             earlier.append(entry.model_copy(update={"alarms": events}))
-            await log.add_validation(earlier[-1])
+            await log.add_entry(earlier[-1])
 
 
 def test_after_a_collapse_everybody_says_so(local):

@@ -12,7 +12,6 @@ import pytest
 
 from etude.cli.init import Project
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
-from etude.preflight.starter_files.larger.rows import HELD_OUT, TRAIN
 from tests.cli.projects import change, etude, events, finished, process, rows, started_anew
 
 
@@ -86,7 +85,7 @@ def test_a_project_that_runs_as_it_is(tmp_path, monkeypatch):
     assert etude("check", "config.yml").exit_code == 0
     few = ["-o", "finetuning.num_epochs=1", "-o", "trajectory_builders.grpo.drop_flat_groups=false"]
     told = events(etude("train", "config.yml", *few, "--json").stdout)
-    assert (told[0]["examples"], told[0]["validation_examples"]) == (TRAIN, HELD_OUT)
+    assert (told[0]["examples"], told[0]["validation_examples"]) == (512, 256)
     assert told[-1]["event"] in ("finished", "error")
     assert any(event["event"] == "validated" for event in told)
 

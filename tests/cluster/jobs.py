@@ -10,7 +10,7 @@ from typing import Any
 from etude.backends.capabilities import LocalAdapterConfig
 from etude.backends.learning import Learners
 from etude.backends.local_adapter import LocalAdapter
-from etude.cluster.launch import RayConfig, TeamLauncher
+from etude.cluster.launch import RayConfig, RayTeams
 from etude.config.finetuning import FinetuneConfig
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingStatusEnum
 from etude.core.trajectory import TrajectoryCollection
@@ -35,7 +35,7 @@ def learners(address: str, folder: Path, count: int, **block: Any) -> Learners:
     config = RayConfig(address=address, runners=0, learners=count, **block)
     desk = "etude.backends.local_job:JobDesk"
     (folder / "learners").mkdir(parents=True, exist_ok=True)
-    launcher = TeamLauncher(config, desk, on_gpus=False)
+    launcher = RayTeams(config, desk, on_gpus=False)
     return Learners(launcher, count, folder / "learners", "cpu", asyncio.Lock())
 
 

@@ -159,7 +159,9 @@ def test_a_run_that_is_killed_again_and_again_goes_on_with_and_without_the_clust
     command, choice = ("train", "config.yml", "--name", "run", "-o", "storage=null"), random.Random(begins)
     for number in range(4):
         seconds, seen = choice.random() * 0.2, choice.randint(2, count // 2)
-        if not killed_after(seen, seconds, *command, *places[number % 2], folder=deterministic_project):
+        if not killed_after(
+            seen, *command, *places[number % 2], folder=deterministic_project, seconds=seconds
+        ):
             break
         command, places = ("resume", "run"), [there, HERE] if begins == "there" else [HERE, there]
     last = finished("resume", "run", *there, "--json", folder=deterministic_project)
@@ -172,11 +174,13 @@ def test_a_run_on_the_cluster_whose_head_is_lost_goes_on_from_its_storage(
 ) -> None:
     """The folder is gone, and another process makes it anew from the backup: first here, then there."""
     count, expected = whole(deterministic_project)
-    there, address = ("--on", cluster.address), f"file://{project}/storage/run"
+    there, address = ("--on", cluster.address), f"file://{deterministic_project}/storage/run"
     command: tuple[str, ...] = ("train", "config.yml", "--name", "run", *there)
     choice = random.Random(1)
     for where in (HERE, there, there):
-        killed_after(choice.randint(count // 3, count // 2), 0.1, *command, folder=deterministic_project)
+        killed_after(
+            choice.randint(count // 3, count // 2), *command, folder=deterministic_project, seconds=0.1
+        )
         shutil.rmtree(deterministic_project / "runs")
         command = ("resume", address, *where)
     last = finished(*command, "--json", folder=deterministic_project)
@@ -191,7 +195,7 @@ def test_several_models_are_trained_on_nodes_as_they_are_here(
     train_two_models(deterministic_project, base)
     count, expected = whole(deterministic_project)
     begin = ("train", "config.yml", "--name", "run", "--on", cluster.address, "-o", "storage=null")
-    assert killed_after(count // 2, 0.1, *begin, folder=deterministic_project)
+    assert killed_after(count // 2, *begin, folder=deterministic_project, seconds=0.1)
     last = finished("resume", "run", "--json", folder=deterministic_project)
     assert last.returncode == 0, last.stderr
     assert everything(deterministic_project / "runs" / "run") == expected

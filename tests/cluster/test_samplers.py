@@ -16,12 +16,12 @@ import pytest_asyncio
 import torch
 
 from etude.cluster.launch import connected
-from etude.cluster.samplers import RayVllm, SamplerLauncher, SamplerRoom
+from etude.cluster.nodes import RayChild, SamplerLauncher
 from etude.core.errors import EngineError
 from etude.inference.answer import TokenRequest
-from etude.inference.vllm_child import VllmOptions
 from etude.inference.vllm_process import VllmProcess
 from etude.inference.vllm_processes import VllmProcesses
+from etude.inference.vllm_program import VllmOptions
 from tests.inference.test_vllm import (
     PROMPT,
     logprobs_of,
@@ -68,13 +68,13 @@ async def two(
 
 def placed(folder: Path, *, cpus: float = 1.0, **changes: Any) -> VllmProcess:
     options: VllmOptions = replace(options_of(folder), arguments=("--echo",), **changes)
-    return VllmProcess(options, SamplerLauncher(SamplerRoom(cpus)))
+    return VllmProcess(options, SamplerLauncher(cpus, 0.0, options.start_seconds))
 
 
 def nodes_of(processes: VllmProcesses) -> list[str]:
     """The nodes that they are on, as Ray names them."""
     children = [process._child for process in processes.processes]
-    return [child.node_id for child in children if isinstance(child, RayVllm)]
+    return [child.node_id for child in children if isinstance(child, RayChild)]
 
 
 def commands_of(processes: VllmProcesses) -> str:

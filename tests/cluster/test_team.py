@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from etude.cluster.launch import MARK, RayConfig, Seat, TeamLauncher, placed
+from etude.cluster.launch import MARK, RayConfig, RayTeams, Seat, placed
 from etude.core.errors import RequestError, StoreError
 from etude.models.weights import load_tensors
 from etude.store.run_folder import RunLock
@@ -18,8 +18,8 @@ from tests.learner.team_process import trained_on_few
 from tests.learner.test_team import SOURCE, assert_near
 
 
-def launcher(address: str, **config: Any) -> TeamLauncher:
-    return TeamLauncher(RayConfig(address=address, **config), "pathlib:Path", on_gpus=False)
+def launcher(address: str, **config: Any) -> RayTeams:
+    return RayTeams(RayConfig(address=address, **config), "pathlib:Path", on_gpus=False)
 
 
 def run(

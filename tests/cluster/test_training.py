@@ -97,7 +97,7 @@ def test_two_nodes_train_what_one_process_does_and_survive_kill_9(
 
 def the_launcher_and_the_server(server: ServerProcess, job: str) -> None:
     server.kill()
-    launcher = locked_by(JobFolder(server.data_dir, job).lock_of(0))
+    launcher = locked_by(JobFolder(server.data_dir, job).path / "lock")
     assert launcher
     os.kill(launcher, signal.SIGKILL)
     server.start()

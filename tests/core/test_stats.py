@@ -185,7 +185,7 @@ def test_summary_and_lines_say_that_no_answer_has_the_full_reward():
     reward = metrics.pop("avg_reward")
     entries = epoch(0, reward, **metrics), validation(0, reward, **metrics)
     summary = summary_of(History(run_id="r", epochs=entries[:1], validations=entries[1:]))
-    assert summary["before"]["distribution"] == metrics["distribution"]
+    assert summary.before.distribution == entries[0].distribution
     lines = dict(figure_lines(summary))
     assert lines["distribution before"] == "best 0.2 (41 of 64, none has 1): 20 × 0, 3 × 0.1, 41 × 0.2"
     assert shown_validation(0, entries[1].metrics).endswith(", best 0.2 (41 of 64, none has 1)")

@@ -23,10 +23,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from etude.core.call import Constraint, Sampling
 from etude.core.errors import EngineAway, EngineError, ImpossibleCall
 from etude.inference.answer import SampledToken, TokenRequest
-from etude.inference.vllm_child import VllmOptions
 from etude.inference.vllm_engine import VllmEngine
 from etude.inference.vllm_process import VllmProcess
 from etude.inference.vllm_processes import VllmProcesses
+from etude.inference.vllm_program import VllmOptions
 from etude.models.distribution import shaped
 from etude.models.policy import LoraOptions, Policy
 from etude.models.speech import Speech
@@ -277,7 +277,7 @@ async def test_impossible_values_are_a_failed_call(source, tmp_path, choice, mon
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from etude.inference.vllm_child import VllmOptions
+from etude.inference.vllm_program import VllmOptions
 from etude.inference.vllm_process import VllmProcess
 
 async def main():

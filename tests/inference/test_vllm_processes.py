@@ -24,11 +24,11 @@ from starlette.testclient import TestClient
 import etude.inference
 from etude.core.errors import EngineAway, EngineError
 from etude.inference.answer import Sampled, TokenRequest
-from etude.inference.child_process import MaskedLines, MaskedLog, guard_of
-from etude.inference.vllm_child import VllmOptions
+from etude.inference.child_process import MaskedLines, MaskedLog
 from etude.inference.vllm_engine import VllmEngine
 from etude.inference.vllm_process import VllmProcess
 from etude.inference.vllm_processes import VllmProcesses
+from etude.inference.vllm_program import VllmOptions
 from etude.models.speech import Speech
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from tests.inference.test_vllm import options_of, until
@@ -245,28 +245,3 @@ def test_a_secret_in_two_pieces_is_one(monkeypatch: pytest.MonkeyPatch):
     text = f"a {SECRET} b\nc {SECRET}".encode()
     pieces = [lines.add(text[index : index + 3]) for index in range(0, len(text), 3)]
     assert b"".join([*pieces, lines.end()]) == b"a ********** b\nc **********"
-
-
-async def sleeper():
-    return await asyncio.create_subprocess_exec("sleep", "3600", start_new_session=True)
-
-
-async def test_a_group_whose_guard_is_given_up_is_killed():
-    process = await sleeper()
-    starting = asyncio.create_task(guard_of(process.pid))
-    await asyncio.sleep(0)
-    starting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await starting
-    assert await asyncio.wait_for(process.wait(), 60) == -signal.SIGKILL
-
-
-async def test_a_guard_leaves_a_group_alone_until_it_is_let_go():
-    process = await sleeper()
-    guard = await guard_of(process.pid)
-    await asyncio.sleep(0.2)
-    assert process.returncode is None and guard.returncode is None
-    assert guard.stdin is not None
-    guard.stdin.close()
-    assert await asyncio.wait_for(process.wait(), 60) == -signal.SIGKILL
-    await guard.wait()

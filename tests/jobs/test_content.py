@@ -149,9 +149,9 @@ def test_a_version_is_whole_or_not_there_wherever_its_process_is_killed(tmp_path
     learner = Learner(fresh_policy(), LearnerOptions())
     versions = StateFolders(tmp_path, "v", "version")
     state = learner.snapshot()
-    versions.write(1, {"job": "one"}, learner, state)
+    versions.write(1, {"job": "one"}, state)
     count, there = 1, set()
-    while is_killed_at(count, tmp_path, lambda: versions.write(2, {"job": "two"}, learner, state)):
+    while is_killed_at(count, tmp_path, lambda: versions.write(2, {"job": "two"}, state)):
         assert versions.damage(1) == []
         if 2 in versions.numbers():
             assert versions.damage(2) == []
@@ -170,12 +170,12 @@ def test_so_are_versions_that_are_deleted(tmp_path):
     learner = Learner(fresh_policy(), LearnerOptions())
     versions = StateFolders(tmp_path, "v", "version")
     state, count = learner.snapshot(), 1
-    versions.write(1, {"job": "one"}, learner, state)
+    versions.write(1, {"job": "one"}, state)
     while is_killed_at(count, tmp_path, lambda: versions.prune(())):
         assert versions.numbers() == [] or versions.damage(1) == []
         versions.delete_drafts()
         if not versions.numbers():
-            versions.write(1, {"job": "one"}, learner, state)
+            versions.write(1, {"job": "one"}, state)
         count += 1
     assert versions.numbers() == []
     assert count > 5

@@ -126,8 +126,8 @@ def half(copies: Team, folder: Path) -> None:
         train(learner, batch("grpo", 1), Grpo(), batch_size=STEP)
         snapshot = learner.snapshot()
         if team.leads:
-            learner.policy.save_version(folder / name, 1, snapshot.weights)
-            learner.save(folder / name, snapshot.optimiser)
+            (folder / name).mkdir()
+            snapshot.save(folder / name)
 
 
 def trained_on_few(team: Team | None = None) -> Policy:
@@ -145,8 +145,8 @@ def resume(team: Team, folder: Path, after: str = "after") -> None:
     train(learner, batch("grpo", 2), Grpo(), batch_size=STEP)
     snapshot = learner.snapshot()
     if team.leads:
-        learner.policy.save_version(folder / after, 2, snapshot.weights)
-        learner.save(folder / after, snapshot.optimiser)
+        (folder / after).mkdir()
+        snapshot.save(folder / after)
 
 
 def dies(team: Team, folder: Path) -> None:

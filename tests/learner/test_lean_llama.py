@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from etude.algorithms.grpo import Grpo
+from etude.algorithms.imitation import Supervised
 from etude.learner import kernels, tree_attention
 from etude.learner.lean import checkpointed, is_lean
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.objective import Likelihood
 from etude.models.device import choose_device
 from etude.models.policy import LoraOptions, Policy
 from tests.learner.gradients import Gradient, assert_same, batch_of, forest, gradient_of, train
@@ -65,7 +65,7 @@ def test_the_gradient_is_that_of_the_modules(monkeypatch, name, lora):
 @pytest.mark.parametrize("name", KNOWN)
 @pytest.mark.parametrize("lora", [False, True])
 def test_in_bfloat16_it_is_as_near_to_that_of_float32_as_the_modules_come(monkeypatch, name, lora):
-    batch, objective = batch_of(forest(4, 40)), Likelihood()
+    batch, objective = batch_of(forest(4, 40)), Supervised()
     _, exact = gradient_of(policy_of(name, lora), batch, objective)
     half = policy_of(name, lora, torch.bfloat16)
     _, lean = gradient_of(half, batch, objective)

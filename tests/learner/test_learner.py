@@ -8,16 +8,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from examples.warm_up import Stage, warm_up
 from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import Supervised
 from etude.core.errors import RequestError, StoreError, TrainingError
+from etude.core.job import ModelVersion
 from etude.core.keys import generator
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.optimiser import Schedule
-from etude.learner.warm_up import Stage, warm_up
 from etude.models.policy import LoraOptions
 from tests.learner.gradients import assert_same, batch_of, forest, gradient_of, sequences, train
 from tests.models.tiny_models import family, fresh_policy, policy, said, user
@@ -55,8 +56,7 @@ def test_a_learner_taken_up_from_the_disk_goes_on_bit_for_bit(tmp_path):
 
     before = Learner(fresh_policy(), OPTIONS)
     learn(before, first)
-    version = before.policy.save_version(tmp_path, 1)
-    before.save(tmp_path)
+    version = ModelVersion(number=1, location=str(tmp_path), digest=before.snapshot().save(tmp_path))
 
     resumed = Learner(fresh_policy(), OPTIONS)
     resumed.policy.adopt(version)
@@ -177,7 +177,7 @@ def test_a_state_that_is_missing_damaged_or_anothers_is_an_error(tmp_path):
     with pytest.raises(StoreError, match="SHA256SUMS is missing"):
         learner.restore(tmp_path)
     learn(learner, jobs(1)[0])
-    learner.save(tmp_path)
+    learner.snapshot().save(tmp_path)
     other = fresh_policy()
     other.use_lora(LoraOptions(r=2), seed=0)
     with pytest.raises(StoreError, match="belongs to other weights"):

@@ -16,6 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import Supervised
+from etude.core.job import ModelVersion
 from etude.learner.head import last_hidden
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.memory import ModelNumbers
@@ -154,8 +155,7 @@ def test_a_resumed_training_goes_on_bit_for_bit(tmp_path, lora):
     whole, before, after = (Learner(half_policy(lora), OPTIONS) for _ in range(3))
     learn(whole, 1)
     learn(before, 1)
-    version = before.policy.save_version(tmp_path, 1)
-    before.save(tmp_path)
+    version = ModelVersion(number=1, location=str(tmp_path), digest=before.snapshot().save(tmp_path))
     after.policy.adopt(version)
     after.restore(tmp_path)
     for seed in (2, 3):
@@ -187,8 +187,9 @@ def test_a_training_in_one_precision_is_gone_on_with_in_another(tmp_path):
     for learner, other, name in ((full, half, "full"), (half, full, "half")):
         learner.reset()
         train(learner, job(), Supervised(), **STEPS)
-        version = learner.policy.save_version(tmp_path / name, 1)
-        learner.save(tmp_path / name)
+        (tmp_path / name).mkdir()
+        digest = learner.snapshot().save(tmp_path / name)
+        version = ModelVersion(number=1, location=str(tmp_path / name), digest=digest)
         other.policy.adopt(version)
         other.restore(tmp_path / name)
         assert other.step == learner.step

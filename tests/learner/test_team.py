@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from etude.algorithms.grpo import Grpo
-from etude.inference.child_process import LocalLauncher
+from etude.inference.child_process import LocalTeams
 from etude.models.weights import load_tensors
 from tests.learner.gradients import train
 from tests.learner.team_process import CASES, SHARDED, STEP, batch, learner_of, trained, trained_on_few
@@ -27,7 +27,7 @@ def launched(job: str, folder: Path, **environment: str) -> subprocess.Completed
     """Two processes that have ended: had they waited for ever, the time would be up."""
     path = os.pathsep.join([str(SOURCE), str(SOURCE / "src")])
     return subprocess.run(
-        LocalLauncher().command("tests.learner.team_process", [job, str(folder)], 2, folder),
+        LocalTeams().command("tests.learner.team_process", [job, str(folder)], 2, folder),
         env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | environment,
         capture_output=True,
         text=True,
@@ -42,8 +42,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("team")
     before = learner_of("tree", "full")
     train(before, batch("grpo", 1), Grpo(), batch_size=STEP)
-    before.policy.save_version(folder / "before", 1)
-    before.save(folder / "before")
+    (folder / "before").mkdir()
+    before.snapshot().save(folder / "before")
     done = launched("equal,few,resume,sharded,half", folder)
     assert done.returncode == 0, done.stderr
     return folder
@@ -130,7 +130,7 @@ def test_a_killed_process_ends_the_others(tmp_path):
     done = launched("dies", tmp_path)
     assert done.returncode != 0
     assert "lost: another process of this training ended, or does not answer" in done.stderr
-    assert LocalLauncher().first_failure(done.stderr) == "process 1: signal 9"
+    assert LocalTeams().first_failure(done.stderr) == "process 1: signal 9"
 
 
 @pytest.mark.slow

@@ -92,37 +92,37 @@ def test_a_skip_says_what_was_left_out(metrics, reason):
 
 def test_the_summary_compares_before_and_after_and_says_what_was_measured():
     summary = summary_of(history([0.2, 0.3, 0.4], {0: 0.1, 2: 0.8}))
-    assert summary["measured_on"] == "validation"
-    assert (summary["before"]["avg_reward"], summary["after"]["avg_reward"]) == (0.1, 0.8)
-    assert (summary["best_version"]["number"], summary["epochs_trained"]) == (2, 3)
-    assert summary["before"]["measured"] == "validation examples, before training (v0)"
-    assert summary["after"]["measured"] == "validation examples, after epoch 2 (v2)"
-    assert (summary["after"]["version"], summary["last_version"]["number"]) == (2, 3)
-    assert not summary["is_measured"], "v3 was trained after the last validation"
-    assert summary_of(history([0.2], {0: 0.1, 1: 0.8}))["is_measured"]
+    assert summary.measured_on == "validation"
+    assert (summary.before.avg_reward, summary.after.avg_reward) == (0.1, 0.8)
+    assert (summary.best_version.number, summary.epochs_trained) == (2, 3)
+    assert summary.before.measured == "validation examples, before training (v0)"
+    assert summary.after.measured == "validation examples, after epoch 2 (v2)"
+    assert (summary.after.version, summary.last_version.number) == (2, 3)
+    assert not summary.is_measured, "v3 was trained after the last validation"
+    assert summary_of(history([0.2], {0: 0.1, 1: 0.8})).is_measured
 
 
 def test_without_validation_nothing_is_called_before_after_or_best():
     summary = summary_of(history([0.2, 0.3, 0.4, 0.5]))
-    assert summary["measured_on"] == "training episodes"
-    assert summary["before"] is summary["after"] is summary["best_version"] is None
-    first, last = summary["first_epoch"], summary["last_epoch"]
-    assert (first["avg_reward"], first["measured"]) == (0.2, "training episodes of epoch 1, sampled from v0")
-    assert (last["avg_reward"], last["measured"]) == (0.5, "training episodes of epoch 4, sampled from v3")
-    assert (summary["last_version"]["number"], summary["is_measured"]) == (4, False)
+    assert summary.measured_on == "training episodes"
+    assert summary.before is summary.after is summary.best_version is None
+    first, last = summary.first_epoch, summary.last_epoch
+    assert (first.avg_reward, first.measured) == (0.2, "training episodes of epoch 1, sampled from v0")
+    assert (last.avg_reward, last.measured) == (0.5, "training episodes of epoch 4, sampled from v3")
+    assert (summary.last_version.number, summary.is_measured) == (4, False)
 
 
 def test_a_run_of_one_epoch_without_validation_has_one_figure():
     summary = summary_of(history([0.2]))
-    assert summary["first_epoch"]["avg_reward"] == 0.2
-    assert summary["last_epoch"] is summary["after"] is None
-    assert summary_of(history([]))["first_epoch"] is None
+    assert summary.first_epoch.avg_reward == 0.2
+    assert summary.last_epoch is summary.after is None
+    assert summary_of(history([])).first_epoch is None
 
 
 def test_a_validation_before_training_alone_has_no_after_and_no_best():
     summary = summary_of(history([0.2], {0: 0.1}))
-    assert summary["before"]["avg_reward"] == 0.1
-    assert summary["after"] is summary["best_version"] is None
+    assert summary.before.avg_reward == 0.1
+    assert summary.after is summary.best_version is None
 
 
 def test_scores_are_counted_and_not_episodes():

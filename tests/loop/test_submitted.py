@@ -92,5 +92,5 @@ async def test_it_goes_back_to_the_last_version_that_is_whole():
 
     lost = ("v3 is missing", "v4 is missing")
     assert await way_back(whole, [], damage_of) == WayBack(lost, 2, version(2), keeps_warm_up=True)
-    went_back = await way_back(whole.with_epoch(after), [], damage_of)
+    went_back = await way_back(whole.with_entry(after), [], damage_of)
     assert went_back == WayBack(("v4 is missing",), 3, version(1), keeps_warm_up=True)

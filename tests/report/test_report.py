@@ -54,7 +54,7 @@ def test_epochs_that_changed_are_written_anew(tmp_path):
     whole, path, written = history([0.1, 0.2]), tmp_path / "training_metrics.jsonl", MetricsFiles(tmp_path)
     written.write(whole)
     changed = whole.epochs[0].model_copy(update={"metrics": {"avg_reward": 0.4}})
-    written.write(whole.with_epoch(changed))
+    written.write(whole.with_entry(changed))
     assert [line["avg_reward"] for line in lines(path)] == [0.4, 0.2]
     written.write(whole.until(1))
     assert [line["epoch"] for line in lines(path)] == [1]

@@ -90,11 +90,11 @@ def stored(folder: Path) -> tuple[dict[str, Any], list[EpisodeRecord]]:
         failed = (
             [call for call in data.get("calls", ()) if isinstance(call, dict)] if "episode" in data else []
         )
-        for call in (data, *failed):
-            call.pop("timed", None)
+        for call in failed:
+            call["seconds"] = call["began"] = 0
         for event in data.get("events", ()):
-            if event[0] == "tool":
-                event[6]["seconds"] = event[6]["began"] = 0
+            if "tool" in event:
+                event["tool"]["seconds"] = event["tool"]["began"] = 0
         if data.get("failure"):
             data["failure"][1] = _LINE.sub("", data["failure"][1])
     return steps, records

@@ -11,14 +11,15 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 from etude.core.call import ChatRequest, Completion, Delta
 from etude.core.episode import Example
 from etude.core.errors import EngineError, EtudeError, PromptTooLong
+from etude.inference.programs import LocalChild, LocalLauncher, ProcessEnd, Program
 from etude.runners import pool
-from etude.runners.process import Invitation, LocalLauncher, LocalProcess, ProcessEnd
 from etude.wire.retries import note_retry
 from tests.runners.playing import config_with, evaluate, examples, opened, stored
 from tests.support import EchoEngine, ScriptedEngine
@@ -189,26 +190,22 @@ async def test_pieces_and_failed_attempts_come_through(tmp_path: Path):
     assert records[1].calls[0].error == "the last attempt failed"
 
 
-class LostProcess(LocalProcess):
-    """A process whose end is that of its machine."""
-
-    async def ended(self) -> ProcessEnd:
-        await super().ended()
-        return ProcessEnd("was lost with its machine", is_lost=True)
-
-
 def lose(monkeypatch: pytest.MonkeyPatch, count: int, only: int | None = None) -> list[int]:
     """The first runners that are started are lost at once, or those of one place; gives the places."""
     launch, started = LocalLauncher.launch, list[int]()
 
-    async def lost_at_first(self: LocalLauncher, invitation: Invitation, place: int) -> LocalProcess:
+    async def lost_at_first(self: LocalLauncher, program: Program, log: Path) -> LocalChild:
+        place = int(log.stem)
         if only in (None, place):
             started.append(place)
-        process = await launch(self, invitation, place)
+        process = await launch(self, program, log)
         if len(started) > count or only not in (None, place):
             return process
         process.kill()
-        return LostProcess(process._process, process._lifeline, process._path)
+        await process.ended()
+        lost = AsyncMock(return_value=ProcessEnd("was lost with its machine", is_lost=True))
+        monkeypatch.setattr(process, "ended", lost)
+        return process
 
     monkeypatch.setattr(LocalLauncher, "launch", lost_at_first)
     monkeypatch.setattr(pool, "_PAUSE_SECONDS", 0.01)

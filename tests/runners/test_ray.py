@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from etude.cluster.component import RayProcess, RunnerLauncher
+from etude.cluster.nodes import RayChild, RayLauncher
 from etude.config.load import load_config
 from etude.core.call import ChatRequest, Completion
 from etude.core.errors import EtudeError, RequestError
+from etude.inference.programs import Program
 from etude.preflight.check import check_config
 from etude.runners.head import RemoteRunner
-from etude.runners.process import Invitation
 from tests.chaos.nodes import cluster_of
 from tests.runners.playing import evaluate, examples, stored
 from tests.support import EchoEngine
@@ -79,13 +79,13 @@ async def test_a_node_that_is_lost_costs_nothing_but_time(
                 lost.append(asyncio.ensure_future(asyncio.to_thread(cluster.remove_node, doomed)))
             return await super().complete(request)
 
-    launch, launched = RunnerLauncher.launch, []
+    launch, launched = RayLauncher.launch, []
 
-    async def noted(self: RunnerLauncher, invitation: Invitation, place: int) -> RayProcess:
-        launched.append(place)
-        return await launch(self, invitation, place)
+    async def noted(self: RayLauncher, program: Program, log: Path) -> RayChild:
+        launched.append(log)
+        return await launch(self, program, log)
 
-    monkeypatch.setattr(RunnerLauncher, "launch", noted)
+    monkeypatch.setattr(RayLauncher, "launch", noted)
     build, built, both = RemoteRunner.build, [], asyncio.Event()
 
     async def counted(self: RemoteRunner, parameters: dict[str, Any]) -> None:

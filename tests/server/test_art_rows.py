@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from etude.core.call import ChatRequest
 from etude.core.training_rows import GrpoRow
 from etude.integrations.art import serving
-from etude.integrations.art.serving_models import ArtGroup, rows_of
+from etude.integrations.art.serving_models import rows_of
+from etude.integrations.art.wire import ArtGroup
 from etude.models.speech import Speech
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.wire.http_server import ApiError

@@ -9,7 +9,7 @@ import pytest
 
 from etude.core.episode import EpisodeRecord, Example
 from etude.store.encode import encode_episode
-from etude.store.facts import differing_settings, measured, paired_difference
+from etude.store.facts import differing_settings, means, paired_difference, stored_scores
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import CONFIG, config_text
 
@@ -126,12 +126,12 @@ async def test_examples_of_one_content_are_told_apart_by_their_ids(tmp_path):
 async def test_the_latest_validation_is_what_a_training_run_is_measured_by(tmp_path):
     phases = {"validation/0": {"a": [0.0]}, "validation/10": {"a": [1.0]}, "validation/9": {"a": [0.5]}}
     run = await run_with(tmp_path, "a", {**phases, "train/4": {"a": [0.2]}})
-    assert {each.id: score for each, score in measured(run).items()} == {"a": 1.0}
+    assert {each.id: score for each, score in means(stored_scores(run)).items()} == {"a": 1.0}
 
 
 async def test_repeated_episodes_are_averaged_and_failures_left_out(tmp_path):
     run = await run_with(tmp_path, "a", {"eval": {"a": [0.0, 1.0, None], "b": [None]}})
-    assert {each.id: score for each, score in measured(run).items()} == {"a": 0.5}
+    assert {each.id: score for each, score in means(stored_scores(run)).items()} == {"a": 0.5}
 
 
 async def test_settings_that_differ(tmp_path):

@@ -80,7 +80,7 @@ def test_an_entry_of_a_history_is_found_by_its_epoch():
     assert [len(past.epochs), len(past.validations)] == [100, 2]
     assert whole.until(0).epochs == () and len(whole.until(0).validations) == 1
     assert history([]).epoch(1) is None
-    later = whole.with_epoch(epoch(EPOCHS, 0.7))
+    later = whole.with_entry(epoch(EPOCHS, 0.7))
     assert later.epoch(EPOCHS + 1) is later.epochs[-1]
 
 

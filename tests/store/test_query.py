@@ -30,7 +30,7 @@ from tests.store.test_long_runs import phases_journal as phases  # noqa: F401
 def outline(**facts):
     said = facts.pop("said", [])
     whole = {"id": "train/1/e/0", "phase": "train/1", "example": "e", "generation": 0, "inputs": {}}
-    whole |= {"expected": None, "output": "x", "failure": None, "seconds": 1.0, "text": said}
+    whole |= {"expected": None, "output": "x", "failure": None, "seconds": 1.0, "stored": said}
     return EpisodeOutline(**{**whole, **facts})
 
 
@@ -53,10 +53,10 @@ def outline(**facts):
         ("example:e", {}, {"example": "f"}),
         ("version>3", {"versions": {2, 4}}, {"versions": {3}}),
         ("version:v3", {"versions": {3}}, {"versions": {4}}),
-        ("apples", {"said": ['{"content": "Twelve APPLES"}']}, {"said": ['{"content": "pears"}']}),
-        ('"twelve apples"', {"said": ['["Twelve apples"]']}, {"said": ['["apples, twelve"]']}),
-        ("text:é", {"said": ['["caf\\u00e9"]']}, {"said": ['["cafe"]']}),
-        ("assistant", {"said": ['["an assistant"]']}, {"said": ['{"role": "assistant"}']}),
+        ("apples", {"said": [{"content": "Twelve APPLES"}]}, {"said": [{"content": "pears"}]}),
+        ('"twelve apples"', {"said": [["Twelve apples"]]}, {"said": [["apples, twelve"]]}),
+        ("text:é", {"said": [["café"]]}, {"said": [["cafe"]]}),
+        ("assistant", {"said": [["an assistant"]]}, {"said": [{"role": "assistant"}]}),
     ],
 )
 def test_words(words, fits, not_):

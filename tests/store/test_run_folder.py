@@ -149,9 +149,9 @@ def test_a_run_that_cannot_be_opened_is_not_left_locked(tmp_path: Path) -> None:
 def test_reading_json_files(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, "a") as run:
         assert run.read_json("missing.json") is None
-        assert run.write_json("history.json", [1, 2]) == run.path / "history.json"
+        run.write_json("history.json", [1, 2])
         assert run.read_json("history.json") == [1, 2]
-        run.write_text("broken.json", "{")
+        (run.path / "broken.json").write_text("{")
         with pytest.raises(StoreError, match=r"broken\.json: cannot be read"):
             run.read_json("broken.json")
 
@@ -183,11 +183,9 @@ async def trained_run(tmp_path):
         rewards = {1: 0.3, 2: 0.9, 3: 0.6}
         for number, reward in rewards.items():
             made = version(folder.path, number)
-            await log.add_epoch(EpochEntry(epoch=number - 1, timestamp="", version=made))
+            await log.add_entry(EpochEntry(epoch=number - 1, timestamp="", version=made))
             metrics = {"avg_reward": reward}
-            await log.add_validation(
-                ValidationEntry(epoch=number, timestamp="", metrics=metrics, version=made)
-            )
+            await log.add_entry(ValidationEntry(epoch=number, timestamp="", metrics=metrics, version=made))
             if number > 1:
                 (folder.checkpoints / f"v{number}").mkdir()
         return folder.path
@@ -218,7 +216,7 @@ async def test_where_no_version_was_measured_after_training_none_is_the_best(tmp
     with RunFolder.create(tmp_path, "r") as folder:
         made = version(folder.path, 1)
         (folder.checkpoints / "v1").mkdir()
-        await EpochLog(folder.journal).add_epoch(
+        await EpochLog(folder.journal).add_entry(
             EpochEntry(epoch=0, timestamp="", version=made, metrics={"avg_reward": 0.9})
         )
     with pytest.raises(RequestError, match=r"r:last is the last one, v1.*validation_dataset"):
@@ -230,11 +228,11 @@ async def test_where_no_version_was_measured_after_training_none_is_the_best(tmp
 async def test_the_base_model_is_the_best_where_training_made_it_worse(tmp_path):
     with RunFolder.create(tmp_path, "r") as folder:
         log = EpochLog(folder.journal)
-        await log.add_epoch(EpochEntry(epoch=0, timestamp="", version=version(folder.path, 1)))
+        await log.add_entry(EpochEntry(epoch=0, timestamp="", version=version(folder.path, 1)))
         for number, reward in ((0, 0.4), (1, 0.0)):
             measured = version(folder.path, number)
             metrics = {"avg_reward": reward}
-            await log.add_validation(
+            await log.add_entry(
                 ValidationEntry(epoch=number, timestamp="", metrics=metrics, version=measured)
             )
     for wish in ("", "best"):

@@ -50,7 +50,7 @@ def test_a_run_that_an_alarm_ended_did_nothing_after_it():
     stop = event("mismatch", "they differ", action="stop")
     ended = History(run_id="r", epochs=(epoch(0, 0.4), with_alarms(epoch(1, 0.0), stop)))
     assert stopped_by(ended) == "epoch 2: they differ"
-    assert stopped_by(ended.with_epoch(epoch(2, 0.5))) is None
+    assert stopped_by(ended.with_entry(epoch(2, 0.5))) is None
     assert stopped_by(History(run_id="r")) is None
 
 
@@ -64,8 +64,8 @@ def test_causes_are_added_up_over_epochs():
         epoch(1, 0.5, failure_causes=[cause("took longer than 31 s", 5), cause("oops", 1)]),
     ]
     first, second = causes_in(entries)
-    assert (first["count"], first["reason"], first["episode"]) == (7, "took longer than 30 s", "train/1/a/1")
-    assert second["count"] == 1
+    assert (first.count, first.reason, first.episode) == (7, "took longer than 30 s", "train/1/a/1")
+    assert second.count == 1
 
 
 def test_a_run_that_goes_well_has_no_warnings():

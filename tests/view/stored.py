@@ -155,9 +155,9 @@ def store_run(
                 await put_episode(run, told)
             log = EpochLog(run.journal)
             for epoch in epochs:
-                await log.add_epoch(epoch)
+                await log.add_entry(epoch)
             for validation in validations:
-                await log.add_validation(validation)
+                await log.add_entry(validation)
 
     asyncio.run(write())
     return root / name

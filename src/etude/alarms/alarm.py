@@ -19,7 +19,6 @@ from etude.config.import_path import where_raised
 from etude.config.registry import register_alarm
 from etude.core.history import AlarmEvent, Entry
 from etude.core.implementations import wrap_implementations
-from etude.store.figures import name_of
 
 PAGE = "docs/when-it-does-not-learn.md"
 
@@ -143,7 +142,7 @@ def _events(name: str, alarm: Alarm, entry: Entry, earlier: Sequence[Entry]) -> 
         first = row[-1] if row and alarm.epochs > 1 else entry
         since = first.epoch if known is None else known.since
         begun = next((each for each in earlier if each.epoch == since), entry)
-        when = "" if begun is entry else f", since {name_of(begun)}"
+        when = "" if begun is entry else f", since {begun}"
         remedy = alarm.remedy if sighting.remedy is None else sighting.remedy
         yield AlarmEvent(
             alarm=name,

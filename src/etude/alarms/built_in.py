@@ -12,7 +12,7 @@ from etude.alarms.alarm import REMEDIES, Alarm, Sighting, Sightings
 from etude.core.distribution import Distribution
 from etude.core.episode import cut_off_share
 from etude.core.history import Entry, ValidationEntry
-from etude.store.figures import cause_key, measured, shown_reward, version_of, with_rewards
+from etude.store.figures import with_rewards
 
 _MANY_EQUAL = 5
 """Rewards outside of [0, 1] that are all equal: as many are taken for what the model always gets."""
@@ -155,7 +155,7 @@ class RewardCollapse(Alarm, name="reward_collapse"):
         before = known[0] if self.of == "first" else max(known, key=lambda each: each.metrics["avg_reward"])
         if not self._is_below(entry, before):
             return ""
-        end, start = (f"{shown_reward(each.metrics)} ({measured(each)})" for each in (entry, before))
+        end, start = (f"{each.reward} ({each.measured_on})" for each in (entry, before))
         return f"the reward has collapsed to {end} from {start}: {_meaning(before, entry)}"
 
     def _is_below(self, now: Entry, before: Entry) -> bool:
@@ -168,7 +168,7 @@ class RewardCollapse(Alarm, name="reward_collapse"):
 
 def _meaning(before: Entry, now: Entry) -> str:
     """Less certain where something else than the model has changed too."""
-    earlier, later = version_of(before), version_of(now)
+    earlier, later = before.measured_with, now.measured_with
     model = "the model" if later is None else f"v{later}"
     start = f"v{earlier}" if earlier else "the model that training began with"
     if "target" in now.metrics:
@@ -296,12 +296,12 @@ class Failures(Alarm, name="failures"):
         if "failure_causes" not in entry.metrics:
             return None
         sightings = {}
-        for cause in entry.metrics["failure_causes"]:
-            kind, _, evaluator = cause["kind"].partition(":")
+        for cause in entry.causes:
+            kind, _, evaluator = cause.kind.partition(":")
             what = f"scores of '{evaluator}' failed" if kind == "score" else f"episodes failed ({kind})"
-            if cause["count"] > self.above:
-                text = f"{cause['count']} {what}: {cause['reason']}"
-                sightings[": ".join(cause_key(cause))] = Sighting(text, cause["episode"])
+            if cause.count > self.above:
+                text = f"{cause.count} {what}: {cause.reason}"
+                sightings[": ".join(cause.key)] = Sighting(text, cause.episode)
         return sightings
 
 

@@ -112,11 +112,16 @@ def check_from_base(backend: str, capabilities: Capabilities) -> None:
         )
 
 
+def opponents_of(llms: Mapping[str, LlmConfig], model: str) -> list[str]:
+    """The entries of `llms` that play versions of `model`."""
+    return [name for name, llm in llms.items() if isinstance(llm, OpponentsConfig) and llm.of == model]
+
+
 def check_opponents(
     backend: str, capabilities: Capabilities, llms: Mapping[str, LlmConfig], model: str
 ) -> None:
     """Raise CapabilityError unless the backend keeps the versions of `model` that entries of `llms` play."""
-    players = [name for name, llm in llms.items() if isinstance(llm, OpponentsConfig) and llm.of == model]
+    players = opponents_of(llms, model)
     if players and not (capabilities.versions and capabilities.old_versions):
         raise CapabilityError(
             f"llms.{players[0]} plays earlier versions of '{model}', and the trainer adapter {backend} "
@@ -267,6 +272,10 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
     checkpoint_steps: Annotated[int, CHANGEABLE] = Field(default=10, ge=1)
     """With `cluster.learners`: optimiser steps between the checkpoints that a job can go on from."""
 
+    checkpoint_seconds: Annotated[float | None, CHANGEABLE] = Field(default=None, ge=0)
+    """Seconds between two versions that are written, beside the best and the last; 0 writes each before its
+    job is over. After a kill those in between are trained again, on the episodes that are there. Left out: 60
+    where a version takes more than 64 MB with its optimiser's state, and 0 where it takes less."""
     record_ratios: Annotated[bool, CHANGEABLE] = False
     """Keep the learner's own logprob of every token that it trains on, for the view: some 8 bytes a token."""
 

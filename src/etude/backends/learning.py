@@ -6,13 +6,9 @@ The run writes an order into the job's folder, and each process of the team tell
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import shutil
-import signal
 import threading
-from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -39,7 +35,8 @@ from etude.core.job import ModelVersion
 from etude.core.keys import content_hash, fold
 from etude.core.process import set_up_process
 from etude.core.trajectory import TrajectoryCollection
-from etude.inference.child_process import Launcher, MaskedLog, exit_words, last_lines, start_guarded
+from etude.inference.child_process import TeamLauncher, exit_words, last_lines
+from etude.inference.programs import Child, Command, LocalLauncher
 from etude.jobs.folders import JobContent, StateFolders, data_hash
 from etude.jobs.training import (
     PEER_SECONDS,
@@ -71,7 +68,7 @@ _GRACE_SECONDS = 20.0
 class Learners:
     """The processes of a cluster that train for a run."""
 
-    launcher: Launcher
+    launcher: TeamLauncher
     count: int
     folder: Path
     """Of the run: the jobs that are not done yet, and the log."""
@@ -99,6 +96,12 @@ class ClusterLearners:
     """The version that a warm-up made, which training begins with."""
     note: str | None = None
     """Something that a person should know of the last job."""
+
+    def keep(self) -> None:
+        """Each version is on the disk when its job is over."""
+
+    def close(self) -> None:
+        """There is nothing here to be freed."""
 
     def go_to(self, number: int) -> None:
         """The processes take the optimiser's state from the folder of the version that they start from."""
@@ -148,20 +151,13 @@ class ClusterLearners:
     async def _work(self, job: Job, folder: Path) -> str:
         """Start a team and wait for its end; why it ended, where it has not done its part."""
         learners = self.learners
-        command = learners.launcher.command(_MODULE, [str(folder)], learners.count, learners.folder)
-        with MaskedLog(self._log) as log:
-            team, lifeline = await start_guarded(
-                *command, stdin=DEVNULL, stdout=log.fileno(), stderr=log.fileno()
-            )
+        words = learners.launcher.command(_MODULE, [str(folder)], learners.count, learners.folder)
+        team = await LocalLauncher().launch(Command(tuple(words)), self._log)
         try:
             code = await _end_of(team, job, folder)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(team.pid, signal.SIGKILL)
-            await team.wait()
-            os.close(lifeline)
-        await log.settled()
-        text = self._log.read_bytes()[log.begin :].decode(errors="replace")
+            await team.end(0.0)
+        text = self._log.read_bytes()[team.begin :].decode(errors="replace")
         return learners.launcher.first_failure(text) or exit_words(code)
 
     @property
@@ -214,22 +210,17 @@ def _located(version: ModelVersion) -> ModelVersion:
     return version.model_copy(update={"location": str(Path(version.location).absolute())})
 
 
-async def _end_of(team: Process, job: Job, folder: Path) -> int:
+async def _end_of(team: Child, job: Job, folder: Path) -> int:
     """Wait for the end of a team, and ask it for one when its job is canceled; its exit code."""
-    ending, deadline = asyncio.ensure_future(team.wait()), None
-    clock = asyncio.get_running_loop()
+    ending = asyncio.ensure_future(team.ended())
+    asked: asyncio.Future[None] | None = None
     while not ending.done():
         await asyncio.wait({ending}, timeout=_LOOK_SECONDS)
         if (news := JobNews.read(folder)).of:
             job.metrics, job.progress = news.metrics, 100.0 * news.step / news.of
-        if job.canceled.is_set() and deadline is None:
-            deadline = clock.time() + _GRACE_SECONDS
-            with contextlib.suppress(ProcessLookupError):
-                team.terminate()
-        if deadline is not None and clock.time() > deadline:
-            with contextlib.suppress(ProcessLookupError):
-                team.kill()
-    return ending.result()
+        if job.canceled.is_set() and asked is None:
+            asked = asyncio.ensure_future(team.end(_GRACE_SECONDS))
+    return ending.result().code or 0
 
 
 class _Reporter(JobListener):
@@ -307,7 +298,9 @@ def _train(
 
     with asked_to_end(look) as (canceled, stopping):
         metrics = work.train(learner, _Reporter(seat), canceled, stopping, checkpoints)
-        work.write(learner, versions, metrics)
+        made = work.made(learner, metrics)
+        if team.leads:
+            made.write(versions)
     if team.leads and learner.note is not None:
         seat.call("noted", learner.note)
 

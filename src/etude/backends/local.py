@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from etude.backends.capabilities import LocalAdapterConfig
+from etude.backends.capabilities import LocalAdapterConfig, opponents_of
 from etude.config.registry import register_trainer_adapter
 from etude.core.errors import CapabilityError, RequestError
 from etude.core.interfaces import bare
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from etude.backends.local_adapter import LocalAdapter
     from etude.config.builder import Builder
     from etude.config.component import ClusterConfig
-    from etude.runners.process import Cluster
+    from etude.runners.pool import Cluster
 
 _DESK = "etude.backends.local_job:JobDesk"
 
@@ -59,7 +59,15 @@ async def local(config: LocalAdapterConfig, builder: Builder) -> AsyncIterator[L
     assert isinstance(llm, LocalLlmConfig)
     check_learners(config, llm, builder.config.cluster)
     seed = builder.config.finetuning.seed
-    yield LocalAdapter(config, engine.policy, builder.checkpoints, seed, await _learners(builder, llm))
+    yield LocalAdapter(
+        config,
+        engine.policy,
+        builder.checkpoints,
+        seed,
+        await _learners(builder, llm),
+        # A run makes lost ones again, of what is in its journal; opponents are loaded from the disk.
+        writes_each=bool(opponents_of(builder.config.llms, target)),
+    )
 
 
 async def _learners(builder: Builder, llm: LocalLlmConfig) -> Learners | None:

@@ -42,6 +42,7 @@ _NO_MATTER = {
     "gradient_checkpointing",
     "shard_training",
     "checkpoint_steps",
+    "checkpoint_seconds",
     "record_ratios",
 }
 """Keys of the config that change how a job computes, and not what it learns."""
@@ -65,8 +66,14 @@ class LocalAdapter(TrainerAdapter):
         folder: Path,
         seed: int,
         learners: Learners | None = None,
+        *,
+        writes_each: bool = True,
     ) -> None:
-        """`learners` train on the nodes of a cluster; without them this process does."""
+        """`learners` train on the nodes of a cluster; without them this process does.
+
+        `writes_each`: each version is on the disk when its job is over, since others read it there or nobody
+        would make a lost one again.
+        """
         super().__init__(adapter_config)
         self._policy = policy
         self._learners = learners
@@ -81,6 +88,9 @@ class LocalAdapter(TrainerAdapter):
         """Held by the job that trains."""
         self._workplace: LocalLearner | ClusterLearners | None = None
         self._hyperparameters = JobHyperparameters()
+        self._writes_each = writes_each
+        self._is_warm = False
+        """Whether a warm-up is over."""
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Put LoRA weights on the model where the config asks for them, and make the optimiser."""
@@ -100,7 +110,14 @@ class LocalAdapter(TrainerAdapter):
             self._policy = await asyncio.to_thread(self._policy.twin)
         options = learner_options(self.adapter_config, run_config)
         if self._learners is None:
-            self._workplace = LocalLearner(self._policy, self._versions, self._seed, run_config, options)
+            self._workplace = LocalLearner(
+                self._policy,
+                self._versions,
+                self._seed,
+                run_config,
+                options,
+                self.adapter_config.checkpoint_seconds,
+            )
         else:
             self._workplace = ClusterLearners(
                 self._learners, self._policy, self._versions, self._seed, run_config, lora
@@ -150,7 +167,8 @@ class LocalAdapter(TrainerAdapter):
         skipped = await asyncio.to_thread(algorithm.reason_to_skip, groups)
         if skipped is not None:
             return skipped
-        self._jobs[name] = job = Job(name, algorithm, config, trajectories, groups, content)
+        at_once = self._is_written_at_once()
+        self._jobs[name] = job = Job(name, algorithm, config, trajectories, groups, content, at_once)
         job.task = asyncio.create_task(self._train(job))
         return ref
 
@@ -196,6 +214,7 @@ class LocalAdapter(TrainerAdapter):
 
     async def begin_from(self, version: ModelVersion) -> None:
         """Start the optimiser and the schedule anew at `version`, which is the reference model too."""
+        self._is_warm = True
         await asyncio.to_thread(self._begin_from, self._here(version))
 
     async def damage(self, version: ModelVersion) -> list[str]:
@@ -208,9 +227,15 @@ class LocalAdapter(TrainerAdapter):
         paths = [self._versions.set_aside(number) for number in later]
         return [path.name for path in paths if path is not None]
 
+    async def keep(self, version: ModelVersion) -> None:
+        """Have the version in memory written, if it is that one and was not."""
+        if version.number == self._policy.version:
+            await asyncio.to_thread(self._require_workplace().keep)
+
     async def prune(self, keep: Collection[ModelVersion]) -> None:
-        """Delete the folders of other versions; that of the weights in memory stays, to be gone back to."""
-        self._versions.prune({version.number for version in keep} | {self._policy.version})
+        """Delete the folders of other versions; the last that was written stays, to be gone back to."""
+        written = [number for number in self._versions.numbers() if number <= self._policy.version]
+        self._versions.prune({version.number for version in keep} | {*written[-1:]})
 
     async def cancel(self, ref: TrainingJobRef) -> None:
         """Stop the job before it goes on to more data."""
@@ -222,6 +247,15 @@ class LocalAdapter(TrainerAdapter):
     async def cleanup(self) -> None:
         for name in list(self._jobs):
             await self.cancel(TrainingJobRef(run_id=name, backend="local"))
+        if self._workplace is not None:
+            await asyncio.to_thread(self._workplace.close)
+
+    def _is_written_at_once(self) -> bool:
+        """Whether the next version is on the disk when its job is over."""
+        run = self.run_config
+        is_in_warm_up = bool(run.warm_ups) and not self._is_warm
+        goes_back = any(alarm.action == "rollback" for alarm in run.alarms.values())
+        return self._writes_each or run.collect_ahead or goes_back or is_in_warm_up
 
     def _current_version(self) -> ModelVersion:
         with self._policy.lock:

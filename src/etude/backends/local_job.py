@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,9 @@ from pydantic import BaseModel, ConfigDict
 
 from etude.algorithms.algorithm import Algorithm
 from etude.backends.capabilities import LocalAdapterConfig, LoraConfig
+from etude.backends.version_writer import MadeVersion, VersionWriter
 from etude.config.finetuning import FinetuneConfig
-from etude.core.errors import StoreError, TrainingError
+from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion
 from etude.core.sample import Sample, SampleOrPair
 from etude.core.trajectory import TrajectoryCollection
@@ -29,9 +29,7 @@ from etude.learner.optimiser import Schedule, Step
 from etude.models.memory import give_back_freed
 from etude.models.policy import Policy
 from etude.store.files import write_atomically
-from etude.store.learned import Source, learned_lines, write_learned
-
-_LOG = logging.getLogger("etude.versions")
+from etude.store.learned import Source, learned_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +53,8 @@ class Job(JobListener):
     groups: list[list[SampleOrPair]]
     content: JobContent
     """Without its start, which is known once it trains."""
+    at_once: bool = True
+    """Whether its version is on the disk when it is over."""
     canceled: threading.Event = field(default_factory=threading.Event)
     progress: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
@@ -129,23 +129,12 @@ class Work:
         finally:
             learner.witness = None
 
-    def write(
-        self, learner: Learner, versions: StateFolders, metrics: dict[str, float]
-    ) -> FinishedJob | None:
-        """Save the version; None in processes that do not lead. All of a team must call it together."""
-        state = learner.snapshot()
-        if not learner.team.leads:
-            return None
-        # First the record: a version that is there is not made again, and its record would be missing.
+    def made(self, learner: Learner, metrics: dict[str, float]) -> MadeVersion:
+        """The version that it has made of the learner's weights. All of a team must call it together."""
+        facts = {"job": self.name, "metrics": metrics, "content": asdict(self.content)}
         seen = {} if self.witness is None else self.witness.seen
-        try:
-            lines = learned_lines(Source(self.name, version=self.number), self.learned, seen)
-            write_learned(versions.root, self.number, lines)
-        except StoreError as error:  # It is for people to look at: training goes on without.
-            _LOG.warning("what version %d was made of is not recorded: %s", self.number, error)
-        written: dict[str, Any] = {"job": self.name, "metrics": metrics, "content": asdict(self.content)}
-        version = versions.write(self.number, written, learner, state)
-        return FinishedJob(version, metrics, self.content)
+        learned = partial(learned_lines, Source(self.name, version=self.number), self.learned, seen)
+        return MadeVersion(self.number, facts, learned, learner.snapshot())
 
 
 def failure(error: RuntimeError) -> TrainingError:
@@ -160,14 +149,24 @@ class LocalLearner:
     """A workplace in a thread. A killed job leaves nothing behind, and is trained again from its start."""
 
     def __init__(
-        self, policy: Policy, versions: StateFolders, seed: int, run: FinetuneConfig, options: LearnerOptions
+        self,
+        policy: Policy,
+        versions: StateFolders,
+        seed: int,
+        run: FinetuneConfig,
+        options: LearnerOptions,
+        checkpoint_seconds: float | None = None,
     ) -> None:
-        """Raises RequestError for options that do not go with the policy's model."""
+        """`checkpoint_seconds` are those of `LocalAdapterConfig`.
+
+        Raises RequestError for options that do not go with the policy's model.
+        """
         self._policy = policy
         self._versions = versions
         self._seed = seed
         self._run = run
         self.learner = Learner(policy, options)
+        self._writer = VersionWriter(versions, checkpoint_seconds)
         self._optimiser_of = 0
         """The version that the optimiser's state belongs to; engines adopt versions on their own."""
         self._begins_from = 0
@@ -191,6 +190,16 @@ class LocalLearner:
         if self._optimiser_of != number:
             self._take_optimiser_of(number)
 
+    def keep(self) -> None:
+        """Have the last version written, beside what goes on."""
+        with self._policy.lock:
+            self._writer.write_behind()
+
+    def close(self) -> None:
+        """Have the last version on the disk."""
+        with self._policy.lock:
+            self._writer.close()
+
     def begin_from(self, version: ModelVersion) -> None:
         """Forget the optimiser's steps up to that version."""
         self._begins_from = version.number
@@ -207,21 +216,35 @@ class LocalLearner:
         with policy.lock:
             self.go_to(start.number)
             learner.options = learner_options(job.config, self._run)
+            self._writer.drop()
             try:
                 metrics = work.train(learner, job, job.canceled)
-                finished = work.write(learner, self._versions, metrics)
+                written = self._writer.add(work.made(learner, metrics), at_once=job.at_once)
             except BaseException as error:
-                policy.mark_changed(start.number)  # Whatever they are: `adopt` compares them.
-                policy.adopt(start)
-                self._take_optimiser_of(start.number)
+                self._restore(start)
                 if isinstance(error, RuntimeError):
                     raise failure(error) from error
                 raise
-            assert finished is not None
-            policy.mark_changed(number, finished.version.digest)
             self._optimiser_of = number
+            policy.mark_changed(number, None if written is None else written.digest)
+            if written is None:
+                location = str(self._versions.folder(number))
+                written = ModelVersion(number=number, location=location, digest=policy.digest())
         give_back_freed()
-        return finished
+        return FinishedJob(written, metrics, content)
+
+    def _restore(self, start: ModelVersion) -> None:
+        """Put weights and optimiser to where they were before a job that failed.
+
+        Where `start` was not written there is nothing to go back to but by resuming the run, which makes it
+        again.
+        """
+        self._writer.drop()
+        self._writer.settle()
+        self._policy.mark_changed(start.number)  # Whatever they are: `adopt` compares them.
+        if not start.number or self._versions.folder(start.number).exists():
+            self._policy.adopt(start)
+            self._take_optimiser_of(start.number)
 
     def _take_optimiser_of(self, number: int) -> None:
         if number > self._begins_from:

@@ -155,6 +155,12 @@ class TrainerAdapter(ABC):
         """
         return []
 
+    async def keep(self, version: ModelVersion) -> None:  # noqa: B027  # a hook with a sound default
+        """Have `version`, which was measured and is the best so far, outlast this process.
+
+        A backend that stores each version when its job ends needs nothing here.
+        """
+
     async def prune(self, keep: Collection[ModelVersion]) -> None:  # noqa: B027  # a hook with a sound default
         """Delete the stored weights of this run's versions that are not in `keep`, never the base model.
 

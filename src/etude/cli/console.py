@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from etude.budget.bill import Bill
+    from etude.core.evaluation import FailureCause
     from etude.core.history import Entry, History
     from etude.preflight.finding import Findings
+    from etude.store.figures import Summary
 
 _NO_END = 100_000
 """Columns of a line in a pipe or a file."""
@@ -159,20 +161,20 @@ def show_findings(findings: Findings, facts: dict[str, Any], as_json: bool) -> N
         say_wrapped(f"{MARKS[finding.status]} {finding.what}: {finding.detail}")
 
 
-def show_outcome(summary: Mapping[str, Any], epochs: str, run: Path) -> None:
+def show_outcome(summary: Summary, epochs: str, run: Path) -> None:
     """The figures and versions of each model, how many epochs, the warnings, and where the plot is."""
     from etude.report.files import PLOT
-    from etude.report.words import by_target, figure_lines
+    from etude.report.words import figure_lines
 
-    for target, own in by_target(summary).items():
+    for target, own in summary.by_model.items():
         if target is not None:
             say(f"target          {target}")
         for label, text in figure_lines(own):
             say_wrapped(f"{label:<15} {text}")
     say(f"epochs          {epochs}")
-    if summary["stopped"]:
-        say_wrapped(f"stopped         early, by an alarm: {summary['stopped']}")
-    for text in summary["warnings"]:
+    if summary.stopped:
+        say_wrapped(f"stopped         early, by an alarm: {summary.stopped}")
+    for text in summary.warnings:
         say_wrapped(f"warning         {text}")
     if (run / PLOT).exists():
         say(f"plot            {path_shown(run / PLOT)}")
@@ -181,29 +183,29 @@ def show_outcome(summary: Mapping[str, Any], epochs: str, run: Path) -> None:
 def show_evaluators(history: History) -> None:
     """The mean of each evaluator with its interval, in everything that was measured."""
     from etude.report.words import evaluators_in
-    from etude.store.figures import figure_of, short_name, shown_score
 
     measured = (entry for entry in history.epochs if entry.resting is None)
     entries: list[Entry] = [*history.measured, *measured]
-    names = evaluators_in([figure_of(entry) for entry in entries])
+    names = evaluators_in(entries)
+    versions = ["" if entry.measured_with is None else f" (v{entry.measured_with})" for entry in entries]
     rows = [
-        (name, short_name(entry), shown_score(score))
+        (name, f"{entry}{version}", score.counted)
         for name in names
-        for entry in entries
-        if (score := (entry.metrics.get("evaluators") or {}).get(name)) is not None
+        for entry, version in zip(entries, versions, strict=True)
+        if (score := entry.evaluators.get(name)) is not None
     ]
     if rows:
         table(("evaluator", "measured on", "mean, 95 % interval, n"), rows)
 
 
-def show_troubles(run: Path, calls: Mapping[str, int], causes: list[dict[str, Any]]) -> None:
+def show_troubles(run: Path, calls: Mapping[str, int], causes: Sequence[FailureCause]) -> None:
     """Answers that were cut off, calls that were made again, tools that did not answer, and why episodes and
     scores failed, with the command that shows one of them.
 
     `calls` are those of an evaluation run's output.
     """
     from etude.alarms.built_in import CutOffAnswers
-    from etude.store.figures import show_command, shown_cause
+    from etude.store.figures import show_command
 
     cut_off, retries = CutOffAnswers().seen_in(calls), calls.get("retries", 0)
     if cut_off:
@@ -215,8 +217,8 @@ def show_troubles(run: Path, calls: Mapping[str, int], causes: list[dict[str, An
         text = f"{calls['tool_failed']} of {calls['tool_calls']} calls of tools had no answer"
         say_wrapped(f"tools           {text}")
     for cause in causes[:5]:
-        say_wrapped(f"failed          {shown_cause(cause)}")
-        say(f"                {show_command(path_shown(run), cause)}")
+        say_wrapped(f"failed          {cause}")
+        say(f"                {show_command(path_shown(run), cause.episode)}")
 
 
 def show_bill(bill: Bill) -> None:

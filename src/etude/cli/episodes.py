@@ -78,7 +78,7 @@ def _list_episodes(
             {**asdict(each), **{name: sorted(getattr(each, name)) for name in sets}}
             for each in selection.episodes
         ]
-        emit([{key: value for key, value in row.items() if key != "text"} for row in rows])
+        emit([{key: value for key, value in row.items() if key != "stored"} for row in rows])
         return
     where = "all phases" if phase == "all" else chosen[0] if chosen else "no phase"
     if not selection.episodes:

@@ -124,8 +124,8 @@ def _rescore(run: Path, settings: Config, phase: str | None, *, as_json: bool) -
 
 def _show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool) -> None:
     """The scores as a table, or as a JSON object."""
+    from etude.core.history import Score
     from etude.loop.evaluation import item_rows
-    from etude.store.figures import shown_score
 
     if as_json:
         emit({**facts, **evaluation.as_json(), "items": item_rows(evaluation.output)})
@@ -133,9 +133,8 @@ def _show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool) -> No
     rows = []
     for name, scores in evaluation.scores().items():
         label = f"{name} (reward)" if name == evaluation.reward else name
-        rows.append((label, shown_score(scores), scores["scored"], scores["unscored"]))
+        rows.append((label, Score.model_validate(scores).counted, scores["scored"], scores["unscored"]))
     how = "greedy" if evaluation.greedy else "sampled"
     title = f"{evaluation.model}, {how}, {evaluation.repeat} × {evaluation.examples} examples"
     table(("evaluator", "mean, 95 % interval, examples", "scored", "unscored"), rows, title=title)
-    causes = [cause.model_dump() for cause in evaluation.output.causes]
-    show_troubles(Path(facts["run"]), evaluation.output.calls, causes)
+    show_troubles(Path(facts["run"]), evaluation.output.calls, evaluation.output.causes)

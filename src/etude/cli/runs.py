@@ -194,8 +194,9 @@ def jobs(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
 
 
 def _show_facts(facts: RunFacts) -> None:
+    from etude.core.evaluation import FailureCause
+    from etude.core.history import Score
     from etude.report.words import imported_lines, shown_epochs, shown_state
-    from etude.store.figures import shown_score
 
     say(f"run             {path_shown(facts.path)}")
     say(f"state           {shown_state(facts)}")
@@ -223,12 +224,14 @@ def _show_facts(facts: RunFacts) -> None:
         return
     for name, scores in (result.get("scores") or {}).items():
         examples = "" if scores["n"] == scores["scored"] else f" examples, {scores['scored']} scores"
-        say(f"{name:<15} {shown_score(scores)}{examples}")
-    show_troubles(facts.path, result.get("model_calls") or {}, result.get("causes") or [])
+        say(f"{name:<15} {Score.model_validate(scores).counted}{examples}")
+    causes = [FailureCause.model_validate(cause) for cause in result.get("causes") or ()]
+    show_troubles(facts.path, result.get("model_calls") or {}, causes)
 
 
 def _show_history(target: str | None, history: History, run: Path) -> None:
     from etude.store.figures import causes_in, drift_of, failed_counts
+    from etude.store.versions import kept_of
 
     validations = {entry.epoch: entry.metrics for entry in history.validations}
     reasons = said_once([entry.skipped or entry.resting for entry in history.epochs])
@@ -249,6 +252,8 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
     if rows:
         counts = ("episodes", "failed", "cut off", "trained on")
         table(("epoch", "reward", *counts, "version", "validation", "skipped"), rows, title=target)
+    if (kept := kept_of(run, history)) is not None:
+        say_wrapped(f"on the disk     {kept}")
     for recovery in history.recoveries:
         say_wrapped(f"recovered       {recovery.timestamp}: {recovery}")
     show_evaluators(history)

@@ -62,11 +62,11 @@ def train_in(settings: Config, run: RunFolder, *, as_json: bool) -> None:
     from etude.verbs import train_in as train_run
 
     with then(lambda: hints.after_stop(run.path)), progress_for(json=as_json) as progress:
-        summary = run_async(train_run(settings, run, progress=progress)).summary
+        summary = run_async(train_run(settings, run, progress=progress)).facts.summary
     if not as_json:
-        skipped = f", {summary['epochs_skipped']} skipped" if summary["epochs_skipped"] else ""
+        skipped = f", {summary.epochs_skipped} skipped" if summary.epochs_skipped else ""
         say()
-        show_outcome(summary, f"{summary['epochs_trained']} trained{skipped}", run.path)
+        show_outcome(summary, f"{summary.epochs_trained} trained{skipped}", run.path)
         say(f"run             {path_shown(run.path)}")
         next_step(hints.after_training(run.path))
 

@@ -308,7 +308,7 @@ class TeamOrder(BaseModel, frozen=True):
     """The current folder of the processes, with modules of the user's."""
 
 
-class TeamLauncher:
+class RayTeams:
     """Starts the processes of a team as actors of Ray's.
 
     The command is a process on this machine, a node of the cluster, and holds the lock of the job's folder.

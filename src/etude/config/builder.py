@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -40,14 +40,17 @@ class Builder:
     target: str | None = None
     """The target that components are built for; None where there is one for the whole run."""
 
-    def __init__(self, config: Config, run: Run | None = None) -> None:
+    def __init__(
+        self, config: Config, run: Run | None = None, given: Mapping[str, Engine] | None = None
+    ) -> None:
+        """`given` are models that are not built, by their names in `llms`."""
         self.config = config
         self.run = run
         """The run that components are built for; None outside of a run."""
         self.wrap_llm: Callable[[str, Engine], Engine] = lambda name, engine: engine
         """Makes of each engine that is built the one that everybody has."""
         self._exits = contextlib.AsyncExitStack()
-        self._components: dict[str, Any] = {}
+        self._components: dict[str, Any] = {f"llms.{name}": each for name, each in (given or {}).items()}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._needs: defaultdict[str, set[str]] = defaultdict(set)
 
@@ -127,7 +130,7 @@ class Builder:
         return await self._once("workflow", "workflow", self.config.workflow)
 
     async def get_cluster(self) -> Any:
-        """The `etude.runners.process.Cluster` of the `cluster` block; None where there is none."""
+        """The `etude.runners.pool.Cluster` of the `cluster` block; None where there is none."""
         cluster = self.config.cluster
         return None if cluster is None else await self._once("cluster", "cluster", cluster)
 

@@ -11,7 +11,7 @@ import inspect
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel
 
@@ -47,6 +47,7 @@ Kind: TypeAlias = Literal[
 ]
 Factory: TypeAlias = Callable[..., AsyncIterator[Any]]
 FactoryT = TypeVar("FactoryT", bound=Factory)
+ConfigT = TypeVar("ConfigT", bound=ComponentConfig)
 
 ENTRY_POINT_GROUP = "etude.components"
 
@@ -203,61 +204,53 @@ def of_object(kind: Kind, value: object) -> Registration | None:
     return next((entry for entry in known if value in (entry.factory, entry.config_type)), None)
 
 
-def register_llm(*, config_type: type[LlmConfig]) -> Callable[[FactoryT], FactoryT]:
-    """Decorate an async generator `f(config, builder)` that yields an `Engine`."""
-    return _decorator("llms", config_type)
+class Decorator(Generic[ConfigT]):
+    """Decorates an async generator `f(config, builder)` that yields a component of one kind."""
+
+    def __init__(self, kind: Kind, yields: str) -> None:
+        self._kind = kind
+        self.__doc__ = f"Decorate an async generator `f(config, builder)` that yields {yields}."
+
+    def __call__(self, *, config_type: type[ConfigT]) -> Callable[[FactoryT], FactoryT]:
+        """Registers a factory; raises RequestError when another class has the name.
+
+        The same class again, as of a module that is imported anew, takes the place of the first.
+        """
+        kind = self._kind
+
+        def register(factory: FactoryT) -> FactoryT:
+            name = config_type.type_name or config_type.__qualname__
+            old = _registrations.get((kind, name))
+            if old is not None and _home(old.config_type) != _home(config_type):
+                first, second = (
+                    f"{known.__qualname__} of module {known.__module__}"
+                    for known in (old.config_type, config_type)
+                )
+                raise RequestError(
+                    f"two {NOUNS[kind]} types are called '{name}': {first} and {second}. Rename one of them"
+                )
+            fault = _fault(kind, config_type, factory)
+            _registrations[kind, name] = Registration(name, config_type, factory, fault)
+            return factory
+
+        return register
 
 
-def register_workflow(*, config_type: type[WorkflowConfig]) -> Callable[[FactoryT], FactoryT]:
-    """Decorate an async generator `f(config, builder)` that yields a workflow."""
-    return _decorator("workflow", config_type)
-
-
-def register_tools(*, config_type: type[ToolsConfig]) -> Callable[[FactoryT], FactoryT]:
-    """Decorate an async generator `f(config, builder)` that yields a `ToolSource`."""
-    return _decorator("tools", config_type)
-
-
-def register_dataset(*, config_type: type[DatasetConfig]) -> Callable[[FactoryT], FactoryT]:
-    """Decorate an async generator `f(config, builder)` that yields an object with `examples()`."""
-    return _decorator("datasets", config_type)
-
-
-def register_evaluator(*, config_type: type[EvaluatorConfig]) -> Callable[[FactoryT], FactoryT]:
-    """Decorate an async generator `f(config, builder)` that yields an `Evaluator`."""
-    return _decorator("evaluators", config_type)
-
-
-def register_trajectory_builder(
-    *, config_type: type[TrajectoryBuilderConfig]
-) -> Callable[[FactoryT], FactoryT]:
-    """Decorate an async generator `f(config, builder)` that yields a `TrajectoryBuilder`."""
-    return _decorator("trajectory_builders", config_type)
-
-
-def register_trainer_adapter(*, config_type: type[TrainerAdapterConfig]) -> Callable[[FactoryT], FactoryT]:
-    """Decorate an async generator `f(config, builder)` that yields a `TrainerAdapter`."""
-    return _decorator("trainer_adapters", config_type)
-
-
-def register_trainer(*, config_type: type[TrainerConfig]) -> Callable[[FactoryT], FactoryT]:
-    """Decorate an async generator `f(config, builder)` that yields a `Trainer`."""
-    return _decorator("trainers", config_type)
-
-
-def register_alarm(*, config_type: type[AlarmConfig]) -> Callable[[FactoryT], FactoryT]:
-    """Decorate an async generator `f(config, builder)` that yields an `etude.Alarm`."""
-    return _decorator("alarms", config_type)
-
-
-def register_cluster(*, config_type: type[ClusterConfig]) -> Callable[[FactoryT], FactoryT]:
-    """Decorate an async generator `f(config, builder)` that yields an `etude.runners.process.Cluster`."""
-    return _decorator("cluster", config_type)
-
-
-def register_tracker(*, config_type: type[TrackerConfig]) -> Callable[[FactoryT], FactoryT]:
-    """Decorate an async generator `f(config, builder)` that yields an `etude.Tracker`."""
-    return _decorator("trackers", config_type)
+register_llm: Decorator[LlmConfig] = Decorator("llms", "an `Engine`")
+register_workflow: Decorator[WorkflowConfig] = Decorator("workflow", "a workflow")
+register_tools: Decorator[ToolsConfig] = Decorator("tools", "a `ToolSource`")
+register_dataset: Decorator[DatasetConfig] = Decorator("datasets", "an object with `examples()`")
+register_evaluator: Decorator[EvaluatorConfig] = Decorator("evaluators", "an `Evaluator`")
+register_trajectory_builder: Decorator[TrajectoryBuilderConfig] = Decorator(
+    "trajectory_builders", "a `TrajectoryBuilder`"
+)
+register_trainer_adapter: Decorator[TrainerAdapterConfig] = Decorator(
+    "trainer_adapters", "a `TrainerAdapter`"
+)
+register_trainer: Decorator[TrainerConfig] = Decorator("trainers", "a `Trainer`")
+register_alarm: Decorator[AlarmConfig] = Decorator("alarms", "an `etude.Alarm`")
+register_cluster: Decorator[ClusterConfig] = Decorator("cluster", "an `etude.runners.pool.Cluster`")
+register_tracker: Decorator[TrackerConfig] = Decorator("trackers", "an `etude.Tracker`")
 
 
 def made_by(make: Callable[[Any], object]) -> Factory:
@@ -267,30 +260,6 @@ def made_by(make: Callable[[Any], object]) -> Factory:
         yield make(config)
 
     return made
-
-
-def _decorator(kind: Kind, config_type: type[ComponentConfig]) -> Callable[[FactoryT], FactoryT]:
-    """Registers a factory; raises RequestError when another class has the name.
-
-    The same class again, as of a module that is imported anew, takes the place of the first.
-    """
-
-    def register(factory: FactoryT) -> FactoryT:
-        name = config_type.type_name or config_type.__qualname__
-        old = _registrations.get((kind, name))
-        if old is not None and _home(old.config_type) != _home(config_type):
-            first, second = (
-                f"{known.__qualname__} of module {known.__module__}"
-                for known in (old.config_type, config_type)
-            )
-            raise RequestError(
-                f"two {NOUNS[kind]} types are called '{name}': {first} and {second}. Rename one of them"
-            )
-        fault = _fault(kind, config_type, factory)
-        _registrations[kind, name] = Registration(name, config_type, factory, fault)
-        return factory
-
-    return register
 
 
 def _fault(kind: Kind, config_type: type[ComponentConfig], factory: Callable[..., object]) -> str | None:

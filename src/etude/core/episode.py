@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any, Literal, Protocol
 
-from etude.core.call import Call
+from etude.core.call import NO_USAGE, Call, Usage
 from etude.core.data_model import text_id
 from etude.core.message import Tool
 
@@ -167,6 +168,12 @@ class EpisodeRecord:
     failure: Failure | None = None
     seconds: float = 0.0
     """Wall time of the episode."""
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens of all its calls that were answered."""
+        answers = (call.completion for call in self.calls if call.completion is not None)
+        return reduce(Usage.plus, (answer.usage for answer in answers), NO_USAGE)
 
 
 def measured(record: EpisodeRecord, name: str, agent: str | None = None) -> Event | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from itertools import compress
 from typing import Annotated, Any, TypeAlias
 
@@ -99,6 +100,36 @@ class FailureCause(DataModel):
     count: int
     episode: str
     """The first episode that it was met in."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The same for all failures of one cause."""
+        return self.kind, without_numbers(self.reason)
+
+    def __str__(self) -> str:
+        return f"{self.count} × {self.kind}: {self.reason}"
+
+
+_LONGEST = 200
+"""Characters of a cause."""
+
+
+def merge_causes(causes: Iterable[FailureCause]) -> list[FailureCause]:
+    """The causes with those that differ in numbers only added up: the most frequent, in that order.
+
+    Of each the first line of the message, and the episode that comes first by its id: not the first one in
+    time, which would be another one each time that the run is made.
+    """
+    merged: dict[tuple[str, str], FailureCause] = {}
+    for cause in causes:
+        line = next((line.strip() for line in cause.reason.splitlines() if line.strip()), "no message")
+        reason = line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+        cause = cause.model_copy(update={"reason": reason})
+        known = merged.get(cause.key)
+        count = cause.count + (known.count if known else 0)
+        first = min(known or cause, cause, key=lambda each: each.episode)
+        merged[cause.key] = first.model_copy(update={"count": count})
+    return sorted(merged.values(), key=lambda cause: (-cause.count, cause.kind, cause.reason))
 
 
 class EvaluationRunOutput(DataModel):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel, Field
 
+from etude.core.distribution import Distribution
+from etude.core.evaluation import FailureCause
 from etude.core.job import ModelVersion, TrainingJobStatus
+from etude.core.stats import Bounds, shown_mean
 
 
 def _now() -> str:
@@ -43,14 +46,90 @@ class AlarmEvent(BaseModel, frozen=True):
         return self.alarm, self.of
 
 
-class EpochEntry(BaseModel, frozen=True):
-    """One finished epoch: trained on, or skipped."""
+class Score(BaseModel, frozen=True):
+    """The mean of scores, and its 95 % interval where they tell one."""
+
+    mean: float | None = None
+    """None where nothing was scored."""
+    low: float | None = None
+    high: float | None = None
+    n: int | None = None
+    """How many scores there are, where that is known."""
+    bounds: Bounds | None = None
+    """Those that the evaluator declares."""
+
+    @classmethod
+    def among(cls, metrics: Mapping[str, Any]) -> Self:
+        """The reward of the metrics of an epoch or a validation."""
+        mean, low, high = (metrics.get(key) for key in ("avg_reward", "reward_low", "reward_high"))
+        return cls(mean=mean, low=low, high=high, n=metrics.get("num_scored", metrics.get("num_examples")))
+
+    def __str__(self) -> str:
+        return "none" if self.mean is None else shown_mean(self.mean, self.low, self.high, n=self.n)
+
+    @property
+    def counted(self) -> str:
+        """The same with how many scores there are."""
+        return f"{self}" if self.n is None or self.mean is None else f"{self}  n={self.n}"
+
+    @property
+    def interval(self) -> str:
+        """The mean with its interval, and nothing about why there is none."""
+        return "none" if self.mean is None else shown_mean(self.mean, self.low, self.high)
+
+
+class Measurement(BaseModel, frozen=True):
+    """The record of something measured: the base of an epoch and of a validation."""
 
     epoch: int
-    """From 1, as in everything that is stored or shown; arguments of interfaces count from 0."""
+    """From 1, as in everything that is stored or shown; arguments of interfaces count from 0. Of a
+    validation: how many epochs the evaluated weights had trained for, 0 of the base model."""
     timestamp: str = Field(default_factory=_now)
     """When it finished: ISO 8601, UTC."""
     metrics: dict[str, Any] = Field(default_factory=dict)
+    version: ModelVersion | None = None
+    """The weights after an epoch, and those that were evaluated, where the backend says."""
+    alarms: tuple[AlarmEvent, ...] = ()
+    """The alarms that hold for it."""
+    back_to: ModelVersion | None = None
+    """The version that an alarm had the model go back to, after all that."""
+
+    @property
+    def weights(self) -> ModelVersion | None:
+        """Those that its figures are of."""
+        return self.version
+
+    @property
+    def measured_with(self) -> int | None:
+        """The number of the same."""
+        return None if self.weights is None else self.weights.number
+
+    @property
+    def reward(self) -> Score:
+        """The mean of its rewards."""
+        return Score.among(self.metrics)
+
+    @property
+    def evaluators(self) -> dict[str, Score]:
+        """The mean of each evaluator's scores."""
+        stored: Mapping[str, Any] = self.metrics.get("evaluators") or {}
+        return {name: Score.model_validate(score) for name, score in stored.items()}
+
+    @property
+    def causes(self) -> list[FailureCause]:
+        """Why episodes and scores failed."""
+        return [FailureCause.model_validate(cause) for cause in self.metrics.get("failure_causes") or ()]
+
+    @property
+    def distribution(self) -> Distribution | None:
+        """How its rewards lie; None where there were none."""
+        return Distribution.among(self.metrics)
+
+
+class EpochEntry(Measurement, frozen=True):
+    """One finished epoch: trained on, or skipped."""
+
+    kind: ClassVar[Literal["epoch"]] = "epoch"
     status: TrainingJobStatus | None = None
     """How its training job ended; None for a skipped epoch, and for one that the model rested in."""
     skipped: str | None = None
@@ -59,31 +138,51 @@ class EpochEntry(BaseModel, frozen=True):
     """Why the model was not meant to be trained in this epoch: frozen, or not its turn."""
     sampled_from: ModelVersion | None = None
     """The weights that its episodes were sampled from, where the backend says."""
-    version: ModelVersion | None = None
-    """The weights after it."""
     curriculum_state: dict[str, Any] | None = None
     """After the epoch; None when there is no curriculum."""
-    alarms: tuple[AlarmEvent, ...] = ()
-    """The alarms that hold for it."""
-    back_to: ModelVersion | None = None
-    """The version that an alarm had the model go back to, after all that."""
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch}"
+
+    @property
+    def weights(self) -> ModelVersion | None:
+        """Those that its episodes were sampled from."""
+        return self.sampled_from
+
+    @property
+    def measured_on(self) -> str:
+        """On what its figures were measured, and with which version."""
+        whence = "" if self.measured_with is None else f", sampled from v{self.measured_with}"
+        return f"training episodes of epoch {self.epoch}{whence}"
 
 
-class ValidationEntry(BaseModel, frozen=True):
+class ValidationEntry(Measurement, frozen=True):
     """One evaluation on the validation examples."""
 
-    epoch: int
-    """How many epochs the evaluated weights had trained for: 0 is the base model."""
-    timestamp: str = Field(default_factory=_now)
-    metrics: dict[str, Any] = Field(default_factory=dict)
-    version: ModelVersion | None = None
-    alarms: tuple[AlarmEvent, ...] = ()
-    """As of an epoch."""
-    back_to: ModelVersion | None = None
-    """As of an epoch."""
+    kind: ClassVar[Literal["validation"]] = "validation"
+
+    def __str__(self) -> str:
+        return f"validation {self._when}"
+
+    @property
+    def measured_on(self) -> str:
+        """As of an epoch."""
+        version = "" if self.measured_with is None else f" (v{self.measured_with})"
+        return f"validation examples, {self._when}{version}"
+
+    @property
+    def _when(self) -> str:
+        if self.epoch:
+            return f"after epoch {self.epoch}"
+        return "after the warm-up, before training" if self.measured_with else "before training"
 
 
 Entry: TypeAlias = EpochEntry | ValidationEntry
+
+
+def moment(entry: Entry) -> tuple[int, bool]:
+    """Sorts epochs and validations as they were made: a validation comes after its epoch."""
+    return entry.epoch, entry.kind == "validation"
 
 
 class WarmUpJob(BaseModel, frozen=True):
@@ -118,7 +217,7 @@ class WarmUpEntry(BaseModel, frozen=True):
 
 
 class Recovery(BaseModel, frozen=True):
-    """Stored weights that were not as they were written, and how the run went on without them."""
+    """Stored weights that were not there, or not as written, and how the run went on without them."""
 
     timestamp: str = Field(default_factory=_now)
     damage: tuple[str, ...]
@@ -139,7 +238,8 @@ class Recovery(BaseModel, frozen=True):
         else:
             which = f"epoch {first}" if first == last else f"epochs {first} to {last}"
             again = f"{which} will be trained again, on the episodes that are there"
-        return f"stored weights are damaged: {'; '.join(self.damage)}. The run goes back to {start}: {again}"
+        why = f"stored weights are damaged or were not written: {'; '.join(self.damage)}"
+        return f"{why}. The run goes back to {start}: {again}"
 
     def differs(self, version: ModelVersion) -> bool:
         """Whether a version has been made again, and is not what it was."""
@@ -170,8 +270,7 @@ class History(BaseModel, frozen=True):
     @property
     def entries(self) -> list[Entry]:
         """All epochs and validations in the order in which they were made."""
-        made: list[Entry] = [*self.epochs, *self.validations]
-        return sorted(made, key=lambda entry: (entry.epoch, isinstance(entry, ValidationEntry)))
+        return sorted([*self.epochs, *self.validations], key=moment)
 
     def went_back(self, epoch: int) -> ModelVersion | None:
         """The version that the model went back to after an epoch (from 1) or its validation, if it did."""
@@ -196,15 +295,14 @@ class History(BaseModel, frozen=True):
         """The epochs that were not."""
         return [entry for entry in self.epochs if entry.skipped is not None]
 
-    def with_epoch(self, entry: EpochEntry) -> History:
-        """The history with the epoch, in place of what it has of it."""
-        others = [other for other in self.epochs if other.epoch != entry.epoch]
-        epochs = sorted([*others, entry], key=lambda each: each.epoch)
-        return self.model_copy(update={"epochs": tuple(epochs)})
+    def alike(self, entry: Entry) -> tuple[Entry, ...]:
+        """The epochs, or the validations: those that are of the same kind as an entry."""
+        return self.epochs if entry.kind == "epoch" else self.validations
 
-    def with_validation(self, entry: ValidationEntry) -> History:
-        """The history and one validation more."""
-        return self.model_copy(update={"validations": (*self.validations, entry)})
+    def with_entry(self, entry: Entry) -> History:
+        """The history with an epoch or a validation, in place of what it has of it."""
+        others = [other for other in self.alike(entry) if other.epoch != entry.epoch]
+        return self.model_copy(update={f"{entry.kind}s": tuple(sorted([*others, entry], key=_number))})
 
     def until(self, epoch: int) -> History:
         """The history as it was after `epoch` and the validation that followed it."""

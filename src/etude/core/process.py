@@ -1,10 +1,10 @@
-"""The settings of a process of Etude's: garbage collection, waiting threads, outputs without secrets."""
+"""The settings of a process of Etude's: garbage collection, waiting threads, open files, masked outputs."""
 
 import gc
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 from etude.core.secrets import masked
@@ -71,3 +71,13 @@ class MaskedStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def allow_open_files() -> None:
+    """Let this process have as many files and connections open as the system allows; many say 1,024 first."""
+    if sys.platform != "win32":
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -20,12 +20,12 @@ from typing import Any, Literal, TypeAlias
 
 from etude.config.document import dig
 from etude.core.errors import EtudeError, RequestError
-from etude.core.history import Entry, History
+from etude.core.history import Entry, History, Score
 from etude.core.secrets import masked
 from etude.loop.model import load_version
 from etude.report.words import evaluators_in
 from etude.store.facts import facts_of, histories_of
-from etude.store.figures import collapse_in, figure_of, shown_figure, shown_score, version_of
+from etude.store.figures import collapse_in
 from etude.store.files import draft_of
 from etude.store.stored_config import stored_data, trained_parts
 from etude.store.versions import RunVersion
@@ -143,18 +143,17 @@ def _introduction(wanted: RunVersion, history: History, kind: Kind, license: str
 def _results(history: History, wanted: RunVersion) -> Iterator[str]:
     yield "## Results\n"
     entries: list[Entry] = [*history.measured] or [*history.epochs]
-    of_this = [entry for entry in entries if wanted.number and version_of(entry) == wanted.number]
+    of_this = [entry for entry in entries if wanted.number and entry.measured_with == wanted.number]
     shown = entries[:1] + [entry for entry in of_this[-1:] if entry != entries[0]]
-    figures = [figure_of(entry) for entry in shown]
-    if figures:
-        names = evaluators_in(figures)
+    if shown:
+        names = evaluators_in(shown)
         rows = [
             (
-                figure["measured"],
-                shown_figure(figure),
-                *(shown_score(figure["evaluators"].get(name)) for name in names),
+                entry.measured_on,
+                entry.reward.counted,
+                *(entry.evaluators.get(name, Score()).counted for name in names),
             )
-            for figure in figures
+            for entry in shown
         ]
         yield from _table(("measured on", "reward, with its 95 % interval", *names), rows)
     if history.validations:

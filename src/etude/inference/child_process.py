@@ -8,10 +8,9 @@ import errno
 import os
 import re
 import shutil
-import signal
 import sys
 import threading
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -21,8 +20,6 @@ from etude.store.files import open_private
 
 _EXCEPTION = re.compile(r"\b[A-Z]\w*(?:Error|Exception): .+")
 
-_GUARD = "import os, signal, sys; sys.stdin.read(); os.killpg(int(sys.argv[1]), signal.SIGKILL)"
-"""Its standard input ends when whoever holds the other end does, however that comes about."""
 
 _GUARDED = """
 import os, signal, sys
@@ -51,7 +48,10 @@ async def start_guarded(*command: str, **options: Any) -> tuple[Process, int]:
 
     Raises OSError when there is no such program.
     """
-    if shutil.which(command[0]) is None:
+    path = options.get("env", os.environ).get("PATH")
+    # One that is named with its folder is looked for from where it is to run.
+    named = Path(options.get("cwd") or "", command[0]) if os.path.dirname(command[0]) else command[0]  # noqa: PTH120
+    if shutil.which(named, path=path) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
     ours, theirs = os.pipe()
     try:
@@ -67,23 +67,6 @@ async def start_guarded(*command: str, **options: Any) -> tuple[Process, int]:
     finally:
         os.close(ours)
     return process, theirs
-
-
-async def guard_of(group: int) -> Process:
-    """A process that kills a process group as soon as this process is no more, even by SIGKILL.
-
-    To be killed itself once the group has ended: its number may then be another's. The group is killed at
-    once where this cannot be started, or is not waited for.
-    """
-    command = (sys.executable, "-I", "-S", "-c", _GUARD, str(group))
-    try:
-        return await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True
-        )
-    except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGKILL)
-        raise
 
 
 def last_lines(path: Path, count: int = 12) -> str:
@@ -120,6 +103,7 @@ class MaskedLog:
     def __init__(self, path: Path) -> None:
         """Raises OSError where the file cannot be opened."""
         file = open_private(path, "ab")
+        self.path = path
         self.begin = file.tell()
         """The number of bytes that the file had before."""
         reading, self._writing = os.pipe()
@@ -187,7 +171,7 @@ _ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*: (\d+).*?exitcode\s*: (-?\d+)", 
 """In the words of torch's launcher."""
 
 
-class Launcher(Protocol):
+class TeamLauncher(Protocol):
     """A way to start the processes of a team: a command that lives for as long as they do.
 
     Whoever runs the command watches and ends it as any process. It exits with 0 once all processes have done
@@ -205,7 +189,7 @@ class Launcher(Protocol):
         """Which process ended first and how, by the output of the command; None where it does not say."""
 
 
-class LocalLauncher:
+class LocalTeams:
     """Processes on this machine, started by `accelerate launch`."""
 
     def command(self, module: str, arguments: Sequence[str], processes: int, folder: Path) -> list[str]:

@@ -97,7 +97,14 @@ class RaggedDecoder(SlotDecoder):
             return []  # Those whom others wait for were cancelled a moment ago.
         if not reading and self._goes_on_singly(speaking):
             speaking = self._gathered(speaking)
-            append_samples(speaking, self._one_more(speaking))
+            positions, going = [row.cached for row in speaking], self._going
+            if going is None or not going.serves(speaking, positions, self._kv):
+                self._kv.reserve(self._table.lengths(), span_of(max(positions) + 1))
+                going = self._going = SingleTokens(self._fused, self._kv, speaking)
+            logits_BV = going(positions)
+            for row in speaking:
+                row.cached += 1
+            append_samples(speaking, logits_BV)
             return speaking
         return self._pass(speaking, reading, counts)
 
@@ -128,17 +135,6 @@ class RaggedDecoder(SlotDecoder):
     def _goes_on_singly(self, rows: Sequence[Row]) -> bool:
         """Whether single tokens of the rows attend in one way in all layers."""
         return self._inputs.looks_back(span_of(max(row.cached for row in rows) + 1))
-
-    def _one_more(self, rows: list[Row]) -> torch.Tensor:
-        """Logits [B, V] after the last token of each row; marks it as cached. They are in the first slots."""
-        positions, going = [row.cached for row in rows], self._going
-        if going is None or not going.serves(rows, positions, self._kv):
-            self._kv.reserve(self._table.lengths(), span_of(max(positions) + 1))
-            going = self._going = SingleTokens(self._fused, self._kv, rows)
-        logits_BV = going(positions)
-        for row in rows:
-            row.cached += 1
-        return logits_BV
 
     def _sharing(self, speaking: list[Row]) -> Reading | None:
         """How these read prefixes that they share, if they do; puts them in the order of their slots."""

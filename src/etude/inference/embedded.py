@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 
 from etude.core.call import ChatRequest, Completion, Sampling, TopLogprobs
-from etude.core.errors import EngineError, ImpossibleCall, PromptTooLong
+from etude.core.errors import EngineError, ImpossibleCall
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
 from etude.inference.answer import (
@@ -28,7 +28,6 @@ from etude.inference.answer import (
 from etude.inference.decoder import Decoder, make_decoder
 from etude.inference.sampler import Row, uniforms
 from etude.models.architecture import logits_after
-from etude.models.distribution import Shaper
 from etude.models.policy import Policy
 from etude.models.speech import Speech
 
@@ -117,13 +116,22 @@ class EmbeddedEngine(Engine, TokenEngine):
         return await answer(self, request)
 
     async def sample(self, request: TokenRequest, on_token: OnToken | None = None) -> Sampled:
-        if request.sampling.constraint is None:
-            shaper = self.speech.grammars.shaper(request.sampling, request.prompt_ids)
+        sampling, length = request.sampling, len(request.prompt_ids)
+        if sampling.constraint is None:
+            shaper = self.speech.grammars.shaper(sampling, request.prompt_ids)
         else:  # To compile a grammar may take as long as many tokens.
-            shaper = await asyncio.to_thread(
-                self.speech.grammars.shaper, request.sampling, request.prompt_ids
+            shaper = await asyncio.to_thread(self.speech.grammars.shaper, sampling, request.prompt_ids)
+        wanted = self._max_tokens if sampling.max_tokens is None else sampling.max_tokens
+        if sampling.min_tokens > wanted:
+            raise ImpossibleCall(
+                f"min_tokens is {sampling.min_tokens}, and the answer is cut after {wanted} tokens; ask for "
+                "fewer, or for more max_tokens",
+                param="min_tokens",
             )
-        job = self._job(request, shaper, on_token)
+        loop, uniform = asyncio.get_running_loop(), uniforms(request.seed)
+        ids, limit = list(request.prompt_ids), min(length + wanted, self.policy.max_context)
+        row = Row(request.conversation, ids, sampling, uniform, top=request.top, shaper=shaper)
+        job = _Job(row, length, limit, loop, loop.create_future(), on_token, request.prompt_logprobs)
         with self._wake:
             if self._closed:
                 raise EngineError("the engine is closed")
@@ -146,28 +154,6 @@ class EmbeddedEngine(Engine, TokenEngine):
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
         self._decoder = None  # Whoever still holds the engine does not hold its keys and values.
-
-    def _job(self, request: TokenRequest, shaper: Shaper | None, on_token: OnToken | None) -> _Job:
-        length, context, sampling = len(request.prompt_ids), self.policy.max_context, request.sampling
-        if not length:
-            raise ImpossibleCall("the prompt is empty: the model has nothing to continue", param="messages")
-        if length >= context:
-            raise PromptTooLong(
-                f"the prompt has {length} tokens, and the model's context ends at {context}; shorten the "
-                "conversation"
-            )
-        wanted = self._max_tokens if sampling.max_tokens is None else sampling.max_tokens
-        if sampling.min_tokens > wanted:
-            raise ImpossibleCall(
-                f"min_tokens is {sampling.min_tokens}, and the answer is cut after {wanted} tokens; ask for "
-                "fewer, or for more max_tokens",
-                param="min_tokens",
-            )
-        loop = asyncio.get_running_loop()
-        ids, uniform = list(request.prompt_ids), uniforms(request.seed)
-        row = Row(request.conversation, ids, sampling, uniform, top=request.top, shaper=shaper)
-        limit = min(length + wanted, context)
-        return _Job(row, length, limit, loop, loop.create_future(), on_token, request.prompt_logprobs)
 
     def rest(self) -> None:
         """Give back the memory that only sampling takes; the next request has it made anew.

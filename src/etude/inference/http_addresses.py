@@ -10,7 +10,7 @@ import os
 import ssl
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 
@@ -80,15 +80,10 @@ class HttpClient:
             return HttpAnswer(response.status, response.headers, b"".join([piece async for piece in pieces]))
 
     @asynccontextmanager
-    async def stream(self, url: str, content: bytes) -> AsyncIterator[httpx.Response]:
-        """Like `post`, for an answer that is read piece by piece."""
-
-        class Body(httpx.AsyncByteStream):
-            def __aiter__(self) -> AsyncIterator[bytes]:
-                return pieces
-
+    async def stream(self, url: str, content: bytes) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
+        """Like `post`, for an answer that is read piece by piece: its status, and these."""
         async with self._asked("POST", url, content) as (response, pieces):
-            yield httpx.Response(response.status, stream=Body(), request=httpx.Request("POST", url))
+            yield response.status, pieces
 
     async def close(self) -> None:
         """Close all connections. Calling it twice is fine."""
@@ -121,11 +116,6 @@ class HttpClient:
     ) -> aiohttp.ClientResponse:
         address, proxy = self._route(url)
         tls = self._certificates() if address.scheme == "https" else True
-        return await self._opened().request(
-            method, address, data=content, headers=headers, proxy=proxy, ssl=tls, allow_redirects=False
-        )
-
-    def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
             seconds = aiohttp.ClientTimeout(
                 total=None, sock_connect=_CONNECT_SECONDS, sock_read=self._read_seconds
@@ -135,7 +125,9 @@ class HttpClient:
                 timeout=seconds,
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
-        return self._session
+        return await self._session.request(
+            method, address, data=content, headers=headers, proxy=proxy, ssl=tls, allow_redirects=False
+        )
 
 
 def _route(url: str) -> tuple[URL, str | None]:
@@ -212,19 +204,15 @@ class HttpAddresses:
             raise Disturbed(late, cause="timeout", is_gone=True) from None
         except httpx.LocalProtocolError as error:
             raise Refused(f"the request cannot be sent: {error}") from error
+        except AnswerTooLarge as error:
+            raise Disturbed(str(error), cause="too_large") from error
         except httpx.RequestError as error:
-            raise self._unreachable(error) from error
+            if is_plain_http(error):
+                raise Refused(reason_of(error), cause="scheme") from error
+            raise Disturbed(reason_of(error), cause="connection", is_gone=True) from error
         if response.status_code == 200:
             return response.content
         raise failure_of(response.status_code, response.headers, response.content)
-
-    def _unreachable(self, error: httpx.RequestError) -> Disturbed | Refused:
-        """The failure of a request without an answer that could be read."""
-        if isinstance(error, AnswerTooLarge):
-            return Disturbed(str(error), cause="too_large")
-        if is_plain_http(error):
-            return Refused(reason_of(error), cause="scheme")
-        return Disturbed(reason_of(error), cause="connection", is_gone=True)
 
     async def lacking(self, address: Address) -> str | None:
         """Why an address cannot be used, as far as the list of its models tells; None where it can be."""
@@ -237,7 +225,10 @@ class HttpAddresses:
             return masked(reason_of(error))
         if response.status_code >= 500:
             return f"HTTP {response.status_code} to a probe"
-        names = _names(response.content) if response.status_code == 200 else None
+        names = None
+        if response.status_code == 200:
+            with suppress(ValueError, KeyError, TypeError):  # Unless it is no list as OpenAI writes it.
+                names = {str(model["id"]) for model in from_json(response.content)["data"]}
         if self.wanted is None or names is None or self.wanted in names:
             return None
         shown = ", ".join(sorted(names)[:5]) or "none"
@@ -263,11 +254,3 @@ class HttpAddresses:
         more = {name: value.get_secret_value() for name, value in self._config.headers.items()}
         keep_secret(*more.values())
         return headers | more
-
-
-def _names(data: bytes) -> frozenset[str] | None:
-    """The models of a list as OpenAI writes it; None for anything else."""
-    try:
-        return frozenset(str(model["id"]) for model in from_json(data)["data"])
-    except (ValueError, KeyError, TypeError):
-        return None

@@ -89,7 +89,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         plan = self._owner.plan
         for held, new in ((self.keys, key_states), (self.values, value_states)):
             held[plan.rows[:, None], :, plan.columns] = new.transpose(1, 2)
-        return self.seen()
+        return self.of(plan.slots, plan.span)
 
     def by_token(self, heads: int, size: int, dtype: torch.dtype) -> torch.Tensor:
         """All tokens' keys and values, [slots * H * columns, 2, D], in the order of `KvSlots.places`."""
@@ -98,10 +98,6 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
             self.lazy_initialization(shape, shape)
         assert self._both is not None
         return self._both.view(2, -1, size).transpose(0, 1)
-
-    def seen(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the step's span, [B, H, S, D]."""
-        return self.of(self._owner.plan.slots, self._owner.plan.span)
 
     def of(self, slots: Slots, span: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values in the first columns of some slots, [B, H, S, D]."""

@@ -76,7 +76,11 @@ class OpenAiEngine(Engine):
             completion = parse_completion(
                 data, version, vocabulary, top=top, prompt_top=prompt_top, model=model
             )
-            self._require_asked(completion, request, top)
+            logprobs, prompt = bool(self._config.logprobs), request.prompt_logprobs is not None
+            try:
+                require_asked(completion, logprobs=logprobs, top=top, prompt=prompt)
+            except ImpossibleCall as error:
+                raise ImpossibleCall(self._told(str(error)), param=error.param) from None
             return completion
 
         path = "chat/completions" if request.prompt is None else "completions"
@@ -84,15 +88,6 @@ class OpenAiEngine(Engine):
         conversation = conversation_of(request) if is_asked_for else ""
         completion, address = await self._answer(path, fields, request.key, conversation, read)
         return replace(completion, address=address) if self._addresses.are_several else completion
-
-    def _require_asked(self, completion: Completion, request: ChatRequest, top: int) -> None:
-        """Raise ImpossibleCall where config or request asked for what the answer does not have."""
-        config, prompt = self._config, request.prompt_logprobs is not None
-        logprobs = bool(config.logprobs)
-        try:
-            require_asked(completion, logprobs=logprobs, top=top, prompt=prompt)
-        except ImpossibleCall as error:
-            raise ImpossibleCall(self._told(str(error)), param=error.param) from None
 
     def _logprob_fields(self, request: ChatRequest, top: int) -> dict[str, Any]:
         """How the likeliest tokens are asked for, which is what tells the two APIs apart."""

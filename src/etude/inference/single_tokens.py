@@ -37,11 +37,6 @@ class Prefix:
     rows: tuple[int, ...]
     length: int
 
-    def keys_and_values(self, held: SlotLayer, slots: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """[1, H, length, D], of rows in these slots."""
-        slot = slots[self.rows[0]]
-        return held.of(slice(slot, slot + 1), self.length)
-
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -55,17 +50,6 @@ class Run:
     start: int
     end: int
 
-    @property
-    def tokens(self) -> int:
-        """How many are read, those included that are not looked at."""
-        return len(range(self.rows.start, self.rows.stop)) * (self.end - self.start)
-
-    def keys_and_values(self, held: SlotLayer, slots: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """[rows, H, end - start, D], of rows in these slots."""
-        own = slots[self.rows]
-        keys, values = held.of(slice(own[0], own[-1] + 1), self.end)
-        return keys[:, :, self.start :], values[:, :, self.start :]
-
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -78,7 +62,9 @@ class Reading:
 
     def cost(self, numbers: int) -> int:
         """In numbers that could be read in that time, where a token has so many in a layer."""
-        tokens = sum(run.tokens for run in self.runs) + sum(prefix.length for prefix in self.prefixes)
+        # Those included that are not looked at.
+        own: int = sum((run.rows.stop - run.rows.start) * (run.end - run.start) for run in self.runs)
+        tokens = own + sum(prefix.length for prefix in self.prefixes)
         return tokens * numbers + _PREFIX * len(self.prefixes) + _RUN * len(self.runs)
 
 
@@ -170,9 +156,13 @@ class SplitAttention:
 
     def held(self, layer: SlotLayer) -> Held:
         """Keys and values that are read, of a layer."""
-        slots = self._plan.slots
-        prefixes = [prefix.keys_and_values(layer, slots) for prefix in self._plan.prefixes]
-        return prefixes, [as_batch(*run.keys_and_values(layer, slots)) for run in self._plan.runs]
+        slots, runs = self._plan.slots, []
+        first = [(slots[prefix.rows[0]], prefix.length) for prefix in self._plan.prefixes]
+        for run in self._plan.runs:
+            own = slots[run.rows]
+            keys, values = layer.of(slice(own[0], own[-1] + 1), run.end)
+            runs.append(as_batch(keys[:, :, run.start :], values[:, :, run.start :]))
+        return [layer.of(slice(slot, slot + 1), length) for slot, length in first], runs
 
     def look(self, position_M1: torch.Tensor) -> None:
         """Look back from these positions, of each row and group of heads."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
 from pydantic_core import from_json, to_json
 
-from etude.core.call import ChatRequest, Completion, Sampling, TopLogprobs
+from etude.core.call import ChatRequest, Completion, TopLogprobs
 from etude.core.errors import EngineAway, EngineError, ImpossibleCall
 from etude.inference.answer import OnToken, Sampled, SampledToken, TokenRequest, answer, before_stop
 from etude.inference.http_addresses import HttpClient
@@ -58,7 +58,12 @@ class VllmEngine:
 
         The logprobs are those of the distribution that was sampled from: temperature and top_p included.
         """
-        form, tried = await self._form(request), set[str]()
+        form, tried = dict[str, Any](), set[str]()
+        if (constraint := request.sampling.constraint) is not None:
+            # As the grammar by which the learner forms the same distribution. To compile it, which shows
+            # whether there is one, may take as long as many tokens.
+            text = await asyncio.to_thread(self.speech.grammars.text, constraint, request.prompt_ids)
+            form = {"structured_outputs": {"grammar": text}}
         conversation = request.conversation
         if not conversation and len(self._processes.processes) > 1:
             conversation = beginning(request.prompt_ids[:FIRST_TOKENS])
@@ -94,24 +99,28 @@ class VllmEngine:
         self, request: TokenRequest, url: str, body: Mapping[str, Any], on_token: OnToken | None
     ) -> Sampled:
         """The continuation by the process at `url`."""
-        tokens, finish_reason = _Tokens(), ""
-        scores: list[tuple[float, TopLogprobs]] = []
+        ids, logprobs, tops = list[int](), list[float](), list[TopLogprobs]()
+        scores, finish_reason = list[tuple[float, TopLogprobs]](), ""
         async for choice in self._choices(url, body):
-            new, scores = self._read(choice, request)
-            tokens.add(new)
+            new, own, best, scores = self._read(choice, request)
+            ids += new
+            logprobs += own
+            tops += best
             if on_token is not None:
-                for token in new.each():
+                for token in map(SampledToken, new, own, best or [()] * len(new)):
                     on_token(token)
             finish_reason = choice.get("finish_reason") or finish_reason
         if not finish_reason:
             raise EngineError("vLLM ended its answer half-way")
-        ids = tuple(tokens.ids)
+        ends = {*self.speech.stop_ids, *request.sampling.stop_token_ids}
+        text = self.speech.template.decode(ids[:-1] if ids and ids[-1] in ends else ids)
+        cut = before_stop(text, request.sampling.stop)
         return Sampled(
             prompt_ids=request.prompt_ids,
-            ids=ids,
-            logprobs=tuple(tokens.logprobs),
-            top=tuple(tokens.tops),
-            text=self._text(ids, request.sampling),
+            ids=tuple(ids),
+            logprobs=tuple(logprobs),
+            top=tuple(tops),
+            text=text if cut is None else cut,
             finish_reason="length" if finish_reason == "length" else "stop",
             version=self.version,
             prompt_logprobs=tuple([own for own, _ in scores]),
@@ -127,15 +136,6 @@ class VllmEngine:
     async def close(self) -> None:
         """Close connections; vLLM then gives up their requests."""
         await self._client.close()
-
-    async def _form(self, request: TokenRequest) -> dict[str, Any]:
-        """The constraint as the grammar by which the learner forms the same distribution."""
-        constraint = request.sampling.constraint
-        if constraint is None:
-            return {}
-        # To compile a grammar, which shows whether there is one, may take as long as many tokens.
-        text = await asyncio.to_thread(self.speech.grammars.text, constraint, request.prompt_ids)
-        return {"structured_outputs": {"grammar": text}}
 
     def _body(self, request: TokenRequest) -> dict[str, Any]:
         sampling, room = request.sampling, self.speech.max_context - len(request.prompt_ids)
@@ -165,18 +165,21 @@ class VllmEngine:
                     raise _failure(answer.status_code, answer.content)
                 yield from_json(answer.content)["choices"][0]
                 return
-            async with self._client.stream(url, content) as reply:
-                if reply.status_code != httpx.codes.OK:
-                    raise _failure(reply.status_code, await reply.aread())
-                async for line in reply.aiter_lines():
-                    data = line.removeprefix("data:").strip()
-                    if not line.startswith("data:") or data == "[DONE]":
-                        continue
-                    chunk = from_json(data)
-                    if "error" in chunk:
-                        raise EngineError(f"vLLM failed: {str(chunk['error'])[:300]}")
-                    for choice in chunk["choices"]:
-                        yield choice
+            async with self._client.stream(url, content) as (status, pieces):
+                if status != httpx.codes.OK:
+                    raise _failure(status, b"".join([piece async for piece in pieces]))
+                rest = b""
+                async for piece in pieces:
+                    *lines, rest = (rest + piece).split(b"\n")
+                    for line in lines:
+                        data = line.removeprefix(b"data:").strip()
+                        if not line.startswith(b"data:") or data == b"[DONE]":
+                            continue
+                        chunk = from_json(data)
+                        if "error" in chunk:
+                            raise EngineError(f"vLLM failed: {str(chunk['error'])[:300]}")
+                        for choice in chunk["choices"]:
+                            yield choice
         except httpx.HTTPError as error:
             raise EngineAway(f"vLLM went away: {type(error).__name__}") from error
         except (ValueError, KeyError, IndexError, TypeError) as error:
@@ -184,57 +187,29 @@ class VllmEngine:
 
     def _read(
         self, choice: Mapping[str, Any], request: TokenRequest
-    ) -> tuple[_Tokens, list[tuple[float, TopLogprobs]]]:
-        """New tokens of a piece, and the scores of the prompt's. Raises EngineError for what cannot be."""
+    ) -> tuple[Sequence[int], Sequence[float], list[TopLogprobs], list[tuple[float, TopLogprobs]]]:
+        """New tokens of a piece, their logprobs, the likeliest in their places, and scores of the prompt.
+
+        Raises EngineError for what cannot be.
+        """
         try:
-            tokens = _tokens(choice, request.top, self.speech.vocabulary)
+            ids, fields = choice.get("token_ids") or [], choice.get("logprobs") or {}
+            logprobs = fields.get("token_logprobs") or []
+            tops = fields.get("top_logprobs") or [{}] * len(ids)
+            if not len(ids) == len(logprobs) == len(tops):
+                raise ValueError(
+                    f"{len(ids)} token ids, {len(logprobs)} logprobs, {len(tops)} lists of the likeliest"
+                )
             count = request.prompt_logprobs
             rows = None if count is None else choice["prompt_logprobs"]
-            return tokens, read_prompt_logprobs(rows, request.prompt_ids, count or 0)
+            return (
+                require_ids(ids, self.speech.vocabulary, "token_ids"),
+                require_logprobs(logprobs, "logprobs.token_logprobs[#]"),
+                [_top(top or {}, request.top) for top in tops] if request.top else [],
+                read_prompt_logprobs(rows, request.prompt_ids, count or 0),
+            )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise _unreadable(error) from error
-
-    def _text(self, ids: tuple[int, ...], sampling: Sampling) -> str:
-        """Without the end of turn, and cut before the first stop string."""
-        ends = {*self.speech.stop_ids, *sampling.stop_token_ids}
-        text = self.speech.template.decode(ids[:-1] if ids and ids[-1] in ends else ids)
-        cut = before_stop(text, sampling.stop)
-        return text if cut is None else cut
-
-
-@dataclass(slots=True)
-class _Tokens:
-    """Sampled tokens, column by column: an object for each is made only for who listens."""
-
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    tops: list[TopLogprobs] = field(default_factory=list)
-    """Empty where none were asked for."""
-
-    def add(self, more: _Tokens) -> None:
-        self.ids += more.ids
-        self.logprobs += more.logprobs
-        self.tops += more.tops
-
-    def each(self) -> Iterator[SampledToken]:
-        return map(SampledToken, self.ids, self.logprobs, self.tops or [()] * len(self.ids))
-
-
-def _tokens(choice: Mapping[str, Any], count: int, vocabulary: int) -> _Tokens:
-    """The new tokens of a piece. Raises ValueError, TypeError and AttributeError for what cannot be."""
-    ids = choice.get("token_ids") or []
-    fields = choice.get("logprobs") or {}
-    logprobs = fields.get("token_logprobs") or []
-    tops = fields.get("top_logprobs") or [{}] * len(ids)
-    if not len(ids) == len(logprobs) == len(tops):
-        raise ValueError(
-            f"{len(ids)} token ids, {len(logprobs)} logprobs, {len(tops)} lists of the likeliest"
-        )
-    return _Tokens(
-        list(require_ids(ids, vocabulary, "token_ids")),
-        list(require_logprobs(logprobs, "logprobs.token_logprobs[#]")),
-        [_top(top or {}, count) for top in tops] if count else [],
-    )
 
 
 def _failure(status: int, body: bytes) -> EngineError:

@@ -16,13 +16,20 @@ from typing import Any, Literal, TypeAlias
 import httpx
 from pydantic import SecretStr
 
-from etude.core.errors import EngineError
-from etude.inference.vllm_child import LocalLauncher, VllmChild, VllmLauncher, VllmOptions
+from etude.core.errors import EngineError, EtudeError
+from etude.inference.child_process import end_of, last_exception, last_lines
+from etude.inference.programs import Child, Launcher, LocalLauncher
+from etude.inference.vllm_program import VllmOptions, VllmProgram
 from etude.wire.retries import Again, Disturbed, Refused, RetryPolicy, failure_of, retried
 
 _LOG = logging.getLogger("etude.vllm")
 _CONTROL = RetryPolicy(retries=2, deadline=60.0)
 """Of requests to load and unload LoRA weights."""
+
+_LONGEST_LOG = 20 * 2**20
+"""Bytes of a log that makes way for a new one at the next start."""
+_GRACE_SECONDS = 20.0
+"""For a vLLM to end by itself."""
 
 State: TypeAlias = Literal["stopped", "starting", "running", "restarting", "failed"]
 
@@ -38,14 +45,14 @@ class VllmProcess:
     """
 
     options: VllmOptions
-    launcher: VllmLauncher = field(default_factory=LocalLauncher)
+    launcher: Launcher = field(default_factory=LocalLauncher)
     source: str = ""
     state: State = "stopped"
     reason: str = ""
     """Why it is restarting or failed, with the log's last lines."""
     restarts: int = 0
     key: SecretStr = field(default_factory=lambda: SecretStr(secrets.token_urlsafe(24)))
-    _child: VllmChild | None = None
+    _child: Child | None = None
     _started_with: str = ""
     _watching: asyncio.Task[None] | None = None
     _loras: dict[str, Path] = field(default_factory=dict)
@@ -56,12 +63,12 @@ class VllmProcess:
     @property
     def base_url(self) -> str:
         """Where it listens; another port after each start, and nowhere before the first."""
-        return "" if self._child is None else self._child.base_url
+        return "" if self._child is None else self._child.address
 
     @property
     def where(self) -> str:
         """The machine that it runs on; empty for this one, and where none runs."""
-        return "" if self._child is None else self._child.where
+        return "" if self._child is None or not self.launcher.address else self._child.node
 
     @property
     def headers(self) -> dict[str, str]:
@@ -108,13 +115,15 @@ class VllmProcess:
         if self.state != "running" or child is None:
             return False
         self._loras.clear()
-        before = await child.printed()
+        await child.catch_up()
+        before = child.log.stat().st_size
         try:
             # vLLM reads the files into the memory of the old weights, which takes no longer than that.
             rpc = {"method": "reload_weights", "kwargs": {"weights_path": source}}
             await self._post("/collective_rpc", rpc, seconds=self.options.start_seconds)
             await self._post("/reset_prefix_cache", {})
-            printed = (await child.printed()).removeprefix(before)
+            await child.catch_up()
+            printed = await asyncio.to_thread(end_of, child.log, 2**18, before)
             if left := sorted({kind or rest for kind, rest in _UNLOADED.findall(printed)}):
                 raise EngineError(f"vLLM did not load {', '.join(left)} of {source}")
         except EngineError as error:
@@ -157,7 +166,7 @@ class VllmProcess:
     async def _load(self, name: str, folder: Path) -> None:
         if self._child is None:
             raise EngineError("vLLM does not run")
-        path = await self._child.lora_path(name, folder)
+        path = await self._child.send_folder(folder)
         await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
 
     async def remove_lora(self, name: str) -> None:
@@ -165,7 +174,7 @@ class VllmProcess:
         if self._loras.pop(name, None) is not None and self.state == "running" and self._child is not None:
             with contextlib.suppress(EngineError):
                 await self._post("/v1/unload_lora_adapter", {"lora_name": name})
-            await self._child.drop_lora(name)
+            await self._child.drop_folder(name)
 
     async def _post(self, path: str, body: Mapping[str, Any], seconds: float = 120.0) -> None:
         async def post() -> None:
@@ -187,20 +196,27 @@ class VllmProcess:
         try:
             end, seconds = time.monotonic() + self.options.start_seconds, self.options.start_seconds
             self._started_with = self.source
-            child = self._child = await self.launcher.launch(self.options, self.source, self.key)
+            log = self.options.log
+            if log.exists() and log.stat().st_size > _LONGEST_LOG:
+                log.replace(log.with_suffix(".log.1"))
+            program = VllmProgram(self.options, self.source, self.key)
+            child = self._child = await self.launcher.launch(program, log)
             while not await self._is_healthy():
-                if (how := await child.ended(0.25)) is not None:
-                    raise EngineError(f"at its start vLLM {how}. {await child.log_end()}")
+                if (how := await _ended(child, 0.25)) is not None:
+                    raise EngineError(f"at its start vLLM {how}. {self._log_end()}")
                 if time.monotonic() > end:
-                    raise EngineError(f"vLLM did not start in {seconds:g} s. {await child.log_end()}")
+                    await child.catch_up()
+                    raise EngineError(f"vLLM did not start in {seconds:g} s. {self._log_end()}")
             loaded = set[str]()
             while missing := self._loras.keys() - loaded:  # More may come while some are loaded.
                 name = missing.pop()
                 await self._load(name, self._loras[name])
                 loaded.add(name)
-        except BaseException:
+        except BaseException as error:
             # It has nothing to finish yet, and takes minutes to notice that it should end.
-            await self._end(politely=False)
+            await self._end(0.0)
+            if isinstance(error, EtudeError) and not isinstance(error, EngineError):
+                raise EngineError(str(error)) from error
             raise
 
     async def _is_healthy(self) -> bool:
@@ -223,7 +239,7 @@ class VllmProcess:
             self.restarts += 1
             await self._set("restarting", trouble)
             _LOG.error("%s", self.reason)
-            await self._end(politely=False)
+            await self._end(0.0)
             if not await self._restart():
                 return
 
@@ -231,15 +247,22 @@ class VllmProcess:
         """Wait for something to go wrong; gives it in words."""
         child, seen = self._child, time.monotonic()
         assert child is not None
-        while (how := await child.ended(self.options.look_seconds)) is None:
+        while (how := await _ended(child, self.options.look_seconds)) is None:
             if self.state == "restarting":
                 return self.reason
             if await self._is_healthy():
                 seen = time.monotonic()
             elif time.monotonic() - seen > self.options.hung_seconds:
                 how = f"did not answer for {self.options.hung_seconds:g} s"
+                await child.catch_up()
                 break
-        return f"vLLM {how}. {await child.log_end()}"
+        return f"vLLM {how}. {self._log_end()}"
+
+    def _log_end(self) -> str:
+        """The last lines that it printed, with where they are."""
+        log, on = self.options.log, f", from {self.where}" if self.where else ""
+        lines = last_lines(log)
+        return f"The last lines of {log}{on}:\n{lines}" if lines else f"{log} is empty"
 
     async def _restart(self) -> bool:
         """Start it again, several times if need be; whether it runs then."""
@@ -258,11 +281,11 @@ class VllmProcess:
         await self._set("failed", f"{tried}. {self.reason}")
         return False
 
-    async def _end(self, *, politely: bool = True) -> None:
-        """End the process; `politely` gives it time to end by itself."""
+    async def _end(self, seconds: float = _GRACE_SECONDS) -> None:
+        """End the process, which has so many seconds to end by itself."""
         child, self._child = self._child, None
         if child is not None:
-            await child.end(politely=politely)
+            await child.end(seconds)
 
     async def _set(self, state: State, reason: str = "") -> None:
         self.state, self.reason = state, reason
@@ -273,3 +296,20 @@ class VllmProcess:
 def _again(error: Exception) -> Again | None:
     """Only what vLLM turned away is asked for again: of the rest, the process's own watch knows more."""
     return Again(error.cause, error.retry_after) if isinstance(error, Disturbed) else None
+
+
+async def _ended(child: Child, seconds: float) -> str | None:
+    """How it ended, as `ended with code 1 (cause)`, if it does within so many seconds; else None.
+
+    When its engine fails, it exits with code 0, and only its log knows why.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            end = await child.ended()
+    except TimeoutError:
+        return None
+    if end.code is None:
+        return end.how
+    cause = last_exception(child.log, child.begin)
+    how = f"ended with code {end.code}" if end.code else "ended by itself"
+    return how + ("" if cause is None else f" ({cause})")

@@ -6,7 +6,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -19,7 +18,8 @@ from etude.core.trajectory import TrajectoryCollection
 from etude.store.files import SET_ASIDE, WEIGHTS_FILE, damage_in, note_sum, put_in_place, require_as_written
 
 if TYPE_CHECKING:
-    from etude.learner.learner import Learner, Snapshot
+    from etude.learner.learner import Learner
+    from etude.learner.snapshot import Snapshot
 
 
 class JobNameTakenError(RequestError):
@@ -123,8 +123,8 @@ class StateFolders:
             damage += clauses
         return 0, damage
 
-    def write(self, number: int, facts: Mapping[str, Any], learner: Learner, state: Snapshot) -> ModelVersion:
-        """Save `state`, which is a snapshot of the learner's, and JSON-able facts. Raises StoreError.
+    def write(self, number: int, facts: Mapping[str, Any], state: Snapshot) -> ModelVersion:
+        """Save a learner's state and JSON-able facts. Raises StoreError.
 
         It is on the disk when this returns.
         """
@@ -133,12 +133,7 @@ class StateFolders:
         try:
             shutil.rmtree(draft, ignore_errors=True)
             draft.mkdir(parents=True, exist_ok=True)
-            # Digests and the disk take most of the time, for which the interpreter's lock is free.
-            with ThreadPoolExecutor(1, thread_name_prefix="save") as beside:
-                optimiser = beside.submit(learner.save, draft, state.optimiser)
-                version = learner.policy.save_version(draft, number, state.weights)
-            optimiser.result()
-            version = version.model_copy(update={"location": str(final)})
+            version = ModelVersion(number=number, location=str(final), digest=state.save(draft))
             content = {**facts, "version": version.model_dump(mode="json")}
             (draft / _FACTS).write_text(json.dumps(content, indent=2), encoding="utf-8")
             note_sum(draft / _FACTS)

@@ -258,7 +258,7 @@ class JobTraining:
             )
         state = learner.snapshot()
         if team.leads:
-            version = self._checkpoints.write(step.number, {"metrics": self.history}, learner, state)
+            version = self._checkpoints.write(step.number, {"metrics": self.history}, state)
             kept = self._listener.checkpointed(step, version, metrics)
             # The one before too, to be gone on from where this one is damaged.
             self._checkpoints.prune({*kept, *self._checkpoints.numbers()[-2:]})

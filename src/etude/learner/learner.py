@@ -6,7 +6,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -35,18 +35,16 @@ from etude.learner.objective import (
 from etude.learner.optimiser import Optimiser, Schedule
 from etude.learner.packed import PackedStep, why_not_trees
 from etude.learner.padding import Shares, numbered, padded_passes, padded_row
+from etude.learner.snapshot import OPTIMISER_FILE, STATE_FILE, Snapshot
 from etude.learner.team import Team, idle
 from etude.models.architecture import without_lora
 from etude.models.policy import Policy
-from etude.models.weights import load_tensors, save_tensors
-from etude.store.files import note_sum, require_as_written
+from etude.models.weights import load_tensors
+from etude.store.files import require_as_written
 
 Packing: TypeAlias = Literal["tree", "padded"]
 """`tree` computes tokens that sequences share once, where there are any and the model takes token trees;
 `padded` never does. The gradients are the same."""
-
-OPTIMISER_FILE = "optimiser.safetensors"
-STATE_FILE = "learner.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +62,6 @@ class LearnerOptions:
     gradient_checkpointing: bool | None = None
     """Compute what happens inside of the model's layers twice, and keep it never; None for where memory would
     not be enough otherwise, as `Learner.spare_memory` is told."""
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Weights and optimiser state by name, whole, whoever holds which part of them."""
-
-    weights: Mapping[str, torch.Tensor]
-    optimiser: Mapping[str, torch.Tensor]
 
 
 class TrainingCanceled(TrainingError):
@@ -348,23 +338,8 @@ class Learner:
             mine = row.part(self.team.rank, self.team.size)
             rows = [rows[index] for index in mine]
             tree = None if tree is None else PackedStep([units[index] for index in mine])
-        budget, speech, device = self.token_budget, self.policy.speech, self.policy.device
-        if tree is None:
-            return self.team.in_step(padded_passes(rows, shares, budget, speech, device, plain_head))
-        return self.team.in_step(tree.passes(rows, shares, budget, speech, device))
-
-    def save(self, folder: Path, optimiser: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Write optimiser state and schedule position beside a version's weights. Raises StoreError.
-
-        `optimiser` is that state, where this process holds only a part of it.
-        """
-        save_tensors(self.optimiser.tensors() if optimiser is None else optimiser, folder / OPTIMISER_FILE)
-        position = {"step": self.step, "trained": self.trained}
-        try:
-            (folder / STATE_FILE).write_text(json.dumps(position), encoding="utf-8")
-            note_sum(folder / STATE_FILE)
-        except OSError as error:
-            raise StoreError(f"cannot write {folder / STATE_FILE}: {error}") from error
+        given = rows, shares, self.token_budget, self.policy
+        return self.team.in_step(padded_passes(*given, plain_head) if tree is None else tree.passes(*given))
 
     def restore(self, folder: Path) -> None:
         """Go on from a saved state of the weights in memory.
@@ -391,4 +366,7 @@ class Learner:
 
     def snapshot(self) -> Snapshot:
         """All of a checkpoint, for the leader to write; others get nothing. All must call it together."""
-        return Snapshot(self.team.whole(self.policy.trainable()), self.team.whole(self.optimiser.tensors()))
+        weights, optimiser = (
+            self.team.whole(tensors) for tensors in (self.policy.trainable(), self.optimiser.tensors())
+        )
+        return Snapshot(weights, optimiser, self.step, self.trained)

@@ -7,15 +7,17 @@ its business: see `etude.learner.padding` and `etude.learner.packed`.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Protocol, TypeAlias
 
 import torch
+import torch.nn.functional as F
 
 from etude.core.sample import Sample
+from etude.learner.head import Head, Shapes, selective_logprobs
+from etude.models.architecture import text_config
 from etude.store.learned import Seen
 
 Unit: TypeAlias = Sequence[Sample]
@@ -26,7 +28,7 @@ Unit: TypeAlias = Sequence[Sample]
 class MicroBatch:
     """Padded tensors of a few units: a row is a sequence, and an entry about the choice of one token.
 
-    Tokens that nobody chose have weight 0, or may not be there at all.
+    Tokens that are not trained on are left out; entries of padding have weight 0.
     """
 
     weights_BT: torch.Tensor
@@ -46,30 +48,51 @@ class MicroBatch:
     """Logprobs under the weights that a job of several steps began with, where the objective wants them."""
 
 
+States: TypeAlias = Callable[[Any], tuple[Head, torch.Tensor]]
+"""Of a model its head, and its states [Q, D] after those tokens that something is chosen after."""
+
+
 @dataclass(frozen=True, slots=True)
-class Pass(ABC):
-    """A micro-batch, and the way of its sequences through a model; E choices of tokens are trained on."""
+class Pass:
+    """A micro-batch of B rows, and the E different choices of a token that these are made of.
+
+    Each choice is computed once, whichever rows have it.
+    """
 
     micro: MicroBatch
     rows: tuple[int, ...]
     """Which sequences the rows are, counted through all units that were cut."""
-
-    @abstractmethod
-    def chosen(self, model: Any, *, entropies: bool) -> torch.Tensor:
-        """Logprobs [E] of the choices; with `entropies` [2, E], those of the distributions below them."""
-
-    @abstractmethod
-    def by_rows(self, values_E: torch.Tensor) -> torch.Tensor:
-        """Values of the choices as entries of the micro-batch, [B, T], with zeros for all others."""
+    states: States
+    after_E: torch.Tensor
+    """After which of the states it was chosen."""
+    targets_E: torch.Tensor
+    """The token that was chosen."""
+    shapes_E: Shapes
+    """Of the distributions that they were drawn from."""
+    choices_BT: torch.Tensor
+    """Which of the choices each entry is, and E for padding."""
 
     def logprobs(self, model: Any) -> torch.Tensor:
         """The logprobs [B, T] of the micro-batch's tokens, with gradient."""
-        return self.by_rows(self.chosen(model, entropies=False))
+        return self._by_rows(self._chosen(model, entropies=False))
 
     def with_entropies(self, model: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """The same, and the entropies [B, T] of the distributions that they are of."""
-        logprobs_E, entropies_E = self.chosen(model, entropies=True)
-        return self.by_rows(logprobs_E), self.by_rows(entropies_E)
+        logprobs_E, entropies_E = self._chosen(model, entropies=True)
+        return self._by_rows(logprobs_E), self._by_rows(entropies_E)
+
+    def _chosen(self, model: Any, *, entropies: bool) -> torch.Tensor:
+        """Logprobs [E] of the choices; with `entropies` [2, E], those of the distributions below them."""
+        head, states_QD = self.states(model)
+        states_ED, vocabulary = states_QD.index_select(0, self.after_E), text_config(model).vocab_size
+        return selective_logprobs(
+            head, states_ED, self.targets_E, self.shapes_E, vocabulary, entropies=entropies
+        )
+
+    def _by_rows(self, values_E: torch.Tensor) -> torch.Tensor:
+        """Values of the choices as entries of the micro-batch, with zeros for padding."""
+        values_F = F.pad(values_E, (0, 1))
+        return values_F.index_select(0, self.choices_BT.flatten()).view(self.choices_BT.shape)
 
 
 class Objective(Protocol):
@@ -91,27 +114,6 @@ class Objective(Protocol):
 
         `logprobs_BT` are those of the policy in training, with gradient.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class Likelihood:
-    """L = -Σ w·log π / Σ w: the mean negative log-likelihood of the trained tokens."""
-
-    skips_idle: bool = False
-
-    def needs(self) -> Collection[str]:
-        """Nothing."""
-        return ()
-
-    def normalised(self, units: Sequence[Unit]) -> list[list[float]]:
-        """One over the weight of all tokens of the step."""
-        total = sum(sum(sample.loss_weights) for unit in units for sample in unit)
-        return [[1.0 / max(total, 1e-9)] * len(unit) for unit in units]
-
-    def loss(self, logprobs_BT: torch.Tensor, micro: MicroBatch) -> tuple[torch.Tensor, dict[str, float]]:
-        """The micro-batch's share of that mean, which is the metric `nll` too."""
-        loss = -(micro.weights_BT * logprobs_BT).sum()
-        return loss, {"nll": float(loss.detach())}
 
 
 def has_gradient(unit: Unit) -> bool:

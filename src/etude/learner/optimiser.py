@@ -181,7 +181,13 @@ class Optimiser:
     @torch.no_grad()
     def follow(self) -> None:
         """Take over the weights, if others have put some there that the masters do not round to."""
-        if not self._is_followed():
+        pairs = [(_local(parameter), _local(master)) for parameter, master in self._pairs.values()]
+        if all(parameter.is_cpu for parameter, _ in pairs):
+            follows = all(torch.equal(parameter, master.to(parameter.dtype)) for parameter, master in pairs)
+        else:  # A device is waited for once, and not for each tensor.
+            same = [(parameter == master.to(parameter.dtype)).all() for parameter, master in pairs]
+            follows = bool(torch.stack(same).all())
+        if not follows:
             for parameter, master in self._pairs.values():
                 master.copy_(parameter)
 
@@ -224,15 +230,6 @@ class Optimiser:
                 part: value.to(counting) if part == "step" else part_like(value.to(master.dtype), master)
                 for part, value in parts.items()
             }
-
-    def _is_followed(self) -> bool:
-        """Whether all masters round to their parameters."""
-        pairs = [(_local(parameter), _local(master)) for parameter, master in self._pairs.values()]
-        if all(parameter.is_cpu for parameter, _ in pairs):
-            return all(torch.equal(parameter, master.to(parameter.dtype)) for parameter, master in pairs)
-        # A device is waited for once, and not for each tensor.
-        same = [(parameter == master.to(parameter.dtype)).all() for parameter, master in pairs]
-        return bool(torch.stack(same).all())
 
 
 def _hand_over(master: Parameter, parameter: torch.Tensor) -> None:

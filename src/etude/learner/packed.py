@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from operator import sub
 from typing import Any
 
@@ -13,10 +14,10 @@ import torch
 import torch.nn.functional as F
 
 from etude.core.sample import Sample
-from etude.learner.head import Head, Shapes, has_plain_head, head_logits, selective_logprobs
+from etude.learner.head import Head, has_plain_head, head_logits
 from etude.learner.lean import is_lean, lean_hidden
-from etude.learner.objective import Pass, Unit
-from etude.learner.padding import Numbered, Row, Shares, drawn, micro_batch, numbered, padded_passes
+from etude.learner.objective import Pass, States, Unit
+from etude.learner.padding import Numbered, Row, Shares, Trained, make_pass, numbered, padded_passes
 from etude.learner.tree import Kernel, Places, TokenTree, TreeLayout, token_tree
 from etude.learner.tree_attention import tree_attention
 from etude.models.architecture import (
@@ -29,34 +30,13 @@ from etude.models.architecture import (
     without_lora,
 )
 from etude.models.policy import Policy
-from etude.models.speech import Speech
-
-
-class _Trained:
-    """A sample, as far as it is trained on."""
-
-    def __init__(self, sample: Sample) -> None:
-        self.sample = sample
-        self.positions = np.flatnonzero(np.asarray(sample.loss_weights[1:])) + 1
-        """Of the tokens with a weight; the first of all is not chosen after anything."""
-        start, last = self.positions[[0, -1]] if len(self.positions) else (0, -1)
-        self._reach = slice(start, last + 1)
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """The tokens that the model has to read: none after the last choice, nor that itself."""
-        return self.sample.ids[: max(self._reach.stop - 1, 0)]
-
-    def values(self, field: Sequence[float]) -> np.ndarray:
-        """A field's values of the trained tokens."""
-        return np.asarray(field[self._reach], dtype=np.float64)[self.positions - self._reach.start]
 
 
 class PackedStep:
     """The units of one optimiser step as a token tree."""
 
     def __init__(self, units: Sequence[Unit]) -> None:
-        self._units = [[_Trained(sample) for sample in unit] for unit in units]
+        self._units = [[Trained(sample) for sample in unit] for unit in units]
         self._tree = token_tree([sample.ids for unit in self._units for sample in unit])
         paths = iter(self._tree.paths)
         self._paths = [[next(paths) for _ in unit] for unit in units]
@@ -72,8 +52,7 @@ class PackedStep:
         units: Sequence[Sequence[Numbered]],
         shares: Shares,
         token_budget: int,
-        speech: Speech,
-        device: torch.device,
+        policy: Policy,
     ) -> Iterator[Pass]:
         """Packs of at most `token_budget` tokens of the tree; the arguments are those of `padded_passes`."""
         packed = packs(self._tree, self._paths, token_budget)
@@ -81,7 +60,8 @@ class PackedStep:
             samples = [sample for index in pack for sample in self._units[index]]
             rows = [row for index in pack for row in units[index]]
             tree = self._tree if len(packed) == 1 else token_tree([sample.ids for sample in samples])
-            yield _pass(tree, samples, rows, shares, speech, device)
+            states = partial(_states, tree, policy.device)
+            yield make_pass(samples, tree.paths, rows, shares, policy, states)
 
     def row(self) -> Row:
         """The units for dealing, in depth-first order."""
@@ -146,76 +126,10 @@ def _pieces(
     return sorted(result, key=lambda sized: (-len(sized[1]), sized[0]))
 
 
-def _pass(
-    tree: TokenTree,
-    samples: Sequence[_Trained],
-    rows: Sequence[Numbered],
-    shares: Shares,
-    speech: Speech,
-    device: torch.device,
-) -> Pass:
-    """The samples' choices; those of the same token in the same place, drawn in the same way, are one."""
-    lengths = np.array([len(sample.positions) for sample in samples])
-    is_choice_BK = np.arange(lengths.max()) < lengths[:, None]
-
-    def column(field: Callable[[Sample], Sequence[float]]) -> np.ndarray:
-        return np.concatenate([sample.values(field(sample.sample)) for sample in samples])
-
-    def tensor(field: Callable[[Sample], Sequence[float]]) -> torch.Tensor:
-        filled = np.zeros(is_choice_BK.shape, dtype=np.float32)
-        filled[is_choice_BK] = column(field)
-        return torch.from_numpy(filled).to(device)
-
-    along = zip(tree.paths, samples, strict=True)
-    places = np.concatenate([path[sample.positions - 1] for path, sample in along])
-    targets = column(lambda sample: sample.ids).astype(np.int64)
-    ways = list(zip(samples, drawn([sample.sample for sample in samples], speech.grammars), strict=True))
-    kinds = np.concatenate([sample.values(own.kinds) for sample, own in ways]).astype(np.int64)
-    shapes = [own.shapes[at] for sample, own in ways for at in sample.positions]
-    needed, after = np.unique(places, return_inverse=True)
-    names = (after * (targets.max() + 1) + targets) * (kinds.max() + 1) + kinds
-    _, first, choice = np.unique(names, return_index=True, return_inverse=True)
-    choices = np.full(is_choice_BK.shape, len(first))
-    choices[is_choice_BK] = choice
-    return _TreePass(
-        micro=micro_batch(tensor, rows, shares),
-        rows=tuple(number for *_, number in rows),
-        ids_N=torch.from_numpy(tree.ids).to(device),
-        layout=TreeLayout.of(tree, device, needed),
-        after_E=torch.from_numpy(after[first]).to(device),
-        targets_E=torch.from_numpy(targets[first]).to(device),
-        shapes_E=[shapes[index] for index in first],
-        choices_BK=torch.from_numpy(choices).to(device),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _TreePass(Pass):
-    """A tree of N tokens, and the E different choices after them that B rows of up to K are made of."""
-
-    ids_N: torch.Tensor
-    layout: TreeLayout
-    after_E: torch.Tensor
-    """After which of the tree's last hidden states it was chosen."""
-    targets_E: torch.Tensor
-    """The token that was chosen."""
-    shapes_E: Shapes
-    """Of the distributions that they were drawn from."""
-    choices_BK: torch.Tensor
-    """Which of the choices each entry is, and E for padding."""
-
-    def chosen(self, model: Any, *, entropies: bool) -> torch.Tensor:
-        """Each choice is computed once, whichever rows have it."""
-        hidden_ED = tree_hidden(model, self.ids_N, self.layout).index_select(0, self.after_E)
-        head, vocabulary = Head.of(model), text_config(model).vocab_size
-        return selective_logprobs(
-            head, hidden_ED, self.targets_E, self.shapes_E, vocabulary, entropies=entropies
-        )
-
-    def by_rows(self, values_E: torch.Tensor) -> torch.Tensor:
-        """With zeros for padding."""
-        values_F = F.pad(values_E, (0, 1))
-        return values_F.index_select(0, self.choices_BK.flatten()).view(self.choices_BK.shape)
+def _states(tree: TokenTree, device: torch.device, needed: Places) -> States:
+    """Of the tree's tokens at the places `needed`."""
+    ids_N, layout = torch.from_numpy(tree.ids).to(device), TreeLayout.of(tree, device, needed)
+    return lambda model: (Head.of(model), tree_hidden(model, ids_N, layout))
 
 
 def logprobs_of(policy: Policy, samples: Sequence[Sample], token_budget: int = 16384) -> list[list[float]]:
@@ -227,7 +141,7 @@ def logprobs_of(policy: Policy, samples: Sequence[Sample], token_budget: int = 1
     units: list[Unit] = [(replace(sample, weights=None, advantages=None),) for sample in samples]
     rows, step = numbered(units, [[1.0]] * len(units)), PackedStep(units)
     with policy.lock, torch.no_grad():
-        given = rows, (1.0, 1.0), token_budget, policy.speech, policy.device
+        given = rows, (1.0, 1.0), token_budget, policy
         is_tree = step.pays and why_not_trees(policy.model) is None
         passes = step.passes(*given) if is_tree else padded_passes(*given, has_plain_head(policy.model))
         logprobs = [np.zeros(len(sample.ids)) for sample in samples]
@@ -236,8 +150,8 @@ def logprobs_of(policy: Policy, samples: Sequence[Sample], token_budget: int = 1
                 chunk.rows, chunk.logprobs(policy.model).numpy(force=True), strict=True
             ):
                 (unit,), found = units[number], logprobs[number]
-                chosen = _Trained(unit).positions
-                found[chosen] = values[: len(chosen)] if is_tree else values[chosen]
+                chosen = Trained(unit).positions
+                found[chosen] = values[: len(chosen)]
     return [values.tolist() for values in logprobs]
 
 

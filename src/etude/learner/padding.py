@@ -12,18 +12,19 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 
 from etude.core.call import Sampling
 from etude.core.errors import EngineError, TrainingError
 from etude.core.sample import Sample, Turn
-from etude.learner.head import Head, Shapes, last_hidden, selective_logprobs
-from etude.learner.objective import MicroBatch, Pass, Unit
-from etude.models.architecture import logits_after, text_config
+from etude.learner.head import Head, last_hidden
+from etude.learner.objective import MicroBatch, Pass, States, Unit
+from etude.learner.tree import Places
+from etude.models.architecture import logits_after
 from etude.models.distribution import Shape, Shaper
 from etude.models.grammar import Grammars
-from etude.models.speech import Speech
+from etude.models.policy import Policy
 
 _LOG = logging.getLogger("etude.learner")
 
@@ -44,25 +45,47 @@ def padded_passes(
     units: Sequence[Sequence[Numbered]],
     shares: Shares,
     token_budget: int,
-    speech: Speech,
-    device: torch.device,
+    policy: Policy,
     plain_head: bool,
 ) -> Iterator[Pass]:
     """Cut an optimiser step into micro-batches of at most `token_budget` padded tokens.
 
     Units of like length go together. A unit is never split, and one above the budget goes alone. `shares` are
-    those of the whole step, `speech` is the model's. Unless the model `has_plain_head`, it makes the logits
+    those of the whole step. Unless the model `has_plain_head`, it makes the logits
     after all tokens that any row of a micro-batch trains on.
     """
     rows: list[Numbered] = []
     for index in by_length([[sample for sample, *_ in unit] for unit in units]):
         longest = max(len(sample.ids) for sample, *_ in units[index])
         if rows and (len(rows) + len(units[index])) * longest > token_budget:
-            yield _padded(rows, shares, speech, device, plain_head)
+            yield _padded(rows, shares, policy, plain_head)
             rows = []
         rows += units[index]
     if rows:
-        yield _padded(rows, shares, speech, device, plain_head)
+        yield _padded(rows, shares, policy, plain_head)
+
+
+def _padded(rows: Sequence[Numbered], shares: Shares, policy: Policy, plain_head: bool) -> Pass:
+    width = max(len(sample.ids) for sample, *_ in rows)
+    device = policy.device
+    padded = [[*sample.ids, *[0] * (width - len(sample.ids))] for sample, *_ in rows]
+    ids_BT = torch.tensor(padded, device=device)
+
+    def states(needed: Places) -> States:
+        def run(model: Any) -> tuple[Head, torch.Tensor]:
+            if plain_head:
+                needed_Q = torch.from_numpy(needed).to(device)
+                return Head.of(model), last_hidden(model, ids_BT).flatten(0, 1).index_select(0, needed_Q)
+            columns, column = np.unique(needed % width, return_inverse=True)
+            logits_BKV = logits_after(model, ids_BT, torch.from_numpy(columns).to(device))
+            place_Q = torch.from_numpy(needed // width * len(columns) + column).to(device)
+            return Head(lambda logits: logits), logits_BKV.flatten(0, 1).index_select(0, place_Q)
+
+        return run
+
+    paths = [np.arange(len(sample.ids)) + row * width for row, (sample, *_) in enumerate(rows)]
+    samples = [Trained(sample) for sample, *_ in rows]
+    return make_pass(samples, paths, rows, shares, policy, states)
 
 
 def by_length(units: Sequence[Unit]) -> list[int]:
@@ -123,31 +146,98 @@ def padded_row(units: Sequence[Unit]) -> Row:
     return Row(tuple(order), costs, costs)
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """Of a sample's T tokens."""
+class Trained:
+    """A sample, as far as it is trained on."""
 
-    kinds: list[int]
-    """Tokens that follow the same tokens have the same shape where these numbers are the same."""
-    shapes: list[Shape | None]
-    """Of the distributions that they were drawn from; None where those are the model's own."""
+    def __init__(self, sample: Sample) -> None:
+        self.sample = sample
+        self.positions = np.flatnonzero(np.asarray(sample.loss_weights[1:])) + 1
+        """Of the tokens with a weight; the first of all is not chosen after anything."""
+        start, last = self.positions[[0, -1]] if len(self.positions) else (0, -1)
+        self._reach = slice(start, last + 1)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The tokens that the model has to read: none after the last choice, nor that itself."""
+        return self.sample.ids[: max(self._reach.stop - 1, 0)]
+
+    def values(self, field: Sequence[float]) -> np.ndarray:
+        """A field's values of the trained tokens."""
+        return np.asarray(field[self._reach], dtype=np.float64)[self.positions - self._reach.start]
 
 
-def drawn(samples: Sequence[Sample], grammars: Grammars) -> list[Drawn]:
-    """How the tokens of samples were drawn. Raises TrainingError for a constraint that cannot be kept."""
+def make_pass(
+    samples: Sequence[Trained],
+    paths: Sequence[Places],
+    rows: Sequence[Numbered],
+    shares: Shares,
+    policy: Policy,
+    states: Callable[[Places], States],
+) -> Pass:
+    """The samples' choices; those of the same token in the same place, drawn in the same way, are one.
+
+    `paths` are the places of the samples' tokens, and `states` gives those after the tokens in some places.
+    """
+    device, lengths = policy.device, np.array([len(sample.positions) for sample in samples])
+    is_choice_BT = np.arange(lengths.max()) < lengths[:, None]
+
+    def column(field: Callable[[Sample], Sequence[float]]) -> np.ndarray:
+        return np.concatenate([sample.values(field(sample.sample)) for sample in samples])
+
+    def tensor(field: Callable[[Sample], Sequence[float]]) -> torch.Tensor:
+        filled = np.zeros(is_choice_BT.shape, dtype=np.float32)
+        filled[is_choice_BT] = column(field)
+        return torch.from_numpy(filled).to(device)
+
+    along = zip(paths, samples, strict=True)
+    places = np.concatenate([path[sample.positions - 1] for path, sample in along])
+    targets = column(lambda sample: sample.ids).astype(np.int64)
+    kinds, shapes = _drawn(samples, policy.speech.grammars)
+    needed, after = np.unique(places, return_inverse=True)
+    names = (after * (targets.max(initial=0) + 1) + targets) * (kinds.max(initial=0) + 1) + kinds
+    _, first, choice = np.unique(names, return_index=True, return_inverse=True)
+    choices = np.full(is_choice_BT.shape, len(first))
+    choices[is_choice_BT] = choice
+    weights_BT = tensor(lambda sample: sample.loss_weights)
+    micro = MicroBatch(
+        weights_BT=weights_BT * weights_BT.new_tensor([factor for _, factor, _ in rows])[:, None],
+        advantages_BT=tensor(lambda sample: sample.gains),
+        # 0 where nobody knows, as for what is imitated.
+        sampled_BT=tensor(lambda sample: sample.logprobs or (0.0,) * len(sample.ids)),
+        unit_share=shares[0],
+        token_share=shares[1],
+    )
+    return Pass(
+        micro=micro,
+        rows=tuple(number for *_, number in rows),
+        states=states(needed),
+        after_E=torch.from_numpy(after[first]).to(device),
+        targets_E=torch.from_numpy(targets[first]).to(device),
+        shapes_E=[shapes[index] for index in first],
+        choices_BT=torch.from_numpy(choices).to(device),
+    )
+
+
+def _drawn(samples: Sequence[Trained], grammars: Grammars) -> tuple[np.ndarray, list[Shape | None]]:
+    """How all trained tokens were drawn: tokens after the same tokens have one shape where these numbers are
+    the same; and the shapes of the distributions, None where those are the model's own.
+
+    Raises TrainingError for a constraint that cannot be kept.
+    """
     numbers: dict[tuple[Sampling, int], int] = {}
-    shapes = []
-    for sample in samples:
-        length = len(sample.ids)
-        own = Drawn([0] * length, [None] * length)
-        for turn in sample.turns:
+    kinds, shapes = list[np.ndarray](), list[Shape | None]()
+    for trained in samples:
+        length = len(trained.sample.ids)
+        own_kinds, own_shapes = [0] * length, list[Shape | None]([None] * length)
+        for turn in trained.sample.turns:
             if turn.start == turn.stop or not Shaper.is_needed(turn.sampling):
                 continue
             span, kind = slice(turn.start, turn.stop), (turn.sampling, turn.start)
-            own.kinds[span] = [numbers.setdefault(kind, len(numbers) + 1)] * (turn.stop - turn.start)
-            own.shapes[span] = _shapes(sample, turn, grammars)
-        shapes.append(own)
-    return shapes
+            own_kinds[span] = [numbers.setdefault(kind, len(numbers) + 1)] * (turn.stop - turn.start)
+            own_shapes[span] = _shapes(trained.sample, turn, grammars)
+        kinds.append(trained.values(own_kinds))
+        shapes += [own_shapes[at] for at in trained.positions]
+    return np.concatenate(kinds).astype(np.int64), shapes
 
 
 def _shapes(sample: Sample, turn: Turn, grammars: Grammars) -> list[Shape]:
@@ -166,70 +256,3 @@ def _shapes(sample: Sample, turn: Turn, grammars: Grammars) -> list[Shape]:
     except EngineError as error:
         raise TrainingError(f"episode {sample.episode or '?'}: {error}") from error
     return shapes or []
-
-
-def micro_batch(
-    tensor: Callable[[Callable[[Sample], Sequence[float]]], torch.Tensor],
-    rows: Sequence[Numbered],
-    shares: Shares,
-) -> MicroBatch:
-    """Of rows whose fields `tensor` pads."""
-    weights_BT = tensor(lambda sample: sample.loss_weights)
-    return MicroBatch(
-        weights_BT=weights_BT * weights_BT.new_tensor([factor for _, factor, _ in rows])[:, None],
-        advantages_BT=tensor(lambda sample: sample.gains),
-        # 0 where nobody knows, as for what is imitated.
-        sampled_BT=tensor(lambda sample: sample.logprobs or (0.0,) * len(sample.ids)),
-        unit_share=shares[0],
-        token_share=shares[1],
-    )
-
-
-def _padded(
-    rows: Sequence[Numbered], shares: Shares, speech: Speech, device: torch.device, plain_head: bool
-) -> Pass:
-    samples = [sample for sample, *_ in rows]
-    width = max(len(sample.ids) for sample in samples)
-
-    def tensor(
-        field: Callable[[Sample], Sequence[float]], padding: float = 0, dtype: torch.dtype = torch.float32
-    ) -> torch.Tensor:
-        filled = [[*field(sample), *[padding] * (width - len(sample.ids))] for sample in samples]
-        return torch.tensor(filled, dtype=dtype, device=device)
-
-    micro = micro_batch(tensor, rows, shares)
-    ids_BT = tensor(lambda sample: sample.ids, dtype=torch.long)
-    trained_BK = micro.weights_BT[:, 1:] != 0
-    ways = drawn(samples, speech.grammars)
-    shapes_E = [ways[row].shapes[at + 1] for row, at in trained_BK.nonzero().tolist()]
-    numbers = tuple(number for *_, number in rows)
-    return _PaddedPass(micro, numbers, ids_BT, shapes_E, trained_BK, plain_head)
-
-
-@dataclass(frozen=True, slots=True)
-class _PaddedPass(Pass):
-    """Rows of tokens, and the E that are trained on."""
-
-    ids_BT: torch.Tensor
-    shapes_E: Shapes
-    """Of the distributions that they were drawn from."""
-    trained_BK: torch.Tensor
-    """Which they are, after the first of each row."""
-    plain_head: bool
-
-    def chosen(self, model: Any, *, entropies: bool) -> torch.Tensor:
-        """The choice of each trained token, given those before it."""
-        vocabulary = text_config(model).vocab_size
-        positions = self.trained_BK.any(dim=0).nonzero().flatten()
-        if self.plain_head:
-            head, states_BKD = Head.of(model), last_hidden(model, self.ids_BT)[:, positions]
-        else:
-            head, states_BKD = Head(lambda logits: logits), logits_after(model, self.ids_BT, positions)
-        states_ED = states_BKD[self.trained_BK[:, positions]]
-        targets_E = self.ids_BT[:, 1:][self.trained_BK]
-        return selective_logprobs(head, states_ED, targets_E, self.shapes_E, vocabulary, entropies=entropies)
-
-    def by_rows(self, values_E: torch.Tensor) -> torch.Tensor:
-        """With zeros for tokens that are not trained on."""
-        values_BK = values_E.new_zeros(self.trained_BK.shape).masked_scatter(self.trained_BK, values_E)
-        return F.pad(values_BK, (1, 0))

@@ -227,7 +227,9 @@ def _blocks(tree: TokenTree, places: Places, most: int) -> Iterator[Block]:
     while left:
         start, end = left.pop()
         while start < end:
-            stop = _small(tree, start, end, most)
+            stop = start  # Where the subtrees that have at most so many tokens together end.
+            while stop < end and tree.ends[stop] - start <= most:
+                stop = int(tree.ends[stop])
             if stop > start:
                 yield from _cut(tree, places, start, stop, most)
                 start = stop
@@ -240,14 +242,6 @@ def _blocks(tree: TokenTree, places: Places, most: int) -> Iterator[Block]:
             yield from _cut(tree, places, stop, after, _BACK, (start, stop))
             left.append((stop, after))
             start = after
-
-
-def _small(tree: TokenTree, start: int, end: int, most: int) -> int:
-    """Where the subtrees from `start` on that have at most so many tokens together end."""
-    stop = start
-    while stop < end and tree.ends[stop] - start <= most:
-        stop = int(tree.ends[stop])
-    return stop
 
 
 def _cut(

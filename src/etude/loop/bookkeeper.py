@@ -26,7 +26,7 @@ from etude.loop.training_data import Provenance, TargetWatch
 from etude.rewards.collections import Collections, within, worked_on
 from etude.runtime import Runtime
 from etude.store.facts import SUMMARY
-from etude.store.figures import last_version, summary_of, versions_made
+from etude.store.figures import best_version, last_version, summary_of, versions_made
 from etude.store.log import Submission
 from etude.store.plain import json_facts
 
@@ -369,13 +369,16 @@ class Bookkeeper:
         metrics = self.record.with_name(metrics)
         entry = await self.record.add_validation(epoch, metrics, version=self.line.version)
         self._progress.validated(epoch, entry.metrics)
+        version, best = self.line.version, best_version(self.record.history)
+        if version is not None and best is not None and version.number == best.number:
+            await self.adapter.keep(version)
         self.record.warn()
         self.record.report()
         await self._go_back(entry)
 
     def finish(self) -> None:
         """Record the end of the run."""
-        summary = summary_of(self.record.history)
+        summary = summary_of(self.record.history).as_json()
         self.runtime.run.write_json(SUMMARY, summary)
         self.record.report(final=True)
         self._progress.finished(summary)

@@ -131,11 +131,10 @@ async def measure(
     usage, progress, reward = dict(_NO_USAGE), runtime.progress, _reward_of(runtime.config)
 
     def finished(record: EpisodeRecord) -> None:
-        answers = [call.completion.usage for call in record.calls if call.completion is not None]
         usage["episodes"] += 1
         usage["calls"] += len(record.calls)
-        usage["prompt_tokens"] += sum(answer.prompt_tokens for answer in answers)
-        usage["completion_tokens"] += sum(answer.completion_tokens for answer in answers)
+        usage["prompt_tokens"] += record.usage.prompt_tokens
+        usage["completion_tokens"] += record.usage.completion_tokens
         progress.episode_finished(record)
 
     progress.phase("evaluating", len(examples) * repeat)

@@ -34,7 +34,7 @@ from etude.rewards.evaluation_run import forget_failures
 from etude.store.database import DATABASE, damage_of, open_database
 from etude.store.facts import SUMMARY, histories_of
 from etude.store.figures import last_version
-from etude.store.files import damage_in
+from etude.store.files import damage_in, write_atomically
 from etude.store.journal import Journal
 from etude.store.log import EpochLog, histories
 from etude.store.run_folder import LOCK, RunFolder, RunLock, new_run_name
@@ -161,7 +161,7 @@ def note_changes(run: RunFolder, config: Config) -> dict[str, tuple[Any, Any]]:
     if changed.keys() & {_NUM_EPOCHS, _ALARMS}:
         (run.path / SUMMARY).unlink(missing_ok=True)
     if changed:
-        run.write_text(CONFIG, config_text(resolved_yaml(config)), exact=True)
+        write_atomically(run.path / CONFIG, config_text(resolved_yaml(config)), exact=True)
     return changed
 
 
@@ -224,10 +224,20 @@ class WayBack:
 
 
 async def recover(books: Bookkeeper) -> None:
-    """Where the version to go on from is damaged, go back to the last whole one, and say so."""
+    """Where the version to go on from is damaged or not there, go back to the last whole one, and say so.
+
+    A version that was adopted, and whose epoch was not recorded before the process was killed, is made again
+    without a word.
+    """
     log, adapter, run = books.record.log, books.adapter, books.runtime.run
     way = await way_back(books.record.history, log.warm_up_jobs(), adapter.damage)
     if way is None:
+        lineage, epochs = books.line.log, books.record.history.epochs
+        adopted, recorded = lineage.entry(lineage.last()), last_version(books.record.history)
+        known = 0 if recorded is None else recorded.number
+        if adopted and adopted.version.number > known and await adapter.damage(adopted.version):
+            await lineage.forget_after(known)
+            await log.forget_after(epochs[-1].epoch if epochs else 0)
         return
     recovery = await go_back(
         run.journal, log, books.line.log, books.record.history, way, set_aside=adapter.go_back

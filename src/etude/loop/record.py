@@ -17,7 +17,7 @@ from etude.core.errors import RunPaused, TrainingError
 from etude.core.history import AlarmEvent, Entry, EpochEntry, History, ValidationEntry, WarmUpEntry
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
 from etude.runtime import Runtime
-from etude.store.figures import causes_in, name_of, show_command, shown_cause, version_to_go_back_to
+from etude.store.figures import causes_in, show_command, version_to_go_back_to
 from etude.store.files import private_folder
 from etude.store.log import EpochLog
 from etude.store.plain import json_facts
@@ -32,23 +32,6 @@ def pause_for(pauses: Sequence[tuple[str, str]]) -> None:
         raise RunPaused(text, override=f"finetuning.alarms.{pauses[0][0]}.action=off")
 
 
-def facts_of(entry: Entry, event: AlarmEvent, target: str | None) -> dict[str, Any]:
-    """An alarm that rings, as JSON, for whoever watches the run."""
-    text = f"{name_of(entry)}: {event.text}"
-    return {
-        **({} if target is None else {"target": target}),
-        **event.model_dump(mode="json", exclude={"is_new"}),
-        "measured": _kind(entry),
-        "epoch": entry.epoch,
-        "text": text if target is None else f"{target}: {text}",
-        "back_to": None if entry.back_to is None else entry.back_to.number,
-    }
-
-
-def _kind(entry: Entry) -> str:
-    return "validation" if isinstance(entry, ValidationEntry) else "epoch"
-
-
 def require_trained(histories: Sequence[History]) -> list[TrainingJobStatus]:
     """The statuses of all jobs, by epoch. Raises TrainingError when there were none."""
     epochs: list[EpochEntry] = [entry for history in histories for entry in history.epochs]
@@ -56,8 +39,7 @@ def require_trained(histories: Sequence[History]) -> list[TrainingJobStatus]:
     if not statuses:
         reasons = sorted({entry.skipped for entry in epochs if entry.skipped is not None})
         most = max((len(history.epochs) for history in histories), default=0)
-        shown = (f"\n  {shown_cause(cause)} (first in {cause['episode']})" for cause in causes_in(epochs))
-        causes = "".join(shown)
+        causes = "".join(f"\n  {cause} (first in {cause.episode})" for cause in causes_in(epochs))
         raise TrainingError(
             f"the run trained on nothing in {most} epochs. {' | '.join(reasons)}; see {PAGE}{causes}"
         )
@@ -100,31 +82,26 @@ class Record:
         `outcome` is the other fields of its entry.
         """
         everything = {**json_facts(metrics), **self._logged.pop(epoch, {})}
-        entry = EpochEntry(epoch=epoch + 1, metrics=everything, **outcome)
-        entry, ringing = self._rung(entry)
-        await self.log.add_epoch(entry)
-        self.history = self.history.with_epoch(entry)
-        self._ringing += [(entry, event) for event in ringing]
+        entry = await self._add(EpochEntry(epoch=epoch + 1, metrics=everything, **outcome))
         await self.flush()
         return entry
 
     def add_metrics(self, epoch: int, metrics: dict[str, Any]) -> None:
         """Take up metrics of an epoch (from 0) in place of others of their names; `flush` journals them."""
         metrics = json_facts(metrics)
-        for entry in self.history.epochs:
-            if entry.epoch == epoch + 1:
-                if any(entry.metrics.get(key) != value for key, value in metrics.items()):
-                    both = {**entry.metrics, **metrics}
-                    self.history = self.history.with_epoch(entry.model_copy(update={"metrics": both}))
-                    self._unwritten.add(entry.epoch)
-                return
-        self._logged[epoch] = {**self._logged.get(epoch, {}), **metrics}
+        entry = self.history.epoch(epoch + 1)
+        if entry is None:
+            self._logged[epoch] = {**self._logged.get(epoch, {}), **metrics}
+        elif any(entry.metrics.get(key) != value for key, value in metrics.items()):
+            both = {**entry.metrics, **metrics}
+            self.history = self.history.with_entry(entry.model_copy(update={"metrics": both}))
+            self._unwritten.add(entry.epoch)
 
     async def flush(self) -> None:
         """Journal the metrics that were taken up after their epoch was recorded."""
         for entry in self.history.epochs:
             if entry.epoch in self._unwritten:
-                await self.log.add_epoch(entry)
+                await self.log.add_entry(entry)
                 self._unwritten.discard(entry.epoch)
 
     async def add_warm_up(self, entry: WarmUpEntry) -> None:
@@ -143,51 +120,43 @@ class Record:
         """Record a validation with the alarms that hold; `outcome` is the other fields of its entry."""
         if epoch == 0 and self.history.warm_up is not None:
             metrics = {**metrics, "is_warm": True}
-        entry = ValidationEntry(epoch=epoch, metrics=json_facts(metrics), **outcome)
-        entry, ringing = self._rung(entry)
-        await self.log.add_validation(entry)
-        self.history = self.history.with_validation(entry)
-        self._ringing += [(entry, event) for event in ringing]
-        return entry
+        return await self._add(ValidationEntry(epoch=epoch, metrics=json_facts(metrics), **outcome))
 
-    def _rung(self, entry: E) -> tuple[E, list[AlarmEvent]]:
-        """An entry that is to be recorded, with the alarms that hold and what they lead to; and those of the
-        alarms that ring now.
+    async def _add(self, entry: E) -> E:
+        """Record an epoch or a validation with the alarms that hold, and what they lead to.
 
         Where the entry is recorded already, as of an epoch with several jobs, an alarm does not ring a second
         time.
         """
-        history = self.history
-        known = history.epochs if isinstance(entry, EpochEntry) else history.validations
+        known = self.history.alike(entry)
         before = [each for each in known if each.epoch < entry.epoch]
         has_rung = {event.key for each in known if each.epoch == entry.epoch for event in each.alarms}
         alarms = events_of(self.alarms, entry, before)
         new = [event for event in alarms if event.is_new and event.key not in has_rung]
         entry = entry.model_copy(update={"alarms": alarms})
         if any(event.action == "rollback" for event in new):
-            if isinstance(entry, EpochEntry):
-                history = history.with_epoch(entry)
-            else:
-                history = history.with_validation(entry)
-            back_to = version_to_go_back_to(history)
+            back_to = version_to_go_back_to(self.history.with_entry(entry))
             entry = entry.model_copy(update={"back_to": back_to})
-        return entry, new
+        await self.log.add_entry(entry)
+        self.history = self.history.with_entry(entry)
+        self._ringing += [(entry, event) for event in new]
+        return entry
 
     def reason_to_stop(self) -> str | None:
         """Why an alarm ends the run after what it has done; one whose action is another by now does not."""
         last = max((entry.epoch for entry in self.history.epochs), default=0)
         for entry, event in self._events("stop"):
             if entry.epoch == last:
-                return self.by_name(f"{name_of(entry)}: {event.text}")
+                return self.by_name(f"{entry}: {event.text}")
         return None
 
     async def take_pauses(self) -> list[tuple[str, str]]:
         """The alarms that have rung and ask for a pause, each once: the process is to end now."""
         done, due = self.log.pauses(), dict[str, tuple[str, str]]()
         for entry, event in self._events("pause"):
-            name = f"{_kind(entry)}/{entry.epoch}/{event.alarm}/{event.of}"
+            name = f"{entry.kind}/{entry.epoch}/{event.alarm}/{event.of}"
             if event.is_new and name not in done:
-                due[name] = event.alarm, self.by_name(f"{name_of(entry)}: {event.text}")
+                due[name] = event.alarm, self.by_name(f"{entry}: {event.text}")
         if due:
             await self.log.add_pauses(due)
         return list(due.values())
@@ -203,11 +172,14 @@ class Record:
         """Tell who watches of the alarms that have rung since the last time."""
         ringing, self._ringing = self._ringing, []
         for entry, event in ringing:
-            facts = facts_of(entry, event, self.target)
+            facts = event.model_dump(mode="json", exclude={"is_new"})
+            facts["text"] = self.by_name(f"{entry}: {event.text}")
             if event.episode is not None:
-                command = show_command(self._runtime.run.path, {"episode": event.episode})
+                command = show_command(self._runtime.run.path, event.episode)
                 facts["text"] += f". One of them: {command}"
-            self._runtime.progress.alarm(facts)
+            back_to = None if entry.back_to is None else entry.back_to.number
+            facts |= {"measured": entry.kind, "epoch": entry.epoch, "back_to": back_to}
+            self._runtime.progress.alarm(self.with_name(facts))
 
     def report(self, *, output_dir: str | None = None, final: bool = False) -> None:
         """Write the metrics files: into the run folder (a target: into its own part), or `output_dir`.

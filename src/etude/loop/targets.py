@@ -13,6 +13,7 @@ from etude.config.finetuning import FinetuneConfig
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutputItem
+from etude.core.history import History
 from etude.core.interfaces import Progress
 from etude.core.job import TrainingJobStatus
 from etude.loop.interface import Trainer
@@ -21,7 +22,7 @@ from etude.loop.recorded import RecordedTrainer
 from etude.loop.trainer import EpochTrainer, run_loop
 from etude.runtime import Runtime
 from etude.store.facts import SUMMARY
-from etude.store.figures import summary_of_targets
+from etude.store.figures import summary_in
 from etude.store.log import note_targets
 
 
@@ -114,8 +115,8 @@ class RecordedTargets:
         progress.run_started(run.name, num_epochs, shared | own)
         trainers = [cast("EpochTrainer", member.trainer) for member in self.members.values()]
         await run_loop(trainers, num_epochs, block, run.name, progress)
-        histories = {name: each.record.history for name, each in books.items()}
-        summary = summary_of_targets(run.name, histories)
+        histories: dict[str | None, History] = {name: each.record.history for name, each in books.items()}
+        summary = summary_in(histories, run.name).as_json()
         run.write_json(SUMMARY, summary)
         for name, each in books.items():
             each.record.report(final=True)

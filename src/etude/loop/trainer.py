@@ -306,7 +306,7 @@ class EpochTrainer(Trainer):
         if run_id != self.history.run_id:
             raise ValueError(f"this trainer runs {self.history.run_id!r} and knows nothing of {run_id!r}")
         return {
-            **summary_of(self.history),
+            **summary_of(self.history).as_json(),
             "epochs": [{"epoch": entry.epoch, **entry.metrics} for entry in self.history.epochs],
             "validations": [{"epoch": entry.epoch, **entry.metrics} for entry in self.history.validations],
         }

@@ -13,13 +13,12 @@ from etude.config.finetuning import Transcript, WarmUpConfig, read_transcripts
 from etude.core.data_model import finite
 from etude.core.edge import transcript_of
 from etude.core.errors import EtudeError, JobStillRunning, TrainingError
-from etude.core.history import WarmUpEntry, WarmUpJob
+from etude.core.history import Score, WarmUpEntry, WarmUpJob
 from etude.core.job import Skipped, TrainingJobStatus
 from etude.core.keys import shuffled_forever
 from etude.core.trajectory import TrajectoryCollection
 from etude.loop.bookkeeper import Bookkeeper
 from etude.loop.metrics import validation_metrics
-from etude.store.figures import shown_reward
 
 _FEW = 64
 """Examples that show whether it is worth measuring on all."""
@@ -181,6 +180,6 @@ class WarmUp:
 def shown(metrics: dict[str, Any]) -> str:
     """The measurement of a warm-up job as text."""
     if "avg_reward" in metrics:
-        return f"reward is {shown_reward(metrics)} on {metrics['num_scored']} training examples"
+        return f"reward is {Score.among(metrics)} on {metrics['num_scored']} training examples"
     loss = metrics.get("loss")
     return "loss is not known" if loss is None else f"loss is {loss:.3f}"

@@ -95,7 +95,12 @@ def find_family(rendering: Rendering, options: Options, names: Sequence[str] = (
         if best is not None and best.score >= _score(reader, written):
             if all(answer.is_read_by(reader) for answer in written if answer.tools):
                 best.reader.fallback = text_reader
-                best.reader.call_ids = _call_ids(rendering, written)
+                # The special tokens that stand in answers with calls alone.
+                with_calls, without = (
+                    {token for answer in written if bool(answer.tools) == has_calls for token in answer.ids}
+                    for has_calls in (True, False)
+                )
+                best.reader.call_ids = frozenset((with_calls - without) & added)
             reader = best.reader
         best = max(tried, key=lambda each: (len(each.extends_after), each.alike, each.score), default=None)
         if best is not None and best.extends_after:
@@ -200,15 +205,6 @@ def written_turn(
 def _score(reader: Reader, written: Sequence[WrittenAnswer]) -> int:
     """How many of the answers the reader understands."""
     return sum(answer.is_read_by(reader) for answer in written)
-
-
-def _call_ids(rendering: Rendering, written: Sequence[WrittenAnswer]) -> frozenset[int]:
-    """The special tokens that stand in answers with calls alone."""
-    with_calls, without = (
-        {token for answer in written if bool(answer.tools) == has_calls for token in answer.ids}
-        for has_calls in (True, False)
-    )
-    return frozenset((with_calls - without).intersection(rendering.tokenizer.get_added_vocab().values()))
 
 
 def _compared(family: RendererReader, rendering: Rendering, options: Options) -> tuple[int, frozenset[str]]:

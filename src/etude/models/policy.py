@@ -28,7 +28,6 @@ from etude.models.weights import (
     load_tensors,
     load_with_digest,
     part_like,
-    save_tensors,
     silence_transformers,
 )
 from etude.store.files import WEIGHTS_FILE
@@ -248,17 +247,6 @@ class Policy:
                 yield
             finally:
                 self.load_tensors(now)
-
-    def save_version(
-        self, folder: Path, number: int, tensors: Mapping[str, torch.Tensor] | None = None
-    ) -> ModelVersion:
-        """Write the trained tensors of the weights in memory into `folder`, as version `number`.
-
-        `tensors` are these, where the policy itself holds only parts of them.
-        """
-        folder.mkdir(parents=True, exist_ok=True)
-        written = save_tensors(self.trainable() if tensors is None else tensors, folder / WEIGHTS_FILE)
-        return ModelVersion(number=number, location=str(folder), digest=written)
 
     def adopt(self, version: ModelVersion) -> None:
         """Make `version` the weights in memory.

@@ -73,7 +73,7 @@ class TemplateReader:
         self._calls = fields.pop("tool_calls", {})
         self._template = load_response_template(dict(template))
         self._without_calls = load_response_template({**template, "fields": fields})
-        self._prefilled = lru_cache(maxsize=1024)(self._prefilled_by)
+        self._prefilled = lru_cache(maxsize=1024)(lambda tail: _PREFILLED.search(decode(tail)))
 
     def read(self, prompt_ids: Sequence[int], ids: Sequence[int], tools: Sequence[Tool]) -> Answer:
         """The parts of the answer that `ids` are, its end of turn left out. Without tools it has no calls.
@@ -81,7 +81,8 @@ class TemplateReader:
         All is text where the template raises an error.
         """
         # The prompt may have begun the answer.
-        text, prefix = self._decode(ids), self._prefilled(tuple(prompt_ids[-_TAIL:]))
+        text, begun = self._decode(ids), self._prefilled(tuple(prompt_ids[-_TAIL:]))
+        prefix = begun.group() if begun else ""
         if not prefix and not _MARK.search(text):
             return Answer(text)
         answer = None
@@ -127,10 +128,6 @@ class TemplateReader:
                 if self.name in TAGGED:
                     arguments = tagged(arguments, self.name, function["name"], tools)
                 yield function["name"], json_text(arguments)
-
-    def _prefilled_by(self, tail: tuple[int, ...]) -> str:
-        match = _PREFILLED.search(self._decode(tail))
-        return match.group() if match else ""
 
 
 class RendererReader:

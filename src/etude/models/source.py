@@ -236,7 +236,14 @@ def require_base(journal: Journal, name: str, source: str) -> bool:
     if before is None:
         return False
     now = _record_of(source)
-    if changes := _changes(before["files"], now["files"]):
+    changes = [
+        f"{name} is missing"
+        if name not in now["files"]
+        else f"{name} is changed (its SHA-256 is {now['files'][name][:_DIGITS]}… and was {was[:_DIGITS]}…)"
+        for name, was in before["files"].items()
+        if now["files"].get(name) != was
+    ]
+    if changes:
         commits = before["commit"], now["commit"]
         hub = f" (its commit was {commits[0]}, and is {commits[1]})" if all(commits) else ""
         more = f" and {len(changes) - _TOLD} others" if len(changes) > _TOLD else ""
@@ -267,14 +274,3 @@ def _digest(path: Path) -> str:
         return stored.name
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _changes(before: dict[str, str], now: dict[str, str]) -> list[str]:
-    """A clause for each file that is not as it was."""
-    return [
-        f"{name} is missing"
-        if name not in now
-        else f"{name} is changed (its SHA-256 is {now[name][:_DIGITS]}… and was {digest[:_DIGITS]}…)"
-        for name, digest in before.items()
-        if now.get(name) != digest
-    ]

@@ -42,8 +42,14 @@ class Speech:
     @classmethod
     def of(cls, tokenizer: Any, config: Any, generation: Any) -> Speech:
         """Of a model's tokenizer, config and generation config, which may be None. Raises as `load`."""
-        _require_one_vocabulary(tokenizer, config)
-        ends, text = _stop_ids(tokenizer, generation, config), config.get_text_config()
+        text = config.get_text_config()
+        # Tokens that were added to it do not count: some models come with one that no text has.
+        if (has := tokenizer.vocab_size) > text.vocab_size:
+            raise RequestError(
+                f"the tokenizer of '{tokenizer.name_or_path}' has {has} tokens, and its model "
+                f"{text.vocab_size} (vocab_size in config.json): get tokenizer and model from one place"
+            )
+        ends = _stop_ids(tokenizer, generation, config)
         context = int(getattr(text, "max_position_embeddings", None) or 4096)
         size = int(text.vocab_size)
         template, grammars = ChatTemplate(tokenizer, ends), Grammars(tokenizer, ends, size)
@@ -86,19 +92,6 @@ def load_tokenizer(name: str, file: Mapping[str, str]) -> Any:
             digits = Digits(individual_digits=True)
             tokenizer.backend_tokenizer.pre_tokenizer = Sequence([digits, cuts])
     return tokenizer
-
-
-def _require_one_vocabulary(tokenizer: Any, config: Any) -> None:
-    """Raise RequestError where a tokenizer has more tokens than its model.
-
-    Tokens that were added to it do not count: some models come with one that no text has.
-    """
-    has, knows = tokenizer.vocab_size, config.get_text_config().vocab_size
-    if has > knows:
-        raise RequestError(
-            f"the tokenizer of '{tokenizer.name_or_path}' has {has} tokens, and its model {knows} "
-            "(vocab_size in config.json): get tokenizer and model from one place"
-        )
 
 
 def _stop_ids(tokenizer: Any, *sources: Any) -> frozenset[int]:
@@ -185,7 +178,10 @@ class _Grammar:
         rules = [f"call: {' | '.join(f'call_{number}' for number in range(len(tools)))}"]
         for number, tool in enumerate(tools):
             name, between = quoted(tool["function"]["name"]), self._literals(form.between)
-            rules.append(f"call_{number}: {name} {between} {_arguments(tool)}")
+            # What llguidance does not know of a tool's schema counts for strict tools only.
+            schema = {"type": "object", **(tool["function"].get("parameters") or {})}
+            arguments = json_rule(schema, "tools", lenient=not _is_strict(tool))
+            rules.append(f"call_{number}: {name} {between} {arguments}")
         several = (
             form.separator is not None and request.parallel_tool_calls and not choice.startswith("function:")
         )
@@ -196,15 +192,12 @@ class _Grammar:
         if self._own is None:
             text = self._text(prefix, _binding(request))
             return "\n".join(["start: TEXT calls?", f"TEXT: {text}", *rules])
-        return "\n".join([f"start: calls | answer\nanswer: {self._answer(self._own)}", *rules])
-
-    def _answer(self, own: Constraint) -> str:
-        """The right side of a rule for an answer without calls."""
-        if own.kind == "grammar":
+        if self._own.kind == "grammar":
             raise ImpossibleCall(
                 "a grammar cannot be kept beside tools; send the request without tools", param=FORM
             )
-        return lark_of(own).removeprefix("start: ")
+        answer = lark_of(self._own).removeprefix("start: ")
+        return "\n".join([f"start: calls | answer\nanswer: {answer}", *rules])
 
     def _text(self, prefix: str, param: str) -> str:
         """A terminal for text without the sign that calls begin with; `param` is what asks for it."""
@@ -243,9 +236,3 @@ def _chosen(request: ChatRequest) -> Sequence[Tool]:
             f"tool_choice names the tool {name!r}, and the request has {names}", param="tool_choice"
         )
     return chosen[:1]
-
-
-def _arguments(tool: Tool) -> str:
-    """Those of a call. What llguidance does not know of a tool's schema counts for strict tools only."""
-    schema = tool["function"].get("parameters") or {"type": "object"}
-    return json_rule({"type": "object", **schema}, "tools", lenient=not _is_strict(tool))

@@ -75,7 +75,13 @@ def talks(
     found: list[list[_Piece]] = [[] for _ in conversations]
     for (number, index), before, after in zip(turns, asked, closed, strict=True):
         talk = found[number]
-        require_calls(conversations[number][:index], before)
+        for place, message in enumerate(conversations[number][:index], start=1):
+            for call in message.get("tool_calls") or ():
+                if (name := call["function"]["name"]) not in before:
+                    raise RequestError(
+                        f"message {place}: the model's chat template does not write the call of {name!r}; "
+                        "choose a model whose template writes tool calls"
+                    )
         talk += _turn(rendering, talk, conversations[number], index, tools, before, after)
     return found
 
@@ -124,17 +130,6 @@ def _turn(
         _Piece(talk[-1].end if talk else "", asked[len(done) :]),
         _Piece("", written[len(asked) : end[1]], is_sampled, written[slice(*end)]),
     )
-
-
-def require_calls(messages: Sequence[Message], written: str) -> None:
-    """Raises RequestError where the rendering of messages lacks the call of a tool in one of them."""
-    for number, message in enumerate(messages, start=1):
-        for call in message.get("tool_calls") or ():
-            if call["function"]["name"] not in written:
-                raise RequestError(
-                    f"message {number}: the model's chat template does not write the call of "
-                    f"{call['function']['name']!r}; choose a model whose template writes tool calls"
-                )
 
 
 def _require_whole(message: Message, where: str, written: str, rendering: Rendering) -> None:

@@ -30,6 +30,7 @@ from etude.inference.local import require_local_extra
 from etude.models.memory import available_memory, shown_bytes, total_memory
 from etude.preflight.finding import Findings
 from etude.store.database import DATABASE
+from etude.store.facts import facts_of
 from etude.store.files import write_new_files
 from etude.store.journal import Journal
 
@@ -262,12 +263,11 @@ def _try(folder: Path, findings: Findings) -> None:
     changed = [key for key, text in before.items() if after.get(key) != text]
     if changed:
         raise EtudeError(f"{len(changed)} steps that the run had taken changed when it went on: {changed[0]}")
-    try:
-        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise EtudeError(f"the run ended without a summary ({error})") from error
-    if summary.get("epochs_trained") != _EPOCHS:
-        raise EtudeError(f"{summary.get('epochs_trained')} of {_EPOCHS} epochs were trained")
+    facts = facts_of(run)
+    if facts.state != "finished" or facts.summary.epochs_trained != _EPOCHS:
+        raise EtudeError(
+            f"the run is {facts.state}: {facts.summary.epochs_trained} of {_EPOCHS} epochs were trained"
+        )
     findings.ok(
         "loop: kill and resume", f"none of {len(before)} steps was taken twice; {_EPOCHS} epochs trained"
     )

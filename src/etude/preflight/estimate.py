@@ -99,8 +99,7 @@ def measured(run: RunFolder) -> PerEpisode | None:
     tokens = []
     for key in chosen:
         if (record := read_episode(run.journal, key)) is not None:
-            used = [call.completion.usage for call in record.calls if call.completion is not None]
-            tokens.append(float(sum(each.prompt_tokens + each.completion_tokens for each in used)))
+            tokens.append(float(record.usage.prompt_tokens + record.usage.completion_tokens))
     return PerEpisode(len(keys), lines=tuple(lines), spread=_spread(tokens))
 
 

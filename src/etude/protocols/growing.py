@@ -6,7 +6,6 @@ import functools
 import math
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -20,6 +19,7 @@ from etude.protocols.decision import VERDICTS, Verdict
 from etude.protocols.protocol import Protocol, Round, Turn, resolve
 from etude.protocols.scenario import Act, Malformed, Scenario, answer_for, log_of
 from etude.protocols.tree import EpisodeTree, Node, Rejected
+from etude.wire.retries import Within
 
 _TOLERANCE = 1e-9
 
@@ -87,17 +87,12 @@ def branches(protocol: Protocol, widths: Widths, agents: Collection[str]) -> boo
     )
 
 
-@contextmanager
-def branching(widths: Widths | Width | Mapping[str, Width]) -> Iterator[None]:
-    """Plays that are started inside have these widths, whatever their workflow says.
+def branching(widths: Widths | Width | Mapping[str, Width]) -> Within[Widths]:
+    """Plays that are started in the block have these widths, whatever their workflow says.
 
     For algorithms that need more answers than a rollout has while they collect, and only then.
     """
-    token = wanted_widths.set(Widths.of(widths))
-    try:
-        yield
-    finally:
-        wanted_widths.reset(token)
+    return Within(wanted_widths, Widths.of(widths))
 
 
 def _by_round(width: Width) -> tuple[int, ...]:
@@ -170,7 +165,12 @@ class Play:
         protocol = self.protocol
         paths: list[tuple[Node, ...]] = [()]
         for number, turns in enumerate(self._schedule):
-            questions = [question for path in paths for question in self._questions(path, number, turns)]
+            questions = list[Question]()
+            for path in paths:
+                for turn in turns:
+                    log = log_of(protocol, path, turn.agent, number, stance=self._stance, key=self.key)
+                    question = Question(turn, self.scenario.render(self.example, log, turn.agent, turn))
+                    questions += [question] * self.widths.at(turn.agent, number)
             if not questions:
                 break
             answers = iter(await self.answers.ask(questions))
@@ -196,13 +196,6 @@ class Play:
             f"the scenario's {name} of example '{self.example.id}' is {value!r}; it must be 0 (reject) or 1 "
             "(accept)"
         )
-
-    def _questions(self, path: tuple[Node, ...], number: int, turns: Round) -> Iterator[Question]:
-        """The prompts of a round, each as often as answers are wanted."""
-        for turn in turns:
-            log = log_of(self.protocol, path, turn.agent, number, stance=self._stance, key=self.key)
-            question = Question(turn, self.scenario.render(self.example, log, turn.agent, turn))
-            yield from [question] * self.widths.at(turn.agent, number)
 
     def _branches(
         self, path: tuple[Node, ...], number: int, turns: Round, answers: Iterator[FinalAnswer]

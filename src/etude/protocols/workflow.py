@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import math
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import Field
 
@@ -36,11 +35,10 @@ from etude.rewards.evaluator import scored
 from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.episode import Episode
 from etude.rollout.reply import Reply
+from etude.rollout.tools import all_of
 from etude.rollout.workflow import Workflow, as_workflow
 from etude.store.journal import Journal
 from etude.wire.sampling import change_sampling
-
-T = TypeVar("T")
 
 RETRIES = 3
 """How often a malformed answer is asked for again, by default."""
@@ -162,7 +160,7 @@ class _Asker:
         rejected: dict[int, tuple[Rejected, ...]] = {}
         for retries_left in range(self._workflow.retries, -1, -1):
             waiting = [index for index in range(len(questions)) if index not in answers]
-            replies = await _all_of(self._chat(questions[index]) for index in waiting)
+            replies = await all_of(self._chat(questions[index]) for index in waiting)
             for index, (call, reply) in zip(waiting, replies, strict=True):
                 act = self._act(reply.text, questions[index].turn)
                 before = rejected.get(index, ())
@@ -197,16 +195,6 @@ class _Asker:
         if not -1 <= act.decision <= 1:
             raise EpisodeError(f"the scenario's parse has a decision of {act.decision}, outside [-1, 1]")
         return act
-
-
-async def _all_of(calls: Iterable[Awaitable[T]]) -> list[T]:
-    """The results of all calls. An error is raised once the others have ended: what they cost is kept."""
-    results: list[T] = []
-    for result in await asyncio.gather(*calls, return_exceptions=True):
-        if isinstance(result, BaseException):
-            raise result
-        results.append(result)
-    return results
 
 
 _METHODS = ("render", "parse", "truth", "stance")

@@ -17,10 +17,12 @@ from rich.text import Text
 
 from etude.budget.ledger import shown_usd
 from etude.core.data_model import finite
+from etude.core.distribution import Distribution
 from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalOutputItem
+from etude.core.history import Score
 from etude.core.interfaces import Progress
-from etude.store.figures import failed_counts, shown_best, shown_reward
+from etude.store.figures import failed_counts
 
 
 class RunState(Progress):
@@ -61,9 +63,7 @@ class RunState(Progress):
     def episode_finished(self, episode: EpisodeRecord) -> None:
         self.episodes += 1
         self.failures += episode.failure is not None
-        self.tokens += sum(
-            call.completion.usage.completion_tokens for call in episode.calls if call.completion is not None
-        )
+        self.tokens += episode.usage.completion_tokens
 
     def scored(self, item: EvalOutputItem) -> None:
         if item.is_scored and item.score is not None:
@@ -125,8 +125,13 @@ def shown_validation(epoch: int, metrics: Mapping[str, Any]) -> str:
     """A validation in one line."""
     start = "after the warm-up" if metrics.get("is_warm") else "before training"
     when = start if epoch == 0 else f"after epoch {epoch}"
-    reward = f"reward {shown_reward(metrics)}, n={metrics.get('num_examples')}{shown_best(metrics)}"
-    return f"validation {when}{of_target(metrics)}: {reward}"
+    n = metrics.get("num_examples")
+    return f"validation {when}{of_target(metrics)}: reward {Score.among(metrics)}, n={n}{_best(metrics)}"
+
+
+def _best(metrics: Mapping[str, Any]) -> str:
+    found = Distribution.among(metrics)
+    return "" if found is None else f", {found}"
 
 
 def shown_time(seconds: float) -> str:
@@ -188,7 +193,7 @@ class LineProgress(RunState):
         }
         cut_off = metrics.get("cut_off_share")
         facts = [
-            f"reward {shown_reward(metrics)}{shown_best(metrics)}",
+            f"reward {Score.among(metrics)}{_best(metrics)}",
             f"{metrics.get('filtered_trajectories', 0)} trajectories",
             *([f"{cut_off:.0%} of answers cut off"] if cut_off else []),
             *(f"{count} {name}" for name, count in counts.items() if count),
@@ -331,8 +336,8 @@ class LiveProgress(RunState):
         if self.spending:
             rows.add_row(Text.assemble("spent ", (self.spending, "bold")))
         for target, validations in self.validations.items():
-            first, last = validations[0], validations[-1]
-            values = shown_reward(last) if first is last else f"{shown_reward(first)} → {shown_reward(last)}"
+            first, last = Score.among(validations[0]), Score.among(validations[-1])
+            values = f"{last}" if len(validations) == 1 else f"{first} → {last}"
             rows.add_row(
                 Text.assemble("validation ", f"{target} " if target else "", (values, "bold magenta"))
             )

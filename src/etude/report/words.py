@@ -6,21 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from etude.core.distribution import Distribution
-from etude.core.stats import shown_mean
-from etude.store.figures import shown_figure, shown_reward, shown_score
+from etude.core.history import Entry, Score
+from etude.core.job import ModelVersion
+from etude.store.figures import VALIDATION, Figure, Summary
 
 if TYPE_CHECKING:
     from etude.store.facts import RunFacts
 
 VALIDATION_KEY = "finetuning.run_configuration.validation_dataset"
-_OF_VALIDATION = (("before", "before"), ("after", "after"))
-_OF_EPOCHS = (("in the first epoch", "first_epoch"), ("in the last epoch", "last_epoch"))
-
-
-def by_target(summary: Mapping[str, Any]) -> Mapping[str | None, Mapping[str, Any]]:
-    """The summary of each model that is trained; by None where there is one."""
-    return summary.get("targets") or {None: summary}
 
 
 def shown_state(facts: RunFacts) -> str:
@@ -29,7 +22,7 @@ def shown_state(facts: RunFacts) -> str:
         return f"running (process {facts.in_use_by})"
     if facts.problem is not None:
         return f"unreadable: {facts.problem}"
-    is_empty = facts.kind == "train" and facts.state == "finished" and not facts.summary.get("epochs_trained")
+    is_empty = facts.kind == "train" and facts.state == "finished" and not facts.summary.epochs_trained
     return "finished, trained on nothing" if is_empty else facts.state
 
 
@@ -47,27 +40,23 @@ def shown_ends(facts: RunFacts) -> list[str | None]:
     """
     if facts.kind == "evaluate":
         result = facts.result or {}
-        scores = (result.get("scores") or {}).get(result.get("reward")) or {}
-        return [None, _interval(scores.get("mean"), scores.get("low"), scores.get("high"))]
-    if not facts.summary.get("targets"):
+        score = Score.model_validate((result.get("scores") or {}).get(result.get("reward")) or {})
+        return [None, None if score.mean is None else score.interval]
+    if not facts.summary.targets:
         return _ends_of(facts.summary)
-    ends = {name: _ends_of(summary, short=True) for name, summary in by_target(facts.summary).items()}
+    ends = {name: _ends_of(summary, short=True) for name, summary in facts.summary.targets.items()}
     return [", ".join(f"{name} {own[when] or '–'}" for name, own in ends.items()) for when in (0, 1)]
 
 
-def _ends_of(summary: Mapping[str, Any], *, short: bool = False) -> list[str | None]:
-    is_validated = summary.get("before") or summary.get("after")
-    ends = []
-    for key in ("before", "after") if is_validated else ("first_epoch", "last_epoch"):
-        figure = summary.get(key) or {}
-        low, high = (None, None) if short else (figure.get("reward_low"), figure.get("reward_high"))
-        shown = _interval(figure.get("avg_reward"), low, high)
-        ends.append(shown if shown is None or is_validated else f"{shown} in epoch {figure['epoch']}")
+def _ends_of(summary: Summary, *, short: bool = False) -> list[str | None]:
+    ends: list[str | None] = []
+    for figure in summary.ends.values():
+        if figure is None or figure.avg_reward is None:
+            ends.append(None)
+            continue
+        shown = str(Score(mean=figure.avg_reward)) if short else figure.reward.interval
+        ends.append(shown if summary.is_validated else f"{shown} in epoch {figure.epoch}")
     return ends
-
-
-def _interval(mean: float | None, low: float | None, high: float | None) -> str | None:
-    return None if mean is None else shown_mean(mean, low, high)
 
 
 def imported_lines(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -95,61 +84,61 @@ def _columns(facts: RunFacts) -> dict[str, str]:
         scores = dict(result.get("scores") or {})
         if result.get("reward") in scores:
             scores = {"reward": scores[result["reward"]], **scores}
-        return {name: shown_score(score) for name, score in scores.items()}
+        return {name: Score.model_validate(score).counted for name, score in scores.items()}
     column = {}
-    for target, summary in by_target(facts.summary).items():
+    for target, summary in facts.summary.by_model.items():
         whose = "" if target is None else f"{target} "
-        is_validated = summary["before"] or summary["after"]
-        for when, key in _OF_VALIDATION if is_validated else _OF_EPOCHS:
-            if summary[key] is not None:
-                column[f"{whose}reward {when}"] = shown_figure(summary[key])
-                for name, score in summary[key]["evaluators"].items():
-                    column[f"{whose}{name} {when}"] = shown_score(score)
+        for when, figure in summary.ends.items():
+            if figure is not None:
+                column[f"{whose}reward {when}"] = figure.reward.counted
+                for name, score in figure.evaluators.items():
+                    column[f"{whose}{name} {when}"] = score.counted
     return column
 
 
-def figure_lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Labels and texts of one model's summary (`etude.store.figures.summary_of`): its rewards, the other
-    evaluators, and its best and last version."""
-    if (warm_up := summary.get("warm_up")) is not None:
-        version = "" if warm_up["version"] is None else f": v{warm_up['version']}"
-        value = "" if warm_up["loss"] is None else f", loss {warm_up['loss']:.3f}"
-        if warm_up["avg_reward"] is not None:
-            value = f", reward {shown_reward(warm_up)} n={warm_up['n']} (training examples)"
-        yield "warm-up", f"{warm_up['steps']} steps of imitation{value}{version}"
-    validated = summary["measured_on"] == "validation"
-    keys = ("before", "warm", "after") if validated else ("first_epoch", "last_epoch")
-    known = {key: summary[key] for key in keys if summary.get(key) is not None}
-    figures = [*known.values()]
-    for key, figure in known.items():
-        when = f" {key}" if "before" in known or "warm" in known else ""
-        yield f"reward{when}", f"{shown_figure(figure)}  ({figure['measured']})"
-        if (found := Distribution.among(figure)) is not None:
+def figure_lines(summary: Summary) -> Iterator[tuple[str, str]]:
+    """Labels and texts of one model's summary: its rewards, the other evaluators, and its best and last
+    version."""
+    if (warm_up := summary.warm_up) is not None:
+        version = "" if warm_up.version is None else f": v{warm_up.version}"
+        value = "" if warm_up.loss is None else f", loss {warm_up.loss:.3f}"
+        if warm_up.avg_reward is not None:
+            value = f", reward {warm_up.reward} n={warm_up.n} (training examples)"
+        yield "warm-up", f"{warm_up.steps} steps of imitation{value}{version}"
+    validated = summary.measured_on == VALIDATION
+    known = {"before": summary.before, "warm": summary.warm, "after": summary.after}
+    if not validated:
+        known = {"first": summary.first_epoch, "last": summary.last_epoch}
+    figures = {key: figure for key, figure in known.items() if figure is not None}
+    for key, figure in figures.items():
+        when = f" {key}" if figures.keys() & {"before", "warm"} else ""
+        yield f"reward{when}", f"{figure.reward.counted}  ({figure.measured})"
+        if (found := figure.distribution) is not None:
             yield f"distribution{when}", f"{found}: {found.shown_bars()}"
-    for name in evaluators_in(figures):
-        yield name, " → ".join(shown_score(figure["evaluators"].get(name)) for figure in figures)
-    best, last = summary["best_version"], summary["last_version"]
+    for name in evaluators_in([*figures.values()]):
+        scores = [figure.evaluators.get(name, Score()) for figure in figures.values()]
+        yield name, " → ".join(score.counted for score in scores)
+    best, last = summary.best_version, summary.last_version
     if best is not None:
-        untrained = "" if best["number"] else ", the base model: no trained version has done better"
-        yield "best version", f"v{best['number']}{untrained or _location(best)}"
+        untrained = "" if best.number else ", the base model: no trained version has done better"
+        yield "best version", f"v{best.number}{untrained or _location(best)}"
     if last is not None:
-        base = "" if last["number"] else ", the base model: nothing was trained"
-        yield "last version", f"v{last['number']}{base or _location(last)}"
-    if not summary["is_measured"]:
-        of = "" if last is None else f" of v{last['number']}"
+        base = "" if last.number else ", the base model: nothing was trained"
+        yield "last version", f"v{last.number}{base or _location(last)}"
+    if not summary.is_measured:
+        of = "" if last is None else f" of v{last.number}"
         how = "" if validated else f": no validation of held-out examples ({VALIDATION_KEY}) was run"
         yield "not measured", f"nothing was measured after the last update{of}{how}"
 
 
-def evaluators_in(figures: Sequence[Mapping[str, Any]]) -> list[str]:
+def evaluators_in(figures: Sequence[Figure | Entry]) -> list[str]:
     """The evaluators of the figures; none where there is only the one that is the reward."""
-    names = list(dict.fromkeys(name for figure in figures for name in figure["evaluators"]))
-    rewards = [{"mean": figure["avg_reward"]} for figure in figures]
-    only = [{"mean": score["mean"]} for figure in figures for score in figure["evaluators"].values()]
-    return [] if len(names) == 1 and only == rewards else names
+    names = list(dict.fromkeys(name for figure in figures for name in figure.evaluators))
+    means = [score.mean for figure in figures for score in figure.evaluators.values()]
+    return [] if len(names) == 1 and means == [figure.reward.mean for figure in figures] else names
 
 
-def _location(version: Mapping[str, Any]) -> str:
+def _location(version: ModelVersion) -> str:
     """The name that a backend has for a version; nothing for one whose weights are in the run folder."""
-    location = str(version["location"])
-    return "" if "checkpoints" in Path(location).parts or not version["number"] else f"  {location}"
+    is_here = "checkpoints" in Path(version.location).parts or not version.number
+    return "" if is_here else f"  {version.location}"

@@ -9,8 +9,7 @@ import asyncio
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -20,6 +19,7 @@ from etude.core.episode import SIMULATED_USER, EpisodeRecord, Example
 from etude.core.evaluation import EvalInput, EvaluationRunOutput
 from etude.core.keys import generator
 from etude.rewards.evaluation import Evaluation, EvaluationRequest, together
+from etude.wire.retries import Within
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,14 +238,9 @@ class Collections(Evaluation):
 _within: ContextVar[tuple[Stage, int] | None] = ContextVar("within", default=None)
 
 
-@contextmanager
-def within(stage: Stage, number: int) -> Iterator[None]:
-    """Collect for an epoch (from 0) or a validation here, and in tasks that are started here."""
-    token = _within.set((stage, number))
-    try:
-        yield
-    finally:
-        _within.reset(token)
+def within(stage: Stage, number: int) -> Within[tuple[Stage, int]]:
+    """Collect for an epoch (from 0) or a validation in the block, and in tasks that are started there."""
+    return Within(_within, (stage, number))
 
 
 def worked_on(stage: Stage) -> int | None:

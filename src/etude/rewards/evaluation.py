@@ -6,7 +6,7 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -20,7 +20,7 @@ from etude.core.evaluation import (
     EvalOutputItem,
     EvaluationRunOutput,
     FailureCause,
-    without_numbers,
+    merge_causes,
 )
 from etude.rewards.evaluator import unscored
 from etude.rewards.scorer import Scorer, Scores
@@ -28,8 +28,6 @@ from etude.wire.retries import counting_retries
 
 _CAUSES = 5
 """Causes of failures that are told apart in metrics; the others are counted by kind only."""
-_LONGEST = 200
-"""Characters of a cause."""
 
 _SCORE = "score:"
 _EXAMPLES = 3
@@ -126,31 +124,12 @@ def together(outputs: Sequence[EvaluationRunOutput]) -> EvaluationRunOutput:
         evaluation_results=[(name, summary_of(given)) for name, given in scores.items()],
         workflow_interrupted=any(output.workflow_interrupted for output in outputs),
         failures=dict(failures),
-        causes=merge_causes(cause for output in outputs for cause in output.causes),
+        causes=merge_causes(cause for output in outputs for cause in output.causes)[:_CAUSES],
         calls=dict(calls),
         retried=dict(retried),
         waited_seconds=sum(output.waited_seconds for output in outputs),
         left_out=[item for output in outputs for item in output.left_out],
     )
-
-
-def merge_causes(causes: Iterable[FailureCause]) -> list[FailureCause]:
-    """The causes with those that differ in numbers only added up: the most frequent, in that order.
-
-    Of each the first line of the message, and the episode that comes first by its id: not the first one in
-    time, which would be another one each time that the run is made.
-    """
-    merged: dict[tuple[str, str], FailureCause] = {}
-    for cause in causes:
-        line = next((line.strip() for line in cause.reason.splitlines() if line.strip()), "no message")
-        reason = line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
-        key = cause.kind, without_numbers(reason)
-        cause = cause.model_copy(update={"reason": reason})
-        known = merged.get(key)
-        count = cause.count + (known.count if known else 0)
-        first = min(known or cause, cause, key=lambda each: each.episode)
-        merged[key] = first.model_copy(update={"count": count})
-    return sorted(merged.values(), key=lambda cause: (-cause.count, cause.kind, cause.reason))[:_CAUSES]
 
 
 @dataclass(slots=True)
@@ -270,7 +249,7 @@ class Gathering:
             ],
             workflow_interrupted=self._budget.failed_episodes > 0,
             failures=dict(self._budget.counts),
-            causes=merge_causes(self._budget.failures),
+            causes=merge_causes(self._budget.failures)[:_CAUSES],
             calls=dict(self._calls),
             retried=dict(self._retried),
             waited_seconds=self._waited,
@@ -292,22 +271,20 @@ class Gathering:
             return
         group = self._waiting.setdefault(item.id, [])
         group.append((record, item, scores))
-        if len(group) == self._group_sizes[item.id]:
-            await self._finish_group(self._waiting.pop(item.id))
-
-    def _add_retries(self, causes: Mapping[str, int], waited: float) -> None:
-        if causes:
-            self._retried.update(causes)
-            self._waited += waited
-
-    async def _finish_group(self, group: list[tuple[EpisodeRecord, EvalInputItem, Scores]]) -> None:
-        group.sort(key=lambda scored: scored[0].generation)
+        if len(group) < self._group_sizes[item.id]:
+            return
+        group = sorted(self._waiting.pop(item.id), key=lambda scored: scored[0].generation)
         with_output = [(item, scores) for record, item, scores in group if record.failure is None]
         compared = await self._scorer.score_group([item for item, _ in with_output])
         for (_, scores), relative in zip(with_output, compared, strict=True):
             scores |= relative
         for scored in group:
             await self._finish(*scored)
+
+    def _add_retries(self, causes: Mapping[str, int], waited: float) -> None:
+        if causes:
+            self._retried.update(causes)
+            self._waited += waited
 
     async def _finish(self, record: EpisodeRecord, item: EvalInputItem, scores: Scores) -> None:
         if record.failure is None:

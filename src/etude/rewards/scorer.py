@@ -188,8 +188,15 @@ async def evaluate(
     try:
         own = [_own(item) for item in items]
         async with asyncio.timeout(seconds) as limit:
-            with ending_where_a_model_is_out():
-                outputs = await _outputs(evaluator, own)
+            # Code of the user's that would end the program raises.
+            with ending_where_a_model_is_out(), no_exit("the evaluator"):
+                outputs: Sequence[Any]
+                if evaluator.is_relative:
+                    outputs = await evaluator.evaluate_group(own)
+                elif type(evaluator) is FunctionEvaluator:  # What it returns is made a score below.
+                    outputs = [await evaluator.result_of(item) for item in own]
+                else:
+                    outputs = [await evaluator.evaluate_item(item) for item in own]
         if not isinstance(outputs, Sequence) or isinstance(outputs, str):
             raise TypeError(f"evaluate_group returned {kind_of(outputs)}; return a list, a score an episode")
         if len(outputs) != len(items):
@@ -208,16 +215,6 @@ async def evaluate(
         late = isinstance(error, TimeoutError) and limit.expired()
         reason = f"the evaluator took longer than {seconds:g} s" if late else where_raised(error)
     return [unscored(item, reason) for item in items]
-
-
-async def _outputs(evaluator: Evaluator, items: Sequence[EvalInputItem]) -> Sequence[Any]:
-    """The evaluator's own result; code of it that would end the program raises."""
-    with no_exit("the evaluator"):
-        if evaluator.is_relative:
-            return await evaluator.evaluate_group(items)
-        if type(evaluator) is FunctionEvaluator:  # What it returns is made a score by `evaluate`.
-            return [await evaluator.result_of(item) for item in items]
-        return [await evaluator.evaluate_item(item) for item in items]
 
 
 def _in_order(items: Sequence[EvalInputItem], outputs: Sequence[Any]) -> Sequence[Any]:

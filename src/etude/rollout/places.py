@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from etude.core.errors import EpisodeError
-from etude.inference.child_process import guard_of
+from etude.inference.child_process import start_guarded
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -183,26 +183,24 @@ class Workplace:
             given.write(text.encode())
             given.seek(0)
             try:
-                process = await asyncio.create_subprocess_exec(
+                process, lifeline = await start_guarded(
                     *command,
                     cwd=cwd,
                     env={**inherited, "HOME": home, **env},
                     stdin=given if text else DEVNULL,
                     stdout=stdout,
                     stderr=stderr,
-                    start_new_session=True,
                 )
             except OSError as error:
                 reason = f"cannot start {command[0]!r} in {cwd}: {error.strerror}"
                 raise EpisodeError(f"{reason}; install it, or give its whole path") from error
-            returncode = await _end_of(process, limit)
+            returncode = await _end_of(process, lifeline, limit)
             seconds = time.monotonic() - started
             return ProgramResult(returncode, _tail(stdout.fileno()), _tail(stderr.fileno()), seconds)
 
 
-async def _end_of(process: asyncio.subprocess.Process, limit: float | None) -> int | None:
+async def _end_of(process: asyncio.subprocess.Process, lifeline: int, limit: float | None) -> int | None:
     """The exit status; None where time ran out. Its process group is killed in any case."""
-    guard = await guard_of(process.pid)
     try:
         async with asyncio.timeout(limit):
             return await process.wait()
@@ -211,8 +209,8 @@ async def _end_of(process: asyncio.subprocess.Process, limit: float | None) -> i
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        guard.kill()
-        await asyncio.shield(asyncio.gather(process.wait(), guard.wait()))
+        os.close(lifeline)
+        await asyncio.shield(process.wait())
 
 
 def _tail(file: int) -> str:

@@ -8,9 +8,9 @@ import inspect
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -30,6 +30,8 @@ from etude.rollout.reply import PythonFunction, ToolCall
 from etude.store.episodes import tool_key
 from etude.store.journal import Steps
 from etude.store.plain import plain
+
+T = TypeVar("T")
 
 
 class FunctionTools:
@@ -156,7 +158,10 @@ class EpisodeTools:
         async def call() -> ToolResult:
             nonlocal is_new
             is_new = True
-            await opened.catch_up()
+            async with opened.catching_up:  # The session may have forgotten the recorded calls.
+                while opened.set.source.forgets and opened.recorded:
+                    await opened.call(*opened.recorded[0])
+                    del opened.recorded[0]
             return await opened.call(name, arguments)
 
         result: ToolResult = await self._journal.step(
@@ -178,7 +183,7 @@ class _OpenSet:
     session: ToolSession
     recorded: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     """Calls whose results came from the journal, and which the session does not know of."""
-    _catching_up: asyncio.Lock = field(default_factory=asyncio.Lock)
+    catching_up: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def tools(self) -> dict[str, Tool]:
         """The tools that are offered, by the names that the model knows. Raises RequestError."""
@@ -195,13 +200,6 @@ class _OpenSet:
                     f"{self.set.path}.only: there is no tool '{name}'{alternatives(name, known)}"
                 )
         return offered
-
-    async def catch_up(self) -> None:
-        """Make the recorded calls again, where the session has forgotten them."""
-        async with self._catching_up:
-            while self.set.source.forgets and self.recorded:
-                await self.call(*self.recorded[0])
-                del self.recorded[0]
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         """The tool's answer, cut to its limit. Raises ToolError when there is none in time."""
@@ -259,11 +257,7 @@ class Tools:
 
         Raises ToolError as `call` does, once all calls have ended.
         """
-        results = await asyncio.gather(*map(self.call, calls), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return [result for result in results if not isinstance(result, BaseException)]
+        return await all_of(map(self.call, calls))
 
     async def _text(self, call: ToolCall) -> str:
         opened = self._owners.get(call.name)
@@ -297,6 +291,16 @@ class Tools:
                 f"error: all {opened.set.limits.max_calls} calls of these tools are made; go on without them"
             )
         return None
+
+
+async def all_of(calls: Iterable[Awaitable[T]]) -> list[T]:
+    """The results of all calls. An error is raised once the others have ended: what they cost is kept."""
+    results: list[T] = []
+    for result in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+        results.append(result)
+    return results
 
 
 class SyncTools:

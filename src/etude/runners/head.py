@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
@@ -18,9 +18,9 @@ from etude.core.call import Call, Usage
 from etude.core.errors import EtudeError, RequestError
 from etude.core.interfaces import Engine, KeepsConversations, Portable, bare
 from etude.core.job import ModelVersion
+from etude.inference.programs import Child, ProcessEnd
 from etude.rollout.collector import EpisodeJob
 from etude.runners.link import Disconnected, Known, Link, Note, Stream, decode_request, encode_answer
-from etude.runners.process import ProcessEnd, RunnerProcess, killed_after
 from etude.runners.shipping import shipped_example
 from etude.store.journal import Journal
 from etude.wire.retries import RetryCount, counting_retries
@@ -91,7 +91,7 @@ class RunnerDied(EtudeError):
 class RemoteRunner:
     """A runner that is connected."""
 
-    def __init__(self, head: Head, stream: Stream, process: RunnerProcess, beat_seconds: float) -> None:
+    def __init__(self, head: Head, stream: Stream, process: Child, beat_seconds: float) -> None:
         """It is looked at every `beat_seconds`."""
         self._head = head
         self.process = process
@@ -141,8 +141,13 @@ class RemoteRunner:
     async def stop(self) -> None:
         """Close the connection, at which it ends; it is killed where it does not."""
         self._beating.cancel()
-        async with killed_after(self.process, _CLOSING_SECONDS):
-            await self._link.close()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSING_SECONDS):
+                    await self._link.close()
+                    await self.process.ended()
+        finally:
+            self.process.kill()
             await self.process.ended()
         await asyncio.gather(self._beating, self._serving, return_exceptions=True)
 
@@ -173,7 +178,7 @@ class RemoteRunner:
             end = end if end.is_lost else ProcessEnd("closed its connection")
         await self._head.journal.flush()  # What it had committed last is there for whoever goes on.
         death = self._killed_for or RunnerDied(end)
-        death.playing, death.log = playing, self.process.log
+        death.playing, death.log = playing, str(self.process.log)
         return death
 
     async def _answer(self, method: str, parameters: dict[str, Any], note: Note) -> Any:
@@ -189,7 +194,7 @@ class RemoteRunner:
                 purpose, usage = Purpose(*parameters["purpose"]), Usage(*parameters["usage"])
                 await self._head.ledger.settle(number, model, purpose, usage, version)
             case "put", {"key": key, "value": value}:
-                if not _is_step_of(key, self.playing):
+                if not any(key == each or key.startswith(f"{each}/") for each in self.playing):
                     raise RequestError(f"a runner may only write steps of its own episodes, not {key!r}")
                 await self._head.journal.put(key, value)
                 await self._tell_versions()
@@ -246,13 +251,6 @@ class RemoteRunner:
             await self._tell_versions()
 
 
-def _is_step_of(key: str, episodes: Collection[str]) -> bool:
-    """Whether a key of the journal is that of one of these episodes, or of a step of one."""
-    while key and key not in episodes:
-        key = key.rpartition("/")[0]
-    return bool(key)
-
-
 @dataclass(slots=True, eq=False)
 class Place:
     """Where one runner at a time runs."""
@@ -260,7 +258,7 @@ class Place:
     number: int
     """From 1; also the name of its log."""
     runner: RemoteRunner | None = None
-    process: RunnerProcess | None = None
+    process: Child | None = None
     """Of the runner that is there, or is being started."""
     since: float | None = None
     """When that began to start, or stood ready, by the monotonic clock."""

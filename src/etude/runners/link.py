@@ -14,15 +14,17 @@ import hmac
 import itertools
 import json
 import secrets
+import sys
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter
 
 from etude.core.call import Call, ChatRequest, Completion, Delta
 from etude.core.errors import EtudeError
+from etude.inference.programs import Command
 from etude.store.encode import decode_call, encode_call, parent_name
 
 _LENGTH_BYTES = 4
@@ -31,6 +33,27 @@ _MOST_BYTES_BEFORE_PROOF = 4096
 _PROOF_SECONDS = 20.0
 _CLOSE_SECONDS = 5.0
 """For the other end to take what was sent before."""
+
+
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from etude.runners.program import main; main()"
+)
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """How a runner finds its head, and is known by it."""
+
+    address: str
+    """The path of a Unix socket, or `host:port`."""
+    number: int
+    key: str = field(repr=False)
+    """In hexadecimal digits."""
+
+    def command(self, host: str) -> Command:
+        """A runner with the Python and the module path of the process that starts it."""
+        words = (sys.executable, "-c", _START, json.dumps(sys.path))
+        return Command(words, said=f"{json.dumps(astuple(self))}\n")
 
 
 class Disconnected(EtudeError):

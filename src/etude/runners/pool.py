@@ -11,9 +11,9 @@ import os
 import secrets
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +23,14 @@ from etude.config.schema import Config
 from etude.core.episode import EpisodeRecord, Failure
 from etude.core.errors import EtudeError, StoreError
 from etude.core.interfaces import Engine, Portable, bare
+from etude.core.process import allow_open_files
+from etude.inference.child_process import TeamLauncher, last_exception, last_lines
+from etude.inference.programs import Child, Launcher, LocalLauncher
 from etude.rewards.evaluation import item_of
 from etude.rewards.scorer import Scorer
 from etude.rollout.collector import EpisodeJob
 from etude.runners.head import Head, Place, Places, RemoteRunner, RunnerDied
-from etude.runners.link import Disconnected, Stream, accept
-from etude.runners.process import (
-    Cluster,
-    Invitation,
-    Launcher,
-    LocalLauncher,
-    RunnerProcess,
-    allow_open_files,
-)
+from etude.runners.link import Disconnected, Invitation, Stream, accept
 from etude.runners.shipping import build_scorer, shipped
 from etude.store.encode import encode_episode
 from etude.store.episodes import CallReader, call_key, read_episode
@@ -67,14 +62,19 @@ class RunnerPool:
         scorer: Scorer,
         build: Mapping[str, Any],
         *,
+        logs: Path,
         runners: int,
         episodes_each: int,
     ) -> None:
-        """`build` is from what a runner builds the agent; `scorer` is the one that runners score with."""
+        """`build` is from what a runner builds the agent; `scorer` is the one that runners score with.
+
+        The output of each goes to a file of the folder `logs`.
+        """
         self._head = head
         self._launcher = launcher
         self._scorer = scorer
         self._build = dict(build)
+        self._logs = logs
         self.places = Places(runners, episodes_each)
         self.playing: dict[str, float] = {}
         """The episodes that were given to runners, and since when by the monotonic clock."""
@@ -207,7 +207,8 @@ class RunnerPool:
         number, key = self._started, secrets.token_bytes(32)
         calling: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
         self._keys[number], self._calling[number] = key, calling
-        process = await self._launcher.launch(Invitation(self._address, number, key.hex()), place.number)
+        invitation = Invitation(self._address, number, key.hex())
+        process = await self._launcher.launch(invitation, self._logs / f"{place.number}.log")
         place.process = process
         runner: RemoteRunner | None = None
         try:
@@ -264,7 +265,7 @@ class RunnerPool:
         await journal.put(job.id, encode_episode(failed, {call.index: name for call, name in calls}))
 
 
-async def _first_of(calling: asyncio.Future[Stream], process: RunnerProcess) -> Stream:
+async def _first_of(calling: asyncio.Future[Stream], process: Child) -> Stream:
     """The stream of a runner once it has called. Raises RunnerDied when it ends before that."""
     ending = asyncio.ensure_future(process.ended())
     try:
@@ -275,8 +276,24 @@ async def _first_of(calling: asyncio.Future[Stream], process: RunnerProcess) -> 
         end = ending.result()
     finally:
         ending.cancel()
-    how = f"{end.how}: {process.last_words()}\nits log: {process.log}"
+    last_words = last_exception(process.log, process.begin) or last_lines(process.log)
+    how = f"{end.how}: {last_words}\nits log: {process.log}"
     raise RunnerDied(replace(end, how=how))
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The machines of a `cluster` block."""
+
+    runners: Launcher | None
+    """None where episodes are played as without a cluster."""
+    dashboard: str | None = None
+    """The address of its own web page, where it has one."""
+    learners: Callable[..., TeamLauncher] | None = None
+    """Makes what starts teams that train: `learners(desk, on_gpus=…)`, with the import path of what makes
+    the object that the processes call. None where jobs train in the run's own process."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the job that trains there: one has room at a time."""
 
 
 LOGS = "runners"
@@ -313,11 +330,12 @@ async def open_runner(
     scorer = await build_scorer(builder, run.journal)
     runners = number_of_runners(config)
     each = -(-general.max_concurrency // runners)
-    where: Launcher = launcher or LocalLauncher(run.path / LOGS)
+    where: Launcher = launcher or LocalLauncher()
     sent = shipped(config, over_network=bool(where.address), at_head=at_head)
     build: dict[str, Any] = {"config": sent, "run": str(run.path), "models": [*models], "at_head": at_head}
     build["bounds_calls"] = ledger.bounds_calls
-    async with RunnerPool(head, where, scorer, build, runners=runners, episodes_each=each) as pool:
+    logs = run.path / LOGS
+    async with RunnerPool(head, where, scorer, build, logs=logs, runners=runners, episodes_each=each) as pool:
         yield pool
 
 

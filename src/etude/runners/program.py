@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
 import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -21,9 +20,6 @@ from typing import Any
 
 from etude.budget.meter import MeteredEngine, Purpose, current_purpose
 from etude.config.builder import Builder
-from etude.config.component import ComponentConfig
-from etude.config.registry import Kind
-from etude.config.schema import Config
 from etude.core.call import ChatRequest, Completion, Usage
 from etude.core.episode import Example
 from etude.core.errors import EngineError, EtudeError, ModelOut, StoreError
@@ -35,6 +31,7 @@ from etude.rewards.scorer import Scorer
 from etude.rollout.collector import Collector, EpisodeJob
 from etude.runners.link import (
     Disconnected,
+    Invitation,
     Known,
     Link,
     Note,
@@ -44,7 +41,6 @@ from etude.runners.link import (
     encode_request,
     introduce,
 )
-from etude.runners.process import Invitation
 from etude.runners.shipping import build_collector, build_scorer, received
 from etude.store.journal import Json
 from etude.wire.retries import note_model_out, note_retries
@@ -159,7 +155,7 @@ async def _open_agent(parameters: Mapping[str, Any], link: Link) -> AsyncIterato
     remote = {name: RemoteEngine(name, link) for name in parameters["at_head"]}
     run = RemoteRun(Path(parameters["run"]), journal)
     ledger = RemoteLedger(link, bounds_calls=parameters["bounds_calls"])
-    async with RunnerBuilder(config, run, remote) as builder:
+    async with Builder(config, run, remote) as builder:
         builder.wrap_llm = lambda name, engine: MeteredEngine(name, engine, ledger, config.llms)
         built = {name: await builder.get_llm(name) for name in config.llms if name not in remote}
         # In the order of the head: the first is meant where none is named.
@@ -199,10 +195,6 @@ def main() -> None:
     """Read the invitation, and play."""
     set_up_process()
     invitation = Invitation(*json.loads(sys.stdin.readline()))
-    # The agent's code must not wait for what nobody types.
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
     try:
         asyncio.run(play(invitation))
     except EtudeError as error:
@@ -331,30 +323,17 @@ class RemoteLedger:
             await self._link.ask("settle", {**parameters, "usage": astuple(usage), "version": version})
 
 
+@dataclass
 class RemoteRun(Run):
     """The run folder as the components of a runner know it."""
 
-    def __init__(self, path: Path, journal: RemoteJournal) -> None:
-        self.path = path
-        self.journal = journal
+    path: Path
+    journal: RemoteJournal
 
     @property
     def checkpoints(self) -> Path:
         """The folder of the run's weights."""
         return self.path / "checkpoints"
-
-
-class RunnerBuilder(Builder):
-    """Builds what the config names, but for the models that the head samples from."""
-
-    def __init__(self, config: Config, run: Run, at_head: Mapping[str, Engine]) -> None:
-        super().__init__(config, run)
-        self._at_head = at_head
-
-    async def _once(self, kind: Kind, name: str, config: ComponentConfig) -> Any:
-        if kind == "llms" and name in self._at_head:
-            return self._at_head[name]
-        return await super()._once(kind, name, config)
 
 
 if __name__ == "__main__":

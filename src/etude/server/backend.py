@@ -16,10 +16,10 @@ from typing import Any
 from etude.core.errors import EngineError, RequestError
 from etude.inference.answer import TokenEngine
 from etude.inference.embedded import EmbeddedEngine
-from etude.inference.vllm_child import VllmOptions
 from etude.inference.vllm_engine import VllmEngine
 from etude.inference.vllm_process import VllmProcess
 from etude.inference.vllm_processes import VllmProcesses
+from etude.inference.vllm_program import VllmOptions
 from etude.models.architecture import text_config
 from etude.models.device import choose_device, dtype_name
 from etude.models.policy import Policy, dtype_of
@@ -153,14 +153,15 @@ class VllmBackend(Backend):
         """Connect with the cluster, and have the processes placed there. Not in the main thread: there Ray
         would take SIGTERM for itself."""
         from etude.cluster.launch import connected
-        from etude.cluster.samplers import SamplerLauncher, sampler_room
+        from etude.cluster.nodes import SamplerLauncher, sampler_gpus
 
         settings = self._settings
         assert settings.cluster is not None
         self._exits.enter_context(connected(settings.cluster.address, settings.cluster.runtime_env, None))
-        room = sampler_room(settings.sampler_cpus, settings.sampler_gpus, on_gpus=self._device != "cpu")
+        gpus = sampler_gpus(settings.sampler_gpus, on_gpus=self._device != "cpu")
         for process in self._processes.processes:
-            process.launcher = SamplerLauncher(room)
+            seconds = process.options.start_seconds
+            process.launcher = SamplerLauncher(settings.sampler_cpus, gpus, seconds)
 
     def memory_group(self, model: ServedModel) -> str:
         """LoRA weights go with the base model; a model with full weights goes alone."""

@@ -67,9 +67,7 @@ def api_error(request: Request, error: Exception) -> ApiError:
         case RequestValidationError():
             message, param = problems_of(error.errors())
             return ApiError(400, message, param=param, code="invalid_value")
-        case RequestError():
-            return ApiError(400, str(error), param=error.param, code="invalid_value")
-        case ImpossibleCall():
+        case RequestError() | ImpossibleCall():
             return ApiError(400, str(error), param=error.param, code=code_of(error))
         case DBAPIError():
             _LOG.error("%s: the database: %s", where, in_one_line(error))

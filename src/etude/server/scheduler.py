@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.backends.lm_client import FREE_ENGINE
-from etude.inference.child_process import Launcher, LocalLauncher, exit_words, last_lines
+from etude.inference.child_process import LocalTeams, TeamLauncher, exit_words, last_lines
 from etude.models.source import local_path
 from etude.server.database import Row
 from etude.server.engines import JOBS, EnginePool
@@ -50,7 +50,7 @@ class Workers:
     They are forked from a nursery, a process that has imported what takes seconds to import.
     """
 
-    def __init__(self, environment: Mapping[str, str], launcher: Launcher) -> None:
+    def __init__(self, environment: Mapping[str, str], launcher: TeamLauncher) -> None:
         """`environment` is that of the workers; `launcher` starts those that train a job together."""
         self._launcher = launcher
         # With NVML, as CUDA itself could not be used any more after a fork.
@@ -325,13 +325,13 @@ class Scheduler:
             await asyncio.to_thread(self._jobs.requeue, job, event, attempts)
 
 
-def launcher_for(settings: ServerSettings) -> Launcher:
+def launcher_for(settings: ServerSettings) -> TeamLauncher:
     """Starts the processes that train, here or on a cluster. Raises MissingExtraError, RequestError."""
     if settings.cluster is None:
-        return LocalLauncher()
-    from etude.cluster.launch import TeamLauncher
+        return LocalTeams()
+    from etude.cluster.launch import RayTeams
 
     # Algorithms of a user's are imported from the server's current folder.
     code = Path.cwd() if settings.algorithms else None
     desk, on_gpus = "etude.server.stores:StoresDesk", settings.device != "cpu"
-    return TeamLauncher(settings.cluster, desk, on_gpus=on_gpus, code=code)
+    return RayTeams(settings.cluster, desk, on_gpus=on_gpus, code=code)

@@ -44,6 +44,7 @@ from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.optimiser import Schedule, Step
 from etude.learner.team import PeerLost, Team, joined
 from etude.models.policy import Policy
+from etude.models.weights import save_tensors
 from etude.report.logs import LogLevel, show_logs
 from etude.server.database import Row
 from etude.server.extensions import load_extensions
@@ -53,7 +54,7 @@ from etude.server.jobs import FINAL, JobFolder, model_name
 from etude.server.models import load_policy_of_job
 from etude.server.settings import LIFELINE, ServerSettings, WorkerOrder
 from etude.server.stores import Stores, stores_at, stores_here
-from etude.store.files import draft_of, open_private
+from etude.store.files import WEIGHTS_FILE, draft_of, open_private
 from etude.wire.http_server import ApiError
 
 _LOG = logging.getLogger("etude.server.worker")
@@ -272,7 +273,7 @@ def train_job(
     training.run(canceled, stopping)
     weights = team.whole(policy.trainable())
     if team.leads:
-        reporter.finish(policy, weights, before, training.history, data.trained(training))
+        reporter.finish(weights, before, training.history, data.trained(training))
 
 
 def _data_of_rows(job: Row, stores: Stores, algorithm: Algorithm, policy: Policy) -> JobData:
@@ -346,7 +347,6 @@ class _Reporter(JobListener):
 
     def finish(
         self,
-        policy: Policy,
         weights: Mapping[str, Tensor],
         before: str,
         history: Sequence[Mapping[str, float]],
@@ -355,7 +355,8 @@ class _Reporter(JobListener):
         """Write the model and the table of steps. Raises TrainingError when no weight has changed."""
         folder = self._data_dir / "models" / self._id
         with draft_of(folder) as draft:
-            digest = policy.save_version(draft, 1, weights).digest
+            draft.mkdir(parents=True)
+            digest = save_tensors(weights, draft / WEIGHTS_FILE)
             if digest == before:
                 raise TrainingError("training changed no weight; raise learning_rate_multiplier")
         results = f"file-{self._id.removeprefix('ftjob-')}"

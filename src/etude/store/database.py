@@ -36,7 +36,7 @@ _LOG = logging.getLogger("etude.journal")
 DATABASE = "run.db"
 """The journal of a run, in its folder; one of another name is somebody's own."""
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Written to every journal. A database of another version is refused, never guessed at."""
 
 _SCHEMA = f"""

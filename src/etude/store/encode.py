@@ -2,7 +2,8 @@
 
 A call of a conversation repeats most of the call before it. So a call is stored as the difference to
 a parent, an earlier call of its episode: how many leading messages and prompt token ids they share,
-and the rest. Token ids are packed as 32-bit integers and logprobs as 64-bit floats, in base64.
+and the rest. Token ids are packed as 32-bit integers and logprobs as 64-bit floats, in base64. Fields
+that are at their defaults are left out.
 """
 
 from __future__ import annotations
@@ -11,88 +12,77 @@ import binascii
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import MISSING, asdict, fields, replace
+from functools import cache
+from operator import attrgetter
 from typing import Any
 
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
-from etude.core.call import Call, ChatRequest, Completion, Constraint, Sampling, TopLogprobs, Usage
+from etude.core.call import Call, ChatRequest, Completion, Constraint, Sampling, Usage
 from etude.core.episode import EpisodeRecord, Event, Example, Failure, ToolUse
 from etude.core.secrets import masked
 from etude.store.journal import Json
 from etude.store.plain import plain
 
-_INT32 = "i"
-_FLOAT64 = "d"
 _SAMPLING = TypeAdapter(Sampling)
+_PACKED = {"completion_ids": "i", "logprobs": "d", "prompt_logprobs": "d"}
+"""The fields of a completion that are packed as they are, and the kind of number in each."""
+_APART = ("messages", "tools", "sampling", "conversation", "earlier", "on_delta")
+"""The fields of a request that are written otherwise, or not at all."""
+
+
+@cache
+def _plain_fields(kind: Any, but: tuple[str, ...] = ()) -> tuple[tuple[str, ...], Any, tuple[Any, ...]]:
+    """Of the fields of a dataclass, `but` for some: their names, what gets their values, and the defaults."""
+    kept = [each for each in fields(kind) if each.name not in but]
+    names = tuple(each.name for each in kept)
+    made = (each.default_factory for each in kept)
+    defaults = (each.default if make is MISSING else make() for each, make in zip(kept, made, strict=True))
+    return names, attrgetter(*names), tuple(defaults)
+
+
+def _changed(value: Any, *but: str) -> dict[str, Any]:
+    """The fields of a dataclass that are not at their defaults, `but` for some."""
+    names, values_of, defaults = _plain_fields(value.__class__, but)
+    known = zip(names, values_of(value), defaults, strict=True)
+    return {name: own for name, own, default in known if own is not default and own != default}
 
 
 def encode_call(call: Call, parent: tuple[str, Call] | None) -> Json:
     """JSON of a call; `parent` is the name under which a decoder finds the earlier call, and that call."""
-    request = call.request
-    name, before = parent or (None, None)
-    shared = 0 if before is None else shared_messages(before, request.messages)
-    has_tools = before is not None and before.request.tools == request.tools
-    data = {
-        "index": call.index,
-        "model": call.model,
-        "function": call.function,
-        "key": request.key,
-        "sampling": to_jsonable_python(changed) if (changed := request.sampling.changed()) else None,
-        "tool_choice": None if request.tool_choice == "auto" else request.tool_choice,
-        "parallel_tool_calls": None if request.parallel_tool_calls else False,
-        "template_options": dict(request.template_options) or None,
-        "prompt": request.prompt,
-        "top_logprobs": request.top_logprobs or None,
-        "prompt_logprobs": request.prompt_logprobs,
-        "parent": None if name is None else [name, shared],
-        "messages": request.messages[shared:],
-        "tools": None if has_tools else request.tools,
-        "error": None if call.error is None else masked(call.error),
-        "retried": dict(call.retried) or None,
-        "waited": round(call.waited, 3) or None,
-        "timed": [round(call.began, 6), round(call.seconds, 6)] if call.began else None,
-        "logged": call.logged or None,
-        "completion": None if call.completion is None else _encode_completion(call.completion, before),
-    }
-    return _without_none(data)
+    request, (name, before) = call.request, parent or (None, None)
+    data = _changed(call, "request", "completion") | _changed(request, *_APART)
+    data["messages"] = request.messages
+    if before is not None:
+        shared = shared_messages(before, request.messages)
+        data |= {"parent": [name, shared], "messages": request.messages[shared:]}
+    if before is None or before.request.tools != request.tools:
+        data["tools"] = request.tools
+    if sampling := request.sampling.changed():
+        data["sampling"] = to_jsonable_python(sampling)
+    if call.error is not None:
+        data["error"] = masked(call.error)
+    if call.completion is not None:
+        data["completion"] = _encode_completion(call.completion, before)
+    return data
 
 
 def decode_call(data: Json, conversation: str, parent: Call | None) -> Call:
     """The call that `encode_call` made `data` of; `parent` is the call that `parent_name(data)` names."""
-    messages: tuple[Any, ...] = tuple(data["messages"])
-    tools: tuple[Any, ...] = tuple(data.get("tools", ()))
+    given = {**data, "conversation": conversation, "messages": tuple(data["messages"])}
     if parent is not None:
-        messages = conversation_so_far(parent)[: data["parent"][1]] + messages
-        tools = parent.request.tools if "tools" not in data else tools
-    sampling = _SAMPLING.validate_python(data.get("sampling", {}))
-    completion, timed = data.get("completion"), data.get("timed", (0.0, 0.0))
-    return Call(
-        index=data["index"],
-        function=data["function"],
-        model=data["model"],
-        request=ChatRequest(
-            messages,
-            tools,
-            sampling,
-            data["key"],
-            conversation,
-            tool_choice=data.get("tool_choice", "auto"),
-            parallel_tool_calls=data.get("parallel_tool_calls", True),
-            template_options=data.get("template_options", {}),
-            prompt=tuple(prompt) if isinstance(prompt := data.get("prompt"), list) else prompt,
-            top_logprobs=data.get("top_logprobs", 0),
-            prompt_logprobs=data.get("prompt_logprobs"),
-        ),
-        completion=None if completion is None else _decode_completion(completion, parent),
-        error=data.get("error"),
-        retried=data.get("retried", {}),
-        waited=data.get("waited", 0.0),
-        began=timed[0],
-        seconds=timed[1],
-        logged=data.get("logged", False),
-    )
+        given["messages"] = conversation_so_far(parent)[: given.pop("parent")[1]] + given["messages"]
+        given.setdefault("tools", parent.request.tools)
+    given["tools"] = tuple(given["tools"])
+    given["sampling"] = _SAMPLING.validate_python(given.get("sampling", {}))
+    if isinstance(given.get("prompt"), list):
+        given["prompt"] = tuple(given["prompt"])
+    if "completion" in given:
+        given["completion"] = _decode_completion(given["completion"], parent)
+    asked = {name: given.pop(name) for name in _plain_fields(ChatRequest)[0] if name in given}
+    return Call(request=ChatRequest(**asked), **given)
 
 
 def parent_name(data: Json) -> str | None:
@@ -116,53 +106,30 @@ def shared_messages(before: Call, messages: Sequence[Any]) -> int:
 
 
 def _encode_completion(completion: Completion, parent: Call | None) -> Json:
-    ids = completion.prompt_ids
-    shared, usage = _shared_ids(_token_ids(parent), ids or ()), completion.usage
-    cached = [usage.cached_tokens] if usage.cached_tokens else []
-    data = {
-        "message": completion.message,
-        "finish_reason": completion.finish_reason,
-        "usage": [usage.prompt_tokens, usage.completion_tokens, *cached],
-        "model_version": completion.model_version,
-        "prompt_ids": None if ids is None else [shared, _pack(_INT32, ids[shared:])],
-        "completion_ids": _pack(_INT32, completion.completion_ids),
-        "logprobs": _pack(_FLOAT64, completion.logprobs),
-        "top_logprobs": completion.top_logprobs or None,
-        "token_texts": completion.token_texts or None,
-        "prompt_logprobs": _pack(_FLOAT64, completion.prompt_logprobs or None),
-        "prompt_top": completion.prompt_top or None,
-        "drifted": completion.drifted or None,
-        "fault": completion.fault or None,
-        "constraint": None if completion.constraint is None else asdict(completion.constraint),
-        "address": completion.address or None,
-    }
-    return _without_none(data)
+    data = _changed(completion, "prompt_ids", "usage", "constraint")
+    data |= {name: _pack(code, data[name]) for name, code in _PACKED.items() if name in data}
+    if (ids := completion.prompt_ids) is not None:
+        shared = _shared_ids(_token_ids(parent), ids)
+        data["prompt_ids"] = [shared, _pack("i", ids[shared:])]
+    usage = completion.usage
+    data["usage"] = [usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens]
+    if completion.constraint is not None:
+        data["constraint"] = asdict(completion.constraint)
+    return data
 
 
 def _decode_completion(data: Json, parent: Call | None) -> Completion:
-    shared, packed = data.get("prompt_ids", (0, None))
-    ids = _unpack(_INT32, packed)
-    return Completion(
-        message=data["message"],
-        finish_reason=data["finish_reason"],
-        prompt_ids=None if ids is None else _token_ids(parent)[:shared] + ids,
-        completion_ids=_unpack(_INT32, data.get("completion_ids")),
-        logprobs=_unpack(_FLOAT64, data.get("logprobs")),
-        top_logprobs=_decode_top(data.get("top_logprobs", ())),
-        token_texts=tuple(data.get("token_texts", ())),
-        prompt_logprobs=_unpack(_FLOAT64, data.get("prompt_logprobs")) or (),
-        prompt_top=_decode_top(data.get("prompt_top", ())),
-        usage=Usage(*data["usage"]),
-        model_version=data["model_version"],
-        drifted=data.get("drifted", False),
-        fault=data.get("fault", ""),
-        constraint=Constraint(**data["constraint"]) if "constraint" in data else None,
-        address=data.get("address", ""),
-    )
-
-
-def _decode_top(tops: Sequence[Any]) -> tuple[TopLogprobs, ...]:
-    return tuple(tuple((token, float(logprob)) for token, logprob in top) for top in tops)
+    given = {**data, "usage": Usage(*data["usage"])}
+    given |= {name: _unpack(code, given[name]) for name, code in _PACKED.items() if name in given}
+    if "prompt_ids" in given:
+        shared, packed = given["prompt_ids"]
+        given["prompt_ids"] = _token_ids(parent)[:shared] + _unpack("i", packed)
+    for name in given.keys() & {"top_logprobs", "prompt_top"}:
+        given[name] = tuple(tuple((token, float(value)) for token, value in top) for top in given[name])
+    given["token_texts"] = tuple(given.get("token_texts", ()))
+    if "constraint" in given:
+        given["constraint"] = Constraint(**given["constraint"])
+    return Completion(**given)
 
 
 def _token_ids(call: Call | None) -> tuple[int, ...]:
@@ -178,22 +145,14 @@ def _shared_ids(before: tuple[int, ...], ids: tuple[int, ...]) -> int:
     return next(index for index, token in enumerate(before) if index == len(ids) or ids[index] != token)
 
 
-def _without_none(data: dict[str, Any]) -> Json:
-    return {key: value for key, value in data.items() if value is not None}
-
-
-def _pack(code: str, numbers: Sequence[int] | Sequence[float] | None) -> str | None:
-    if numbers is None:
-        return None
+def _pack(code: str, numbers: Sequence[int] | Sequence[float]) -> str:
     packed = array(code, numbers)
     if sys.byteorder == "big":
         packed.byteswap()
     return binascii.b2a_base64(packed, newline=False).decode("ascii")
 
 
-def _unpack(code: str, text: str | None) -> tuple[Any, ...] | None:
-    if text is None:
-        return None
+def _unpack(code: str, text: str) -> tuple[Any, ...]:
     packed = array(code)
     packed.frombytes(binascii.a2b_base64(text))
     if sys.byteorder == "big":
@@ -219,13 +178,9 @@ def encode_episode(record: EpisodeRecord, names: Mapping[int, str]) -> Json:
     }
 
 
-def _encode_event(event: Event) -> list[Any]:
-    """The fields of an event; of the last three, those up to the last that has a value."""
-    text = masked(event.text) if event.text else ""
-    fields = [event.kind, event.after_call, event.value, text]
-    if event.tool is not None:
-        return [*fields, event.name, event.agent, asdict(event.tool)]
-    return [*fields, event.name, event.agent] if event.name or event.agent is not None else fields
+def _encode_event(event: Event) -> dict[str, Any]:
+    data = _changed(replace(event, text=masked(event.text)) if event.text else event)
+    return data if event.tool is None else data | {"tool": asdict(event.tool)}
 
 
 def decode_episode(data: Json, calls: Sequence[Call], example: Example | None) -> EpisodeRecord:
@@ -243,8 +198,7 @@ def decode_episode(data: Json, calls: Sequence[Call], example: Example | None) -
 
 
 def _decode_event(data: Json) -> Event:
-    event = Event(*data[:6])
-    return replace(event, tool=ToolUse(**data[6])) if len(data) > 6 else event
+    return Event(**data | {"tool": ToolUse(**data["tool"])} if "tool" in data else data)
 
 
 def _encode_example(example: Example) -> Json:

@@ -20,7 +20,7 @@ from etude.core.keys import content_hash
 from etude.core.stats import Estimate, estimate_difference, shared_bounds
 from etude.store.database import DATABASE
 from etude.store.episodes import phases_of, stored_episodes
-from etude.store.figures import summary_in
+from etude.store.figures import Summary, summary_in
 from etude.store.files import SERVER_DATABASE, TO_EXPORT, WEIGHTS_FILE
 from etude.store.log import histories
 from etude.store.run_folder import LOCK, RunFolder, locked_by
@@ -28,7 +28,6 @@ from etude.store.stored_config import (
     REQUEST,
     RESULT,
     evaluated_model,
-    evaluators_of,
     read_request,
     reward_name,
     stored_data,
@@ -69,8 +68,8 @@ class RunFacts:
     """The model that training began with, as the config names it."""
     model: str | None = None
     """Of an evaluation: the model that was evaluated, a version of a run as `run:v3`."""
-    summary: Mapping[str, Any] = field(default_factory=dict)
-    """Of a training run: see `etude.store.figures.summary_in`."""
+    summary: Summary = field(default_factory=Summary)
+    """Of a training run."""
     result: Mapping[str, Any] | None = None
     """Of a finished evaluation (`etude.loop.evaluation.Evaluation`), or of an import (`Imported`)."""
     storage: Mapping[str, Any] | None = None
@@ -78,12 +77,13 @@ class RunFacts:
 
     def as_json(self) -> dict[str, Any]:
         """The facts as JSON."""
-        return {**asdict(self), "path": str(self.path)}
+        summary = {} if self.state == "unreadable" else self.summary.as_json()
+        return {**asdict(self), "path": str(self.path), "summary": summary}
 
     @property
     def epochs_done(self) -> int:
         """Epochs that are over, those that had nothing to train on included."""
-        return int(self.summary.get("epochs_trained", 0)) + int(self.summary.get("epochs_skipped", 0))
+        return self.summary.epochs_trained + self.summary.epochs_skipped
 
 
 def histories_of(path: Path) -> dict[str | None, History]:
@@ -233,7 +233,7 @@ def paired_differences(first: Path, second: Path) -> dict[str, Estimate]:
     """
     configs = [stored_data(run, required=False) for run in (first, second)]
     rewards = [reward_name(data) for data in configs]
-    before, after = map(evaluators_of, configs)
+    before, after = ((data.get("eval") or {}).get("evaluators") or {} for data in configs)
     common = [name for name in before if name in after and name not in rewards]
     differences = {name: paired_difference(first, second, name) for name in common}
     return {name: difference for name, difference in differences.items() if difference is not None}
@@ -247,22 +247,20 @@ def paired_difference(first: Path, second: Path, evaluator: str | None = None) -
     whatever their ids. None when the runs have fewer than two examples in common. The scores are those of
     `evaluator`, by default the one that is the reward.
     """
-    before, after = measured(first, evaluator), measured(second, evaluator)
+    scores = [stored_scores(run, evaluator) for run in (first, second)]
+    before, after = map(means, scores)
     # By content, and by id too where a run has several of one content.
     own, others = _by_content(before), _by_content(after)
     pairs = []
     for each in before:
         other = each if each in after else others.get(each.content)
         if other is not None and (other == each or own[each.content] is not None):
-            pairs.append((each, other))
+            pairs.append((before[each], after[other]))
     if len(pairs) < 2:
         return None
-    scores = [stored for run in (first, second) for _, stored in _stored_scores(run, evaluator)]
-    return estimate_difference(
-        [before[one] for one, _ in pairs],
-        [after[other] for _, other in pairs],
-        shared_bounds(stored.get("bounds") for stored in scores),
-    )
+    bounds = shared_bounds(stored.get("bounds") for own_scores in scores for _, stored in own_scores)
+    old, new = zip(*pairs, strict=True)
+    return estimate_difference(old, new, bounds)
 
 
 def _by_content(examples: Iterable[MeasuredExample]) -> dict[str, MeasuredExample | None]:
@@ -273,18 +271,20 @@ def _by_content(examples: Iterable[MeasuredExample]) -> dict[str, MeasuredExampl
     return found
 
 
-def measured(run: Path, evaluator: str | None = None) -> dict[MeasuredExample, float]:
-    """The mean score of each example in a run's evaluation, or else its last validation.
+def means(scores: Iterable[tuple[MeasuredExample, Mapping[str, Any]]]) -> dict[MeasuredExample, float]:
+    """The mean score of each example."""
+    values: defaultdict[MeasuredExample, list[float]] = defaultdict(list)
+    for example, stored in scores:
+        values[example].append(float(stored["score"]))
+    return {example: math.fsum(own) / len(own) for example, own in values.items()}
 
-    The scores are those of `evaluator`, by default the one that is the reward.
+
+def stored_scores(run: Path, evaluator: str | None = None) -> list[tuple[MeasuredExample, Mapping[str, Any]]]:
+    """The scores in a run's evaluation, or else in its last validation, each with its example.
+
+    They are those of `evaluator`, by default the one that is the reward.
     """
-    scores: defaultdict[MeasuredExample, list[float]] = defaultdict(list)
-    for example, stored in _stored_scores(run, evaluator):
-        scores[example].append(float(stored["score"]))
-    return {example: math.fsum(values) / len(values) for example, values in scores.items()}
-
-
-def _stored_scores(run: Path, evaluator: str | None) -> Iterator[tuple[MeasuredExample, Mapping[str, Any]]]:
+    scores = []
     evaluator = evaluator or reward_name(stored_data(run, required=False))
     with RunFolder.read(run) as folder:
         phases = [
@@ -295,7 +295,8 @@ def _stored_scores(run: Path, evaluator: str | None) -> Iterator[tuple[MeasuredE
             if stored.get("score") is not None:
                 row = data["example"]
                 content = _ADDRESS.sub("", json.dumps([row["inputs"], row["expected"]], sort_keys=True))
-                yield MeasuredExample(row["id"], content_hash(content)), stored
+                scores.append((MeasuredExample(row["id"], content_hash(content)), stored))
+    return scores
 
 
 def _leaves(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:

@@ -5,42 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from etude.core.evaluation import without_numbers
-from etude.core.history import Entry, EpochEntry, History, ValidationEntry, WarmUpEntry
+from pydantic import BaseModel, Field
+
+from etude.core.distribution import Distribution
+from etude.core.evaluation import FailureCause, merge_causes
+from etude.core.history import Entry, EpochEntry, History, Score, WarmUpEntry
 from etude.core.job import ModelVersion
 from etude.core.stats import Estimate, shown_mean
-
-
-def shown_reward(metrics: Mapping[str, Any]) -> str:
-    """A reward with its interval."""
-    reward, low, high = (metrics.get(key) for key in ("avg_reward", "reward_low", "reward_high"))
-    if reward is None:
-        return "none"
-    return shown_mean(reward, low, high, n=metrics.get("num_scored", metrics.get("n")))
-
-
-def shown_figure(figure: Mapping[str, Any]) -> str:
-    """A reward with its interval and how many rewards there are (`etude.store.figures.figure_of`)."""
-    if figure["avg_reward"] is None:
-        return "none  n=0"
-    return shown_reward(figure) + ("" if figure["n"] is None else f"  n={figure['n']}")
-
-
-def shown_score(score: Mapping[str, Any] | None) -> str:
-    """The mean of an evaluator with its interval and `n`."""
-    if score is None or score["mean"] is None:
-        return "none"
-    return f"{shown_mean(score['mean'], score['low'], score['high'], n=score['n'])}  n={score['n']}"
-
-
-def shown_best(metrics: Mapping[str, Any]) -> str:
-    """The best reward and its share, with a comma before it; nothing where there was no reward."""
-    from etude.core.distribution import Distribution  # Only here: commands load this to show their help.
-
-    found = Distribution.among(metrics)
-    return "" if found is None else f", {found}"
 
 
 def shown_difference(difference: Estimate) -> str:
@@ -49,74 +22,76 @@ def shown_difference(difference: Estimate) -> str:
     return f"{shown} on {difference.n} common examples"
 
 
+class _Rewarded(BaseModel, frozen=True):
+    n: int | None
+    """How many rewards there are."""
+    avg_reward: float | None
+    reward_low: float | None
+    reward_high: float | None
+
+    @property
+    def reward(self) -> Score:
+        """Their mean with its interval."""
+        return Score(mean=self.avg_reward, low=self.reward_low, high=self.reward_high, n=self.n)
+
+
+def _rewarded(reward: Score) -> dict[str, Any]:
+    return {"n": reward.n, "avg_reward": reward.mean, "reward_low": reward.low, "reward_high": reward.high}
+
+
+class Figure(_Rewarded, frozen=True):
+    """The figures of an epoch's episodes, which are sampled before its update, or of a validation."""
+
+    measured: str
+    """On what, in words, and with which version."""
+    epoch: int
+    version: int | None
+    """The number of the weights; None where the backend does not tell."""
+    distribution: Distribution | None
+    evaluators: dict[str, Score]
+
+    @classmethod
+    def of(cls, entry: Entry) -> Self:
+        """The figures of an entry."""
+        return cls(
+            measured=entry.measured_on,
+            epoch=entry.epoch,
+            version=entry.measured_with,
+            distribution=entry.distribution,
+            evaluators=entry.evaluators,
+            **_rewarded(entry.reward),
+        )
+
+
+class WarmUpFigure(_Rewarded, frozen=True):
+    """A warm-up; its reward, where that was measured, is of training examples."""
+
+    steps: int
+    seconds: float
+    version: int | None
+    loss: float | None
+
+    @classmethod
+    def of(cls, entry: WarmUpEntry) -> Self:
+        """The figures of a warm-up."""
+        version = None if entry.version is None else entry.version.number
+        about = {"steps": entry.steps, "seconds": entry.seconds, "loss": entry.metrics.get("loss")}
+        return cls(version=version, **about, **_rewarded(Score.among(entry.metrics)))
+
+
 VALIDATION = "validation"
 TRAINING = "training episodes"
 
 
-def figure_of(entry: Entry) -> dict[str, Any]:
-    """The figures of an epoch's episodes or of a validation, as JSON.
-
-    `measured` says in words on what, `version` the number of the weights (None where the backend does
-    not tell), `n` how many rewards there are; `avg_reward` lies between `reward_low` and `reward_high`,
-    and `evaluators` has the same for each evaluator. `distribution` is an `etude.core.stats`'s.
-    """
-    metrics = entry.metrics
-    rewards = {key: metrics.get(key) for key in ("avg_reward", "reward_low", "reward_high")}
-    return {
-        "measured": measured(entry),
-        "epoch": entry.epoch,
-        "version": version_of(entry),
-        "n": metrics.get("num_scored", metrics.get("num_examples")),
-        **rewards,
-        "distribution": metrics.get("distribution"),
-        "evaluators": metrics.get("evaluators") or {},
-    }
-
-
-def measured(entry: Entry) -> str:
-    """On what the figures of an entry were measured, and with which version."""
-    version = version_of(entry)
-    if isinstance(entry, ValidationEntry):
-        return f"validation examples, {_when(entry)}" + ("" if version is None else f" (v{version})")
-    whence = "" if version is None else f", sampled from v{version}"
-    return f"training episodes of epoch {entry.epoch}{whence}"
-
-
-def name_of(entry: Entry) -> str:
-    """An epoch or a validation in a few words."""
-    return f"validation {_when(entry)}" if isinstance(entry, ValidationEntry) else f"epoch {entry.epoch}"
-
-
-def short_name(entry: Entry) -> str:
-    """The same with the version that it is a figure of."""
-    version = version_of(entry)
-    return name_of(entry) + ("" if version is None else f" (v{version})")
-
-
-def _when(entry: ValidationEntry) -> str:
-    if entry.epoch:
-        return f"after epoch {entry.epoch}"
-    return "after the warm-up, before training" if version_of(entry) else "before training"
-
-
-def version_of(entry: Entry) -> int | None:
-    """The number of the version that an entry's figures are of."""
-    version = entry.version if isinstance(entry, ValidationEntry) else entry.sampled_from
-    return None if version is None else version.number
-
-
 def with_rewards(entries: Sequence[Entry]) -> list[Entry]:
     """The entries in which there was a reward."""
-    return [entry for entry in entries if entry.metrics.get("avg_reward") is not None]
+    return [entry for entry in entries if entry.reward.mean is not None]
 
 
 def is_measured(history: History) -> bool:
     """Whether the last trained weights were measured after they were trained; True without any."""
     trained = history.trained
-    return not trained or any(
-        entry.epoch >= trained[-1].epoch and entry.metrics.get("avg_reward") is not None
-        for entry in history.validations
-    )
+    return not trained or any(entry.epoch >= trained[-1].epoch for entry in with_rewards(history.validations))
 
 
 def failed_counts(metrics: Mapping[str, Any]) -> tuple[int, int]:
@@ -136,13 +111,9 @@ def measured_versions(history: History) -> list[tuple[ModelVersion, float]]:
 
     By validation where there was any, else by the rewards of the episodes sampled from the version.
     """
-    if history.validations:
-        rewards = [(entry.version, entry.metrics.get("avg_reward")) for entry in history.measured]
-    else:
-        rewards = [(entry.sampled_from, entry.metrics.get("avg_reward")) for entry in history.epochs]
-    return [
-        (version, float(reward)) for version, reward in rewards if version is not None and reward is not None
-    ]
+    entries: Sequence[Entry] = history.measured if history.validations else history.epochs
+    versions = ((entry.weights, entry.reward.mean) for entry in entries)
+    return [(version, reward) for version, reward in versions if version is not None and reward is not None]
 
 
 def last_version(history: History) -> ModelVersion | None:
@@ -206,90 +177,103 @@ COLLAPSE, FAILURES = "reward_collapse", "failures"
 """Alarms that are shown in other places too."""
 
 
-def summary_of(history: History) -> dict[str, Any]:
-    """The run in numbers, as JSON.
+class Summary(BaseModel, frozen=True):
+    """A run in numbers, and in sentences."""
 
-    `warm_up` is what the model imitated first, None where it did not. `before`, `warm` and `after` are the
-    validations of the base model, after the warm-up and after training, on the same examples; None where
-    there was none. `first_epoch` and `last_epoch` are what the episodes of training got, which are sampled
-    before the epoch's update; `last_epoch` is None where there is one epoch. Each is as
-    `etude.store.figures.figure_of` makes it and says on what it was measured, with which version.
-    `is_measured` says whether the last weights were measured after they were trained; `best_version` is the
-    best of those that were, None where none was. `warnings` are sentences. `stopped` is why an alarm ended
-    the run early; None where none did.
-    """
-    best, last = best_version(history), last_version(history)
-    start = None if history.validation(0) is None else figure_of(history.validations[0])
-    base = None if history.base is None else figure_of(history.base)
-    after = [figure_of(entry) for entry in history.validations if entry.epoch > 0]
-    epochs = [figure_of(entry) for entry in history.epochs if entry.resting is None]
-    return {
-        "run_id": history.run_id,
-        "epochs_trained": len(history.trained),
-        "epochs_skipped": len(history.skipped),
-        "skip_reasons": sorted({entry.skipped for entry in history.skipped if entry.skipped is not None}),
-        "measured_on": VALIDATION if history.validations else TRAINING,
-        "warm_up": None if history.warm_up is None else warm_up_of(history.warm_up),
-        "before": start if history.warm_up is None else base,
-        "warm": None if history.warm_up is None else start,
-        "after": after[-1] if after else None,
-        "first_epoch": epochs[0] if epochs else None,
-        "last_epoch": epochs[-1] if len(epochs) > 1 else None,
-        "is_measured": is_measured(history),
-        "best_version": None if best is None else best.model_dump(mode="json"),
-        "last_version": None if last is None else last.model_dump(mode="json"),
-        "warnings": warnings_of(history),
-        "stopped": stopped_by(history),
-    }
+    run_id: str = ""
+    epochs_trained: int = 0
+    epochs_skipped: int = 0
+    skip_reasons: list[str] = Field(default_factory=list)
+    measured_on: str = TRAINING
+    warm_up: WarmUpFigure | None = None
+    """The imitation that came first."""
+    before: Figure | None = None
+    """The validation of the base model; here and below, on the same examples."""
+    warm: Figure | None = None
+    """The validation after the warm-up."""
+    after: Figure | None = None
+    """The last validation after training."""
+    first_epoch: Figure | None = None
+    last_epoch: Figure | None = None
+    """None where there is one epoch."""
+    is_measured: bool = True
+    """Whether the last weights were measured after they were trained."""
+    best_version: ModelVersion | None = None
+    """The best of those that were measured; None where none was."""
+    last_version: ModelVersion | None = None
+    warnings: list[str] = Field(default_factory=list)
+    stopped: str | None = None
+    """Why an alarm ended the run early."""
+    targets: dict[str, Summary] = Field(default_factory=dict)
+    """Of a run that trains several models: that of each, which figures and versions are of. An epoch counts
+    as trained when any of them was trained in it."""
 
+    @property
+    def is_validated(self) -> bool:
+        """Whether there was a validation before or after training."""
+        return self.before is not None or self.after is not None
 
-def warm_up_of(entry: WarmUpEntry) -> dict[str, Any]:
-    """A warm-up in numbers, as JSON; its reward, where that was measured, is of training examples."""
-    rewards = {key: entry.metrics.get(key) for key in ("avg_reward", "reward_low", "reward_high")}
-    return {
-        "steps": entry.steps,
-        "seconds": entry.seconds,
-        "version": None if entry.version is None else entry.version.number,
-        "loss": entry.metrics.get("loss"),
-        "n": entry.metrics.get("num_scored"),
-        **rewards,
-    }
+    @property
+    def ends(self) -> dict[str, Figure | None]:
+        """Before and after training, by validation where there was any; else in the first and last epoch."""
+        if self.is_validated:
+            return {"before": self.before, "after": self.after}
+        return {"in the first epoch": self.first_epoch, "in the last epoch": self.last_epoch}
 
+    @property
+    def by_model(self) -> Mapping[str | None, Summary]:
+        """That of each model that is trained; by None where there is one."""
+        models: dict[str | None, Summary] = dict(self.targets.items())
+        return models or {None: self}
 
-def summary_in(by_target: Mapping[str | None, History], run_id: str) -> dict[str, Any]:
-    """The run of some histories in numbers: `summary_of`, or of several targets `summary_of_targets`."""
-    targets = {name: history for name, history in by_target.items() if name is not None}
-    return summary_of_targets(run_id, targets) if targets else summary_of(by_target[None])
+    def as_json(self) -> dict[str, Any]:
+        """The summary as `summary.json` has it."""
+        return self.model_dump(mode="json", exclude=None if self.targets else {"targets"})
 
 
-def summary_of_targets(run_id: str, histories: Mapping[str, History]) -> dict[str, Any]:
-    """A run of several targets in numbers, as JSON: each one's `summary_of` under `targets`.
+def summary_of(history: History) -> Summary:
+    """The run of one model in numbers."""
+    start = history.validation(0)
+    measured = {"before": start} if history.warm_up is None else {"before": history.base, "warm": start}
+    epochs = [entry for entry in history.epochs if entry.resting is None]
+    measured["after"] = next((entry for entry in reversed(history.validations) if entry.epoch), None)
+    ends = {"first_epoch": epochs[:1], "last_epoch": epochs[1:][-1:]}
+    return Summary(
+        run_id=history.run_id,
+        epochs_trained=len(history.trained),
+        epochs_skipped=len(history.skipped),
+        skip_reasons=sorted({entry.skipped for entry in history.skipped if entry.skipped is not None}),
+        measured_on=VALIDATION if history.validations else TRAINING,
+        warm_up=None if history.warm_up is None else WarmUpFigure.of(history.warm_up),
+        **{key: Figure.of(entry) for key, entry in measured.items() if entry is not None},
+        **{key: Figure.of(entry) for key, entries in ends.items() for entry in entries},
+        is_measured=is_measured(history),
+        best_version=best_version(history),
+        last_version=last_version(history),
+        warnings=warnings_of(history),
+        stopped=stopped_by(history),
+    )
 
-    An epoch counts as trained when any of them was trained in it. Figures and versions are each target's
-    own.
-    """
-    trained = {entry.epoch for history in histories.values() for entry in history.trained}
-    skipped = {entry.epoch for history in histories.values() for entry in history.epochs} - trained
-    reasons = {entry.skipped for history in histories.values() for entry in history.skipped if entry.skipped}
-    validated = any(history.validations for history in histories.values())
-    return {
-        "run_id": run_id,
-        "epochs_trained": len(trained),
-        "epochs_skipped": len(skipped),
-        "skip_reasons": sorted(reasons),
-        "measured_on": VALIDATION if validated else TRAINING,
-        **dict.fromkeys(
-            ("before", "warm", "after", "first_epoch", "last_epoch", "best_version", "last_version")
-        ),
-        "is_measured": all(is_measured(history) for history in histories.values()),
-        "warnings": [
-            f"{name}: {text}" for name, history in histories.items() for text in warnings_of(history)
-        ],
-        "stopped": next(
-            (f"{name}: {text}" for name, history in histories.items() if (text := stopped_by(history))), None
-        ),
-        "targets": {name: summary_of(history) for name, history in histories.items()},
-    }
+
+def summary_in(by_target: Mapping[str | None, History], run_id: str) -> Summary:
+    """The run of some histories in numbers: of one model, or of each target and of all together."""
+    targets = {name: summary_of(history) for name, history in by_target.items() if name is not None}
+    if not targets:
+        return summary_of(by_target[None])
+    trained = {entry.epoch for history in by_target.values() for entry in history.trained}
+    skipped = {entry.epoch for history in by_target.values() for entry in history.epochs} - trained
+    own = targets.items()
+    return Summary(
+        run_id=run_id,
+        epochs_trained=len(trained),
+        epochs_skipped=len(skipped),
+        skip_reasons=sorted({reason for _, each in own for reason in each.skip_reasons}),
+        measured_on=VALIDATION if any(each.measured_on == VALIDATION for _, each in own) else TRAINING,
+        is_measured=all(each.is_measured for each in targets.values()),
+        warnings=[f"{name}: {text}" for name, each in own for text in each.warnings],
+        stopped=next((f"{name}: {each.stopped}" for name, each in own if each.stopped), None),
+        targets=targets,
+    )
 
 
 def warnings_of(history: History) -> list[str]:
@@ -304,7 +288,7 @@ def warnings_of(history: History) -> list[str]:
         for entry in entries:
             for event in entry.alarms:
                 if event.alarm != FAILURES:
-                    held.setdefault(event.key, []).append((name_of(entry), event.text))
+                    held.setdefault(event.key, []).append((str(entry), event.text))
         for sentences in held.values():
             (name, text), more = sentences[-1], len(sentences) - 1
             others = "" if not more else f" (and {more} other)" if more == 1 else f" (and {more} others)"
@@ -325,7 +309,7 @@ def stopped_by(history: History) -> str | None:
     """Why an alarm has ended the run early: the run has done nothing since. None where none has."""
     last = max((entry.epoch for entry in history.epochs), default=0)
     texts = (
-        f"{name_of(entry)}: {event.text}"
+        f"{entry}: {event.text}"
         for entry in history.entries
         if entry.epoch == last
         for event in entry.alarms
@@ -334,30 +318,11 @@ def stopped_by(history: History) -> str | None:
     return next(texts, None)
 
 
-def causes_in(entries: Iterable[Entry]) -> list[dict[str, Any]]:
-    """The causes of all failures in the entries, added up, the most frequent first.
-
-    Each has its `kind`, `reason`, `count`, and the first `episode` that it was met in.
-    """
-    counts: Counter[tuple[str, str]] = Counter()
-    first: dict[tuple[str, str], Mapping[str, Any]] = {}
-    for entry in entries:
-        for cause in entry.metrics.get("failure_causes") or ():
-            counts[cause_key(cause)] += cause["count"]
-            first.setdefault(cause_key(cause), cause)
-    return [{**first[key], "count": count} for key, count in counts.most_common()]
+def causes_in(entries: Iterable[Entry]) -> list[FailureCause]:
+    """The causes of all failures in the entries, added up, the most frequent first."""
+    return merge_causes(cause for entry in entries for cause in entry.causes)
 
 
-def show_command(run: Path | str, cause: Mapping[str, Any]) -> str:
-    """The command that shows the first episode of a cause."""
-    return f"etude episodes show {cause['episode']} --run {run}"
-
-
-def shown_cause(cause: Mapping[str, Any]) -> str:
-    """A cause with its count, in one line."""
-    return f"{cause['count']} × {cause['kind']}: {cause['reason']}"
-
-
-def cause_key(cause: Mapping[str, Any]) -> tuple[str, str]:
-    """The same for all failures of one cause."""
-    return cause["kind"], without_numbers(cause["reason"])
+def show_command(run: Path | str, episode: str) -> str:
+    """The command that shows an episode."""
+    return f"etude episodes show {episode} --run {run}"

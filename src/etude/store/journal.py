@@ -218,9 +218,13 @@ class Journal:
         for each in self._beginnings:
             each.note(key)
 
-    def scan(self, prefix: str = "") -> Iterator[tuple[str, Json]]:
-        """All keys that start with `prefix` and their values, in the order of the keys, a page at a time."""
+    def scan(self, prefix: str = "", *, start: str | None = None) -> Iterator[tuple[str, Json]]:
+        """All keys that start with `prefix` and their values, in the order of the keys, a page at a time.
+
+        `start` is the first that is wanted, where that is not the first of all.
+        """
         first, end = _range(prefix)
+        first = start or first
         while True:
             rows = self.select(
                 f"SELECT key, value FROM steps WHERE key >= ? AND key < ? ORDER BY key LIMIT {_PAGE}",
@@ -243,14 +247,15 @@ class Journal:
         rows = self.select("SELECT key, created FROM steps WHERE key >= ? AND key < ?", _range(prefix))
         return dict(rows)
 
-    async def delete(self, prefix: str) -> None:
-        """Delete all keys that start with `prefix`; returns when that is committed.
+    async def delete(self, prefix: str, *, start: str | None = None) -> None:
+        """Delete all keys that start with `prefix`, or those from `start` on; returns when that is committed.
 
         Raises ValueError for an empty prefix, StoreError when it cannot be done.
         """
         if not prefix:
             raise ValueError("delete needs a prefix; to delete everything, delete the run folder")
-        await self._commit(Delete(*_range(prefix)))
+        first, end = _range(prefix)
+        await self._commit(Delete(start or first, end))
 
     async def forget(self, key: str) -> None:
         """Delete one key, so that its step is taken anew; returns when that is committed."""

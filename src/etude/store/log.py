@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from etude.core.history import EpochEntry, History, Recovery, ValidationEntry, WarmUpEntry, WarmUpJob
+from etude.core.history import Entry, History, Recovery, ValidationEntry, WarmUpEntry, WarmUpJob
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.store.journal import Journal
 from etude.store.run_folder import LOCK, RunFolder, locked_by
@@ -81,17 +81,13 @@ class EpochLog:
         """Record that the run goes on without stored weights, by a number from 1."""
         await self._put(self._key("recovery", number), recovery)
 
-    async def add_epoch(self, entry: EpochEntry) -> None:
-        """Record a finished epoch."""
-        await self._put(self._key("epoch", entry.epoch), entry)
+    async def add_entry(self, entry: Entry) -> None:
+        """Record a finished epoch or validation."""
+        await self._put(self._key(entry.kind, entry.epoch), entry)
 
     async def add_base(self, entry: ValidationEntry) -> None:
         """Record the validation of the base model, before a warm-up."""
         await self._put(f"{self._prefix}base", entry)
-
-    async def add_validation(self, entry: ValidationEntry) -> None:
-        """Record a finished validation."""
-        await self._put(self._key("validation", entry.epoch), entry)
 
     def pauses(self) -> list[str]:
         """The alarms that have paused the run, each by where it rang."""
@@ -169,24 +165,17 @@ class EpochLog:
         await self._journal.put(self._key("attempts", epoch), self.attempt(epoch) + 1)
         await self._journal.delete(self._job_key(epoch, job))
 
-    async def forget_after(self, epoch: int) -> int:
-        """Forget the epochs after one (from 1), with their jobs and validations; how many they were.
+    async def forget_after(self, epoch: int) -> None:
+        """Forget the epochs after one (from 1), with their jobs and validations.
 
         Their episodes stay, and from which weights these were sampled: the epochs are done again with them.
-        The epochs go last and the latest first, so that there is something to go back from until all is done.
+        The epochs go last, so that there is something to go back from until all is done.
         """
-        for index, job, submission in self.submissions():
+        for index, _, submission in self.submissions():
             if index >= epoch:
                 await self._journal.forget(f"{self._prefix}status/{submission.ref.run_id}")
-                await self._journal.forget(self._job_key(index, job))
-        count = 0
-        for kind in ("validation", "epoch"):
-            keys = (key for key, _ in self._journal.scan(f"{self._prefix}{kind}/"))
-            later = [key for key in keys if int(key.rpartition("/")[2]) > epoch]
-            for key in reversed(later):
-                await self._journal.forget(key)
-            count = len(later)
-        return count
+        for kind, first in (("submitted", epoch), ("validation", epoch + 1), ("epoch", epoch + 1)):
+            await self._journal.delete(f"{self._prefix}{kind}/", start=self._key(kind, first))
 
     async def _put(self, key: str, value: BaseModel) -> None:
         await self._journal.put(key, value.model_dump(mode="json"))
@@ -244,29 +233,20 @@ def jobs_of(run: Path) -> list[JobFacts]:
 def _jobs(log: EpochLog, history: History, target: str | None, waiting: str) -> Iterator[JobFacts]:
     """The jobs of a log; `waiting` is the status of those that have not ended."""
     for each in log.warm_up_jobs():
-        yield _ended(0, each.status, {}, target)
+        yield _job(0, each.status, {}, target)
     trained = {entry.status.run_id: entry for entry in history.trained if entry.status}
     for epoch, _, submission in log.submissions():
-        ref, entry = submission.ref, trained.pop(submission.ref.run_id, None)
+        entry, ref = trained.pop(submission.ref.run_id, None), submission.ref
         status = log.status(ref) if entry is None else entry.status
-        metrics = submission.metrics if entry is None else entry.metrics
-        if status is not None:
-            yield _ended(epoch + 1, status, metrics, target)
-        else:
-            yield JobFacts(
-                epoch=epoch + 1,
-                name=ref.run_id,
-                backend=ref.backend,
-                status=waiting,
-                trajectories=metrics.get("filtered_trajectories"),
-                target=target,
-            )
+        going = TrainingJobStatus(run_id=ref.run_id, backend=ref.backend, status=TrainingStatusEnum.RUNNING)
+        job = _job(epoch + 1, status or going, (entry or submission).metrics, target)
+        yield job if status is not None else job.model_copy(update={"status": waiting})
     for entry in trained.values():
         if entry.status is not None:
-            yield _ended(entry.epoch, entry.status, entry.metrics, target)
+            yield _job(entry.epoch, entry.status, entry.metrics, target)
 
 
-def _ended(epoch: int, job: TrainingJobStatus, metrics: dict[str, Any], target: str | None) -> JobFacts:
+def _job(epoch: int, job: TrainingJobStatus, metrics: dict[str, Any], target: str | None) -> JobFacts:
     result = job.metadata or {}
     return JobFacts(
         epoch=epoch,

@@ -1,11 +1,7 @@
-"""Episodes in outline, for lists of many: what is said of each without decoding its calls.
-
-SQLite finds the parts of the stored JSON, so that a list of thousands is read in a moment.
-"""
+"""Episodes in outline, for lists of many: what is said of each without decoding its calls."""
 
 from __future__ import annotations
 
-import json
 import operator
 import re
 import shlex
@@ -17,18 +13,8 @@ from typing import Any, TypeAlias
 from etude.config.nearest import nearest
 from etude.core.episode import Failure
 from etude.core.errors import RequestError
-from etude.store.episodes import phase_of
+from etude.store.episodes import is_episode, phase_of
 from etude.store.journal import Journal, Json
-
-_PARTS = (
-    *("episode", "example", "generation", "calls", "output", "failure", "seconds", "score", "error"),
-    *("function", "retried", "logged", "completion.finish_reason", "completion.drifted"),
-    *("completion.model_version", "completion.usage"),
-)
-_COLUMNS = ", ".join(f"'$.{part}'" for part in _PARTS)
-_OUTLINE = f"CASE WHEN json_valid(value) THEN json_extract(value, {_COLUMNS}) ELSE value END"
-"""Python writes numbers that are not finite, and SQLite has none in JSON: such a value is read whole."""
-_PAGE = 512
 
 
 @dataclass(slots=True)
@@ -62,8 +48,8 @@ class EpisodeOutline:
     """Of the weights that answered."""
     tokens: int = 0
     """That were sampled."""
-    text: list[str] = field(default_factory=list)
-    """All that was stored of it, where it was asked for, as JSON."""
+    stored: list[Json] = field(default_factory=list)
+    """All that was stored of it, where it was asked for."""
 
 
 def question_of(inputs: Mapping[str, Any]) -> Any:
@@ -83,70 +69,44 @@ def outlines(
     reward.
     """
     opened: list[EpisodeOutline] = []
-    for key, stored, text in _parts(journal, prefix, after, with_text=with_text):
+    # "0" comes after the slash: rows of the episode that was last are passed over.
+    for key, stored in journal.scan(prefix, start=f"{after}0" if after else None):
         # The rows of an episode come after it, and before the next one but for those within its own id.
         while opened and not key.startswith(f"{opened[-1].id}/"):
             yield opened.pop()
-        if stored["episode"] == key:
-            if after and key <= after:
-                continue
-            example = stored["example"]
-            outline = EpisodeOutline(
-                id=stored["episode"],
-                phase=phase_of(stored),
-                example=example["id"],
-                generation=stored["generation"],
-                inputs=example.get("inputs") or {},
-                expected=example.get("expected"),
-                output=stored["output"],
-                failure=None if stored["failure"] is None else Failure(*stored["failure"]),
-                seconds=stored["seconds"],
-                calls=len(stored["calls"]),
-            )
-            # Calls that failed for good are in the episode itself.
-            for call in stored["calls"]:
-                if isinstance(call, dict):
-                    _add_call(outline, _parts_of(call))
-                    if call.get("error"):
-                        outline.errors[f"call:{call['index']}"] = call["error"]
-            opened.append(outline)
+        if is_episode(stored) and stored["episode"] == key:
+            opened.append(_outline(stored))
         elif opened:
             _add(opened[-1], key.removeprefix(f"{opened[-1].id}/"), stored, reward)
-        if opened and text:
-            opened[-1].text.append(text)
+        if opened and with_text:
+            opened[-1].stored.append(stored)
     yield from reversed(opened)
 
 
-def _parts(
-    journal: Journal, prefix: str, after: str, *, with_text: bool
-) -> Iterator[tuple[str, dict[str, Json], str | None]]:
-    columns = f"key, {_OUTLINE}, json_valid(value), {'value' if with_text else 'NULL'}"
-    where = "key >= ? AND key < ?"
-    statement = f"SELECT {columns} FROM steps WHERE {where} ORDER BY key LIMIT {_PAGE}"
-    # "0" comes after the slash: rows of the episode that was last are passed over.
-    first, end = (f"{after}0" if after else prefix), f"{prefix[:-1]}0"
-    while True:
-        rows = journal.select(statement, (first, end))
-        for key, value, is_outline, whole in rows:
-            data = json.loads(value)
-            parts = dict(zip(_PARTS, data, strict=True)) if is_outline else _parts_of(data)
-            yield key, parts, whole
-        if len(rows) < _PAGE:
-            return
-        first = rows[-1][0] + "\0"
+def _outline(stored: Json) -> EpisodeOutline:
+    example = stored["example"]
+    outline = EpisodeOutline(
+        id=stored["episode"],
+        phase=phase_of(stored),
+        example=example["id"],
+        generation=stored["generation"],
+        inputs=example.get("inputs") or {},
+        expected=example.get("expected"),
+        output=stored["output"],
+        failure=None if stored["failure"] is None else Failure(*stored["failure"]),
+        seconds=stored["seconds"],
+        calls=len(stored["calls"]),
+    )
+    # Calls that failed for good are in the episode itself.
+    for call in stored["calls"]:
+        if isinstance(call, dict):
+            _add_call(outline, call)
+            if call.get("error"):
+                outline.errors[f"call:{call['index']}"] = call["error"]
+    return outline
 
 
-def _parts_of(value: Json) -> dict[str, Json]:
-    parts: dict[str, Json] = {}
-    for name in _PARTS:
-        part = value
-        for step in name.split("."):
-            part = part.get(step) if isinstance(part, dict) else None
-        parts[name] = part
-    return parts
-
-
-def _add(outline: EpisodeOutline, name: str, stored: Mapping[str, Json], reward: str | None) -> None:
+def _add(outline: EpisodeOutline, name: str, stored: Json, reward: str | None) -> None:
     kind, _, rest = name.partition("/")
     if kind == "call":
         _add_call(outline, stored)
@@ -158,15 +118,15 @@ def _add(outline: EpisodeOutline, name: str, stored: Mapping[str, Json], reward:
             outline.reward = stored["score"]
 
 
-def _add_call(outline: EpisodeOutline, stored: Mapping[str, Json]) -> None:
+def _add_call(outline: EpisodeOutline, stored: Json) -> None:
     outline.agents.add(stored["function"])
-    outline.retries += sum((stored["retried"] or {}).values())
-    if stored["completion.model_version"] is not None:
-        if not stored["logged"]:
-            outline.versions.add(stored["completion.model_version"])
-        outline.cut_off += stored["completion.finish_reason"] == "length"
-        outline.drifted += bool(stored["completion.drifted"])
-        outline.tokens += stored["completion.usage"][1]
+    outline.retries += sum(stored.get("retried", {}).values())
+    if (completion := stored.get("completion")) is not None:
+        if not stored.get("logged"):
+            outline.versions.add(completion.get("model_version", 0))
+        outline.cut_off += completion.get("finish_reason") == "length"
+        outline.drifted += completion.get("drifted", False)
+        outline.tokens += completion["usage"][1]
 
 
 def strings_in(value: Json) -> Iterator[str]:
@@ -310,14 +270,8 @@ def _other(test: Test) -> Test:
 
 
 def _says(episode: EpisodeOutline, text: str) -> bool:
-    """Whether a text is among what was said. The stored JSON is looked at first, which is quick."""
-    escaped = json.dumps(text)[1:-1].lower()
-    return any(
-        text in said.lower()
-        for row in episode.text
-        if escaped in row.lower()
-        for said in strings_in(json.loads(row))
-    )
+    """Whether a text is among what was said."""
+    return any(text in said.lower() for said in strings_in(episode.stored))
 
 
 @dataclass(frozen=True, slots=True)

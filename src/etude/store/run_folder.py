@@ -141,17 +141,9 @@ class RunFolder:
         folder = self.path / "checkpoints"
         return private_folder(folder)
 
-    def write_text(self, name: str, text: str, *, exact: bool = False) -> Path:
-        """Write a file of the run as `write_atomically` does: the old text or the new, never half of it.
-
-        Raises StoreError.
-        """
-        write_atomically(self.path / name, text, exact=exact)
-        return self.path / name
-
-    def write_json(self, name: str, data: Any) -> Path:
-        """Write a JSON file of the run, as `write_text` does."""
-        return self.write_text(name, _json(data))
+    def write_json(self, name: str, data: Any) -> None:
+        """Write a JSON file of the run: the old text or the new, never half of it. Raises StoreError."""
+        write_atomically(self.path / name, _json(data))
 
     def read_json(self, name: str) -> Any:
         """The content of a JSON file of the run; None when there is no such file.

@@ -83,7 +83,7 @@ class Wait(_Value):
     seconds: float
 
 
-class Totals(_Value):
+class Totals(BaseModel):
     """Counts since the head began; episodes that were read back from the journal are in them."""
 
     finished: int = 0

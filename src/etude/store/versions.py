@@ -105,11 +105,26 @@ def require_kept(run: Path, version: ModelVersion) -> None:
     """Raise RequestError when the weights of a version that was stored here have been deleted."""
     folder = stored_at(run, version)
     if folder is not None and not folder.exists():
-        kept = [int(path.name[1:]) for path in folder.parent.glob("v*") if path.name[1:].isdigit()]
         raise RequestError(
-            f"the weights of v{version.number} of run {run.name} were not kept; there are {_listed(kept)}. "
-            "`keep_checkpoints` of the trainer says how many are kept"
+            f"the weights of v{version.number} of run {run.name} were not kept; there are "
+            f"{_listed(_kept_in(folder.parent))}. `keep_checkpoints` of the trainer says how many are kept, "
+            "and `checkpoint_seconds` of the adapter how often one is written"
         )
+
+
+def kept_of(run: Path, history: History) -> str | None:
+    """Which of the versions that were made are on the disk, for people; None where all are, or a backend has
+    them."""
+    made = {version.number: version for entry in history.trained if (version := entry.version) is not None}
+    last = made[max(made)] if made else None
+    folder = None if last is None else stored_at(run, last)
+    if folder is None or made.keys() <= set(kept := _kept_in(folder.parent)):
+        return None
+    return f"{_listed(number for number in kept if number in made)} of {len(made)} versions"
+
+
+def _kept_in(folder: Path) -> list[int]:
+    return [int(path.name[1:]) for path in folder.glob("v*") if path.name[1:].isdigit()]
 
 
 def stored_at(run: Path, version: ModelVersion) -> Path | None:

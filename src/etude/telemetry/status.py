@@ -55,16 +55,10 @@ class RunCounts(Progress):
         self.rewards: dict[str, float] = {}
         """The mean of the last epoch's episodes, by target; under "" where one model is trained."""
         self.validation: dict[str, float] = {}
-        self._totals = dict.fromkeys(Totals.model_fields, 0)
-        self._score_sum = 0.0
+        self.totals = Totals()
 
     expected: int | None
     """Episodes of this phase."""
-
-    @property
-    def totals(self) -> Totals:
-        """The counts so far."""
-        return Totals.model_validate(self._totals | {"score_sum": self._score_sum})
 
     def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
         self.num_epochs = num_epochs
@@ -82,29 +76,27 @@ class RunCounts(Progress):
 
     def episode_finished(self, episode: EpisodeRecord) -> None:
         self.episodes += 1
-        totals = self._totals
-        totals["finished"] += 1
-        totals["failed"] += episode.failure is not None
-        totals["calls"] += len(episode.calls)
-        for call in episode.calls:
-            if call.completion is not None:
-                totals["prompt_tokens"] += call.completion.usage.prompt_tokens
-                totals["completion_tokens"] += call.completion.usage.completion_tokens
+        totals, usage = self.totals, episode.usage
+        totals.finished += 1
+        totals.failed += episode.failure is not None
+        totals.calls += len(episode.calls)
+        totals.prompt_tokens += usage.prompt_tokens
+        totals.completion_tokens += usage.completion_tokens
         self.display.episode_finished(episode)
 
     def scored(self, item: EvalOutputItem) -> None:
         if item.is_scored and item.score is not None:
-            self._totals["scores"] += 1
-            self._score_sum += item.score
+            self.totals.scores += 1
+            self.totals.score_sum += item.score
         self.display.scored(item)
 
     def trained(self, epoch: int, metrics: Mapping[str, Any]) -> None:
-        self._totals["trained"] += 1
+        self.totals.trained += 1
         _note_reward(self.rewards, metrics)
         self.display.trained(epoch, metrics)
 
     def skipped(self, epoch: int, reason: str) -> None:
-        self._totals["skipped"] += 1
+        self.totals.skipped += 1
         self.display.skipped(epoch, reason)
 
     def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
@@ -215,7 +207,7 @@ def snapshot(parts: Parts, since: float, metrics: str | None = None) -> RunStatu
         finished=counts.episodes,
         playing=len(begun),
         waiting=None if unfinished is None else max(0, unfinished - len(begun)),
-        totals=counts.totals,
+        totals=counts.totals.model_copy(),
         rewards=dict(counts.rewards),
         validation=dict(counts.validation),
         runners=runners,

@@ -63,10 +63,11 @@ class OtelConfig(TrackerConfig, name="otel"):
 class OtelTracker:
     """Sends the spans of episodes."""
 
+    _run: TrackedRun
+    _exporter: Any = None
+
     def __init__(self, config: OtelConfig) -> None:
         self._config = config
-        self._run: TrackedRun | None = None
-        self._exporter: Any = None
 
     def open(self, run: TrackedRun) -> str:
         """Make a client of the collector; nothing is sent by that."""
@@ -85,7 +86,6 @@ class OtelTracker:
         """Send the spans of the record's episodes. Raises EtudeError."""
         from opentelemetry.sdk.trace.export import SpanExportResult
 
-        assert self._run is not None
         with RunFolder.read(self._run.folder) as run:
             spans = self._of_record(run.journal, record)
             while batch := [*islice(spans, _AT_ONCE)]:
@@ -118,21 +118,28 @@ class OtelTracker:
         happened: tuple[Call | ToolUse, ...] = (*episode.calls, *uses)
         timed = [each for each in happened if each.began]
         began = min([ended - episode.seconds, *(each.began for each in timed)])
-        usages = [call.completion.usage for call in episode.calls if call.completion is not None]
         about: dict[str, Any] = {
             "gen_ai.operation.name": "invoke_agent",
             "gen_ai.conversation.id": episode.id,
-            "gen_ai.usage.input_tokens": sum(usage.prompt_tokens for usage in usages),
-            "gen_ai.usage.output_tokens": sum(usage.completion_tokens for usage in usages),
+            "gen_ai.usage.input_tokens": episode.usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": episode.usage.completion_tokens,
             "etude.example": episode.example.id,
             "etude.generation": episode.generation,
         }
-        failure = episode.failure
-        error: tuple[str, str] | None = None if failure is None else (failure.kind, failure.reason)
+        failure, scores = episode.failure, [*self._scores(journal, episode.id)]
+        told: _Told = "invoke_agent", about, None if failure is None else (failure.kind, failure.reason)
+        parent = self._span(told, place, None, began, ended, scores)
+        yield parent
+        for number, each in enumerate(timed):
+            told = self._of_call(each) if isinstance(each, Call) else self._of_tool(each)
+            yield self._span(told, f"{place}/{number}", parent, each.began, each.began + each.seconds)
+
+    def _scores(self, journal: Journal, episode: str) -> Iterator[Any]:
+        """The scores of an episode, as events of its span."""
         from opentelemetry.sdk.trace import Event
 
-        prefix, events = f"{episode.id}/score/", []
-        scored_at = journal.times(prefix)
+        prefix = f"{episode}/score/"
+        times = journal.times(prefix)
         for key, row in journal.scan(prefix):
             facts = {"gen_ai.evaluation.name": key.removeprefix(prefix)}
             if row.get("score") is not None:
@@ -141,13 +148,7 @@ class OtelTracker:
                 facts["error.type"] = "evaluator_failed"
             if self._config.content and row.get("reasoning"):
                 facts["gen_ai.evaluation.explanation"] = masked(str(row["reasoning"]))
-            events.append(Event("gen_ai.evaluation.result", facts, _nanoseconds(scored_at[key])))
-        parent = self._span("invoke_agent", place, None, (began, ended), about, error, events)
-        yield parent
-        for number, each in enumerate(timed):
-            name, about, error = self._of_call(each) if isinstance(each, Call) else self._of_tool(each)
-            times = (each.began, each.began + each.seconds)
-            yield self._span(name, f"{place}/{number}", parent, times, about, error)
+            yield Event("gen_ai.evaluation.result", facts, _nanoseconds(times[key]))
 
     def _of_call(self, call: Call) -> _Told:
         entry, completion = self._models.get(call.model) or {}, call.completion
@@ -185,18 +186,12 @@ class OtelTracker:
         return f"execute_tool {use.name}", about, None if use.outcome == "ok" else (use.outcome, use.outcome)
 
     def _span(
-        self,
-        name: str,
-        place: str,
-        parent: Any,
-        times: tuple[float, float],
-        attributes: dict[str, Any],
-        error: tuple[str, str] | None,
-        events: Sequence[Any] = (),
+        self, told: _Told, place: str, parent: Any, began: float, ended: float, events: Sequence[Any] = ()
     ) -> Any:
         from opentelemetry.sdk.trace import ReadableSpan
         from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
+        name, attributes, error = told
         above = None if parent is None else parent.get_span_context()
         trace = self._number(place, 16) if above is None else above.trace_id
         status = Status(StatusCode.UNSET)
@@ -214,13 +209,12 @@ class OtelTracker:
             events=events,
             kind=SpanKind.CLIENT if name.startswith("chat ") else SpanKind.INTERNAL,
             status=status,
-            start_time=_nanoseconds(times[0]),
-            end_time=_nanoseconds(times[1]),
+            start_time=_nanoseconds(began),
+            end_time=_nanoseconds(ended),
         )
 
     def _number(self, place: str, size: int) -> int:
         """The id of a span or a trace: the same for the same thing of the same run."""
-        assert self._run is not None
         digest = hashlib.blake2b(f"{self._run.token}/{place}".encode(), digest_size=size).digest()
         return int.from_bytes(digest) or 1
 

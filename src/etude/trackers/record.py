@@ -12,7 +12,6 @@ import re
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
@@ -25,12 +24,13 @@ from etude.config.component import TrackerConfig
 from etude.config.import_path import import_object
 from etude.config.registry import made_by, register_tracker
 from etude.core.errors import EtudeError, MissingExtraError, RequestError, first_line
-from etude.core.history import Entry, EpochEntry, History, ValidationEntry, WarmUpEntry
+from etude.core.history import EpochEntry, moment
 from etude.store.facts import SUMMARY
 from etude.store.log import histories
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import RESULT
 
+Kind: TypeAlias = Literal["warm_up", "validation", "epoch", "evaluation", "finished"]
 State: TypeAlias = Literal["finished", "failed", "stopped"]
 """How a process ended its part of a run. `stopped`: it may be resumed."""
 
@@ -43,7 +43,7 @@ class RunRecord:
 
     key: str
     """The same for the same record, whenever it is read."""
-    kind: Literal["warm_up", "validation", "epoch", "evaluation", "finished"]
+    kind: Kind
     step: int
     """Epochs that were over with it."""
     at: float
@@ -157,98 +157,64 @@ _LEFT_OUT = {"target", "training", "model_versions", "failure_causes"}
 """Metrics that are no figures of an epoch, or have names without end."""
 
 
-def record_keys(run: RunFolder) -> list[str]:
-    """The keys of all records that there are by now, in the order in which they are shown."""
-    return [key for key, _, _ in _Reader(run).places()]
-
-
-def new_records(run: RunFolder, sent: Collection[str]) -> Iterator[RunRecord]:
-    """The records that were not sent. Raises StoreError."""
-    reader = _Reader(run)
-    for key, target, entry in reader.places():
-        if key not in sent:
-            yield reader.record(key, target, entry)
+def records_of(run: RunFolder, sent: Collection[str] = ()) -> Iterator[RunRecord]:
+    """All that has happened in a run by now, in order, without what was sent. Raises StoreError."""
+    # Before the histories, which are whole where these are there.
+    result, is_over = run.read_json(RESULT), run.read_json(SUMMARY) is not None
+    by_target, bill = histories(run.journal, run.name), bill_of(run.journal)
+    for target, history in by_target.items():
+        key, prefix = _key("warm_up", 0, target), _prefix(target)
+        if (entry := history.warm_up) is not None and key not in sent:
+            about = {**entry.metrics, "steps": entry.steps, "seconds": entry.seconds}
+            at = datetime.fromisoformat(entry.timestamp).timestamp()
+            yield RunRecord(key, "warm_up", 0, at, figures(about, f"{prefix}warm_up/"), target)
+    entries = [(target, entry) for target, history in by_target.items() for entry in history.entries]
+    for target, each in sorted(entries, key=lambda pair: moment(pair[1])):
+        if (key := _key(each.kind, each.epoch, target)) not in sent:
+            yield RunRecord(
+                key=key,
+                kind=each.kind,
+                step=each.epoch,
+                at=datetime.fromisoformat(each.timestamp).timestamp(),
+                metrics=_of_epoch(each, _prefix(target), bill, target == next(iter(by_target)))
+                if isinstance(each, EpochEntry)
+                else figures(each.metrics, f"{_prefix(target)}validation/"),
+                target=target,
+                alarms=tuple(event.text for event in each.alarms if event.is_new),
+            )
+    if result is not None and "evaluation" not in sent:
+        ended = (run.path / RESULT).stat().st_mtime
+        yield RunRecord("evaluation", "evaluation", 0, ended, figures(result, "evaluation/"))
+    step = max(len(history.epochs) for history in by_target.values())
+    if is_over and (key := _key("finished", step, None)) not in sent:
+        metrics = {f"total/{name}": value for name, value in _spent(bill.total).items()}
+        metrics["total/hours"] = bill.seconds / 3600
+        yield RunRecord(key, "finished", step, (run.path / SUMMARY).stat().st_mtime, metrics)
 
 
 def _key(kind: str, epoch: int, target: str | None) -> str:
     return f"{kind}/{epoch:08d}" + ("" if target is None else f"/{target}")
 
 
-class _Reader:
-    def __init__(self, run: RunFolder) -> None:
-        self._run = run
-        # Before the histories, which are whole where these are there.
-        self._ends = [name for name in (RESULT, SUMMARY) if run.read_json(name) is not None]
-        self.histories: Mapping[str | None, History] = histories(run.journal, run.name)
+def _prefix(target: str | None) -> str:
+    return "" if target is None else f"{target}/"
 
-    def places(self) -> Iterator[tuple[str, str | None, Entry | WarmUpEntry | None]]:
-        """Of each record the key, the model that it is about where there are several, and its entry."""
-        entries: list[tuple[tuple[int, bool, int], str | None, Entry]] = []
-        for number, (target, history) in enumerate(self.histories.items()):
-            if history.warm_up is not None:
-                yield _key("warm_up", 0, target), target, history.warm_up
-            for entry in history.entries:
-                entries.append(((entry.epoch, isinstance(entry, ValidationEntry), number), target, entry))
-        for (epoch, is_validation, _), target, entry in sorted(entries, key=lambda each: each[0]):
-            yield _key("validation" if is_validation else "epoch", epoch, target), target, entry
-        if RESULT in self._ends:
-            yield "evaluation", None, None
-        if SUMMARY in self._ends:
-            yield _key("finished", self._epochs, None), None, None
 
-    @property
-    def _epochs(self) -> int:
-        return max((len(history.epochs) for history in self.histories.values()), default=0)
-
-    def record(self, key: str, target: str | None, entry: Entry | WarmUpEntry | None) -> RunRecord:
-        """The record of a place."""
-        prefix = "" if target is None else f"{target}/"
-        if entry is None and key == "evaluation":
-            metrics = figures(self._run.read_json(RESULT) or {}, "evaluation/")
-            ended = (self._run.path / RESULT).stat().st_mtime
-            return RunRecord(key, "evaluation", 0, ended, metrics)
-        if entry is None:
-            metrics = {f"total/{name}": value for name, value in _spent(self._bill.total).items()}
-            metrics["total/hours"] = self._bill.seconds / 3600
-            ended = (self._run.path / SUMMARY).stat().st_mtime
-            return RunRecord(key, "finished", self._epochs, ended, metrics)
-        at = datetime.fromisoformat(entry.timestamp).timestamp()
-        if isinstance(entry, WarmUpEntry):
-            about = {**entry.metrics, "steps": entry.steps, "seconds": entry.seconds}
-            return RunRecord(key, "warm_up", 0, at, figures(about, f"{prefix}warm_up/"), target)
-        kind: Literal["epoch", "validation"] = "epoch" if isinstance(entry, EpochEntry) else "validation"
-        return RunRecord(
-            key=key,
-            kind=kind,
-            step=entry.epoch,
-            at=at,
-            metrics=self._of_epoch(entry, prefix, target)
-            if isinstance(entry, EpochEntry)
-            else figures(entry.metrics, f"{prefix}validation/"),
-            target=target,
-            alarms=tuple(event.text for event in entry.alarms if event.is_new),
-        )
-
-    @cached_property
-    def _bill(self) -> Bill:
-        """All that the run has taken, read once."""
-        return bill_of(self._run.journal)
-
-    def _of_epoch(self, entry: EpochEntry, prefix: str, target: str | None) -> dict[str, float]:
-        metrics = figures(entry.metrics, f"{prefix}train/")
-        metrics |= figures(entry.metrics.get("training") or {}, f"{prefix}learner/")
-        tokens, seconds = (entry.metrics.get(key) for key in ("completion_tokens", "collecting_seconds"))
-        if tokens and seconds:
-            metrics[f"{prefix}train/tokens_per_second"] = tokens / seconds
+def _of_epoch(entry: EpochEntry, prefix: str, bill: Bill, has_episodes: bool) -> dict[str, float]:
+    metrics = figures(entry.metrics, f"{prefix}train/")
+    metrics |= figures(entry.metrics.get("training") or {}, f"{prefix}learner/")
+    tokens, seconds = (entry.metrics.get(key) for key in ("completion_tokens", "collecting_seconds"))
+    if tokens and seconds:
+        metrics[f"{prefix}train/tokens_per_second"] = tokens / seconds
+    if has_episodes:
+        # What those of several models took is theirs together, and told with the first one.
         phase = re.compile(rf"train/{entry.epoch}(?!\d)")
-        # What the episodes of several models' epochs took is theirs together.
-        if target is None or target == next(iter(self.histories)):
-            lines = [line for line in self._bill.lines if phase.match(line.phase)]
-            metrics |= {f"cost/{name}": value for name, value in _spent(total(lines)).items()}
-        if entry.status is not None:
-            job = [line for line in self._bill.lines if line.phase == entry.status.run_id]
-            metrics |= {f"{prefix}learner/cost_{name}": value for name, value in _spent(total(job)).items()}
-        return metrics
+        lines = [line for line in bill.lines if phase.match(line.phase)]
+        metrics |= {f"cost/{name}": value for name, value in _spent(total(lines)).items()}
+    if entry.status is not None:
+        job = [line for line in bill.lines if line.phase == entry.status.run_id]
+        metrics |= {f"{prefix}learner/cost_{name}": value for name, value in _spent(total(job)).items()}
+    return metrics
 
 
 def figures(metrics: Mapping[str, Any], prefix: str) -> dict[str, float]:
@@ -292,14 +258,11 @@ class LiveTrackerConfig(TrackerConfig, name="live"):
 class FunctionTracker:
     """Calls a function, plain or async, with each record."""
 
-    def __init__(self, function: Callable[[RunRecord], Any], missing: str = "") -> None:
-        """`missing` says why there is no function, as where its program is not running."""
-        self._function, self._missing = function, missing
+    def __init__(self, function: Callable[[RunRecord], Any]) -> None:
+        self._function = function
 
     def open(self, run: TrackedRun) -> str:
-        """There is nothing to begin. Raises RequestError without a function."""
-        if self._missing:
-            raise RequestError(self._missing)
+        """There is nothing to begin."""
         return ""
 
     def send(self, record: RunRecord) -> None:
@@ -341,12 +304,12 @@ register_tracker(config_type=FunctionTrackerConfig)(
 @register_tracker(config_type=LiveTrackerConfig)
 async def live_tracker(config: LiveTrackerConfig, builder: Builder) -> AsyncIterator[Tracker]:
     """The function; where its program is not running, what says so as soon as it is needed."""
-    if config.value is not None:
-        yield as_tracker(config.value)
-        return
-    run = "run" if builder.run is None else str(builder.run.path)
-    yield FunctionTracker(
-        print,
-        f"the run was started by a program with its own function '{config.name}', which is not in the "
-        f"config; give it again, in Python: etude.resume({run!r}, report=…)",
-    )
+
+    def missing(record: RunRecord) -> None:
+        run = "run" if builder.run is None else str(builder.run.path)
+        raise RequestError(
+            f"the run was started by a program with its own function '{config.name}', which is not in the "
+            f"config; give it again, in Python: etude.resume({run!r}, report=…)"
+        )
+
+    yield as_tracker(missing if config.value is None else config.value)

@@ -35,8 +35,7 @@ from etude.trackers.record import (
     TrackedRun,
     Tracker,
     live_tracker_config,
-    new_records,
-    record_keys,
+    records_of,
 )
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
@@ -99,7 +98,7 @@ class TrackerReader:
     def counts(self) -> tuple[int, int]:
         """How many records were sent, by the journal, and how many the run has. Raises StoreError."""
         with RunFolder.read(self._run) as run:
-            keys = set(record_keys(run))
+            keys = {record.key for record in records_of(run)}
             return len(self._sent(run) & keys), len(keys)
 
     def _work(self) -> None:
@@ -125,7 +124,7 @@ class TrackerReader:
     def _serve(self) -> None:
         with RunFolder.read(self._run) as run:
             sent = self._sent(run)
-            for record in new_records(run, sent):
+            for record in records_of(run, sent):
                 if self._is_abandoned:
                     return
                 if not self._is_open:

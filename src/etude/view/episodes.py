@@ -20,7 +20,6 @@ from etude.protocols.decision import WORDS as VERDICTS
 from etude.protocols.decision import code_of
 from etude.protocols.tree import EpisodeTree, Node
 from etude.store.episodes import epoch_of, phases_of, read_episode
-from etude.store.figures import shown_reward
 from etude.store.journal import Journal
 from etude.store.log import histories
 from etude.store.outline import WORDS, EpisodeOutline, find_episodes, outlines, parse_query
@@ -63,8 +62,7 @@ def phases_page(request: Request) -> Response:
         entries = _entries(run.journal, run.name)
     rows = [(phase, entries.get(_kin_of(phase))) for phase in phases]
     return page(
-        request, "phases.html", run=path.name, tab="Episodes", up=True, rows=rows, query="", words=WORDS,
-        reward=shown_reward,
+        request, "phases.html", run=path.name, tab="Episodes", up=True, rows=rows, query="", words=WORDS
     )  # fmt: skip
 
 
@@ -94,7 +92,6 @@ def phase_page(request: Request) -> Response:
         "more": more,
         "query": "",
         "words": WORDS,
-        "reward": shown_reward,
     }
     return page(request, "groups.html" if after else "phase.html", **context)
 

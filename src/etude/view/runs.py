@@ -11,11 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from etude.budget.bill import bill_of
-from etude.core.distribution import Distribution
 from etude.core.episode import cut_off_share
-from etude.core.history import Entry, EpochEntry, History
+from etude.core.history import Entry, EpochEntry, History, Score, ValidationEntry
 from etude.report.words import (
-    by_target,
     figure_lines,
     imported_lines,
     shown_ends,
@@ -24,7 +22,7 @@ from etude.report.words import (
 )
 from etude.store.episodes import epoch_of, phases_of
 from etude.store.facts import RunFacts
-from etude.store.figures import causes_in, failed_counts, shown_reward
+from etude.store.figures import causes_in, failed_counts
 from etude.store.log import histories
 from etude.store.run_folder import RunFolder
 from etude.store.status import status_of
@@ -84,13 +82,11 @@ def overview(library: Library, path: Path) -> dict[str, Any]:
         "run": path.name,
         "tab": "Overview",
         "lines": [*_facts(facts)],
-        "warnings": facts.summary.get("warnings") or [],
+        "warnings": facts.summary.warnings,
         "models": [
             {
                 "name": name,
-                "lines": figure_lines(summary)
-                if name and (summary := by_target(facts.summary).get(name))
-                else (),
+                "lines": figure_lines(facts.summary.targets[name]) if name in facts.summary.targets else (),
                 "charts": charts_of(history),
                 "rows": [*_rows(history, by_epoch)],
             }
@@ -115,40 +111,39 @@ def _facts(facts: RunFacts) -> list[tuple[str, str]]:
         return imported_lines(facts.result or {})
     if facts.kind == "evaluate":
         return [*known, ("reward", shown_ends(facts)[1] or "none yet")]
-    summary = by_target(facts.summary).get(None)
-    return [*known, *figure_lines(summary)] if summary else known
+    return known if facts.summary.targets else [*known, *figure_lines(facts.summary)]
 
 
-def _start(metrics: Mapping[str, Any], note: str) -> dict[str, Any]:
+def _start(entry: ValidationEntry, note: str) -> dict[str, Any]:
     nothing = ("phase", "rewards", "episodes", "cut_off", "trained", "version")
     return {
         **dict.fromkeys(nothing),
         "epoch": 0,
         "reward": "–",
         "failed": 0,
-        "validation": shown_reward(metrics),
+        "validation": str(entry.reward),
         "note": note,
     }
 
 
 def _rows(history: History, phases: Mapping[int, str]) -> list[dict[str, Any]]:
     """The epochs, the latest first, and the validation after each."""
-    validations = {entry.epoch: entry.metrics for entry in history.validations}
+    validations = {entry.epoch: entry for entry in history.validations}
     rows = []
     for entry in reversed(history.epochs):
-        rewards = Distribution.among(entry.metrics)
+        rewards = entry.distribution
         new = "; ".join(event.text for event in entry.alarms if event.is_new)
         row = {
             "epoch": entry.epoch,
             "phase": phases.get(entry.epoch - 1),
-            "reward": shown_reward(entry.metrics),
+            "reward": str(entry.reward),
             "rewards": None if rewards is None else f"{rewards}: {rewards.shown_bars()}",
             "episodes": entry.metrics.get("episodes"),
             "failed": failed_counts(entry.metrics)[0],
             "cut_off": entry.metrics.get("cut_off_share"),
             "trained": entry.metrics.get("filtered_trajectories"),
             "version": None if entry.version is None else f"v{entry.version.number}",
-            "validation": shown_reward(validations[entry.epoch]) if entry.epoch in validations else None,
+            "validation": str(validations[entry.epoch].reward) if entry.epoch in validations else None,
             "note": entry.skipped or entry.resting or new,
         }
         rows.append(row)
@@ -157,7 +152,7 @@ def _rows(history: History, phases: Mapping[int, str]) -> list[dict[str, Any]]:
             _start(validations[0], "before training" if history.base is None else "after the warm-up")
         )
     if history.base is not None:
-        rows.append(_start(history.base.metrics, "the base model, before the warm-up"))
+        rows.append(_start(history.base, "the base model, before the warm-up"))
     return rows
 
 
@@ -289,11 +284,8 @@ def _measured(history: History, evaluator: str | None) -> Chart | None:
     """
 
     def bounds(entry: Entry) -> Bounds:
-        found: Mapping[str, Any] = entry.metrics
-        if evaluator is None:
-            return found.get("avg_reward"), found.get("reward_low"), found.get("reward_high")
-        found = (found.get("evaluators") or {}).get(evaluator) or {}
-        return found.get("mean"), found.get("low"), found.get("high")
+        score = entry.reward if evaluator is None else entry.evaluators.get(evaluator, Score())
+        return score.mean, score.low, score.high
 
     x = _epochs(history)
     of_epochs = {entry.epoch - 1: bounds(entry) for entry in history.epochs if not entry.resting}

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any, ClassVar
 
 from etude.core.call import Delta, Token, TopLogprobs
-from etude.wire.answers import Heading, RecordedCompletion, Said, TokenLogprob
+from etude.wire.answers import Heading, RecordedCompletion, TokenLogprob
 from etude.wire.bodies import ChatCompletionBody, CompletionBody
 from etude.wire.dialect import ChatBody, Dialect, Event, Stream
 from etude.wire.forms import FORM_FIELDS
@@ -73,9 +73,15 @@ class ChunkStream(Stream):
         super().__init__(asked)
         self._head: dict[str, Any] = {"object": self.kind, "created": created}
 
-    def begin(self, heading: Heading) -> None:
+    def begin(self, index: int, heading: Heading, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
         """Take the id and model of the first answer of which there is anything."""
-        self._head = {"id": heading.id, "model": heading.model} | self._head
+        if len(self.said) == 1:
+            self._head = {"id": self.id_of(heading), "model": heading.model} | self._head
+        yield from ()
+
+    def id_of(self, heading: Heading) -> str:
+        """The id of the reply."""
+        return heading.id
 
     def chunk(self, choice: dict[str, Any], **more: Any) -> Event:
         """A chunk with a piece of one choice."""
@@ -90,18 +96,20 @@ class ChunkStream(Stream):
 
 
 class _ChatStream(ChunkStream):
-    def add(self, index: int, heading: Heading, delta: Delta) -> Iterator[Event]:
-        yield from self._begun(index, heading, delta.prompt_ids)
-        said = self.said[index]
-        said.take(delta)
+    def begin(self, index: int, heading: Heading, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
+        yield from super().begin(index, heading, prompt_ids)
+        more = {"prompt_token_ids": prompt_ids} if self.asked.return_token_ids else {}
+        name, chunk = self._piece(index, heading, {"role": "assistant", "content": ""})
+        yield name, chunk | more
+
+    def pieces(self, index: int, heading: Heading, delta: Delta) -> Iterator[Event]:
         if fields := _text_fields(delta):
             yield self._piece(index, heading, fields)
 
-    def finish(self, index: int, answer: RecordedCompletion) -> Iterator[Event]:
+    def last(self, index: int, answer: RecordedCompletion, rest: Delta) -> Iterator[Event]:
         completion = answer.completion
-        yield from self._begun(index, answer, completion.prompt_ids)
         said, message = self.said[index], completion.message
-        fields = _text_fields(said.take_rest(completion))
+        fields = _text_fields(rest)
         spoken = ("role", "content", "tool_calls", "reasoning_content")
         fields |= {name: value for name, value in message.items() if name not in spoken}
         calls = message.get("tool_calls") or ()
@@ -110,15 +118,6 @@ class _ChatStream(ChunkStream):
         for number, call in enumerate(calls):
             yield self._piece(index, answer, {"tool_calls": [{"index": number, **call}]})
         yield self._piece(index, answer, {}, completion.finish_reason)
-
-    def _begun(self, index: int, heading: Heading, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
-        if index not in self.said:
-            if not self.said:
-                self.begin(heading)
-            self.said[index] = Said()
-            more = {"prompt_token_ids": prompt_ids} if self.asked.return_token_ids else {}
-            name, model = self._piece(index, heading, {"role": "assistant", "content": ""})
-            yield name, model | more
 
     def _piece(
         self, index: int, heading: Heading, delta: dict[str, Any], finish_reason: str | None = None
@@ -236,29 +235,20 @@ class CompletionsDialect(Dialect):
 class _TextStream(ChunkStream):
     kind = "text_completion"
 
-    def add(self, index: int, heading: Heading, delta: Delta) -> Iterator[Event]:
-        said = self._said(index, heading)
-        offset = len(said.content)
-        said.take(delta)
+    def id_of(self, heading: Heading) -> str:
+        return _text_id(heading)
+
+    def pieces(self, index: int, heading: Heading, delta: Delta) -> Iterator[Event]:
         if delta.content:
-            yield self._piece(index, heading, delta.content, offset)
+            yield self._piece(index, heading, delta.content)
 
-    def finish(self, index: int, answer: RecordedCompletion) -> Iterator[Event]:
-        said, completion = self._said(index, answer), answer.completion
-        offset = len(said.content)
-        rest = said.take_rest(completion).content
-        yield self._piece(index, answer, rest, offset, completion.finish_reason)
+    def last(self, index: int, answer: RecordedCompletion, rest: Delta) -> Iterator[Event]:
+        yield self._piece(index, answer, rest.content, answer.completion.finish_reason)
 
-    def _said(self, index: int, heading: Heading) -> Said:
-        if not self.said:
-            self.begin(Heading(_text_id(heading), heading.model))
-        return self.said.setdefault(index, Said())
-
-    def _piece(
-        self, index: int, heading: Heading, text: str, offset: int, reason: str | None = None
-    ) -> Event:
-        tokens = self.said[index].taken()
-        return self.chunk(_text_choice(self.asked, index, heading, text, tokens, reason, offset))
+    def _piece(self, index: int, heading: Heading, text: str, reason: str | None = None) -> Event:
+        said = self.said[index]
+        offset = len(said.content) - len(text)
+        return self.chunk(_text_choice(self.asked, index, heading, text, said.taken(), reason, offset))
 
 
 def _text_id(heading: Heading) -> str:

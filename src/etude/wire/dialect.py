@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from pydantic_core import to_json
 
-from etude.core.call import Delta
+from etude.core.call import Completion, Delta
 from etude.core.errors import RequestError
 from etude.core.json_text import read_json
 from etude.core.message import Message, Tool, text_of
@@ -188,13 +188,33 @@ class Stream(ABC):
         self.said: dict[int, Said] = {}
         """By the number of the answer."""
 
-    @abstractmethod
     def add(self, index: int, heading: Heading, delta: Delta) -> Iterator[Event]:
         """The events of a piece of an answer."""
+        yield from self._begun(index, heading, delta)
+        self.said[index].take(delta)
+        yield from self.pieces(index, heading, delta)
 
-    @abstractmethod
     def finish(self, index: int, answer: RecordedCompletion) -> Iterator[Event]:
         """The events of what is missing of an answer now that it is there."""
+        yield from self._begun(index, answer, answer.completion)
+        yield from self.last(index, answer, self.said[index].take_rest(answer.completion))
+
+    def _begun(self, index: int, heading: Heading, source: Delta | Completion) -> Iterator[Event]:
+        if index not in self.said:
+            self.said[index] = Said()
+            yield from self.begin(index, heading, source.prompt_ids)
+
+    @abstractmethod
+    def begin(self, index: int, heading: Heading, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
+        """The events before anything of an answer."""
+
+    @abstractmethod
+    def pieces(self, index: int, heading: Heading, delta: Delta) -> Iterator[Event]:
+        """The events of a piece of text; `said` has it, and the tokens that wait."""
+
+    @abstractmethod
+    def last(self, index: int, answer: RecordedCompletion, rest: Delta) -> Iterator[Event]:
+        """The events at the end of an answer, with the rest of its text."""
 
     @abstractmethod
     def end(self, reply: dict[str, Any]) -> Iterator[Event]:
@@ -251,15 +271,14 @@ class BlockStream(Stream):
 
     def __init__(self, asked: ChatBody) -> None:
         super().__init__(asked)
-        self.text = Said()
         self.number = -1
         """Of the block that is open, or was open last."""
         self._open: Kind | None = None
-        self._has_begun = False
 
-    @abstractmethod
-    def begin(self, heading: Heading) -> Iterator[Event]:
-        """The events before the first block."""
+    @property
+    def text(self) -> Said:
+        """The part of the answer that was given out."""
+        return self.said[0]
 
     @abstractmethod
     def opened(self, kind: Kind) -> Iterator[Event]:
@@ -277,26 +296,14 @@ class BlockStream(Stream):
     def calls(self, answer: RecordedCompletion) -> Iterator[Event]:
         """The events of the answer's calls of tools."""
 
-    def add(self, index: int, heading: Heading, delta: Delta) -> Iterator[Event]:
-        yield from self._begin(heading)
-        self.text.take(delta)
-        yield from self._pieces(delta)
-
-    def finish(self, index: int, answer: RecordedCompletion) -> Iterator[Event]:
-        yield from self._begin(answer)
-        rest = self.text.take_rest(answer.completion)
-        yield from self._pieces(rest)
+    def last(self, index: int, answer: RecordedCompletion, rest: Delta) -> Iterator[Event]:
+        yield from self.pieces(index, answer, rest)
         if self.number < 0 and not answer.completion.message.get("tool_calls"):
             yield from self._switch("content")
         yield from self._switch(None)
         yield from self.calls(answer)
 
-    def _begin(self, heading: Heading) -> Iterator[Event]:
-        if not self._has_begun:
-            self._has_begun = True
-            yield from self.begin(heading)
-
-    def _pieces(self, delta: Delta) -> Iterator[Event]:
+    def pieces(self, index: int, heading: Heading, delta: Delta) -> Iterator[Event]:
         if delta.reasoning:
             yield from self._switch("reasoning")
             yield from self.piece("reasoning", delta.reasoning)

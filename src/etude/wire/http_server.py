@@ -10,7 +10,6 @@ import hmac
 import ipaddress
 import logging
 import socket
-import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,6 +22,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from etude.core.errors import RequestError
+from etude.core.process import allow_open_files
 from etude.wire.gateway import dialect_of
 
 if TYPE_CHECKING:
@@ -184,8 +184,6 @@ def in_one_line(error: BaseException) -> str:
 
 MOST_CONNECTIONS = 8192
 """Of a server that is not told how many: agents of one run may be thousands, each with a pool of them."""
-_OTHER_FILES = 256
-"""Open files that a server needs beside its connections."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -220,7 +218,7 @@ def server_config(app: ASGIApp, *, connections: int = MOST_CONNECTIONS, **option
     """
     import uvicorn
 
-    _allow_connections(connections)
+    allow_open_files()
     return uvicorn.Config(
         app,
         http="h11",
@@ -248,17 +246,3 @@ class BackgroundServer:
         """Stop listening and end the requests under way."""
         self._server.should_exit = True
         await self._task
-
-
-def _allow_connections(count: int) -> None:
-    """Let this process have so many connections open, as far as the system allows it."""
-    if sys.platform == "win32":
-        return
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count + _OTHER_FILES
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -306,7 +306,7 @@ class _MessageStream(BlockStream):
         super().__init__(asked)
         self._shows_thoughts = shows_thoughts
 
-    def begin(self, heading: Heading) -> Iterator[Event]:
+    def begin(self, index: int, heading: Heading, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
         yield _event("message_start", message=_message(heading))
 
     def opened(self, kind: Kind) -> Iterator[Event]:

@@ -324,7 +324,7 @@ class _ResponseStream(BlockStream):
         self._given: list[dict[str, Any]] = []
         """Logprobs of the text so far."""
 
-    def begin(self, heading: Heading) -> Iterator[Event]:
+    def begin(self, index: int, heading: Heading, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
         self._heading = heading
         response = _response(heading, self.asked, self._body, self._created)
         yield self._event("response.created", response=response)

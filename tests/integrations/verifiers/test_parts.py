@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +14,18 @@ from etude.core.episode import Example
 from etude.core.errors import EngineAway, EnvironmentAway, EpisodeError
 from etude.integrations.verifiers.components import VerifiersWorkflowConfig
 from etude.integrations.verifiers.environment import Tasks
-from etude.integrations.verifiers.scores import AgentScores, Problem, Score, failure_of, scores_of
+from etude.integrations.verifiers.scores import Score, failure_of, scores_of
 from etude.rollout.run_workflow import failure_of as failure_of_episode
 
 
+def ran(agent: str, rewards: dict[str, tuple[float, float]], metrics: dict[str, Any] | None = None) -> Any:
+    """A run of an agent as verifiers has it: rewards with their weights."""
+    given = {name: SimpleNamespace(score=s, value=s * weight) for name, (s, weight) in rewards.items()}
+    return SimpleNamespace(agent=SimpleNamespace(name=agent), rewards=given, metrics=metrics or {})
+
+
 def test_the_reward_is_the_weighted_sum_and_one_agent_has_no_scores_apart():
-    run = AgentScores("agent", {"right": (1.0, 1.0), "short": (0.5, 2.0)}, {"words": 3.0, "left_out": None})
+    run = ran("agent", {"right": (1.0, 1.0), "short": (0.5, 2.0)}, {"words": 3.0, "left_out": None})
     assert scores_of([run]) == [
         Score("words", 3.0, None, 1),
         Score("right", 1.0, None, 1),
@@ -28,11 +35,8 @@ def test_the_reward_is_the_weighted_sum_and_one_agent_has_no_scores_apart():
 
 
 def test_several_runs_give_their_mean_and_agents_without_rewards_take_no_part():
-    runs = [
-        AgentScores("solver", {"right": (1.0, 1.0)}),
-        AgentScores("solver", {"right": (0.0, 1.0)}),
-        AgentScores("user", {}, {"turns": 4.0}),
-    ]
+    right, wrong = (ran("solver", {"right": (score, 1.0)}) for score in (1.0, 0.0))
+    runs = [right, wrong, ran("user", {}, {"turns": 4.0})]
     by_name = {(score.name, score.agent): (score.value, score.runs) for score in scores_of(runs)}
     assert by_name == {
         ("right", None): (0.5, 2),
@@ -47,15 +51,16 @@ def test_several_runs_give_their_mean_and_agents_without_rewards_take_no_part():
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_reward_that_is_no_number_is_an_error_and_not_zero(value: float):
     with pytest.raises(EpisodeError, match=r"'right' of 'agent' is (nan|inf); mend what gives it"):
-        scores_of([AgentScores("agent", {"right": (value, 1.0)})])
+        scores_of([ran("agent", {"right": (value, 1.0)})])
 
 
 def test_infrastructure_is_nobodys_failure_and_a_models_error_the_models():
-    away = failure_of("my_env", "t", [Problem("SandboxError", "no docker", agent="solver")], [])
+    problem = partial(SimpleNamespace, traceback=None)
+    away = failure_of("my_env", "t", [("solver", problem(type="SandboxError", message="no docker"))], [])
     assert isinstance(away, EnvironmentAway) and "See: etude check" in str(away)
     assert failure_of_episode(away).origin == "environment"
     cause = EngineAway("no memory")
-    call = failure_of("my_env", "t", [Problem("ProviderError", "upstream 500")], [cause])
+    call = failure_of("my_env", "t", [(None, problem(type="ProviderError", message="500"))], [cause])
     assert call.__cause__ is cause and "no memory" in str(call)
     found = failure_of_episode(call)
     assert (found.kind, found.origin) == ("call_failed", "model")
@@ -82,11 +87,8 @@ def test_each_model_may_have_the_reward_of_its_role(monkeypatch: pytest.MonkeyPa
     models = {"proposer": "alice", "checker": "bob", "judge": "carol", "critic": "carol"}
     supplies = config(models=models, own_rewards=True, scores=["turns"]).supplies()
     assert supplies.reward_of_model == {"alice": "proposer_reward", "bob": "checker_reward"}
-    assert supplies.evaluators["proposer_reward"] == {
-        "_type": "measured",
-        "name": "reward",
-        "agent": "proposer",
-    }
+    own = {"_type": "measured", "name": "reward", "agent": "proposer"}
+    assert supplies.evaluators["proposer_reward"] == own
     assert list(supplies.evaluators) == ["reward", "turns", "proposer_reward", "checker_reward"]
     assert config(models=models).supplies().reward_of_model == {}
 

@@ -16,7 +16,7 @@ from etude.core.keys import content_hash
 from etude.core.trajectory import Trajectory, TrajectoryCollection
 from etude.integrations.art.client import ArtClient, ArtError, ArtInference, ArtJob, ArtJobs, ArtProgress
 from etude.integrations.art.config import ARTTrainerAdapterConfig
-from etude.integrations.art.wire import ArtModel, ArtTrajectoryGroup, check_episode_order, group_of, groups_of
+from etude.integrations.art.wire import ArtGroup, ArtModel, check_episode_order, group_of, groups_of
 from etude.jobs.folders import JobContent, data_hash
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         Raises ArtError when the training server or the inference endpoint does not do its part.
         """
         await super().initialize(run_config)
-        jobs = self._jobs = ArtJobs(self._jobs_file)
+        jobs = self._jobs = ArtJobs.read(self._jobs_file)
         await self.remote_backend.check_health()
         await self.remote_backend.register()
         address = await self.remote_backend.prepare()
@@ -100,11 +100,11 @@ class ARTTrainerAdapter(TrainerAdapter):
                     f"the ART server {self.remote_backend.url} cannot delete checkpoints by their step (0.4 "
                     "cannot); set 'backend.delete_old_checkpoints: false'"
                 )
-        for name, job in list(jobs.kept.jobs.items()):
+        for name, job in list(jobs.jobs.items()):
             if not job.status.is_final:
                 await self._recover(name, job)
         try:
-            base = jobs.kept.base or await self._served(await self.remote_backend.step(), "the beginning")
+            base = jobs.base or await self._served(await self.remote_backend.step(), "the beginning")
             if self._inference is not None:
                 await self._inference.probe(await self._name_of(base.number))
         except ArtError as error:
@@ -127,9 +127,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         """Raise ValueError for an episode that ART cannot train on, as `check_episode_order` has it."""
         check_episode_order(traj)
 
-    async def _construct_trajectory_groups(
-        self, trajectory_lists: list[list[Trajectory]]
-    ) -> list[ArtTrajectoryGroup]:
+    async def _construct_trajectory_groups(self, trajectory_lists: list[list[Trajectory]]) -> list[ArtGroup]:
         """ART's groups, one for each example. Raises ValueError for a trajectory that is not valid."""
         return [group_of(trajectories) for trajectories in trajectory_lists]
 
@@ -139,11 +137,11 @@ class ARTTrainerAdapter(TrainerAdapter):
         jobs, name = self._require_jobs(), trajectories.run_id
         ref = TrainingJobRef(run_id=name, backend=BACKEND)
         trains = name in self._training_jobs and not self._training_jobs[name].done()
-        known, how = jobs.get(name), self.adapter_config.training.model_dump(mode="json")
+        known, how = jobs.jobs.get(name), self.adapter_config.training.model_dump(mode="json")
         content = JobContent.of(data_hash(trajectories), trajectories.method, how)
         if not trains and known is not None and known.status is TrainingStatusEnum.RUNNING:
             await self._recover(name, known, wait=0)
-            known = jobs.get(name)
+            known = jobs.jobs.get(name)
         if known is not None and (trains or known.status is TrainingStatusEnum.COMPLETED):
             known.content.require(name, content)
             return ref
@@ -168,7 +166,7 @@ class ARTTrainerAdapter(TrainerAdapter):
             progress = self._progress[ref.run_id]
             metrics = {"metrics": progress.metrics, "rejected": progress.given.rejected}
             return job_status(ref, TrainingStatusEnum.RUNNING, progress=progress.percent, metadata=metrics)
-        job = self._require_jobs().get(ref.run_id)
+        job = self._require_jobs().jobs.get(ref.run_id)
         if job is None or not job.status.is_final:
             return job_status(
                 ref, TrainingStatusEnum.NOT_FOUND, message="no job of that name was submitted and finished"
@@ -198,7 +196,7 @@ class ARTTrainerAdapter(TrainerAdapter):
 
         Raises TrainingError when it does not: ART has no way back.
         """
-        step, jobs = await self.remote_backend.step(), self._require_jobs().kept.jobs.values()
+        step, jobs = await self.remote_backend.step(), self._require_jobs().jobs.values()
         may_be_reached = {job.before + more for job in jobs for more in (0, 1)}
         if step == version.number or (step > version.number and step in may_be_reached):
             self._version = version
@@ -285,7 +283,7 @@ class ARTTrainerAdapter(TrainerAdapter):
 
     def _end(self, name: str, status: TrainingStatusEnum, message: str | None, **facts: Any) -> None:
         jobs = self._require_jobs()
-        if (job := jobs.get(name)) is not None:
+        if (job := jobs.jobs.get(name)) is not None:
             jobs.put(name, job.model_copy(update={"status": status, "message": message, **facts}))
         self.job_log.add(name, {"status": status, "message": message})
 

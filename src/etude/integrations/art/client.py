@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 
 from etude.core.call import Completion
 from etude.core.errors import StoreError, TrainingError
@@ -269,44 +269,37 @@ class ArtJob(BaseModel, frozen=True):
     """The version that it made, once it is completed."""
 
 
-class _Kept(BaseModel, frozen=True):
-    """The content of the file."""
+class ArtJobs(BaseModel):
+    """All jobs by name, and where the run began. Each change is on the disk before it is known here."""
 
     base: ModelVersion | None = None
     """The version that the run began with; None before it did."""
     jobs: dict[str, ArtJob] = Field(default_factory=dict)
+    _path: Path | None = PrivateAttr(default=None)
 
+    @classmethod
+    def read(cls, path: Path | None) -> ArtJobs:
+        """Those of a file, where there is one; without a path nothing is on a disk.
 
-class ArtJobs:
-    """All jobs by name, and where the run began. Each change is on the disk before it is known here."""
-
-    def __init__(self, path: Path | None) -> None:
-        """Read the file, where there is one; without a path nothing is on a disk. Raises StoreError when it
-        is damaged."""
-        self._path = path
-        self.kept = _Kept()
-        if path is not None and path.exists():
-            try:
-                self.kept = _Kept.model_validate_json(path.read_bytes())
-            except (OSError, ValidationError) as error:
-                raise StoreError(
-                    f"{path} is damaged ({error}); delete it and resume (`etude resume`)"
-                ) from error
-
-    def get(self, name: str) -> ArtJob | None:
-        """A job; None when it was never submitted."""
-        return self.kept.jobs.get(name)
+        Raises StoreError when it is damaged.
+        """
+        try:
+            found = cls() if path is None or not path.exists() else cls.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise StoreError(f"{path} is damaged ({error}); delete it and resume (`etude resume`)") from error
+        found._path = path
+        return found
 
     def put(self, name: str, job: ArtJob) -> None:
         """Keep a job. Raises StoreError."""
-        self.keep(jobs={**self.kept.jobs, name: job})
+        self.keep(jobs={**self.jobs, name: job})
 
     def keep(self, **changes: Any) -> None:
         """Keep all jobs, or what the run begins with. Raises StoreError."""
-        kept = self.kept.model_copy(update=changes)
+        kept = self.model_copy(update=changes)
         if self._path is not None:
             write_atomically(self._path, kept.model_dump_json(indent=2))
-        self.kept = kept
+        self.base, self.jobs = kept.base, kept.jobs
 
 
 @dataclass(slots=True)

@@ -23,7 +23,8 @@ from starlette.concurrency import run_in_threadpool
 from etude.core.json_text import read_json
 from etude.core.keys import content_hash
 from etude.core.training_rows import GrpoRow
-from etude.integrations.art.serving_models import ArtGroup, ArtModels, ArtNames, rows_of
+from etude.integrations.art.serving_models import ArtModels, ArtNames, rows_of
+from etude.integrations.art.wire import ArtGroup
 from etude.models.speech import Speech
 from etude.server.database import Order, Row, list_object
 from etude.server.extensions import ServerParts

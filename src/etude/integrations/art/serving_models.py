@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
-from pydantic import BaseModel, Field, FiniteFloat, ValidationError
+from pydantic import BaseModel, FiniteFloat, ValidationError
 
 from etude.core.call import ChatRequest
 from etude.core.errors import EngineError, RequestError
-from etude.core.message import Message, Tool
+from etude.core.message import Message
 from etude.core.training_rows import GrpoRow, GrpoTrajectory, GrpoTurn
+from etude.integrations.art.wire import ArtGroup, ArtHistory
 from etude.models.speech import Speech
 from etude.server.database import JOBS, Row, new_id, row_of, table
 from etude.server.jobs import FINAL
@@ -224,26 +225,6 @@ class ArtModels:
         self._put(name, 0, served=base)
         self._names.add(name)
         return row
-
-
-class ArtHistory(BaseModel):
-    """ART's `History`: messages, and among them the choices that the model sampled."""
-
-    messages_and_choices: list[dict[str, Any]] = Field(default_factory=list)
-    tools: list[Tool] | None = None
-
-
-class ArtTrajectory(ArtHistory):
-    """ART's `Trajectory`."""
-
-    additional_histories: list[ArtHistory] = Field(default_factory=list)
-    reward: FiniteFloat = 0.0
-
-
-class ArtGroup(BaseModel):
-    """ART's `TrajectoryGroup`."""
-
-    trajectories: list[ArtTrajectory] = Field(default_factory=list)
 
 
 class ChoiceToken(BaseModel):

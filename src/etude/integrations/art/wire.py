@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from openai.types.chat.chat_completion import Choice
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, FiniteFloat
 
 from etude.core.errors import CapabilityError, TrainingError
+from etude.core.message import Tool
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
 from etude.integrations.art.config import ARTTrainerAdapterConfig
 
@@ -70,6 +70,35 @@ class ArtModel(BaseModel):
         )
 
 
+class ArtHistory(BaseModel):
+    """ART's `History`: messages, and among them the choices that the model sampled."""
+
+    messages_and_choices: list[Json] = Field(default_factory=list)
+    tools: list[Tool] | None = None
+
+
+class ArtTrajectory(ArtHistory):
+    """ART's `Trajectory`: what was said in an episode, and its reward."""
+
+    additional_histories: list[ArtHistory] = Field(default_factory=list)
+    reward: FiniteFloat = 0.0
+    initial_policy_version: int | None = None
+    final_policy_version: int | None = None
+    metrics: Json = Field(default_factory=dict)
+    metadata: Json = Field(default_factory=dict)
+    logs: list[str] = Field(default_factory=list)
+
+
+class ArtGroup(BaseModel):
+    """ART's `TrajectoryGroup`: the trajectories of one example."""
+
+    trajectories: list[ArtTrajectory] = Field(default_factory=list)
+    exceptions: list[Any] = Field(default_factory=list)
+    metadata: Json = Field(default_factory=dict)
+    metrics: Json = Field(default_factory=dict)
+    logs: list[str] = Field(default_factory=list)
+
+
 def groups_of(collection: TrajectoryCollection) -> ArtGroups:
     """The collection as ART's groups, without the trajectories that ART could not train on.
 
@@ -79,7 +108,7 @@ def groups_of(collection: TrajectoryCollection) -> ArtGroups:
     rejected: Counter[str] = Counter()
     groups: list[Json] = []
     for group in collection.trajectories:
-        kept: list[Json] = []
+        kept: list[ArtTrajectory] = []
         for trajectory in group:
             if trajectory.shaped_rewards is not None:
                 raise CapabilityError(
@@ -92,8 +121,8 @@ def groups_of(collection: TrajectoryCollection) -> ArtGroups:
             except ValueError as error:
                 rejected[str(error)] += 1
         # The server skips them without a word, and counts the step all the same.
-        if len({wire["reward"] for wire in kept}) > 1:
-            groups.append({"trajectories": kept, "exceptions": [], "metadata": {}, "metrics": {}, "logs": []})
+        if len({each.reward for each in kept}) > 1:
+            groups.append(ArtGroup(trajectories=kept).model_dump())
         elif kept:
             rejected[FLAT] += len(kept)
     count = sum(len(group["trajectories"]) for group in groups)
@@ -134,33 +163,27 @@ def check_episode_order(trajectory: Trajectory) -> None:
             raise ValueError(f"a tool message follows a {before} message")
 
 
-def trajectory_of(trajectory: Trajectory, *, needs_tokens: bool = True) -> Json:
+def trajectory_of(trajectory: Trajectory, *, needs_tokens: bool = True) -> ArtTrajectory:
     """ART's `Trajectory`. Raises ValueError when an answer lacks its tokens or logprobs.
 
     Where it does not need them, such an answer goes with the logprobs of OpenAI's that it has, or with none.
     """
     items = [item for item in trajectory.episode if isinstance(item, EpisodeItem)]
-    facts = trajectory.metadata or {}
     # A choice is trained on as a whole; an answer of no weight is a message like others.
     sampled = [item for item in items if item.is_sampled and (item.weights is None or any(item.weights))]
     if not sampled:
         raise ValueError("it has no message that the model sampled, or none that is to be trained on")
-    versions = [item.model_version or 0 for item in sampled]
-    return {
-        "messages_and_choices": [
+    facts = trajectory.metadata or {}
+    return ArtTrajectory(
+        messages_and_choices=[
             _choice(item, needs_tokens) if item in sampled else _message(item) for item in items
         ],
-        "tools": trajectory.tools or None,
-        "additional_histories": [],
-        "reward": trajectory.reward,
-        "initial_policy_version": versions[0],
-        "final_policy_version": versions[-1],
-        "metrics": {},
-        "metadata": {
-            key: value for key, value in facts.items() if isinstance(value, str | int | float | bool)
-        },
-        "logs": [],
-    }
+        tools=trajectory.tools or None,
+        reward=trajectory.reward,
+        initial_policy_version=sampled[0].model_version or 0,
+        final_policy_version=sampled[-1].model_version or 0,
+        metadata={key: value for key, value in facts.items() if isinstance(value, str | int | float | bool)},
+    )
 
 
 def _choice(item: EpisodeItem, needs_tokens: bool) -> Json:
@@ -201,40 +224,18 @@ def _message(item: EpisodeItem) -> Json:
     return {"role": item.role.value, "content": facts.get("content", item.content), **kept}
 
 
-class ArtTrajectory(BaseModel):
-    """ART's `Trajectory`: what was said in an episode, and its reward."""
+def group_of(trajectories: list[Trajectory]) -> ArtGroup:
+    """The trajectories of an example, with a `Choice` of OpenAI's for each answer that is trained on.
 
-    messages_and_choices: list[Any]
-    """A `Choice` of OpenAI's for each answer that is trained on; other messages as they are on the wire."""
-    reward: float
-    tools: list[Json] | None = None
-    initial_policy_version: int | None = None
-    final_policy_version: int | None = None
-    metrics: dict[str, Any] = Field(default_factory=dict)
-    metadata: dict[str, Any] = Field(default_factory=dict)
-    logs: list[str] = Field(default_factory=list)
-    additional_histories: list[Any] = Field(default_factory=list)
+    Raises ValueError for one that ART could not take.
+    """
+    from openai.types.chat.chat_completion import Choice
 
-
-class ArtTrajectoryGroup(BaseModel):
-    """ART's `TrajectoryGroup`: the trajectories of one example."""
-
-    trajectories: list[ArtTrajectory]
-    exceptions: list[Any] = Field(default_factory=list)
-    metadata: dict[str, Any] = Field(default_factory=dict)
-    metrics: dict[str, Any] = Field(default_factory=dict)
-    logs: list[str] = Field(default_factory=list)
-
-
-def group_of(trajectories: list[Trajectory]) -> ArtTrajectoryGroup:
-    """The trajectories of an example as ART has them. Raises ValueError for one that it could not take."""
-    group = []
+    group = ArtGroup()
     for trajectory in trajectories:
         check_episode_order(trajectory)
-        wire = trajectory_of(trajectory, needs_tokens=False)
-        said = [
-            Choice.model_validate(each) if "finish_reason" in each else each
-            for each in wire["messages_and_choices"]
-        ]
-        group.append(ArtTrajectory.model_validate({**wire, "messages_and_choices": said}))
-    return ArtTrajectoryGroup(trajectories=group)
+        made = trajectory_of(trajectory, needs_tokens=False)
+        said = made.messages_and_choices
+        choices = [Choice.model_validate(each) if "finish_reason" in each else each for each in said]
+        group.trajectories.append(made.model_copy(update={"messages_and_choices": choices}))
+    return group

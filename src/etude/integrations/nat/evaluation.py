@@ -213,19 +213,16 @@ def from_toolkit(collection: TrajectoryCollection) -> trajectory.TrajectoryColle
     return source.model_copy(update={"trajectories": recorded, "run_id": collection.run_id})
 
 
-def job_to_toolkit(ref: job.TrainingJobRef) -> TrainingJobRef:
-    """A job as the toolkit names it."""
+def job_to_toolkit(ref: job.TrainingJobRef | Skipped, run_id: str, backend: str) -> TrainingJobRef:
+    """A job as the toolkit names it; of one that was not worth its while, its metadata says so."""
+    if isinstance(ref, Skipped):
+        return TrainingJobRef(run_id=run_id, backend=backend, metadata={"skipped": ref.reason})
     return TrainingJobRef(**ref.model_dump(mode="json"))
 
 
 def job_from_toolkit(ref: TrainingJobRef) -> job.TrainingJobRef:
-    """The same, back."""
+    """A job as Etude names it."""
     return job.TrainingJobRef(**ref.model_dump(mode="json"))
-
-
-def skipped_to_toolkit(skipped: Skipped, run_id: str, backend: str) -> TrainingJobRef:
-    """A job that was not worth its while; the toolkit has no word for it but its metadata."""
-    return TrainingJobRef(run_id=run_id, backend=backend, metadata={"skipped": skipped.reason})
 
 
 def status_to_toolkit(status: job.TrainingJobStatus) -> TrainingJobStatus:

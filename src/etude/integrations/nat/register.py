@@ -7,10 +7,10 @@ and what else trains is loaded when a run is opened, and not here.
 from __future__ import annotations
 
 import shlex
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 from nat.builder.builder import Builder
 from nat.cli.register_workflow import register_trainer, register_trainer_adapter, register_trajectory_builder
@@ -39,7 +39,6 @@ from etude.integrations.nat.evaluation import (
     from_toolkit,
     job_from_toolkit,
     job_to_toolkit,
-    skipped_to_toolkit,
     status_to_toolkit,
     to_toolkit,
 )
@@ -49,6 +48,8 @@ from etude.loop.targets import assemble_trainer
 from etude.report.files import RunReport
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder
+
+PartT = TypeVar("PartT")
 
 
 class EtudeTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="etude_traj_builder"):
@@ -96,23 +97,28 @@ class EtudeTrainerConfig(TrainerConfig, name="etude_trainer"):
     max_calls: int | None = Field(default=None, description="Model calls that an episode may make.")
 
 
-class EtudeTrajectoryBuilder(TrajectoryBuilder):
-    """A trajectory builder of Etude's, by the toolkit's interface."""
+class _StandIn(Generic[PartT]):
+    """Has a part of Etude's do its work, which `etude_trainer` hands over."""
 
-    def __init__(self, trajectory_builder_config: EtudeTrajectoryBuilderConfig) -> None:
-        super().__init__(trajectory_builder_config)
-        self._etude: trajectory_builder.TrajectoryBuilder | None = None
+    called: ClassVar[str]
+    _etude: PartT | None = None
 
     @property
-    def etude(self) -> trajectory_builder.TrajectoryBuilder:
-        """The builder that does the work. Raises RequestError before `etude_trainer` has started."""
+    def etude(self) -> PartT:
+        """The part that does the work. Raises RequestError before `etude_trainer` has started."""
         if self._etude is None:
-            raise RequestError("`etude_traj_builder` works within a trainer of `_type: etude_trainer` alone")
+            raise RequestError(f"`{self.called}` works within a trainer of `_type: etude_trainer` alone")
         return self._etude
 
-    def bind(self, etude: trajectory_builder.TrajectoryBuilder) -> None:
-        """Hand over the builder that does the work."""
+    def bind(self, etude: PartT) -> None:
+        """Hand over the part that does the work."""
         self._etude = etude
+
+
+class EtudeTrajectoryBuilder(_StandIn[trajectory_builder.TrajectoryBuilder], TrajectoryBuilder):
+    """A trajectory builder of Etude's, by the toolkit's interface."""
+
+    called = "etude_traj_builder"
 
     async def run_eval(self) -> EvaluationRunOutput:
         """One episode for each example, scored."""
@@ -131,25 +137,10 @@ class EtudeTrajectoryBuilder(TrajectoryBuilder):
         self.etude.log_progress(run_id, metrics, output_dir)
 
 
-class EtudeTrainerAdapter(TrainerAdapter):
+class EtudeTrainerAdapter(_StandIn[trainer_adapter.TrainerAdapter], TrainerAdapter):
     """A trainer adapter of Etude's, by the toolkit's interface."""
 
-    def __init__(self, adapter_config: EtudeTrainerAdapterConfig) -> None:
-        super().__init__(adapter_config)
-        self._etude: trainer_adapter.TrainerAdapter | None = None
-
-    @property
-    def etude(self) -> trainer_adapter.TrainerAdapter:
-        """The adapter that does the work. Raises RequestError before `etude_trainer` has started."""
-        if self._etude is None:
-            raise RequestError(
-                "`etude_trainer_adapter` works within a trainer of `_type: etude_trainer` alone"
-            )
-        return self._etude
-
-    def bind(self, etude: trainer_adapter.TrainerAdapter) -> None:
-        """Hand over the adapter that does the work."""
-        self._etude = etude
+    called = "etude_trainer_adapter"
 
     async def is_healthy(self) -> bool:
         """Whether the backend answers and could train now."""
@@ -157,11 +148,8 @@ class EtudeTrainerAdapter(TrainerAdapter):
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
         """Start a job. Submitting the same `run_id` again does not train twice."""
-        ref = await self.etude.submit(from_toolkit(trajectories))
-        if isinstance(ref, Skipped):
-            kind = self.etude.adapter_config.type_name
-            return skipped_to_toolkit(ref, trajectories.run_id, kind)
-        return job_to_toolkit(ref)
+        job = await self.etude.submit(from_toolkit(trajectories))
+        return job_to_toolkit(job, trajectories.run_id, self.etude.adapter_config.type_name)
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
         """The state of a job."""
@@ -195,13 +183,18 @@ class EtudeTrainer(Trainer):
 
         Raises RequestError for what cannot be done.
         """
-        if not isinstance(self.trajectory_builder, EtudeTrajectoryBuilder):
-            raise _not_ours("trajectory_builder", "etude_traj_builder", self.trajectory_builder)
-        if not isinstance(self.trainer_adapter, EtudeTrainerAdapter):
-            raise _not_ours("trainer_adapter", "etude_trainer_adapter", self.trainer_adapter)
+        for key, wanted in (
+            ("trajectory_builder", EtudeTrajectoryBuilder),
+            ("trainer_adapter", EtudeTrainerAdapter),
+        ):
+            if not isinstance(given := getattr(self, key), wanted):
+                raise RequestError(
+                    f"finetuning.{key} is a {type(given).__name__}, and `etude_trainer` works with tokens as "
+                    f"Etude records them: name an entry of `{key}s` with `_type: {wanted.called}`"
+                )
         await super().initialize(run_config)
-        given = run_config.run_configuration.config_file
-        toolkit_config = load_config(given) if isinstance(given, str | Path) else given
+        file = run_config.run_configuration.config_file
+        toolkit_config = load_config(file) if isinstance(file, str | Path) else file
         self._config = etude_config(toolkit_config, run_config)
 
     async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
@@ -218,9 +211,7 @@ class EtudeTrainer(Trainer):
     async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef:
         """Collect and submit one epoch. The job of an epoch without training data says `skipped`."""
         job = await (await self._opened()).run_epoch(epoch, run_id) or Skipped(reason="nothing was submitted")
-        if isinstance(job, Skipped):
-            return skipped_to_toolkit(job, run_id, "etude")
-        return job_to_toolkit(job)
+        return job_to_toolkit(job, run_id, "etude")
 
     async def get_metrics(self, run_id: str) -> dict[str, Any]:
         """The summary, epochs and validations of the run; `run_id` is its name or that of a job."""
@@ -279,34 +270,15 @@ class EtudeTrainer(Trainer):
         return etude
 
 
-def _not_ours(key: str, wanted: str, given: object) -> RequestError:
-    return RequestError(
-        f"finetuning.{key} is a {type(given).__name__}, and `etude_trainer` works with tokens as Etude "
-        f"records them: name an entry of `{key}s` with `_type: {wanted}`"
-    )
+def _register(register: Callable[..., Any], config_type: type, part: Callable[[Any], Any]) -> None:
+    async def component(config: Any, builder: Builder) -> AsyncIterator[Any]:
+        """Runs for every workflow that the toolkit builds, and is closed before anything is trained: what it
+        yields holds nothing yet."""
+        yield part(config)
+
+    register(config_type=config_type)(component)
 
 
-# Generators run for every workflow that the toolkit builds, and are closed before anything is trained:
-# what they yield holds nothing yet.
-
-
-@register_trajectory_builder(config_type=EtudeTrajectoryBuilderConfig)
-async def etude_traj_builder(
-    config: EtudeTrajectoryBuilderConfig, builder: Builder
-) -> AsyncIterator[EtudeTrajectoryBuilder]:
-    """The component `etude_traj_builder`."""
-    yield EtudeTrajectoryBuilder(config)
-
-
-@register_trainer_adapter(config_type=EtudeTrainerAdapterConfig)
-async def etude_trainer_adapter(
-    config: EtudeTrainerAdapterConfig, builder: Builder
-) -> AsyncIterator[EtudeTrainerAdapter]:
-    """The component `etude_trainer_adapter`."""
-    yield EtudeTrainerAdapter(config)
-
-
-@register_trainer(config_type=EtudeTrainerConfig)
-async def etude_trainer(config: EtudeTrainerConfig, builder: Builder) -> AsyncIterator[EtudeTrainer]:
-    """The component `etude_trainer`."""
-    yield EtudeTrainer(config)
+_register(register_trajectory_builder, EtudeTrajectoryBuilderConfig, EtudeTrajectoryBuilder)
+_register(register_trainer_adapter, EtudeTrainerAdapterConfig, EtudeTrainerAdapter)
+_register(register_trainer, EtudeTrainerConfig, EtudeTrainer)

@@ -25,7 +25,7 @@ from etude.config.import_path import where_raised
 from etude.core.episode import Example
 from etude.core.errors import EnvironmentAway, EpisodeError, EtudeError
 from etude.integrations.verifiers.environment import Tasks
-from etude.integrations.verifiers.scores import AgentScores, failure_of, problems_of, scores_of
+from etude.integrations.verifiers.scores import failure_of, problems_of, scores_of
 from etude.rollout.episode import Episode
 from etude.wire.answers import RecordedCompletion
 from etude.wire.dialect import ChatBody
@@ -247,7 +247,7 @@ class Player:
             raise EpisodeError(f"'{self.name}', task {example.id!r}: {where_raised(error)}") from error
         if not self.env.complete(played):
             raise failure_of(self.name, example.id, list(problems_of(played)), calls.errors)
-        for score in scores_of([_given(trace) for trace in played.traces]):
+        for score in scores_of(played.traces):
             reason = f"mean of {score.runs} runs" if score.runs > 1 else None
             episode.score(score.name, score.value, reason, agent=score.agent)
         for trace in played.traces:
@@ -258,13 +258,6 @@ class Player:
     async def close(self) -> None:
         """Stop the environment's servers."""
         await self._servers.close()
-
-
-def _given(trace: Any) -> AgentScores:
-    rewards = {
-        name: None if each is None else (each.score, each.weight) for name, each in trace.rewards.items()
-    }
-    return AgentScores(trace.agent.name, rewards, dict(trace.metrics))
 
 
 def _said(played: Any) -> Any:

@@ -5,36 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from etude.core.errors import EnvironmentAway, EpisodeError, EtudeError
 
 REWARD = "reward"
 """The score that is an environment's reward: the weighted sum of what its tasks and its judges give."""
-
-
-@dataclass(frozen=True, slots=True)
-class AgentScores:
-    """The numbers that one run of one agent was given."""
-
-    agent: str
-    rewards: Mapping[str, tuple[float, float] | None]
-    """By name, each with its weight; None where its function did not come to run."""
-    metrics: Mapping[str, float | None] = field(default_factory=dict)
-
-    @property
-    def reward(self) -> float | None:
-        """The weighted sum; None for an agent that is given no rewards."""
-        given = [each for each in self.rewards.values() if each is not None]
-        return math.fsum(value * weight for value, weight in given) if given else None
-
-    @property
-    def missing(self) -> list[str]:
-        """Rewards that there should be."""
-        return [name for name, value in self.rewards.items() if value is None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,49 +27,54 @@ class Score:
     """Of how many runs it is the mean."""
 
 
-def scores_of(played: Sequence[AgentScores]) -> list[Score]:
+def scores_of(traces: Sequence[Any]) -> list[Score]:
     """Every reward and metric: each agent's where there are several, and that of the episode.
 
     Where an agent ran several times, or several agents have a number of one name, it is their mean. The
     reward comes last: it goes before a metric of that name. Raises EpisodeError for what is no finite number,
     and where a reward is missing, which is never 0.
     """
-    _check(played)
-    agents = list(dict.fromkeys(run.agent for run in played))
+    for trace in traces:
+        _check(trace)
+    agents = list(dict.fromkeys(trace.agent.name for trace in traces))
     owners: list[str | None] = [None, *(agents if len(agents) > 1 else [])]
     scores: list[Score] = []
     for owner in owners:
-        runs = [run for run in played if owner in (None, run.agent)]
         values: dict[str, list[float]] = defaultdict(list)
-        for run in runs:
-            for name, value in run.metrics.items():
+        rewards: list[float] = []
+        for trace in traces:
+            if owner not in (None, trace.agent.name):
+                continue
+            for name, value in trace.metrics.items():
                 values[name] += [] if value is None else [value]
-            for name, given in run.rewards.items():
-                values[name] += [] if given is None else [given[0]]
-        values[REWARD] = [run.reward for run in runs if run.reward is not None]
+            for name, reward in trace.rewards.items():
+                values[name].append(reward.score)
+            if trace.rewards:
+                rewards.append(math.fsum(reward.value for reward in trace.rewards.values()))
         scores += [
             Score(name, math.fsum(given) / len(given), owner, len(given))
-            for name, given in values.items()
+            for name, given in {**values, REWARD: rewards}.items()
             if given
         ]
     return scores
 
 
-def _check(played: Sequence[AgentScores]) -> None:
-    for run in played:
-        numbers = {name: given[0] * given[1] for name, given in run.rewards.items() if given is not None}
-        numbers |= {name: value for name, value in run.metrics.items() if value is not None}
-        for name, value in numbers.items():
-            if not math.isfinite(value):
-                raise EpisodeError(
-                    f"the environment's '{name}' of '{run.agent}' is {value}; mend what gives it: a reward "
-                    "or a metric is a finite number"
-                )
-        if run.missing:
+def _check(trace: Any) -> None:
+    agent = trace.agent.name
+    numbers = {name: reward.value for name, reward in trace.rewards.items() if reward is not None}
+    numbers |= {name: value for name, value in trace.metrics.items() if value is not None}
+    for name, value in numbers.items():
+        if not math.isfinite(value):
             raise EpisodeError(
-                f"the environment did not come to give {', '.join(map(repr, run.missing))} of '{run.agent}': "
-                "its scoring ran out of time. Raise `timeout: {scoring: …}` of that agent, or leave it out"
+                f"the environment's '{name}' of '{agent}' is {value}; mend what gives it: a reward or a "
+                "metric is a finite number"
             )
+    missing = [name for name, reward in trace.rewards.items() if reward is None]
+    if missing:
+        raise EpisodeError(
+            f"the environment did not come to give {', '.join(map(repr, missing))} of '{agent}': its scoring "
+            "ran out of time. Raise `timeout: {scoring: …}` of that agent, or leave it out"
+        )
 
 
 REMEDIES = {
@@ -107,40 +91,17 @@ _LIBRARY = ("/site-packages/", "/dist-packages/", "<frozen", "/lib/python3")
 _OURS = str(Path(__file__).parents[2])
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One error that verifiers recorded."""
-
-    kind: str
-    """The name of its class."""
-    message: str
-    traceback: str = ""
-    agent: str | None = None
-    """Whose run failed; None: the environment's own code did."""
-
-    @property
-    def where(self) -> str:
-        """`file:line` of the innermost line that is neither ours nor a library's; empty without one."""
-        own = [
-            f"{frame['file']}:{frame['line']}"
-            for frame in _FRAME.finditer(self.traceback)
-            if not frame["file"].startswith(_OURS) and not any(part in frame["file"] for part in _LIBRARY)
-        ]
-        return own[-1] if own else ""
+Problem: TypeAlias = tuple[str | None, Any]
+"""Whose run failed, None where the environment's own code did, and the error that verifiers recorded."""
 
 
 def problems_of(played: Any) -> Iterator[Problem]:
     """The last error of each run of an agent that failed, then that of the environment itself."""
     for trace in played.traces:
-        if not trace.ok:
-            yield from _last(trace, trace.agent.name)
-    yield from _last(played, None)
-
-
-def _last(holder: Any, agent: str | None) -> Iterator[Problem]:
-    if holder.errors:
-        error = holder.errors[-1]
-        yield Problem(error.type, error.message, error.traceback or "", agent)
+        if not trace.ok and trace.errors:
+            yield trace.agent.name, trace.errors[-1]
+    if played.errors:
+        yield None, played.errors[-1]
 
 
 def failure_of(
@@ -152,14 +113,24 @@ def failure_of(
     """
     if not problems:
         return EpisodeError(f"'{environment}' did not finish the task {task!r}, and does not say why")
-    first = problems[0]
-    whose = "the environment" if first.agent is None else f"agent '{first.agent}'"
-    where = f"{first.where}: " if first.where else ""
-    message = f"{where}'{environment}', task {task!r}, {whose}: {first.kind}: {first.message}"
+    agent, first = problems[0]
+    whose = "the environment" if agent is None else f"agent '{agent}'"
     if calls:
         error = EpisodeError(f"'{environment}', task {task!r}, {whose}: {calls[-1]}")
         error.__cause__ = calls[-1]
         return error
-    if first.kind in REMEDIES:
-        return EnvironmentAway(f"{message} ({REMEDIES[first.kind]})")
+    place = _place_in(first.traceback or "")
+    message = f"{place}'{environment}', task {task!r}, {whose}: {first.type}: {first.message}"
+    if first.type in REMEDIES:
+        return EnvironmentAway(f"{message} ({REMEDIES[first.type]})")
     return EpisodeError(message)
+
+
+def _place_in(traceback: str) -> str:
+    """`file:line: ` of the innermost line that is neither ours nor a library's; empty without one."""
+    own = [
+        f"{frame['file']}:{frame['line']}: "
+        for frame in _FRAME.finditer(traceback)
+        if not frame["file"].startswith(_OURS) and not any(part in frame["file"] for part in _LIBRARY)
+    ]
+    return own[-1] if own else ""

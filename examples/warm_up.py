@@ -1,25 +1,37 @@
 """Warm-up: a policy learns a task's format by imitation, until a measured value says that it has.
 
 How many steps that takes differs a lot from seed to seed, so it is never a number of steps that ends it.
+The examples make their base models so; in a run of your own `finetuning.warm_up` does it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
+from etude.algorithms.imitation import Supervised
+from etude.core.call import Sampling
+from etude.core.episode import Example
 from etude.core.errors import TrainingError
+from etude.core.interfaces import Engine
 from etude.core.keys import shuffled_forever
 from etude.core.message import Message, Tool
 from etude.core.sample import Sample
+from etude.core.stats import Estimate, estimate
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.objective import Likelihood
 from etude.learner.optimiser import plan_steps
 from etude.models.policy import Policy
 from etude.models.template import ChatTemplate
+from etude.rewards.evaluation_run import EvaluationRun
+from etude.rollout.collector import Collector, Limits
+from etude.rollout.workflow import as_workflow
+from etude.store.journal import Journal
 
 OnCheck = Callable[[str, float], None]
 """Is called with the stage's name and the value of each measurement."""
@@ -118,7 +130,7 @@ def _imitate(learner: Learner, samples: Sequence[Sample], batch_size: int, seed:
     losses = []
     for step in plan_steps([True] * len(samples), 1, batch_size, seed, "pass", learner.step):
         units = [(samples[row],) for row in step.rows]
-        losses.append(learner.take_step(units, Likelihood(), step.part)["nll"])
+        losses.append(learner.take_step(units, Supervised(), step.part)["nll"])
     learner.end_training()
     return sum(losses) / len(losses)
 
@@ -136,3 +148,32 @@ def _samples(
     for number, (ids, spoken) in zip(new, rendered, strict=True):
         made[number] = Sample(ids, tuple(map(bool, spoken)))
     return [made[number] for number in numbers]
+
+
+async def measure(
+    workflow: Any,
+    evaluator: Any,
+    engine: Engine,
+    examples: Sequence[Example],
+    *,
+    seed: int = 0,
+    sampling: Sampling | None = None,
+    max_concurrency: int = 64,
+) -> Estimate:
+    """The mean score of one episode per example, with its 95 % interval. Nothing is kept.
+
+    `workflow` and `evaluator` are functions, decorated or plain. Raises ErrorBudgetExceeded when a
+    fifth of the episodes or scores failed.
+    """
+    with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "measure.db") as journal:
+        collector = Collector(
+            as_workflow(workflow),
+            {"policy": engine},
+            journal,
+            seed=seed,
+            limits=Limits(max_concurrency=max_concurrency),
+            sampling={"policy": sampling or Sampling()},
+        )
+        run = EvaluationRun(collector, {"reward": evaluator}, journal, max_concurrency=max_concurrency)
+        output = await run.run(examples, phase="measure", keep_episodes=False)
+    return estimate(output.scores()["reward"], output.bounds()["reward"])

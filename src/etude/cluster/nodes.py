@@ -1,0 +1,268 @@
+"""Programs on the nodes of a Ray cluster: an actor starts each, sends what it prints, and says how it ends.
+
+An actor's death, with its node's or with its driver's, ends its program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from etude.core.errors import EngineError, EtudeError, first_line
+from etude.inference.child_process import MaskedLines
+from etude.inference.programs import Child, Launcher, LocalLauncher, ProcessEnd, Program
+from etude.store.files import open_private, private_folder
+
+_LOG_SECONDS = 0.5
+"""Between two looks at the output of a program."""
+_PIECE_BYTES = 64_000
+"""Of its output at once: a short answer goes from process to process, and not into the object store."""
+_LOST_SECONDS = 5.0
+"""For the end of an actor that was killed to be told."""
+_ANSWER_SECONDS = 30.0
+"""For an actor to do what takes a moment."""
+_PAUSE_SECONDS = 1.0
+"""Before an actor that was lost at its start is placed again."""
+
+
+class Keeper:
+    """The actor, on its program's node."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="etude-"))
+
+    async def start(self, program: Program) -> tuple[str, str, str, int]:
+        """Start it. Gives the node's address and id, the program's own address, and the process's number.
+
+        Raises EtudeError.
+        """
+        import ray
+
+        node = str(ray.util.get_node_ip_address())
+        log = self._folder / "log"
+        self._child = await LocalLauncher(node).launch(program, log)
+        self._output = log.open("rb")
+        log.unlink()  # Without a name it is gone with us, however that comes about.
+        self._folder.rmdir()
+        return node, ray.get_runtime_context().get_node_id(), self._child.address, self._child.pid
+
+    async def ended(self) -> ProcessEnd:
+        """Wait for its end."""
+        return await self._child.ended()
+
+    async def output(self, start: int) -> bytes:
+        """The next piece of what it has printed, from a byte on; nothing where there is none."""
+        return os.pread(self._output.fileno(), _PIECE_BYTES, start)
+
+    async def end(self, seconds: float) -> None:
+        """End it, after so many seconds at most, and leave nothing of it on the node."""
+        await self._child.end(seconds)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def keep_folder(self, name: str, files: Mapping[str, bytes]) -> str:
+        """Write files to the node's disk; the path of their folder."""
+        folder = private_folder(self._folder / name)
+        for file, content in files.items():
+            (folder / file).write_bytes(content)
+        return str(folder)
+
+    async def drop_folder(self, name: str) -> None:
+        """Remove such a folder."""
+        shutil.rmtree(self._folder / name, ignore_errors=True)
+
+
+class RayChild(Child):
+    """A program on some node."""
+
+    def __init__(self, actor: Any, started: Any, log: Path) -> None:
+        """`started` is Ray's reference to what `Keeper.start` gives."""
+        self._actor = actor
+        self.log, self.begin = log, log.stat().st_size if log.exists() else 0
+        self.node = self.node_id = self.address = ""
+        self.pid = 0
+        self._lines, self._taken, self._turn = MaskedLines(), 0, asyncio.Lock()
+        self._killed = asyncio.Event()
+        self.started = asyncio.ensure_future(self._start(started))
+        """Raises RayTaskError with what prevented its start, and another RayError where the actor is lost."""
+        self._end = asyncio.ensure_future(self._wait(asyncio.ensure_future(self._follow())))
+
+    async def ended(self) -> ProcessEnd:
+        """Wait until it has ended, or its actor has."""
+        return await asyncio.shield(self._end)
+
+    async def _start(self, started: Any) -> None:
+        self.node, self.node_id, self.address, self.pid = await started
+
+    async def _follow(self) -> ProcessEnd:
+        """Write down what it prints, for as long as it lives; how it ended."""
+        import ray
+
+        await self.started
+        ending: asyncio.Future[ProcessEnd] = asyncio.ensure_future(self._actor.ended.remote())
+        try:
+            while not ending.done():
+                await self._fetch()
+                await asyncio.wait({ending}, timeout=_LOG_SECONDS)
+            end = ending.result()
+        finally:
+            ending.cancel()
+        with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
+            async with asyncio.timeout(_LOST_SECONDS):
+                await self._fetch()
+                await self._actor.end.remote(0.0)
+        return end
+
+    async def _wait(self, following: asyncio.Future[ProcessEnd]) -> ProcessEnd:
+        import ray
+
+        killed: asyncio.Future[Any] = asyncio.ensure_future(self._killed.wait())
+        await asyncio.wait({following, killed}, return_when=asyncio.FIRST_COMPLETED)
+        killed.cancel()
+        # Ray may take a minute to see that a node is gone, and nothing is to be waited for there.
+        await asyncio.wait({following}, timeout=_LOST_SECONDS)
+        self._write(self._lines.end())
+        if not following.done():
+            following.cancel()
+            return ProcessEnd("was lost with its node", is_lost=True)
+        ray.kill(self._actor)
+        try:
+            return following.result()
+        except ray.exceptions.RayError as error:
+            reason = first_line(error)
+            if isinstance(error, ray.exceptions.RayActorError) and not error.actor_init_failed:
+                return ProcessEnd(f"was lost with its actor or its node: {reason}", is_lost=True)
+            return ProcessEnd(f"has no actor: {reason}")
+
+    async def _fetch(self) -> None:
+        async with self._turn:
+            while piece := await self._actor.output.remote(self._taken):
+                self._taken += len(piece)
+                self._write(self._lines.add(piece))
+
+    def _write(self, text: bytes) -> None:
+        # A full disk is told of by the journal.
+        with contextlib.suppress(OSError), open_private(self.log, "ab") as file:
+            file.write(text)
+
+    def kill(self) -> None:
+        """Kill the actor, whose end ends the program."""
+        import ray
+
+        if not self._end.done():
+            ray.kill(self._actor)
+            self._killed.set()
+
+    async def end(self, seconds: float) -> None:
+        if not self._end.done():
+            await self._asked("end", seconds, within=seconds + _ANSWER_SECONDS)
+        self.kill()
+        await self.ended()
+
+    async def catch_up(self) -> None:
+        import ray
+
+        with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await self._fetch()
+
+    async def send_folder(self, folder: Path) -> str:
+        """The path at its node, to which the files of the folder are sent."""
+        import ray
+
+        files = await asyncio.to_thread(
+            lambda: {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+        )
+        try:
+            return str(await self._actor.keep_folder.remote(folder.name, files))
+        except ray.exceptions.RayError as error:
+            raise EngineError(f"{folder.name} cannot be sent to {self.node}: {first_line(error)}") from error
+
+    async def drop_folder(self, name: str) -> None:
+        await self._asked("drop_folder", name)
+
+    async def _asked(self, method: str, argument: Any, within: float = _ANSWER_SECONDS) -> None:
+        """Have the actor do something, unless it is lost."""
+        import ray
+
+        with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
+            async with asyncio.timeout(within):
+                await getattr(self._actor, method).remote(argument)
+
+
+class RayLauncher(Launcher):
+    """Places programs on the nodes of the cluster that this process is connected with."""
+
+    def __init__(self, cpus: float, gpus: float, resources: Mapping[str, float] | None = None) -> None:
+        """Ray sets these resources aside for each."""
+        import ray
+
+        self.address = str(ray.util.get_node_ip_address())
+        room = {"num_cpus": cpus, "num_gpus": gpus, "resources": dict(resources or {}) or None}
+        self._options = {**room, "scheduling_strategy": "SPREAD", "max_restarts": 0}
+
+    async def launch(self, program: Program, log: Path) -> RayChild:
+        """Have it started on a node that has room. Raises EtudeError for resources that Ray does not take."""
+        import ray
+
+        private_folder(log.parent)
+        try:
+            actor: Any = ray.remote(Keeper).options(**self._options).remote()
+            # A short argument goes from process to process, and not into the object store.
+            return RayChild(actor, actor.start.remote(program), log)
+        except (ray.exceptions.RayError, ValueError, TypeError) as error:
+            raise EtudeError(f"Ray cannot start a program: {error}; look at the keys of `cluster`") from error
+
+
+class SamplerLauncher(RayLauncher):
+    """Places vLLM processes on the nodes of the cluster that this process is connected with."""
+
+    def __init__(self, cpus: float, gpus: float, seconds: float) -> None:
+        """Each is waited for so many seconds until it has room."""
+        super().__init__(cpus, gpus)
+        self._seconds = seconds
+        self._room = f"{{CPU: {cpus:g}" + (f", GPU: {gpus:g}}}" if gpus else "}")
+
+    async def launch(self, program: Program, log: Path) -> RayChild:
+        """Start one on a node that has room, and wait for that if need be. Raises EngineError."""
+        import ray
+
+        lost = ""
+        try:
+            async with asyncio.timeout(self._seconds):
+                while True:
+                    child = await super().launch(program, log)
+                    try:
+                        await asyncio.shield(child.started)
+                        return child
+                    except ray.exceptions.RayTaskError as error:
+                        raise EngineError(str(error.cause)) from error
+                    except ray.exceptions.RayError as error:
+                        # Ray may place actors on a node that is gone for as long as it has not seen that.
+                        lost = f" (the last attempt: {first_line(error)})"
+                        await asyncio.sleep(_PAUSE_SECONDS)
+                    finally:
+                        if not child.address:
+                            child.kill()
+        except TimeoutError as error:
+            raise EngineError(
+                f"Ray had no room for a vLLM of {self._room} within {self._seconds:g} s{lost}; ask for fewer "
+                "--samplers, or add nodes: ray start --address=…"
+            ) from error
+
+
+def sampler_gpus(asked: float | None, *, on_gpus: bool) -> float:
+    """GPUs for each, of the cluster that this process is connected with.
+
+    With None asked for it is one where the cluster has any, and they are to be used.
+    """
+    import ray
+
+    if asked is not None:
+        return asked
+    return 1.0 if on_gpus and ray.cluster_resources().get("GPU") else 0.0

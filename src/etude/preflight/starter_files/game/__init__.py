@@ -1,1 +1,0 @@
-"""A guessing game: several turns, and a reward at the end."""

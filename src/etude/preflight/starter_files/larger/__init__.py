@@ -1,1 +1,0 @@
-"""The larger of two numbers: one question, one answer, examples in the prompt."""

@@ -1,1 +1,0 @@
-"""Questions about a shop, answered by SQL over its database: demonstrations first, rows compared."""

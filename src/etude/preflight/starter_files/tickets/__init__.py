@@ -1,1 +1,0 @@
-"""The fields of customers' tickets: typed output, demonstrations first."""

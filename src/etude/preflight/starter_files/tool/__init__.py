@@ -1,1 +1,0 @@
-"""Problems in words, and a calculator that the model calls."""

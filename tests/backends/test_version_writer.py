@@ -1,0 +1,170 @@
+"""Versions that are written beside the run: the last one always, the best one, and one every so often."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from etude.backends.version_writer import MadeVersion, VersionWriter
+from etude.core.errors import StoreError
+from etude.jobs.folders import StateFolders
+from etude.learner.learner import Learner, LearnerOptions
+from etude.models.weights import digest, load_tensors
+from etude.store.files import WEIGHTS_FILE
+from etude.store.learned import FOLDER
+from tests.cli.conftest import base as base
+from tests.cli.killed import killed_after, repeatable_project
+from tests.cli.projects import change, etude, finished
+from tests.cli.test_damaged_versions import calls as calls
+from tests.models.tiny_models import fresh_policy
+
+NEVER = 1e9
+
+
+def made_by(learner: Learner, number: int) -> MadeVersion:
+    return MadeVersion(number, {"job": f"job-{number}"}, lambda: "", learner.snapshot())
+
+
+def take_step(learner: Learner) -> None:
+    """Change the weights in place, as a step does."""
+    with torch.no_grad():
+        for value in learner.policy.trainable().values():
+            value.add_(0.01)
+
+
+@pytest.fixture
+def learner() -> Learner:
+    return Learner(fresh_policy(), LearnerOptions())
+
+
+def test_what_is_small_is_written_at_once(tmp_path: Path, learner: Learner) -> None:
+    versions = StateFolders(tmp_path, "v", "version")
+    written = VersionWriter(versions, None).add(made_by(learner, 1), at_once=False)
+    assert written is not None
+    assert (written.number, written.digest) == (1, learner.policy.digest())
+    assert versions.damage(1) == []
+
+
+def test_a_large_one_is_written_when_it_is_asked_for_and_at_the_end(
+    tmp_path: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("etude.backends.version_writer._LARGE", 0)
+    versions = StateFolders(tmp_path, "v", "version")
+    writer = VersionWriter(versions, None)
+    for number in (1, 2, 3):
+        writer.drop()
+        take_step(learner)
+        assert writer.add(made_by(learner, number), at_once=False) is None
+        if number == 2:
+            writer.write_behind()
+    writer.close()
+    assert versions.numbers() == [2, 3]
+    # What each was made of is recorded all the same.
+    assert sorted(path.name for path in (tmp_path / FOLDER).iterdir()) == ["v1.jsonl", "v2.jsonl", "v3.jsonl"]
+
+
+def test_one_is_written_after_so_many_seconds(tmp_path: Path, learner: Learner) -> None:
+    versions = StateFolders(tmp_path, "v", "version")
+    writer = VersionWriter(versions, 1e-9)
+    assert writer.add(made_by(learner, 1), at_once=False) is None
+    writer.settle()
+    assert versions.numbers() == [1]
+
+
+def test_what_is_written_behind_is_what_it_was(tmp_path: Path, learner: Learner) -> None:
+    """The next step begins before the version is on the disk."""
+    versions, may_go_on, before = (
+        StateFolders(tmp_path, "v", "version"),
+        threading.Event(),
+        learner.policy.digest(),
+    )
+    made = made_by(learner, 1)
+    writer = VersionWriter(versions, NEVER)
+    writer.add(replace(made, learned=lambda: "" if may_go_on.wait(30) else "late"), at_once=False)
+    writer.write_behind()
+    writer.drop()
+    take_step(learner)
+    assert not versions.numbers()
+    may_go_on.set()
+    writer.close()
+    assert (
+        digest(load_tensors(versions.folder(1) / WEIGHTS_FILE))
+        == before
+        != digest(learner.policy.trainable())
+    )
+
+
+def test_without_room_for_a_copy_it_is_written_in_place(
+    tmp_path: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("etude.backends.version_writer.available_memory", lambda: 1)
+    versions = StateFolders(tmp_path, "v", "version")
+    writer = VersionWriter(versions, 1e-9)
+    writer.add(made_by(learner, 1), at_once=False)
+    assert versions.damage(1) == []
+    assert "version 1 is written in place: there is no room for a copy" in caplog.text
+
+
+def test_a_disk_that_refuses_is_an_error_of_the_next_call(tmp_path: Path, learner: Learner) -> None:
+    (tmp_path / "checkpoints").write_text("no folder")
+    writer = VersionWriter(StateFolders(tmp_path / "checkpoints", "v", "version"), 1e-9)
+    writer.add(made_by(learner, 1), at_once=False)
+    with pytest.raises(StoreError, match="cannot save version 1"):
+        writer.close()
+
+
+def test_a_run_has_its_best_and_its_last_version_on_the_disk(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project(tmp_path, base, monkeypatch)
+    assert etude("train", "config.yml", "--name", "run").exit_code == 0
+    kept = {path.name for path in (tmp_path / "runs/run/checkpoints").glob("v?")}
+    shown = json.loads(etude("runs", "show", "run", "--json").stdout)["history"]
+    rewards = {entry["version"]["number"]: entry["metrics"]["avg_reward"] for entry in shown["validations"]}
+    best_of_each_time = {
+        number for number, reward in rewards.items() if reward >= max(rewards[n] for n in range(number + 1))
+    }
+    assert kept == {f"v{number}" for number in best_of_each_time | {4} if number}
+    assert ("on the disk" in etude("runs", "show", "run").stdout) == (len(kept) < 4)
+    exported = etude("export", "run", "--version", "best")
+    assert exported.exit_code == 0, exported.output
+
+
+def test_versions_that_were_not_written_are_made_again_of_what_was_sampled(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch, calls: list[str]
+) -> None:
+    project(tmp_path, base, monkeypatch, finetuning__run_configuration__validation_dataset=None)
+    whole = finished("train", "config.yml", "--name", "whole", "--json", folder=tmp_path)
+    lines = whole.stdout.splitlines()
+    third = next(at for at, line in enumerate(lines, 1) if '"trained"' in line and '"epoch": 3' in line)
+    assert killed_after(third, "train", "config.yml", "--name", "run", folder=tmp_path)
+    run = tmp_path / "runs" / "run"
+    assert not list((run / "checkpoints").glob("v?"))
+    result = etude("resume", "run")
+    assert result.exit_code == 0, result.output
+    shown = " ".join(result.output.split())
+    assert "were not written: v1 is missing; v2 is missing; v3 is missing" in shown
+    assert "epochs 1 to 3 will be trained again, on the episodes that are there" in shown
+    assert all("train/4" in conversation for conversation in calls)
+    first, second = (
+        load_tensors(tmp_path / "runs" / name / "checkpoints/v4" / WEIGHTS_FILE) for name in ("whole", "run")
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def project(folder: Path, base: Path, monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
+    """The current folder: a run of four epochs that writes nothing by the clock."""
+    monkeypatch.chdir(folder)
+    repeatable_project(folder, base)
+    change(
+        folder / "config.yml",
+        storage=None,
+        finetuning__num_epochs=4,
+        trainer_adapters__local__checkpoint_seconds=NEVER,
+        **changes,
+    )
