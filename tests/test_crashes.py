@@ -110,13 +110,13 @@ def check(own_folder: Path, step: int, most: int) -> None:
         if not killed_at(step * number, own_folder / name, *command(name)):
             assert number > 2
             return
-        resume = ("resume", f"{own_folder}/{name}/run")
-        if not everything(own_folder / name / "run"):
+        run, resume = own_folder / name / "run", ("resume", f"{own_folder}/{name}/run")
+        if not (run / "run.db").is_file() or not everything(run):
             continue  # Nothing was stored, and nothing is there to go on with.
         if killed_at(step, own_folder / name, *resume):
             done = finished(*resume, folder=own_folder)
             assert done.returncode == 0, done.stderr
-        assert kept(own_folder / name / "run") == whole
+        assert kept(run) == whole
 
 
 def kept(run: Path) -> dict[str, Any]:

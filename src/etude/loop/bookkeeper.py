@@ -204,7 +204,7 @@ class Bookkeeper:
     async def submission(
         self, epoch: int, ref: TrainingJobRef, collection: TrajectoryCollection
     ) -> Submission:
-        """What is recorded of a job when it is submitted."""
+        """The record of a job that was submitted just now."""
         return Submission(
             ref=ref,
             metrics=json_facts({**await self.metrics(epoch), **selection_metrics(collection)}),

@@ -86,15 +86,20 @@ async def submit_epoch(
     members: Sequence[EpochTrainer], epoch: int, run_id: str
 ) -> list[tuple[EpochTrainer, TrainingJobRef]]:
     """Collect and submit the epoch of each member that has not done it; those that have a job."""
-    waiting = [member for member in members if not member.bookkeeper.record.is_done(epoch)]
+    due = []
+    for member in members:
+        if member.bookkeeper.record.is_done(epoch):
+            continue
+        if (reason := member.runtime.target_config.reason_to_rest(epoch)) is None:
+            due.append(member)
+        else:
+            await member.bookkeeper.rest(epoch, reason)
     if len(members) > 1:
         # All of them first: a model that is being trained here must not be sampled from.
-        await _prepare(waiting, epoch, run_id)
+        for member in due:
+            await member.prepare_epoch(epoch, run_id)
     jobs: list[tuple[EpochTrainer, TrainingJobRef]] = []
-    for member in waiting:
-        if reason := member.runtime.target_config.reason_to_rest(epoch):
-            await member.bookkeeper.rest(epoch, reason)
-            continue
+    for member in due:
         job = await member.run_epoch(epoch, run_id)
         if isinstance(job, TrainingJobRef):
             jobs.append((member, job))
@@ -108,12 +113,6 @@ async def submit_epoch(
     return jobs
 
 
-async def _prepare(members: Sequence[EpochTrainer], epoch: int, run_id: str) -> None:
-    for member in members:
-        if member.runtime.target_config.reason_to_rest(epoch) is None:
-            await member.prepare_epoch(epoch, run_id)
-
-
 async def _train(
     members: Sequence[EpochTrainer], epoch: int, ahead: int | None, run_id: str, progress: Progress
 ) -> None:
@@ -125,7 +124,9 @@ async def _train(
 
     async def collect() -> None:
         if ahead is not None:
-            await _prepare(members, ahead, run_id)
+            for member in members:
+                if member.runtime.target_config.reason_to_rest(ahead) is None:
+                    await member.prepare_epoch(ahead, run_id)
             progress.phase("training")
 
     collecting = asyncio.ensure_future(collect())
