@@ -12,7 +12,7 @@ from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import FinetuneConfig
 from etude.core.data_model import finite
-from etude.core.episode import EpisodeRecord, cut_off_share
+from etude.core.episode import EpisodeRecord
 from etude.core.errors import TrainingError
 from etude.core.history import Entry, WarmUpEntry
 from etude.core.implementations import entered
@@ -22,7 +22,7 @@ from etude.core.trajectory import TrajectoryCollection
 from etude.groups.line import LineRules, ModelLine
 from etude.groups.opponents import OpponentPool
 from etude.jobs.folders import JobNameTakenError
-from etude.loop.metrics import collection_metrics, selection_metrics
+from etude.loop.metrics import collection_metrics, selection_metrics, trouble_metrics
 from etude.loop.record import Record
 from etude.loop.training_data import JobRecord, Provenance, TargetWatch
 from etude.rewards.collections import Collections, within, worked_on
@@ -229,11 +229,7 @@ class Bookkeeper:
         collection, facts = self._built.get(epoch, (TrajectoryCollection(run_id=run_id), {}))
         counted = {
             "episodes": seen.episodes,
-            "failures": output.failures,
-            "failure_causes": [cause.model_dump() for cause in output.causes],
-            "calls": output.calls,
-            "remote": output.remote(),
-            "cut_off_share": cut_off_share(output.calls),
+            **trouble_metrics(output),
             **seen.sampled.metrics(),
             "unscored": sum(not item.is_scored for item in items),
             "completion_tokens": seen.completion_tokens,

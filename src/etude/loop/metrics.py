@@ -69,6 +69,13 @@ def validation_metrics(output: EvaluationRunOutput, evaluator: str) -> dict[str,
         "num_examples": len(rewards),
         "num_unscored": len(items) - len(rewards) + len(output.left_out),
         "evaluators": _by_evaluator(scores, bounds),
+        **trouble_metrics(output),
+    }
+
+
+def trouble_metrics(output: EvaluationRunOutput) -> dict[str, Any]:
+    """The figures of what failed, and of the model calls."""
+    return {
         "failures": dict(output.failures),
         "failure_causes": [cause.model_dump() for cause in output.causes],
         "calls": dict(output.calls),
