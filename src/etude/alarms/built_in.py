@@ -9,7 +9,6 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from etude.alarms.alarm import REMEDIES, Alarm, Sighting, Sightings
-from etude.core.distribution import Distribution
 from etude.core.episode import cut_off_share
 from etude.core.history import Entry, ValidationEntry
 from etude.store.figures import with_rewards
@@ -187,8 +186,8 @@ class PartialReward(Alarm, name="partial_reward"):
 
     def look(self, entry: Entry, earlier: Sequence[Entry]) -> str | None:
         first = next(iter(with_rewards(earlier)), None)
-        now = Distribution.among(entry.metrics)
-        before = None if first is None else Distribution.among(first.metrics)
+        now = entry.distribution
+        before = None if first is None else first.distribution
         if now is None or first is None or before is None:
             return None
         mean, high = first.metrics["avg_reward"], first.metrics["reward_high"]
@@ -219,7 +218,7 @@ class EqualGroups(Alarm, name="equal_groups"):
         if flat < self.at_least * compared or _has_learnt(entry, earlier):
             return {}
         which = f"each of the {compared} groups" if flat == compared else f"{flat} of {compared} groups"
-        rewards = Distribution.among(entry.metrics)
+        rewards = entry.distribution
         shown = "" if rewards is None else f" (rewards {rewards.shown_bars()})"
         text = f"within {which} no episode has an advantage over the others{shown}"
         right = None if rewards is None or rewards.full is None else rewards.share_of(rewards.full)

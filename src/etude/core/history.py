@@ -174,7 +174,7 @@ class ValidationEntry(Measurement, frozen=True):
     def _when(self) -> str:
         if self.epoch:
             return f"after epoch {self.epoch}"
-        return "after the warm-up, before training" if self.measured_with else "before training"
+        return "after the warm-up, before training" if self.metrics.get("is_warm") else "before training"
 
 
 Entry: TypeAlias = EpochEntry | ValidationEntry

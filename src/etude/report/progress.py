@@ -20,7 +20,7 @@ from etude.core.data_model import finite
 from etude.core.distribution import Distribution
 from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalOutputItem
-from etude.core.history import Score
+from etude.core.history import Score, ValidationEntry
 from etude.core.interfaces import Progress
 from etude.store.figures import failed_counts
 
@@ -123,10 +123,9 @@ def _shown(amount: float) -> str:
 
 def shown_validation(epoch: int, metrics: Mapping[str, Any]) -> str:
     """A validation in one line."""
-    start = "after the warm-up" if metrics.get("is_warm") else "before training"
-    when = start if epoch == 0 else f"after epoch {epoch}"
+    entry = ValidationEntry(epoch=epoch, metrics=dict(metrics))
     n = metrics.get("num_examples")
-    return f"validation {when}{of_target(metrics)}: reward {Score.among(metrics)}, n={n}{_best(metrics)}"
+    return f"{entry}{of_target(metrics)}: reward {entry.reward}, n={n}{_best(metrics)}"
 
 
 def _best(metrics: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ import operator
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -165,13 +165,14 @@ FLAGS: Mapping[str, Test] = {
 }
 """Words that stand alone; with a dash before it a word means the others."""
 
-NUMBERS: Mapping[str, Callable[[EpisodeOutline], float | None]] = {
-    "reward": lambda episode: episode.reward,
-    "calls": lambda episode: episode.calls,
-    "tokens": lambda episode: episode.tokens,
-    "seconds": lambda episode: episode.seconds,
-    "retries": lambda episode: episode.retries,
-    "generation": lambda episode: episode.generation,
+NUMBERS: Mapping[str, Callable[[EpisodeOutline], Iterable[float | None]]] = {
+    "reward": lambda episode: [episode.reward],
+    "calls": lambda episode: [episode.calls],
+    "tokens": lambda episode: [episode.tokens],
+    "seconds": lambda episode: [episode.seconds],
+    "retries": lambda episode: [episode.retries],
+    "generation": lambda episode: [episode.generation],
+    "version": lambda episode: episode.versions,
 }
 """Names that are compared, as in `reward<0.5`; any other name is an evaluator's."""
 
@@ -235,27 +236,20 @@ def _test(word: str) -> Test | None:
     if word in FLAGS:
         return FLAGS[word]
     name, colon, value = word.partition(":")
-    if colon and name in ("version", "v"):
-        return _version(operator.eq, value)
     if colon and name in _FIELDS:
         field = _FIELDS[name]
         return lambda episode: value in field(episode)
+    if colon and name in ("version", "v"):
+        word = f"version={value.removeprefix('v')}"
     if match := _COMPARISON.fullmatch(word):
         name, sign, shown = match.groups()
-        if name == "version":
-            return _version(_COMPARE[sign], shown)
-        measure = NUMBERS[name] if name in NUMBERS else (lambda episode: episode.scores.get(name))
+        measure = NUMBERS[name] if name in NUMBERS else (lambda episode: [episode.scores.get(name)])
         compare, limit = _COMPARE[sign], _number(word, shown)
-        return lambda episode: (value := measure(episode)) is not None and compare(value, limit)
+        return lambda episode: any(each is not None and compare(each, limit) for each in measure(episode))
     if re.fullmatch(r"\S+(<|>|=)\S*", word):
         known = nearest(word, [*NUMBERS, *FLAGS]) or "reward"
         raise RequestError(f"the filter word '{word}' compares with no number; write it as in {known}<0.5")
     return None
-
-
-def _version(compare: Callable[[float, float], bool], shown: str) -> Test:
-    number = _number(f"version:{shown}", shown.removeprefix("v"))
-    return lambda episode: any(compare(version, number) for version in episode.versions)
 
 
 def _number(word: str, shown: str) -> float:
