@@ -188,11 +188,8 @@ class TrackioConfig(TrackerConfig, name="trackio"):
 
     project: str = "etude"
     """Its project."""
-    space_id: str | None = None
-    """A Space of the hub, as `user/name`; left out: the local store, where TRACKIO_DIR says."""
-
     def destination(self) -> str:
-        return f"project {self.project}" + ("" if self.space_id is None else f" in {self.space_id}")
+        return f"project {self.project}"
 
 
 class TrackioTracker(_ServiceTracker):
@@ -209,7 +206,6 @@ class TrackioTracker(_ServiceTracker):
             self._held = trackio.init(
                 project=self._config.project,
                 name=run.unique_name,
-                space_id=self._config.space_id,
                 config={**run.flat_config, **run.code},
                 resume="allow",
                 embed=False,
@@ -224,7 +220,7 @@ class TrackioTracker(_ServiceTracker):
 
         self._held.log({**record.logged(trackio), _KEY: record.key}, step=record.step)
         until = time.monotonic() + _SECONDS_TO_STORE
-        while self._config.space_id is None and record.key not in self._stored():
+        while record.key not in self._stored():
             if time.monotonic() > until:
                 raise EtudeError(f"Trackio has not stored what it was given in {_SECONDS_TO_STORE:g} s")
             time.sleep(0.05)
