@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -65,13 +64,8 @@ class RayConfig(ClusterConfig, name="ray"):
 
 
 def gpus_each(asked: float | None, cluster: Mapping[str, float], *, on_gpus: bool) -> float:
-    """GPUs for each process, on a cluster that has these resources in all.
-
-    With None asked for it is one where the cluster has any, and they are to be used.
-    """
-    if asked is not None:
-        return asked
-    return 1.0 if on_gpus and cluster.get("GPU") else 0.0
+    """Those asked for, or else one for each process, where the cluster has any and they are to be used."""
+    return asked if asked is not None else float(on_gpus and bool(cluster.get("GPU")))
 
 
 def placed(what: str, count: int, room: Mapping[str, float], nodes: Sequence[dict[str, float]]) -> Placement:
@@ -204,7 +198,6 @@ MARK = "shared"
 
 _LOCK_SECONDS = 60.0
 """In which a process of an earlier team ends, whose launcher was killed."""
-_LOCK_PAUSE_SECONDS = 0.2
 
 
 class HeadLost(EtudeError):
@@ -286,9 +279,9 @@ class Seat:
         end = time.monotonic() + _LOCK_SECONDS
         path = self.folder / ("leader" if leads else f"member-{self.rank}")
         while time.monotonic() < end:
-            with suppress(StoreError):
+            with contextlib.suppress(StoreError):
                 return RunLock(path)
-            time.sleep(_LOCK_PAUSE_SECONDS)
+            time.sleep(_PAUSE_SECONDS)
         return None
 
 
