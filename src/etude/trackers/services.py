@@ -188,6 +188,7 @@ class TrackioConfig(TrackerConfig, name="trackio"):
 
     project: str = "etude"
     """Its project."""
+
     def destination(self) -> str:
         return f"project {self.project}"
 
