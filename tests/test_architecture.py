@@ -67,9 +67,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 72_173,
-    "modules": 355,
-    "lines of tests": 57_888,
+    "lines of source": 70_929,
+    "modules": 345,
+    "lines of tests": 57_886,
     "benchmark files": 15,
     "config keys": 408,
 }

@@ -1,4 +1,4 @@
-"""The examples: their tasks are what their READMEs say, and every method learns them."""
+"""The examples do what their READMEs say."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import random
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,7 +22,7 @@ from etude.config.load import load_config
 from etude.core.episode import Example, call_counts
 from etude.core.keys import generator
 from etude.inference.embedded import EmbeddedEngine
-from etude.models.tiny import TinyShape, build_policy, build_tokenizer, texts_of
+from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.protocols import Act, find_protocol
 from etude.protocols.growing import FinalAnswer, Play, Question
 from etude.rollout.collector import EpisodeJob
@@ -52,85 +51,6 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
     for name in MODULES:
         sys.modules.pop(name, None)
     sys.modules.update(before)
-
-
-@pytest.mark.parametrize(
-    ("expression", "value"),
-    [
-        ("12+30", "42"),
-        ("7*(2-5)", "-21"),
-        ("-3", "-3"),
-        ("2**9", "error: only whole numbers, + - * and brackets"),
-        ("1.5+1", "error: only whole numbers, + - * and brackets"),
-        ("True+1", "error: only whole numbers, + - * and brackets"),
-        ("__import__('os')", "error: only whole numbers, + - * and brackets"),
-        ("999999*999999*9", "error: the number is too large"),
-        ("1" * 41, "error: expected an expression of at most 40 characters"),
-        ("(" * 40, "error: '(' was never closed (<unknown>, line 1)"),
-    ],
-)
-def test_the_calculator_knows_three_operations_and_nothing_else(load, expression, value):
-    assert load("calculator", "task").calculator(expression) == value
-
-
-def test_the_careless_agent_is_right_in_about_a_third(load):
-    base = load("calculator", "base")
-    rng = random.Random(1)
-    questions = load("calculator", "task").draw_questions(2000, rng)
-    said = [base.careless_transcript(question, rng)[-1]["content"] for question in questions]
-    right = sum(text == question.answer for text, question in zip(said, questions, strict=True))
-    assert 0.32 < right / 2000 < 0.38
-
-
-def games(task: ModuleType, agent: Callable[[str, random.Random], int], opponent: str) -> Counter[str]:
-    rng, outcomes = random.Random(1), Counter[str]()
-    for _ in range(300):
-        board, outcome = task.EMPTY, None
-        while outcome is None:
-            board, outcome = task.agent_moves(board, task.say(agent(board, rng)))
-            if outcome is None:
-                board, outcome = task.opponent_moves(board, opponent, rng)
-        outcomes[outcome] += 1
-    return outcomes
-
-
-def test_nobody_beats_the_optimal_opponent(load):
-    task = load("tictactoe", "task")
-    at_random = games(task, lambda board, rng: rng.choice(task.free_cells(board)), "optimal")
-    assert at_random["win"] == 0
-    perfect = games(task, lambda board, rng: rng.choice(task.best_cells(board, "X")), "optimal")
-    assert perfect == {"draw": 300}
-
-
-def test_perfect_play_never_loses_to_a_random_opponent(load):
-    task = load("tictactoe", "task")
-    outcomes = games(task, lambda board, rng: rng.choice(task.best_cells(board, "X")), "random")
-    assert outcomes["loss"] == outcomes["illegal"] == 0
-
-
-@pytest.mark.parametrize("text", ["", "5", "<row>4</row><column>1</column>", "<row>1</row>"])
-def test_what_is_no_move_is_illegal(load, text):
-    task = load("tictactoe", "task")
-    assert task.agent_moves(task.EMPTY, text) == (task.EMPTY, "illegal")
-
-
-def test_row_and_column_of_a_move_are_tokens_of_their_own(load):
-    base = load("tictactoe", "base")
-    games = [base.careless_game(random.Random(seed)) for seed in range(50)]
-    tokenizer = build_tokenizer(texts_of(games), splits=base.PIECES)
-    tokens = tokenizer.convert_ids_to_tokens(tokenizer("<row>2</row><column>3</column>")["input_ids"])
-    assert tokens == ["<row>", "2", "</row><column>", "3", "</column>"]
-
-
-def test_the_careless_reader_mixes_half_of_the_fields_up_and_talks_at_times(load):
-    task, base, score = (load("extraction", name) for name in ("task", "base", "agent"))
-    rng, shares = random.Random(1), []
-    for note, order in task.draw_notes(2000, rng).items():
-        said = base.careless_transcript(note, order, rng)[-1]["content"]
-        if said.startswith("{"):
-            shares.append(score.fields_right(Example("one", {}, order.model_dump()), json.loads(said)))
-    assert 0.82 < len(shares) / 2000 < 0.88
-    assert 0.54 < sum(shares) / len(shares) < 0.62
 
 
 async def test_an_answer_keeps_to_the_schema_though_nothing_was_learnt(load, tmp_path):
@@ -166,14 +86,6 @@ def test_grpo_reaches_the_goal(task, tmp_path):
     assert rewards(report["before"])["mean"] <= most
     assert rewards(report["after"])["mean"] >= least
     assert rewards(report["greedy"])["mean"] >= least_greedy
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["dpo", "expert_iteration"])
-@pytest.mark.parametrize("task", GOALS)
-def test_every_method_improves_every_task(task, method, tmp_path):
-    report = demonstrate(task, method, tmp_path / "demo")
-    assert rewards(report["after"])["low"] > rewards(report["before"])["high"]
 
 
 def demonstrate(task: str, method: str, out: Path) -> dict[str, Any]:
@@ -238,16 +150,6 @@ async def test_careful_agents_reach_the_optimum(load, name):
     assert found == 1.0 if optimum == 1.0 else abs(found - optimum) < 0.08
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "expert_iteration", "malt"])
-def test_both_models_are_trained_by_each_algorithm(load, tmp_path, algorithm):
-    config = load("prover_verifier", "run").config_of(tmp_path, algorithm, 0, "nip", epochs=3)
-    trained = {
-        name: (target.trajectory_builder, target.reward_function.name)
-        for name, target in config.finetuning.targets.items()
-    }
-    assert trained == {name: (algorithm, f"earned_by_{name}") for name in ("prover", "verifier")}
-
-
 class Honest:
     """Agents of the game in words that name an animal where they argue for one, and know one."""
 
@@ -282,8 +184,8 @@ async def test_in_words_an_animal_that_is_not_there_convinces_nobody(load, name)
 
 def test_the_configs_are_sound_as_they_are(load):
     load("prover_verifier", "base")
-    config, words = (load_config(EXAMPLES / "prover_verifier" / name) for name in ("config.yml", "words.yml"))
-    assert config.finetuning.num_epochs == 40 and words.finetuning.targets["verifier"].warm_up
+    assert load_config(EXAMPLES / "prover_verifier/config.yml").finetuning.num_epochs == 40
+    assert load_config(EXAMPLES / "prover_verifier/words.yml").finetuning.targets["verifier"].warm_up
 
 
 # At a server
