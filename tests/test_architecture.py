@@ -69,7 +69,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 70_929,
     "modules": 345,
-    "lines of tests": 57_886,
+    "lines of tests": 57_881,
     "benchmark files": 15,
     "config keys": 408,
 }

@@ -107,12 +107,18 @@ def test_a_disk_that_refuses_is_an_error_of_the_next_call(tmp_path: Path, learne
         writer.close()
 
 
-def test_a_run_has_its_best_and_its_last_version_on_the_disk(
-    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    project(tmp_path, base, monkeypatch)
+@pytest.fixture
+def project(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder: a run of four epochs that writes nothing by the clock."""
+    monkeypatch.chdir(repeatable_project(tmp_path, base))
+    changes = {"storage": None, "finetuning__num_epochs": 4}
+    change(tmp_path / "config.yml", trainer_adapters__local__checkpoint_seconds=NEVER, **changes)
+    return tmp_path
+
+
+def test_a_run_has_its_best_and_its_last_version_on_the_disk(project: Path) -> None:
     assert etude("train", "config.yml", "--name", "run").exit_code == 0
-    kept = {path.name for path in (tmp_path / "runs/run/checkpoints").glob("v?")}
+    kept = {path.name for path in (project / "runs/run/checkpoints").glob("v?")}
     shown = json.loads(etude("runs", "show", "run", "--json").stdout)["history"]
     rewards = {entry["version"]["number"]: entry["metrics"]["avg_reward"] for entry in shown["validations"]}
     best = {number for number in rewards if rewards[number] >= max(rewards[n] for n in range(number + 1))}
@@ -123,13 +129,13 @@ def test_a_run_has_its_best_and_its_last_version_on_the_disk(
 
 
 def test_versions_that_were_not_written_are_made_again_of_what_was_sampled(
-    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch, calls: list[str]
+    project: Path, calls: list[str]
 ) -> None:
-    project(tmp_path, base, monkeypatch, finetuning__run_configuration__validation_dataset=None)
-    lines = finished("train", "config.yml", "--name", "whole", "--json", folder=tmp_path).stdout.splitlines()
+    change(project / "config.yml", finetuning__run_configuration__validation_dataset=None)
+    lines = finished("train", "config.yml", "--name", "whole", "--json", folder=project).stdout.splitlines()
     third = next(at for at, line in enumerate(lines, 1) if '"trained"' in line and '"epoch": 3' in line)
-    assert killed_after(third, "train", "config.yml", "--name", "run", folder=tmp_path)
-    run = tmp_path / "runs" / "run"
+    assert killed_after(third, "train", "config.yml", "--name", "run", folder=project)
+    run = project / "runs" / "run"
     assert not list((run / "checkpoints").glob("v?"))
     result = etude("resume", "run")
     assert result.exit_code == 0, result.output
@@ -137,20 +143,5 @@ def test_versions_that_were_not_written_are_made_again_of_what_was_sampled(
     assert "were not written: v1 is missing; v2 is missing; v3 is missing" in shown
     assert "epochs 1 to 3 will be trained again, on the episodes that are there" in shown
     assert all("train/4" in conversation for conversation in calls)
-    first, second = (
-        (tmp_path / "runs" / name / "checkpoints/v4" / WEIGHTS_FILE) for name in ("whole", "run")
-    )
+    first, second = ((project / "runs" / name / "checkpoints/v4" / WEIGHTS_FILE) for name in ("whole", "run"))
     assert first.read_bytes() == second.read_bytes()
-
-
-def project(folder: Path, base: Path, monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
-    """The current folder: a run of four epochs that writes nothing by the clock."""
-    monkeypatch.chdir(folder)
-    repeatable_project(folder, base)
-    change(
-        folder / "config.yml",
-        storage=None,
-        finetuning__num_epochs=4,
-        trainer_adapters__local__checkpoint_seconds=NEVER,
-        **changes,
-    )

@@ -60,11 +60,11 @@ def sampled(of, *samplings, advantage=1.0):
     answers = asyncio.run(_sampled(of, samplings))
     return [
         Sample(
-            ids=PROMPT + answer.ids,
-            mask=(False,) * len(PROMPT) + (True,) * len(answer.ids),
+            ids=PROMPT + answer.completion_ids,
+            mask=(False,) * len(PROMPT) + (True,) * len(answer.completion_ids),
             logprobs=(0.0,) * len(PROMPT) + answer.logprobs,
-            advantages=(0.0,) * len(PROMPT) + (advantage * (-1) ** index,) * len(answer.ids),
-            turns=(Turn(len(PROMPT), len(PROMPT) + len(answer.ids), sampling=sampling.shape()),),
+            advantages=(0.0,) * len(PROMPT) + (advantage * (-1) ** index,) * len(answer.completion_ids),
+            turns=(Turn(len(PROMPT), len(PROMPT) + len(answer.completion_ids), sampling=sampling.shape()),),
         )
         for index, (answer, sampling) in enumerate(zip(answers, samplings, strict=True))
     ]
