@@ -67,9 +67,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 70_929,
+    "lines of source": 70_931,
     "modules": 345,
-    "lines of tests": 57_881,
+    "lines of tests": 57_879,
     "benchmark files": 15,
     "config keys": 408,
 }

@@ -286,7 +286,10 @@ async def test_a_run_folder_may_be_moved(tmp_path):
 
 
 async def test_a_job_from_the_base_model_still_makes_the_next_version(tmp_path):
-    adapter = await adapter_on(tmp_path)
+    """Though versions are written beside the run, none is lost to another that takes its place in memory."""
+    config = LocalAdapterConfig(**CONFIG, checkpoint_seconds=1e9)
+    adapter = LocalAdapter(config, fresh_policy(), tmp_path, 5, writes_each=False)
+    await adapter.initialize(FinetuneConfig())
     base = await adapter.current_version()
     one = await done(adapter, collection("one"))
     await adapter.restore(base)
@@ -294,6 +297,8 @@ async def test_a_job_from_the_base_model_still_makes_the_next_version(tmp_path):
     again = await done(adapter, collection("two"))
     assert (one.number, again.number) == (1, 2)
     assert again.digest == one.digest  # The same data, from the same start.
+    await adapter.cleanup()
+    assert adapter._versions.damage(1) == adapter._versions.damage(2) == []
 
 
 async def test_pruning_keeps_what_is_asked_for_and_what_is_in_memory(tmp_path):
@@ -356,16 +361,9 @@ async def test_lora_modules_that_the_model_does_not_have_are_a_wrong_request(tmp
 @pytest.mark.parametrize("reference", ["sampler", "base"])
 async def test_preferences_are_trained_on(tmp_path, reference):
     adapter = await adapter_on(tmp_path)
-    pair = DPOItem(
-        prompt="a",
-        chosen_response="b",
-        rejected_response="c",
-        prompt_ids=(9, 10),
-        chosen_ids=(11,),
-        rejected_ids=(12,),
-        chosen_logprobs=(-1.0,),
-        rejected_logprobs=(-1.0,),
-    )
+    tokens = {"prompt_ids": (9, 10), "chosen_ids": (11,), "rejected_ids": (12,)}
+    known = dict.fromkeys(("chosen_logprobs", "rejected_logprobs"), (-1.0,))
+    pair = DPOItem(prompt="a", chosen_response="b", rejected_response="c", **tokens, **known)
     job = TrajectoryCollection(
         trajectories=[[Trajectory(episode=[pair], reward=1.0)]],
         run_id="one",

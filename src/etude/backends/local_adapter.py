@@ -270,6 +270,8 @@ class LocalAdapter(TrainerAdapter):
 
     def _restore(self, version: ModelVersion) -> None:
         with self._policy.lock:
+            if version.number != self._policy.version:
+                self._require_workplace().keep()  # What is in memory is about to be something else.
             self._newest = max(self._newest, self._policy.version, version.number)
             self._policy.adopt(self._here(version))
             self._require_workplace().go_to(version.number)
