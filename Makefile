@@ -62,9 +62,9 @@ lint: $(DEV) ## Style
 
 types: $(DEV) ## Types
 	$(BIN)/mypy
-	@# Each example is a folder of a user's, whose modules are called what they like. They share one cache.
+	@# Each example is a folder of a user's, whose modules are called what they like, beside what they share.
 	for folder in $$(dirname examples/*/*.py | sort -u); do \
-	  (cd $$folder && MYPY_CACHE_DIR="$(CURDIR)/.mypy_cache/examples" "$(CURDIR)/$(BIN)/mypy" --config-file "$(CURDIR)/pyproject.toml" \
+	  (cd $$folder && MYPYPATH=.. MYPY_CACHE_DIR="$(CURDIR)/.mypy_cache/examples" "$(CURDIR)/$(BIN)/mypy" --config-file "$(CURDIR)/pyproject.toml" \
 	    --no-warn-return-any *.py) || exit 1; done
 
 docs: $(DEV) ## Write the generated pages of docs/ anew
