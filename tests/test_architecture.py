@@ -67,7 +67,7 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 70_931,
+    "lines of source": 70_932,
     "modules": 345,
     "lines of tests": 57_879,
     "benchmark files": 15,

@@ -18,7 +18,6 @@ import openai
 import pytest
 import yaml
 
-from etude.config.load import load_config
 from etude.core.episode import Example, call_counts
 from etude.core.keys import generator
 from etude.inference.embedded import EmbeddedEngine
@@ -180,12 +179,6 @@ async def test_in_words_an_animal_that_is_not_there_convinces_nobody(load, name)
         tree = await Play(protocol, words.Words(), instance, Honest(words), key=number).grow()
         (leaf,) = tree.leaves()
         assert leaf.malformed is None and (leaf.verdict == 1) == bool(instance.expected)
-
-
-def test_the_configs_are_sound_as_they_are(load):
-    load("prover_verifier", "base")
-    assert load_config(EXAMPLES / "prover_verifier/config.yml").finetuning.num_epochs == 40
-    assert load_config(EXAMPLES / "prover_verifier/words.yml").finetuning.targets["verifier"].warm_up
 
 
 # At a server

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 
+from etude.demo.demo import copy_example
 from etude.models.source import packaged_folder
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.preflight.starter import FILES
@@ -101,6 +104,11 @@ def test_other_methods(small_example, method):
     assert (told["event"], told["method"]) == ("demo", method)
     run = json.loads(etude("runs", "show", told["run"], "--json").stdout)
     assert (run["method"], run["state"]) == (method, "finished")
+
+
+def test_what_an_example_imports_goes_along(tmp_path):
+    copy_example("calculator", tmp_path / "demo")
+    subprocess.run([sys.executable, "-c", "import base"], cwd=tmp_path / "demo", check=True, timeout=120)
 
 
 def test_a_demo_is_not_written_over(small_example):

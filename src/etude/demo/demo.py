@@ -165,7 +165,8 @@ def copy_example(task: str, folder: Path) -> None:
         raise RequestError(f"there is no example '{task}' in {source.parent}; install etude again")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RequestError(f"{folder} is there already and not empty; name another folder with --out")
-    files = sorted(file for file in source.iterdir() if file.is_file())
+    shared = examples_folder() / "warm_up.py"  # It makes the tiny models of all of them.
+    files = sorted(file for file in (*source.iterdir(), shared) if file.is_file())
     write_new_files(folder, {file.name: file.read_text(encoding="utf-8") for file in files})
 
 
