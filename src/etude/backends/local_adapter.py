@@ -49,7 +49,7 @@ _NO_MATTER = {
 
 
 class LocalAdapter(TrainerAdapter):
-    """Trains the policy that the engine samples from, and keeps every version in the run folder.
+    """Trains the policy that the engine samples from, and writes its versions into the run folder.
 
     With `collect_ahead` it trains a twin of that policy, whose trained tensors are in memory once more.
     A version's folder appears by one rename, with the weights, the optimiser's state and the job that
@@ -277,7 +277,7 @@ class LocalAdapter(TrainerAdapter):
             self._require_workplace().go_to(version.number)
 
     async def _train(self, job: Job) -> FinishedJob:
-        """Train, and save the new version. Everything is as it was after any error."""
+        """Train, and make the new version; after an error as `LocalLearner.train` says."""
         async with self._turn:
             start = await self.current_version()
             number = max(self._newest, start.number, self._versions.newest()) + 1

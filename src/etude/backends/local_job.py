@@ -181,7 +181,7 @@ class LocalLearner:
         """Train the job, in a thread with the policy's lock held, from the weights `start`, which are the
         policy's, and make its version `number`.
 
-        The policy then has that version. After an error everything is as it was. Raises EtudeError.
+        The policy then has that version. Raises EtudeError; all is as it was where `start` was written.
         """
         return await asyncio.to_thread(self._train, job, start, number)
 
@@ -239,9 +239,9 @@ class LocalLearner:
         Where `start` was not written there is nothing to go back to but by resuming the run, which makes it
         again.
         """
+        self._policy.mark_changed(start.number)  # Whatever they are: `adopt` compares them.
         self._writer.drop()
         self._writer.settle()
-        self._policy.mark_changed(start.number)  # Whatever they are: `adopt` compares them.
         if not start.number or self._versions.folder(start.number).exists():
             self._policy.adopt(start)
             self._take_optimiser_of(start.number)
