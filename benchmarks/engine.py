@@ -33,8 +33,7 @@ from common import parse_arguments, print_json, print_table, progress, silent
 from transformers import GenerationConfig
 from transformers.utils import logging as hf_logging
 
-from etude.core.call import Completion, Constraint, Sampling
-from etude.inference.answer import TokenRequest
+from etude.core.call import ChatRequest, Completion, Constraint, Sampling
 from etude.inference.embedded import EmbeddedEngine
 from etude.models.policy import Policy
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
@@ -274,7 +273,7 @@ def random_prompts(choose: random.Random, count: int, length: int = PROMPT) -> l
     return [[choose.randrange(7, 400) for _ in range(length)] for _ in range(count)]
 
 
-Ask = Callable[[Sequence[TokenRequest]], list[Completion]]
+Ask = Callable[[Sequence[ChatRequest]], list[Completion]]
 """Sends all requests at once and waits for all answers."""
 
 
@@ -290,14 +289,15 @@ def embedded(ask: Ask, names: Iterator[int], constraint: Constraint | None = Non
     def sample(prompts: Prompts, tokens: int) -> list[int]:
         wanted = Sampling(max_tokens=tokens, constraint=constraint)
         requests = [
-            TokenRequest(tuple(prompt), wanted, key, str(next(names))) for key, prompt in enumerate(prompts)
+            ChatRequest((), (), wanted, key, str(next(names)), prompt=tuple(prompt))
+            for key, prompt in enumerate(prompts)
         ]
         return [len(one.logprobs) for one in ask(requests)]
 
     return sample
 
 
-async def _all(engine: EmbeddedEngine, requests: Sequence[TokenRequest]) -> list[Completion]:
+async def _all(engine: EmbeddedEngine, requests: Sequence[ChatRequest]) -> list[Completion]:
     return await asyncio.gather(*(engine.sample(request) for request in requests))
 
 
@@ -356,7 +356,8 @@ def conversations(own: Sample, ask: Ask, choose: random.Random, *, keep: bool, p
             for context in contexts:
                 context[0] = turn
         requests = [
-            TokenRequest(tuple(context), wanted, key, f"{run}-{key}") for key, context in enumerate(contexts)
+            ChatRequest((), (), wanted, key, f"{run}-{key}", prompt=tuple(context))
+            for key, context in enumerate(contexts)
         ]
         found = ask(requests)
         told = random_prompts(choose, 8, 20)

@@ -34,11 +34,10 @@ from gpu import FULL, SMALL, Way, work_of
 
 from demo import run
 from etude.algorithms.grpo import Grpo
-from etude.core.call import Sampling
+from etude.core.call import ChatRequest, Sampling
 from etude.core.episode import Example
 from etude.core.keys import generator
 from etude.core.sample import Sample, Turn
-from etude.inference.answer import TokenRequest
 from etude.inference.embedded import EmbeddedEngine
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.optimiser import Schedule
@@ -431,7 +430,9 @@ def mismatch(policy: Policy, prompt: int, answer: int) -> dict[str, float]:
     engine = EmbeddedEngine(policy)
     prompts = random_prompts(random.Random(0), 16, prompt)
     wanted = Sampling(max_tokens=answer)
-    requests = [TokenRequest(tuple(ids), wanted, key, str(key)) for key, ids in enumerate(prompts)]
+    requests = [
+        ChatRequest((), (), wanted, key, str(key), prompt=tuple(ids)) for key, ids in enumerate(prompts)
+    ]
     found = asker(engine)(requests)
     asyncio.run(engine.close())
     samples = []

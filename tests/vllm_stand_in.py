@@ -193,8 +193,7 @@ def scores_of(engine: Any, prompt: list[int], count: int) -> list[dict[str, Any]
 
 
 async def chunks(engine: Any, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    from etude.core.call import Sampling
-    from etude.inference.answer import TokenRequest
+    from etude.core.call import ChatRequest, Sampling
 
     queue: asyncio.Queue[Any] = asyncio.Queue()
     sampling = Sampling(
@@ -206,8 +205,9 @@ async def chunks(engine: Any, body: dict[str, Any]) -> AsyncIterator[dict[str, A
         stop_token_ids=tuple(body["stop_token_ids"]),
         logit_bias=tuple((int(token), bias) for token, bias in body.get("logit_bias", {}).items()),
     )
-    request = TokenRequest(tuple(body["prompt"]), sampling, body["seed"], top=body["logprobs"] + 1)
-    task = asyncio.ensure_future(engine.sample(request, queue.put_nowait))
+    wanted = {"top_logprobs": body["logprobs"] + 1, "on_delta": queue.put_nowait}
+    request = ChatRequest((), (), sampling, body["seed"], prompt=tuple(body["prompt"]), **wanted)
+    task = asyncio.ensure_future(engine.sample(request))
     task.add_done_callback(lambda done: queue.put_nowait(None))
     while (token := await queue.get()) is not None:
         yield choice_of(token)
@@ -224,11 +224,11 @@ def choice_of(token: Any, finish_reason: str | None = None) -> dict[str, Any]:
     choice: dict[str, Any] = {"index": 0, "text": "", "finish_reason": finish_reason}
     choice |= {"token_ids": [], "logprobs": None}
     if token is not None:
-        choice["token_ids"] = [token.id]
+        choice["token_ids"] = token.ids
         choice["logprobs"] = {
-            "tokens": [f"token_id:{token.id}"],
-            "token_logprobs": [token.logprob],
-            "top_logprobs": [{f"token_id:{other}": logprob for other, logprob in token.top}],
+            "tokens": [f"token_id:{token.ids[0]}"],
+            "token_logprobs": token.logprobs,
+            "top_logprobs": [{f"token_id:{other}": logprob for other, logprob in token.top[0]}],
         }
     return choice
 

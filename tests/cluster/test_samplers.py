@@ -18,7 +18,6 @@ import torch
 from etude.cluster.launch import connected
 from etude.cluster.nodes import RayChild, SamplerLauncher
 from etude.core.errors import EngineError
-from etude.inference.answer import TokenRequest
 from etude.inference.vllm_process import VllmProcess
 from etude.inference.vllm_processes import VllmProcesses
 from etude.inference.vllm_program import VllmOptions
@@ -34,6 +33,7 @@ from tests.inference.test_vllm import engine_of as real_engine_of
 from tests.inference.test_vllm_processes import answers, ask, engine_of
 from tests.inference.test_vllm_processes import lora as lora
 from tests.inference.test_vllm_processes import source as source
+from tests.models.tiny_models import continuing
 from tests.support import until
 from tests.vllm import QUICKLY, command_of
 
@@ -170,7 +170,7 @@ async def test_a_real_vllm_on_a_node_samples_from_the_weights_that_it_was_given(
     await processes.add_lora("lora-1", tmp_path / "lora")
     engine = real_engine_of(process, "lora-1", first)
     engine._processes = processes
-    sampled = await engine.sample(TokenRequest(PROMPT, key=7))
+    sampled = await engine.sample(continuing(PROMPT, key=7))
     expected = logprobs_of(trained, PROMPT, sampled.completion_ids)
     assert torch.tensor(sampled.logprobs) == pytest.approx(expected, abs=1e-4)
     await engine.close()

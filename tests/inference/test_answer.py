@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.core.call import ChatRequest, Delta, Sampling
-from etude.inference.answer import AnswerStream, SampledToken, read
+from etude.inference.answer import AnswerStream, read
 
 ADD = {"type": "function", "function": {"name": "add"}}
 STOP = 0
@@ -57,7 +57,7 @@ def pieces_of(text: str, request: ChatRequest, prompt: str = "") -> tuple[list[D
     speech: Any = Speech()
     stream = AnswerStream(speech, asked, ids)
     for token in [*map(ord, text), STOP]:
-        stream.add(SampledToken(token, -1.0))
+        stream.add(Delta(ids=(token,), logprobs=(-1.0,)))
     stops = request.sampling.stop
     cut = min([text.index(stop) for stop in stops if stop in text], default=len(text))
     return heard, read(speech, asked, text[:cut], ids)

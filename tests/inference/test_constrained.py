@@ -14,9 +14,16 @@ import torch
 
 from etude.core.call import ChatRequest, Constraint, Sampling
 from etude.core.errors import ImpossibleCall
-from etude.inference.answer import TokenRequest
 from etude.inference.embedded import EmbeddedEngine
-from tests.models.tiny_models import CALCULATOR, chatml_policy, fresh_policy, policy, true_logprobs, user
+from tests.models.tiny_models import (
+    CALCULATOR,
+    chatml_policy,
+    continuing,
+    fresh_policy,
+    policy,
+    true_logprobs,
+    user,
+)
 
 PROMPT = (8, 9, 10, 11)
 STRICT = {
@@ -50,7 +57,7 @@ async def _answers(of, requests):
     engine = EmbeddedEngine(of)
     try:
         ask = [
-            engine.complete(request) if isinstance(request, ChatRequest) else engine.sample(request)
+            engine.complete(request) if request.prompt is None else engine.sample(request)
             for request in requests
         ]
         return await asyncio.gather(*ask, return_exceptions=True)
@@ -64,7 +71,7 @@ def answers(of, *requests):
 
 def request(kind, text="", *, key=0, **sampling):
     constraint = Constraint(kind, text)
-    return TokenRequest(PROMPT, Sampling(**{"max_tokens": 200} | sampling, constraint=constraint), key)
+    return continuing(PROMPT, Sampling(**{"max_tokens": 200} | sampling, constraint=constraint), key)
 
 
 def random_schema(choose, depth=0):
@@ -139,9 +146,9 @@ MIXED = [
 
 def test_an_answer_does_not_depend_on_its_company():
     of = policy()
-    asked = [TokenRequest(PROMPT, sampling, key) for key, sampling in enumerate(MIXED)]
+    asked = [continuing(PROMPT, sampling, key) for key, sampling in enumerate(MIXED)]
     alone = [answers(of, one)[0] for one in asked]
-    together = answers(of, *asked, *(TokenRequest((9, 8), Sampling(max_tokens=7), key) for key in range(9)))
+    together = answers(of, *asked, *(continuing((9, 8), Sampling(max_tokens=7), key) for key in range(9)))
     for one, other in zip(alone, together, strict=False):
         assert one.completion_ids == other.completion_ids
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
@@ -253,9 +260,9 @@ def test_thoughts_come_before_the_form():
     begin, end = model.tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
     form = Sampling(max_tokens=40, constraint=Constraint("regex", "[ab]{3}"))
     opened = Sampling(max_tokens=40, constraint=form.constraint, logit_bias=((begin, 50.0), (end, 5.0)))
-    asked = [TokenRequest((*PROMPT, begin), opened, key) for key in range(4)]
-    asked += [TokenRequest(PROMPT, opened, key) for key in range(4)]
-    asked += [TokenRequest((*PROMPT, begin, 9, end), form, key) for key in range(4)]
+    asked = [continuing((*PROMPT, begin), opened, key) for key in range(4)]
+    asked += [continuing(PROMPT, opened, key) for key in range(4)]
+    asked += [continuing((*PROMPT, begin, 9, end), form, key) for key in range(4)]
     given = [answer for answer in answers(model, *asked) if answer.finish_reason == "stop"]
     assert given
     for answer in given:
@@ -269,9 +276,9 @@ def test_an_answer_is_as_long_as_it_must_be_and_ends_where_it_may():
     likely = ((stop, 100.0),)
     short, long, cut = answers(
         model,
-        TokenRequest(PROMPT, Sampling(max_tokens=20, logit_bias=likely)),
-        TokenRequest(PROMPT, Sampling(max_tokens=20, logit_bias=likely, min_tokens=7)),
-        TokenRequest(PROMPT, Sampling(max_tokens=20, logit_bias=((20, 100.0),), stop_token_ids=(20,))),
+        continuing(PROMPT, Sampling(max_tokens=20, logit_bias=likely)),
+        continuing(PROMPT, Sampling(max_tokens=20, logit_bias=likely, min_tokens=7)),
+        continuing(PROMPT, Sampling(max_tokens=20, logit_bias=((20, 100.0),), stop_token_ids=(20,))),
     )
     assert (len(short.completion_ids), len(long.completion_ids)) == (1, 8)
     assert (cut.completion_ids, cut.message["content"], cut.finish_reason) == ((20,), "", "stop")
@@ -281,20 +288,20 @@ def test_a_stop_string_waits_for_the_tokens_that_there_must_be():
     model = policy()
     letter = model.tokenizer.convert_tokens_to_ids("a")
     always = Sampling(max_tokens=20, logit_bias=((letter, 100.0),), stop=("aa",))
-    (soon,) = answers(model, TokenRequest(PROMPT, always))
+    (soon,) = answers(model, continuing(PROMPT, always))
     assert (len(soon.completion_ids), soon.message["content"]) == (2, "")
-    (late,) = answers(model, TokenRequest(PROMPT, Sampling(**{**always.changed(), "min_tokens": 6})))
+    (late,) = answers(model, continuing(PROMPT, Sampling(**{**always.changed(), "min_tokens": 6})))
     assert len(late.completion_ids) == 6
     assert late.message["content"] == "aaaa"
 
 
 def test_the_prompts_own_logprobs():
     model = policy()
-    (answer,) = answers(model, TokenRequest(PROMPT, Sampling(max_tokens=2), prompt_logprobs=2))
+    (answer,) = answers(model, continuing(PROMPT, Sampling(max_tokens=2), prompt_logprobs=2))
     assert answer.prompt_logprobs == pytest.approx(true_logprobs(model, PROMPT[:1], PROMPT[1:]), abs=1e-4)
     with torch.no_grad():
         logits = model.model(input_ids=torch.tensor([PROMPT]), use_cache=False).logits[0, :-1]
     best = logits.log_softmax(-1).topk(2)
     assert [[token for token, _ in top] for top in answer.prompt_top] == best.indices.tolist()
-    (plain,) = answers(model, TokenRequest(PROMPT, Sampling(max_tokens=2)))
+    (plain,) = answers(model, continuing(PROMPT, Sampling(max_tokens=2)))
     assert (plain.prompt_logprobs, plain.prompt_top) == ((), ())

@@ -20,9 +20,8 @@ import pytest_asyncio
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from etude.core.call import Constraint, Sampling
+from etude.core.call import Constraint, Delta, Sampling
 from etude.core.errors import EngineAway, EngineError, ImpossibleCall
-from etude.inference.answer import SampledToken, TokenRequest
 from etude.inference.vllm_engine import VllmEngine
 from etude.inference.vllm_process import VllmProcess
 from etude.inference.vllm_processes import VllmProcesses
@@ -32,6 +31,7 @@ from etude.models.policy import LoraOptions, Policy
 from etude.models.speech import Speech
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.models.weights import write_lora_folder
+from tests.models.tiny_models import continuing
 from tests.vllm import STAND_IN, command_of, commands
 
 PROMPT = (5, 40, 41, 42)
@@ -118,12 +118,12 @@ async def test_logprobs_are_those_of_the_learner_for_the_base_and_for_lora_weigh
     await served.add_lora("lora-1", tmp_path / "lora")
     answers = {}
     for name, policy in ((str(source), Policy.load(source)), ("lora-1", trained)):
-        engine, told = engine_of(served, name, source), list[SampledToken]()
-        sampled = await engine.sample(TokenRequest(PROMPT, key=7, top=2), told.append)
+        engine, told = engine_of(served, name, source), list[Delta]()
+        sampled = await engine.sample(continuing(PROMPT, key=7, top_logprobs=2, on_delta=told.append))
         expected = logprobs_of(policy, PROMPT, sampled.completion_ids)
         assert torch.tensor(sampled.logprobs) == pytest.approx(expected, abs=1e-4)
-        assert [token.id for token in told] == list(sampled.completion_ids)
-        again = await engine.sample(TokenRequest(PROMPT, key=7, top=2))
+        assert [token.ids[0] for token in told] == list(sampled.completion_ids)
+        again = await engine.sample(continuing(PROMPT, key=7, top_logprobs=2))
         assert again.completion_ids == sampled.completion_ids
         assert [len(top) for top in sampled.top_logprobs] == [2] * len(sampled.completion_ids)
         answers[name] = sampled.completion_ids
@@ -132,7 +132,7 @@ async def test_logprobs_are_those_of_the_learner_for_the_base_and_for_lora_weigh
     await served.remove_lora("lora-1")
     gone = engine_of(served, "lora-1", source)
     with pytest.raises(EngineError, match="404"):
-        await gone.sample(TokenRequest(PROMPT))
+        await gone.sample(continuing(PROMPT))
     await gone.close()
 
 
@@ -143,7 +143,7 @@ async def test_a_crash_is_noticed_and_mended_with_its_lora_weights(command, sour
         lora_folder(source, tmp_path / "lora", 3)
         await process.add_lora("lora-1", tmp_path / "lora")
         engine = engine_of(process, "lora-1", source)
-        request = TokenRequest(PROMPT, Sampling(temperature=0))
+        request = continuing(PROMPT, Sampling(temperature=0))
         before = await engine.sample(request)
         first = process.pid
         os.kill(first, signal.SIGKILL)
@@ -184,7 +184,7 @@ async def test_every_parameter_of_sampling_goes_through_in_vllms_words(served, s
     engine = engine_of(served, str(source), source)
     ends = sorted({*engine.speech.stop_ids, 9})
     async with httpx.AsyncClient(base_url=served.base_url) as client:
-        await engine.sample(TokenRequest(PROMPT, EVERYTHING, key=3))
+        await engine.sample(continuing(PROMPT, EVERYTHING, key=3))
         asked = (await client.get("/asked")).json()
         expected = {name: getattr(EVERYTHING, name) for name in SPELLED_OUT}
         assert asked == asked | expected | {
@@ -192,17 +192,17 @@ async def test_every_parameter_of_sampling_goes_through_in_vllms_words(served, s
             "stop_token_ids": ends,
             "logit_bias": {"4": -5.0, "6": 2.5},
         }
-        await engine.sample(TokenRequest(PROMPT))
+        await engine.sample(continuing(PROMPT))
         plain = (await client.get("/asked")).json()
         # Or vLLM would take them from the model's generation config.
         assert [plain[name] for name in ("top_k", "min_p", "repetition_penalty")] == [0, 0.0, 1.0]
         assert not {"logit_bias", "structured_outputs"} & plain.keys()
         for constraint in CONSTRAINTS:
-            await engine.sample(TokenRequest(PROMPT, Sampling(max_tokens=1, constraint=constraint)))
+            await engine.sample(continuing(PROMPT, Sampling(max_tokens=1, constraint=constraint)))
             text = engine.speech.grammars.text(constraint, PROMPT)
             assert (await client.get("/asked")).json()["structured_outputs"] == {"grammar": text}
         with pytest.raises(ImpossibleCall, match="held to its regex"):
-            await engine.sample(TokenRequest(PROMPT, Sampling(constraint=Constraint("regex", "("))))
+            await engine.sample(continuing(PROMPT, Sampling(constraint=Constraint("regex", "("))))
     await engine.close()
 
 
@@ -211,14 +211,14 @@ async def test_every_parameter_of_sampling_goes_through_in_vllms_words(served, s
     "served", ["stand-in", pytest.param("real", marks=pytest.mark.vllm)], indirect=True, scope="module"
 )
 async def test_the_prompts_logprobs_are_the_models_own(served, source):
-    engine, heard = engine_of(served, str(source), source), list[SampledToken]()
-    request = TokenRequest(PROMPT, Sampling(temperature=0.5, max_tokens=2), prompt_logprobs=2)
-    sampled = await engine.sample(request, heard.append)
+    engine, heard = engine_of(served, str(source), source), list[Delta]()
+    sampling = Sampling(temperature=0.5, max_tokens=2)
+    sampled = await engine.sample(continuing(PROMPT, sampling, prompt_logprobs=2, on_delta=heard.append))
     expected = logprobs_of(Policy.load(source), PROMPT[:1], PROMPT[1:])
     assert torch.tensor(sampled.prompt_logprobs) == pytest.approx(expected, abs=1e-4)
     assert [len(top) for top in sampled.prompt_top] == [2] * 3
-    assert [token.id for token in heard] == list(sampled.completion_ids)
-    assert (await engine.sample(TokenRequest(PROMPT))).prompt_logprobs == ()
+    assert [token.ids[0] for token in heard] == list(sampled.completion_ids)
+    assert (await engine.sample(continuing(PROMPT))).prompt_logprobs == ()
     await engine.close()
 
 
@@ -233,7 +233,7 @@ async def test_the_real_vllm_samples_under_the_learners_grammars(served, source,
     engine, policy = engine_of(served, str(source), source), Policy.load(source)
     sampling = Sampling(temperature=0.8, top_k=9, max_tokens=24, constraint=constraint)
     for key in range(4):
-        sampled = await engine.sample(TokenRequest(PROMPT, sampling, key=key))
+        sampled = await engine.sample(continuing(PROMPT, sampling, key=key))
         shapes = policy.speech.grammars.replayed(sampling, PROMPT, sampled.completion_ids)
         assert shapes is not None, "it has the form as the learner reads that"
         with torch.no_grad():
@@ -250,7 +250,7 @@ async def test_an_engine_that_fails_is_told_with_its_exception_and_not_with_code
     async with running(options, source) as process:
         engine = engine_of(process, str(source), source)
         with pytest.raises(EngineAway, match="answered 500"):
-            await engine.sample(TokenRequest(PROMPT))
+            await engine.sample(continuing(PROMPT))
         await until(lambda: process.state == "restarting")
         cause = r"vLLM ended by itself \(ValueError: head_dim 16 is not supported\). The last lines of"
         assert re.match(cause, process.reason)
@@ -273,7 +273,7 @@ async def test_impossible_values_are_a_failed_call(source, tmp_path, choice, mon
         engine = engine_of(process, str(source), source)
         monkeypatch.setattr(VllmEngine, "_choices", choices)
         with pytest.raises(EngineError, match=r"a logprob is a number of at most 0|token_ids\[0\] is 300"):
-            await engine.sample(TokenRequest(PROMPT))
+            await engine.sample(continuing(PROMPT))
         await engine.close()
 
 
@@ -348,7 +348,7 @@ async def require_weights(processes: VllmProcesses, name: Path, weights: Path) -
     [process] = processes.processes
     engine = engine_of(process, str(name), weights)
     engine._processes = processes
-    sampled = await engine.sample(TokenRequest(PROMPT, key=3))
+    sampled = await engine.sample(continuing(PROMPT, key=3))
     expected = logprobs_of(Policy.load(weights), PROMPT, sampled.completion_ids)
     assert torch.tensor(sampled.logprobs) == pytest.approx(expected, abs=1e-4)
     await engine.close()

@@ -24,7 +24,6 @@ from starlette.testclient import TestClient
 import etude.inference
 from etude.core.call import Completion
 from etude.core.errors import EngineAway, EngineError
-from etude.inference.answer import TokenRequest
 from etude.inference.child_process import MaskedLines, MaskedLog
 from etude.inference.vllm_engine import VllmEngine
 from etude.inference.vllm_process import VllmProcess
@@ -33,6 +32,7 @@ from etude.inference.vllm_program import VllmOptions
 from etude.models.speech import Speech
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from tests.inference.test_vllm import options_of, until
+from tests.models.tiny_models import continuing
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def engine_of(processes: VllmProcesses, name: str | Path, source: Path, wait: fl
 
 
 async def ask(engine: VllmEngine, episode: str, **fields: object) -> Completion:
-    return await engine.sample(TokenRequest((5, 40, 41), conversation=episode, **fields))
+    return await engine.sample(continuing((5, 40, 41), conversation=episode, **fields))
 
 
 async def answers(engine: VllmEngine, processes: VllmProcesses) -> list[int]:

@@ -16,13 +16,12 @@ from etude.algorithms.grpo import Grpo
 from etude.core.call import Constraint, Sampling
 from etude.core.errors import TrainingError
 from etude.core.sample import Sample, Turn
-from etude.inference.answer import TokenRequest
 from etude.inference.embedded import EmbeddedEngine
 from etude.learner.head import Head, selective_logprobs
 from etude.learner.packed import logprobs_of
 from etude.models.distribution import Shape
 from tests.learner.gradients import assert_same, batch_of, gradient_by_autograd, gradient_of
-from tests.models.tiny_models import family, fresh_policy, policy
+from tests.models.tiny_models import continuing, family, fresh_policy, policy
 
 SCHEMA = {
     "type": "object",
@@ -49,7 +48,7 @@ PROMPT = (8, 9, 10, 30, 11, 9)
 async def _sampled(of, samplings):
     engine = EmbeddedEngine(of)
     try:
-        requests = [TokenRequest(PROMPT, sampling, key) for key, sampling in enumerate(samplings)]
+        requests = [continuing(PROMPT, sampling, key) for key, sampling in enumerate(samplings)]
         return await asyncio.gather(*map(engine.sample, requests))
     finally:
         await engine.close()

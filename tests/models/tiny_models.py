@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 
-from etude.core.call import Call, ChatRequest, Completion
+from etude.core.call import PLAIN_SAMPLING, Call, ChatRequest, Completion
 from etude.models.device import limit_threads
 from etude.models.policy import Policy
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
@@ -139,3 +139,8 @@ def user(text: str) -> dict[str, Any]:
 
 def said(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
+
+
+def continuing(ids, sampling=PLAIN_SAMPLING, key=0, conversation="", **more):
+    """A request to go on from token ids."""
+    return ChatRequest((), (), sampling, key, conversation, prompt=ids, **more)

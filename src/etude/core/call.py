@@ -169,6 +169,17 @@ class ChatRequest:
     """Called in the event loop with each piece of the answer, by engines that can; the pieces add up to the
     completion or to a part of it, and nothing is ever taken back."""
 
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """The prompt of a request that has token ids for it."""
+        assert isinstance(self.prompt, tuple)
+        return self.prompt
+
+    @property
+    def seed(self) -> int:
+        """Of the request's randomness."""
+        return self.key if self.sampling.seed is None else self.sampling.seed
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
 
-from etude.core.call import ChatRequest, Completion, Delta, Sampling, TopLogprobs
+from etude.core.call import ChatRequest, Completion, Delta, Sampling
 from etude.core.errors import EngineError, ImpossibleCall, PromptTooLong
 from etude.core.message import Message, text_of
 from etude.core.threads import beside_loop
@@ -19,41 +19,6 @@ if TYPE_CHECKING:
     from etude.models.speech import Speech
 
 
-@dataclass(frozen=True, slots=True)
-class TokenRequest:
-    """A prompt to continue, and how."""
-
-    prompt_ids: tuple[int, ...]
-    sampling: Sampling = field(default_factory=Sampling)
-    key: int = 0
-    """Seed of the request's randomness, where `sampling` has none."""
-    conversation: str = ""
-    """A hint for the reuse of the KV cache."""
-    top: int = 0
-    """How many of the most likely tokens to report for each sampled one."""
-    prompt_logprobs: int | None = None
-    """How many of the most likely tokens to report in the place of each one of the prompt, besides its own
-    logprob; None for no logprobs of the prompt."""
-
-    @property
-    def seed(self) -> int:
-        """Of the request's randomness."""
-        return self.key if self.sampling.seed is None else self.sampling.seed
-
-
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    """One token, as soon as it is sampled."""
-
-    id: int
-    logprob: float
-    top: TopLogprobs = ()
-
-
-OnToken: TypeAlias = Callable[[SampledToken], None]
-"""Called with each token in its turn, in the event loop that waits for the request."""
-
-
 class TokenEngine(Protocol):
     """An engine that continues token ids."""
 
@@ -61,8 +26,8 @@ class TokenEngine(Protocol):
     def speech(self) -> Speech:
         """How the model reads and writes."""
 
-    async def sample(self, request: TokenRequest, on_token: OnToken | None = None) -> Completion:
-        """Continue a prompt; `on_token` is called with each token as it is sampled.
+    async def sample(self, request: ChatRequest) -> Completion:
+        """Continue the request's prompt of token ids; `on_delta` gets each token as it is sampled.
 
         The message's content is the text as it was sampled, without the end of turn and cut before a stop
         string. Raises EngineError when that cannot be; cancelling the call frees what it held.
@@ -99,17 +64,8 @@ async def answer(engine: TokenEngine, request: ChatRequest) -> Completion:
     ids = prompt.ids
     stream = AnswerStream(speech, request, ids) if request.on_delta is not None else None
     try:
-        completion = await engine.sample(
-            TokenRequest(
-                ids,
-                sampling,
-                request.key,
-                request.conversation,
-                request.top_logprobs,
-                request.prompt_logprobs,
-            ),
-            None if stream is None else stream.add,
-        )
+        on_delta = None if stream is None else stream.add
+        completion = await engine.sample(replace(request, prompt=ids, sampling=sampling, on_delta=on_delta))
     except ImpossibleCall as error:
         if error.param == FORM and request.sampling.constraint is None:
             error.param = "tools"  # The form is theirs.
@@ -202,25 +158,20 @@ class AnswerStream:
         self._tokens = self._read_at = 0
         self._content = self._reasoning = ""
 
-    def add(self, token: SampledToken) -> None:
+    def add(self, token: Delta) -> None:
         """Take the next token."""
-        self._text += self._new_text(token.id)
+        self._text += self._new_text(token.ids[0])
         self._tokens += 1
         content = reasoning = ""
         if self._tokens - self._read_at > self._tokens // _READ_EACH:
             self._read_at = self._tokens
             content, reasoning = self._certain()
         self._content, self._reasoning = self._content + content, self._reasoning + reasoning
-        delta = Delta(
-            content,
-            reasoning,
-            (token.id,),
-            (token.logprob,),
-            (token.top,),
-            self._prompt_ids if self._tokens == 1 else None,
-        )
         if self._request.on_delta is not None:
-            self._request.on_delta(delta)
+            prompt_ids = self._prompt_ids if self._tokens == 1 else None
+            self._request.on_delta(
+                replace(token, content=content, reasoning=reasoning, prompt_ids=prompt_ids)
+            )
 
     def _new_text(self, token: int) -> str:
         """The text that is certain now that this token was sampled; often empty."""

@@ -5,25 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 
-from etude.core.call import ChatRequest, Completion, Sampling, TopLogprobs, Usage
+from etude.core.call import ChatRequest, Completion, Delta, Sampling, TopLogprobs, Usage
 from etude.core.errors import EngineError, ImpossibleCall
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
-from etude.inference.answer import (
-    OnToken,
-    SampledToken,
-    TokenEngine,
-    TokenRequest,
-    answer,
-    before_stop,
-)
+from etude.inference.answer import TokenEngine, answer, before_stop
 from etude.inference.decoder import Decoder, make_decoder
 from etude.inference.sampler import Row, uniforms
 from etude.models.architecture import logits_after
@@ -62,13 +55,13 @@ class _Job:
     """Length at which the row is cut."""
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Completion]
-    on_token: OnToken | None
+    on_delta: Callable[[Delta], None] | None
     prompt_top: int | None
     """How many of the most likely tokens in the places of the prompt's are asked for, if any are."""
     prompt_scores: tuple[tuple[float, ...], tuple[TopLogprobs, ...]] = ((), ())
 
 
-_News: TypeAlias = SampledToken | Completion | str
+_News: TypeAlias = Delta | Completion | str
 """A token, the result, or why there is none."""
 
 
@@ -114,7 +107,7 @@ class EmbeddedEngine(Engine, TokenEngine):
         """Sample one assistant message; others are sampled beside it."""
         return await answer(self, request)
 
-    async def sample(self, request: TokenRequest, on_token: OnToken | None = None) -> Completion:
+    async def sample(self, request: ChatRequest) -> Completion:
         sampling, length = request.sampling, len(request.prompt_ids)
         if sampling.constraint is None:
             shaper = self.speech.grammars.shaper(sampling, request.prompt_ids)
@@ -129,8 +122,8 @@ class EmbeddedEngine(Engine, TokenEngine):
             )
         loop, uniform = asyncio.get_running_loop(), uniforms(request.seed)
         ids, limit = list(request.prompt_ids), min(length + wanted, self.policy.max_context)
-        row = Row(request.conversation, ids, sampling, uniform, top=request.top, shaper=shaper)
-        job = _Job(row, length, limit, loop, loop.create_future(), on_token, request.prompt_logprobs)
+        row = Row(request.conversation, ids, sampling, uniform, top=request.top_logprobs, shaper=shaper)
+        job = _Job(row, length, limit, loop, loop.create_future(), request.on_delta, request.prompt_logprobs)
         with self._wake:
             if self._closed:
                 raise EngineError("the engine is closed")
@@ -226,10 +219,10 @@ class EmbeddedEngine(Engine, TokenEngine):
                 finished.add(job)
                 decoder.release(job.row)
                 continue
-            if job.on_token is not None:
+            if job.on_delta is not None:
                 row = job.row
                 top = row.top_logprobs[-1] if row.top else ()
-                news.append((job, SampledToken(row.ids[-1], row.logprobs[-1], top)))
+                news.append((job, Delta(ids=(row.ids[-1],), logprobs=(row.logprobs[-1],), top=(top,))))
             result = self._result(job, version)
             if result is not None:
                 news.append((job, result))
@@ -296,5 +289,5 @@ def _receive(news: Sequence[tuple[_Job, _News]]) -> None:
             job.future.set_exception(EngineError(new))
         elif isinstance(new, Completion):
             job.future.set_result(new)
-        elif job.on_token is not None:
-            job.on_token(new)
+        elif job.on_delta is not None:
+            job.on_delta(new)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import httpx
 from pydantic_core import from_json, to_json
 
-from etude.core.call import ChatRequest, Completion, TopLogprobs, Usage
+from etude.core.call import ChatRequest, Completion, Delta, TopLogprobs, Usage
 from etude.core.errors import EngineAway, EngineError, ImpossibleCall
-from etude.inference.answer import OnToken, SampledToken, TokenRequest, answer, before_stop
+from etude.inference.answer import answer, before_stop
 from etude.inference.http_addresses import HttpClient
 from etude.inference.routes import FIRST_TOKENS, beginning, conversation_of
 from etude.inference.vllm_processes import VllmProcesses
@@ -53,7 +53,7 @@ class VllmEngine:
             headers, read_seconds=600.0, most_megabytes=512.0, setting="a limit of etude"
         )
 
-    async def sample(self, request: TokenRequest, on_token: OnToken | None = None) -> Completion:
+    async def sample(self, request: ChatRequest) -> Completion:
         """Continue a prompt of token ids; waits first where vLLM is being restarted.
 
         The logprobs are those of the distribution that was sampled from: temperature and top_p included.
@@ -69,21 +69,21 @@ class VllmEngine:
             conversation = beginning(request.prompt_ids[:FIRST_TOKENS])
         # A stream costs vLLM and this process several times as much, so only who listens gets one; and it has
         # no logprobs of the prompt.
-        streams = on_token is not None and request.prompt_logprobs is None
+        streams = request.on_delta is not None and request.prompt_logprobs is None
         body = self._body(request) | form | {"stream": streams}
         heard = 0
 
-        def hear(token: SampledToken) -> None:
+        def hear(token: Delta) -> None:
             nonlocal heard
-            assert on_token is not None
+            assert request.on_delta is not None
             heard += 1
-            on_token(token)
+            request.on_delta(token)
 
         while True:
             call = self._processes.call(self._name, conversation, self._wait, tried)
             async with call as (address, url, name):
                 try:
-                    listener = None if on_token is None else hear
+                    listener = None if request.on_delta is None else hear
                     sampled = await self._sampled(request, url, body | {"model": name}, listener)
                 except EngineAway:
                     address.failed += 1
@@ -96,7 +96,11 @@ class VllmEngine:
                     return sampled
 
     async def _sampled(
-        self, request: TokenRequest, url: str, body: Mapping[str, Any], on_token: OnToken | None
+        self,
+        request: ChatRequest,
+        url: str,
+        body: Mapping[str, Any],
+        on_delta: Callable[[Delta], None] | None,
     ) -> Completion:
         """The continuation by the process at `url`."""
         ids, logprobs, tops = list[int](), list[float](), list[TopLogprobs]()
@@ -106,9 +110,9 @@ class VllmEngine:
             ids += new
             logprobs += own
             tops += best
-            if on_token is not None:
-                for token in map(SampledToken, new, own, best or [()] * len(new)):
-                    on_token(token)
+            if on_delta is not None:
+                for token, logprob, top in zip(new, own, best or [()] * len(new), strict=True):
+                    on_delta(Delta(ids=(token,), logprobs=(logprob,), top=(top,)))
             finish_reason = choice.get("finish_reason") or finish_reason
         if not finish_reason:
             raise EngineError("vLLM ended its answer half-way")
@@ -138,7 +142,7 @@ class VllmEngine:
         """Close connections; vLLM then gives up their requests."""
         await self._client.close()
 
-    def _body(self, request: TokenRequest) -> dict[str, Any]:
+    def _body(self, request: ChatRequest) -> dict[str, Any]:
         sampling, room = request.sampling, self.speech.max_context - len(request.prompt_ids)
         wanted = self._max_tokens if sampling.max_tokens is None else sampling.max_tokens
         return _PLAIN_SAMPLING | {
@@ -150,7 +154,7 @@ class VllmEngine:
             "stop": list(sampling.stop),
             **sampling_fields(sampling if not sampling.constraint else replace(sampling, constraint=None)),
             "stop_token_ids": sorted({*self.speech.stop_ids, *sampling.stop_token_ids}),
-            "logprobs": request.top,
+            "logprobs": request.top_logprobs,
             "prompt_logprobs": request.prompt_logprobs,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
@@ -187,14 +191,18 @@ class VllmEngine:
             raise _unreadable(error) from error
 
     def _read(
-        self, choice: Mapping[str, Any], request: TokenRequest
+        self, choice: Mapping[str, Any], request: ChatRequest
     ) -> tuple[Sequence[int], Sequence[float], list[TopLogprobs], list[tuple[float, TopLogprobs]]]:
         """New tokens of a piece, their logprobs, the likeliest in their places, and scores of the prompt.
 
         Raises EngineError for what cannot be.
         """
         try:
-            ids, fields, most = choice.get("token_ids") or [], choice.get("logprobs") or {}, request.top
+            ids, fields, most = (
+                choice.get("token_ids") or [],
+                choice.get("logprobs") or {},
+                request.top_logprobs,
+            )
             logprobs = fields.get("token_logprobs") or []
             tops = fields.get("top_logprobs") or [{}] * len(ids)
             if not len(ids) == len(logprobs) == len(tops):
