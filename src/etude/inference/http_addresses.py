@@ -11,7 +11,6 @@ import ssl
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 
 import aiohttp
@@ -23,24 +22,13 @@ from etude.core.errors import RequestError
 from etude.core.secrets import keep_secret, masked
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
 from etude.inference.routes import Address, Routes
-from etude.wire.http_answers import AnswerLimit, AnswerTooLarge
+from etude.wire.http_answers import AnswerTooLarge, limited
 from etude.wire.retries import Disturbed, Refused, failure_of, is_plain_http, reason_of
 
 _KEEPALIVE_SECONDS = 4.0
 """Below the 5 s after which uvicorn, and so vLLM, closes an idle connection: no race on reuse."""
 _CONNECT_SECONDS = 15.0
 """For a connection, its TLS handshake included."""
-
-
-@dataclass(frozen=True, slots=True)
-class HttpAnswer:
-    """A whole answer."""
-
-    status_code: int
-    headers: Mapping[str, str]
-    """To be asked by names in any case."""
-    content: bytes
-    """The body, expanded where it was sent compressed."""
 
 
 class HttpClient:
@@ -58,32 +46,11 @@ class HttpClient:
         which `setting` is the name in the error."""
         self._headers = {"accept-encoding": "gzip, deflate", **headers}
         self._read_seconds = read_seconds
-        self._limit = AnswerLimit(most_megabytes, setting)
+        self._limited = partial(limited, megabytes=most_megabytes, setting=setting)
         self._session: aiohttp.ClientSession | None = None
         self._route = lru_cache(maxsize=64)(_route)
         # To read them takes milliseconds.
         self._certificates = cache(httpx.create_ssl_context)
-
-    async def post(self, url: str, content: bytes, headers: Mapping[str, str] | None = None) -> HttpAnswer:
-        """Send `content`, with more headers, and read the whole answer. No limit to the whole time: the
-        caller sets one.
-
-        Raises httpx.RequestError when there is no answer, or one that is too large. Cancelling closes the
-        connection.
-        """
-        async with self._asked("POST", url, content, headers) as (response, pieces):
-            return HttpAnswer(response.status, response.headers, b"".join([piece async for piece in pieces]))
-
-    async def get(self, url: str) -> HttpAnswer:
-        """Like `post`, for what only has to be read."""
-        async with self._asked("GET", url, None) as (response, pieces):
-            return HttpAnswer(response.status, response.headers, b"".join([piece async for piece in pieces]))
-
-    @asynccontextmanager
-    async def stream(self, url: str, content: bytes) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
-        """Like `post`, for an answer that is read piece by piece: its status, and these."""
-        async with self._asked("POST", url, content) as (response, pieces):
-            yield response.status, pieces
 
     async def close(self) -> None:
         """Close all connections. Calling it twice is fine."""
@@ -92,10 +59,15 @@ class HttpClient:
             await session.close()
 
     @asynccontextmanager
-    async def _asked(
-        self, method: str, url: str, content: bytes | None, headers: Mapping[str, str] | None = None
+    async def asked(
+        self, method: str, url: str, content: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[tuple[aiohttp.ClientResponse, AsyncIterator[bytes]]]:
-        """An answer whose head has come, and its body."""
+        """Send a request, with more headers, and get the head of its answer, and its body piece by piece.
+
+        The body is expanded where it was sent compressed. No limit to the whole time: the caller sets one.
+        Raises httpx.RequestError when there is no answer, or one that is too large. Cancelling closes the
+        connection.
+        """
         own = {**self._headers, **headers} if headers else self._headers
         asked = partial(httpx.Request, method, url)
         with _as_httpx(asked):
@@ -107,7 +79,7 @@ class HttpClient:
                     raise
                 response = await self._sent(method, url, content, own)
         try:
-            yield response, self._limit.of(_pieces(response, asked), response.headers, asked)
+            yield response, self._limited(_pieces(response, asked), response.headers, asked)
         finally:
             response.close()  # The connection too, where the answer was not read to its end.
 
@@ -160,13 +132,10 @@ def _as_httpx(asked: Callable[[], httpx.Request]) -> Iterator[None]:
         raise httpx.ConnectError(words, request=asked()) from error
     except (aiohttp.InvalidURL, ValueError) as error:
         raise httpx.LocalProtocolError(str(error), request=asked()) from error
-    except aiohttp.ServerDisconnectedError as error:
-        words = "Server disconnected without sending a response."
-        raise httpx.RemoteProtocolError(words, request=asked()) from error
-    except (aiohttp.ClientResponseError, aiohttp.ClientPayloadError) as error:
-        raise httpx.RemoteProtocolError(str(error), request=asked()) from error
-    except (aiohttp.ClientError, OSError) as error:
+    except (aiohttp.ClientOSError, OSError) as error:
         raise httpx.ReadError(str(error), request=asked()) from error
+    except aiohttp.ClientError as error:
+        raise httpx.RemoteProtocolError(str(error), request=asked()) from error
 
 
 _PROBE_SECONDS = 5.0
@@ -207,8 +176,9 @@ class HttpAddresses:
         seconds = self._config.request_timeout
         try:
             # An endpoint that trickles bytes could hold the call for ever.
-            async with asyncio.timeout(seconds):
-                response = await self._client.post(f"{address.url}/{path}", content, headers)
+            asked = self._client.asked("POST", f"{address.url}/{path}", content, headers)
+            async with asyncio.timeout(seconds), asked as (response, pieces):
+                body = b"".join([piece async for piece in pieces])
         except TimeoutError:
             late = f"no answer within {seconds:g} s; `request_timeout` sets the limit"
             raise Disturbed(late, cause="timeout", is_gone=True) from None
@@ -220,25 +190,26 @@ class HttpAddresses:
             if is_plain_http(error):
                 raise Refused(reason_of(error), cause="scheme") from error
             raise Disturbed(reason_of(error), cause="connection", is_gone=True) from error
-        if response.status_code == 200:
-            return response.content
-        raise failure_of(response.status_code, response.headers, response.content)
+        if response.status == 200:
+            return body
+        raise failure_of(response.status, response.headers, body)
 
     async def lacking(self, address: Address) -> str | None:
         """Why an address cannot be used, as far as the list of its models tells; None where it can be."""
         try:
-            async with asyncio.timeout(_PROBE_SECONDS):
-                response = await self._client.get(f"{address.url}/models")
+            asked = self._client.asked("GET", f"{address.url}/models")
+            async with asyncio.timeout(_PROBE_SECONDS), asked as (response, pieces):
+                body = b"".join([piece async for piece in pieces])
         except TimeoutError:
             return f"no answer to a probe within {_PROBE_SECONDS:g} s"
         except httpx.RequestError as error:
             return masked(reason_of(error))
-        if response.status_code >= 500:
-            return f"HTTP {response.status_code} to a probe"
+        if response.status >= 500:
+            return f"HTTP {response.status} to a probe"
         names = None
-        if response.status_code == 200:
+        if response.status == 200:
             with suppress(ValueError, KeyError, TypeError):  # Unless it is no list as OpenAI writes it.
-                names = {str(model["id"]) for model in from_json(response.content)["data"]}
+                names = {str(model["id"]) for model in from_json(body)["data"]}
         if self.wanted is None or names is None or self.wanted in names:
             return None
         shown = ", ".join(sorted(names)[:5]) or "none"

@@ -164,15 +164,13 @@ class VllmEngine:
         """The only choice, in pieces where it is streamed. Raises EngineError for whatever goes wrong."""
         url, content = f"{base_url}/v1/completions", to_json(body)
         try:
-            if not body["stream"]:
-                answer = await self._client.post(url, content)
-                if answer.status_code != httpx.codes.OK:
-                    raise _failure(answer.status_code, answer.content)
-                yield from_json(answer.content)["choices"][0]
-                return
-            async with self._client.stream(url, content) as (status, pieces):
-                if status != httpx.codes.OK:
-                    raise _failure(status, b"".join([piece async for piece in pieces]))
+            async with self._client.asked("POST", url, content) as (response, pieces):
+                if response.status != httpx.codes.OK or not body["stream"]:
+                    whole = b"".join([piece async for piece in pieces])
+                    if response.status != httpx.codes.OK:
+                        raise _failure(response.status, whole)
+                    yield from_json(whole)["choices"][0]
+                    return
                 rest = b""
                 async for piece in pieces:
                     *lines, rest = (rest + piece).split(b"\n")

@@ -16,36 +16,33 @@ class AnswerTooLarge(httpx.RequestError):
     """An answer is larger than the limit; the connection is given up."""
 
 
-class AnswerLimit:
-    """How much an answer may have."""
+async def limited(
+    pieces: AsyncIterator[bytes],
+    headers: Mapping[str, str],
+    request: Callable[[], httpx.Request],
+    *,
+    megabytes: float,
+    setting: str,
+) -> AsyncIterator[bytes]:
+    """The bytes of an answer. Raises AnswerTooLarge, in which `setting` is the name of the limit.
 
-    def __init__(self, megabytes: float, setting: str) -> None:
-        """`setting` is the name of the limit in the error."""
-        self._most = int(megabytes * 2**20)
-        self._too_large = f"the answer is larger than {megabytes:g} MB; {setting} sets the limit"
-
-    async def of(
-        self, pieces: AsyncIterator[bytes], headers: Mapping[str, str], request: Callable[[], httpx.Request]
-    ) -> AsyncIterator[bytes]:
-        """The bytes of an answer; `request` makes what errors are about. Raises AnswerTooLarge."""
-        length = headers.get("content-length", "")
-        size = int(length[:20]) if length.isdecimal() else 0
-        if size > self._most:
-            raise AnswerTooLarge(self._too_large, request=request())
-        size = 0
-        async for piece in pieces:
-            size += len(piece)
-            if size > self._most:
-                raise AnswerTooLarge(self._too_large, request=request())
-            yield piece
+    `request` makes what errors are about.
+    """
+    length = headers.get("content-length", "")
+    announced, size = int(length[:20]) if length.isdecimal() else 0, 0
+    async for piece in pieces:
+        size += len(piece)
+        if max(size, announced) > megabytes * 2**20:
+            reason = f"the answer is larger than {megabytes:g} MB; {setting} sets the limit"
+            raise AnswerTooLarge(reason, request=request())
+        yield piece
 
 
 def limiting_answers(megabytes: float, setting: str) -> Callable[[httpx.Response], Awaitable[None]]:
     """An event hook for the responses of an `httpx.AsyncClient` that asks for them `UNCOMPRESSED`.
 
-    Reading an answer raises as `AnswerLimit.of` does, and httpx.DecodingError for one that is compressed.
+    Reading an answer raises as `limited` does, and httpx.DecodingError for one that is compressed.
     """
-    limit = AnswerLimit(megabytes, setting)
 
     async def limit_answer(response: httpx.Response) -> None:
         stream, encoding = response.stream, response.headers.get("content-encoding", "identity")
@@ -53,9 +50,10 @@ def limiting_answers(megabytes: float, setting: str) -> Callable[[httpx.Response
             reason = f"the answer is compressed as {encoding[:40]!r}, and was asked for as it is"
             raise httpx.DecodingError(reason, request=response.request)
         assert isinstance(stream, httpx.AsyncByteStream)
-        response.stream = _Limited(
-            stream, limit.of(aiter(stream), response.headers, lambda: response.request)
+        pieces = limited(
+            aiter(stream), response.headers, lambda: response.request, megabytes=megabytes, setting=setting
         )
+        response.stream = _Limited(stream, pieces)
 
     return limit_answer
 
