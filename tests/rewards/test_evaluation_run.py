@@ -19,7 +19,7 @@ from etude.rewards.evaluator import FunctionEvaluator, WeightedEvaluator, scored
 from etude.rollout.collector import Collector, Limits
 from etude.rollout.workflow import Workflow
 from etude.store.journal import Journal
-from etude.wire.retries import note_retry
+from etude.wire.retries import note_retries
 from tests.support import ScriptedEngine, pass_time, until
 
 EXAMPLES = [Example(f"q{n}", {"n": n}, n % 2) for n in range(4)]
@@ -337,7 +337,7 @@ async def test_the_causes_of_failures_are_counted_with_an_episode_of_each(journa
 async def test_model_calls_are_counted_with_those_cut_off_and_those_tried_again(journal: Journal) -> None:
     class Tired(ScriptedEngine):
         async def complete(self, request: Any) -> Any:
-            note_retry()
+            note_retries({"other": 1})
             if "q0" in str(request.messages):
                 raise EngineError("no answer")
             completion = await super().complete(request)

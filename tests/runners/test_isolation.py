@@ -20,7 +20,7 @@ from etude.core.episode import Example
 from etude.core.errors import EngineError, EtudeError, PromptTooLong
 from etude.inference.programs import LocalChild, LocalLauncher, ProcessEnd, Program
 from etude.runners import pool
-from etude.wire.retries import note_retry
+from etude.wire.retries import note_retries
 from tests.runners.playing import config_with, evaluate, examples, opened, stored
 from tests.support import EchoEngine, ScriptedEngine
 
@@ -167,7 +167,7 @@ class Streaming(EchoEngine):
     """Answers in pieces, after failed attempts."""
 
     async def complete(self, request: ChatRequest) -> Completion:
-        note_retry()
+        note_retries({"other": 1})
         completion = await super().complete(request)
         if request.on_delta is not None:
             for letter in str(completion.message["content"]):

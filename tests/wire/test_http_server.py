@@ -28,7 +28,7 @@ from etude.wire.retries import (
     ending_where_a_model_is_out,
     is_worth_retrying,
     note_model_out,
-    note_retry,
+    note_retries,
     retried,
     retry_after,
 )
@@ -220,7 +220,7 @@ async def test_what_no_attempt_mends_is_raised_at_once() -> None:
 def test_a_model_that_is_out_ends_the_block_whatever_is_made_of_the_error(swallows: bool) -> None:
     raised = pytest.raises(ModelOut, match="wrong key")
     with counting_retries() as outside, raised, ending_where_a_model_is_out():
-        note_retry("timeout", 1.5)
+        note_retries({"timeout": 1}, 1.5)
         note_model_out(ModelOut("wrong key"))
         if not swallows:
             raise ValueError("made of it")

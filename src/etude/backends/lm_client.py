@@ -235,11 +235,11 @@ class LanguageModelClient:
                     Again("malformed"),
                 ) from error
 
-        return await retried(ask, _again, self._policy if policy is None else policy)
+        return await retried(ask, policy=self._policy if policy is None else policy)
 
     async def _post(self, path: str, seconds: float) -> None:
         """Have something done, which is the same when it is asked for twice."""
-        await retried(lambda: self._attempt("POST", path, seconds), _again, self._policy)
+        await retried(lambda: self._attempt("POST", path, seconds), policy=self._policy)
 
     async def _attempt(self, method: str, path: str, seconds: float | None) -> httpx.Response:
         import httpx
@@ -264,7 +264,3 @@ class LanguageModelClient:
         status, reason = response.status_code, f"{where} answered {response.status_code}: {problem}"
         later = Again(f"http_{status}", retry_after(response.headers)) if is_worth_retrying(status) else None
         raise BadResponseError(reason.rstrip(": "), later)
-
-
-def _again(error: Exception) -> Again | None:
-    return error.again if isinstance(error, LanguageModelClientError) else None

@@ -154,7 +154,7 @@ class MeteredEngine(Engine):
                 try:
                     result, usage, version = await call()
                 finally:
-                    usage = usage.plus(lost.usage)
+                    usage = usage.plus(lost.charged)
             return result
         finally:
             purpose = current_purpose()

@@ -174,7 +174,7 @@ class OpenAiEngine(Engine):
             if routes.has_other(tried):
                 return Again(error.cause, is_elsewhere=True)
             tried.clear()
-            return Again(error.cause, error.retry_after)
+            return error.again
 
         try:
             self._breaker.require_closed()

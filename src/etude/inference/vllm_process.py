@@ -20,7 +20,7 @@ from etude.core.errors import EngineError, EtudeError
 from etude.inference.child_process import end_of, last_exception, last_lines
 from etude.inference.programs import Child, Launcher, LocalLauncher
 from etude.inference.vllm_program import VllmOptions, VllmProgram
-from etude.wire.retries import Again, Disturbed, Refused, RetryPolicy, failure_of, retried
+from etude.wire.retries import Disturbed, Refused, RetryPolicy, failure_of, retried
 
 _LOG = logging.getLogger("etude.vllm")
 _CONTROL = RetryPolicy(retries=2, deadline=60.0)
@@ -185,7 +185,8 @@ class VllmProcess:
                 raise failure_of(reply.status_code, reply.headers, reply.content)
 
         try:
-            await retried(post, _again, _CONTROL)
+            # Only what vLLM turned away: of the rest, the process's own watch knows more.
+            await retried(post, policy=_CONTROL)
         except httpx.HTTPError as error:
             raise EngineError(f"vLLM does not answer at {path}: {type(error).__name__}") from error
         except (Disturbed, Refused) as error:
@@ -291,11 +292,6 @@ class VllmProcess:
         self.state, self.reason = state, reason
         async with self.changed:
             self.changed.notify_all()
-
-
-def _again(error: Exception) -> Again | None:
-    """Only what vLLM turned away is asked for again: of the rest, the process's own watch knows more."""
-    return Again(error.cause, error.retry_after) if isinstance(error, Disturbed) else None
 
 
 async def _ended(child: Child, seconds: float) -> str | None:

@@ -56,6 +56,8 @@ class RetryCount:
     """Attempts after the first, by why the one before gave nothing usable: `http_429`, `timeout`, …"""
     waited: float = 0.0
     """Seconds between attempts."""
+    charged: Usage = NO_USAGE
+    """The tokens of attempts that were paid for and gave no usable answer."""
     model_out: ModelOut | None = None
     """Why the run cannot go on, whatever the caller makes of the error."""
 
@@ -79,13 +81,8 @@ def counting_retries() -> Within[RetryCount]:
     return Within(_COUNT, RetryCount())
 
 
-def note_retry(cause: str = "other", waited: float = 0.0) -> None:
-    """To be called before each attempt after the first, with the seconds that are waited for it."""
-    note_retries({cause: 1}, waited)
-
-
-def note_retries(causes: Mapping[str, int], waited: float) -> None:
-    """As `note_retry`, for attempts that another process made."""
+def note_retries(causes: Mapping[str, int], waited: float = 0.0) -> None:
+    """To be called before attempts after the first, with the seconds that are waited for them."""
     if count := _COUNT.get():
         count.add(causes, waited)
 
@@ -117,25 +114,27 @@ def note_model_out(error: ModelOut) -> ModelOut:
     return error
 
 
-@dataclass(slots=True)
-class Charges:
-    """The tokens of attempts that were paid for and gave no usable answer."""
+class counting_charges(Within[RetryCount]):
+    """Count the tokens that engines note within the block as lost; all else is counted around it, too."""
 
-    usage: Usage = NO_USAGE
+    __slots__ = ()
 
+    def __init__(self) -> None:
+        super().__init__(_COUNT, RetryCount())
 
-_CHARGES: ContextVar[Charges | None] = ContextVar("charges", default=None)
-
-
-def counting_charges() -> Within[Charges]:
-    """Count the tokens that engines note within the block as lost, in tasks that it starts too."""
-    return Within(_CHARGES, Charges())
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        note_retries(self._value.causes, self._value.waited)
+        if self._value.model_out is not None:
+            note_model_out(self._value.model_out)
 
 
 def note_charged(usage: Usage) -> None:
     """To be called by an engine for an answer that it cannot use, with the tokens that it says it took."""
-    if charges := _CHARGES.get():
-        charges.usage = charges.usage.plus(usage)
+    if count := _COUNT.get():
+        count.charged = count.charged.plus(usage)
 
 
 _LONGEST_RETRY_AFTER = 3600.0
@@ -223,14 +222,15 @@ class Again:
 
 async def retried(
     attempt: Callable[[], Awaitable[T]],
-    again: Callable[[Exception], Again | None],
+    again: Callable[[Exception], Again | None] = lambda error: getattr(error, "again", None),
     policy: RetryPolicy = USUAL,
     spread: random.Random | None = None,
 ) -> T:
     """The result of `attempt`, which is made again by the policy; each retry is counted.
 
-    `again` says whether an error is worth another attempt: None raises it. An attempt that makes something
-    has to look first for what an earlier one made. Raises the last error when the policy is spent.
+    `again` says whether an error is worth another attempt, where the error does not say so itself: None
+    raises it. An attempt that makes something has to look first for what an earlier one made. Raises the last
+    error when the policy is spent.
     """
     spread, began = spread or random.Random(), time.monotonic()
     retries = waits = 0
@@ -246,7 +246,7 @@ async def retried(
             if time.monotonic() - began + wait > policy.deadline:
                 raise
         retries += 1
-        note_retry(reason.cause, wait)
+        note_retries({reason.cause: 1}, wait)
         await asyncio.sleep(wait)
 
 
@@ -342,6 +342,11 @@ class Disturbed(Exception):
         """Seconds that the endpoint asked to wait, where it did."""
         self.is_gone = is_gone
         """Whether nothing is to be had there for now, whatever is asked."""
+
+    @property
+    def again(self) -> Again:
+        """The reason for another attempt."""
+        return Again(self.cause, self.retry_after)
 
 
 def failure_of(status: int, headers: Mapping[str, str], data: bytes) -> Refused | Disturbed:

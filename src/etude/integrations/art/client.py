@@ -91,7 +91,7 @@ class _Peer:
                 raise self._refused(request, response.status_code, response.content, response.headers)
             return response.content
 
-        return await retried(attempt, lambda error: getattr(error, "again", None), self._policy)
+        return await retried(attempt, policy=self._policy)
 
     def _unreachable(self, request: str, error: httpx.HTTPError) -> ArtError:
         reason = reason_of(error) if isinstance(error, httpx.RequestError) else type(error).__name__
@@ -102,7 +102,7 @@ class _Peer:
     def _refused(self, request: str, status: int, content: bytes, headers: Mapping[str, str]) -> ArtError:
         """The error of an answer that is not 200, in one line."""
         failure = failure_of(status, headers, content)
-        later = Again(failure.cause, failure.retry_after) if isinstance(failure, Disturbed) else None
+        later = failure.again if isinstance(failure, Disturbed) else None
         return ArtError(f"{self._name} answered {request} with {failure}", status, later)
 
 
